@@ -421,12 +421,9 @@ static void describe_virtual(struct device *device, const struct net_vdevice_v12
 /* Return the device, or -errno, logged. */
 static int make_virtual(const struct net_vdevice_v12 *members)
 {
-    long is_allowed;
-    int r = prs_env_int("NCCL_IB_MERGE_NICS", 1, 0, 1, &is_allowed);
+    int is_allowed = prs_env_clamp("NCCL_IB_MERGE_NICS", 1, 0, 1);
+    int r = check_members(members);
 
-    if (r < 0)
-        return r;
-    r = check_members(members);
     if (r < 0)
         return r;
     if (members->count == 1)

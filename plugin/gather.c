@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
@@ -13,7 +14,6 @@
 enum {
     INFO_MAGIC = 0x47524550, /* "PERG" */
     INFO_VERSION = 1,
-    PAGE = 4096,
     REPORT_MS = 60000,
     SPIN_MS = 1000, /* after that sleep NAP_NS between two polls, which leaves the core to others */
     NAP_NS = 100000,
@@ -41,16 +41,18 @@ int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_ra
     g->ranks = ranks;
     g->timeout_ms = timeout_ms;
     g->report_ms = REPORT_MS;
-    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
-    g->memory = aligned_alloc(PAGE, bytes);
-    if (!g->memory)
+    /* Whole pages of our own, whatever their size: registration exposes all of them to the other ranks. */
+    g->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g->memory == MAP_FAILED) {
+        g->memory = NULL;
         return prs_fail(-ENOMEM, "allgather among %u ranks: no memory", ranks);
-    memset(g->memory, 0, bytes);
+    }
+    g->bytes = bytes;
     mem.addr = g->memory;
     mem.len_bytes = bytes;
     r = prs_region_register(fabric, rails, &mem, &g->region);
     if (r < 0) {
-        free(g->memory);
+        munmap(g->memory, bytes);
         g->memory = NULL;
         return r;
     }
@@ -65,7 +67,7 @@ void gather_fini(struct gather *g)
     if (!g->memory)
         return;
     prs_region_release(g->region);
-    free(g->memory);
+    munmap(g->memory, g->bytes);
     pthread_mutex_destroy(&g->lock);
     memset(g, 0, sizeof(*g));
 }

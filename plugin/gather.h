@@ -26,6 +26,7 @@ struct gather {
     struct prs_team *team;
     struct prs_region *region;
     uint8_t *memory; /* [GATHER_BANKS][ranks] slots, then as many 64-bit flags */
+    size_t bytes;
     uint32_t rank, ranks;
     uint64_t round;
     uint64_t right_base;

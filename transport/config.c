@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "transport/order.h"
 #include "transport/util/env.h"
@@ -18,7 +19,7 @@ struct number {
     int *out;
 };
 
-static int read_numbers(struct prs_config *config)
+static void read_numbers(struct prs_config *config)
 {
     const struct number numbers[] = {
         {"NCCL_IB_GID_INDEX", -1, -1, 255, &config->gid_index},
@@ -36,36 +37,32 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},
         {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
+        {"NCCL_IB_ECE_ENABLE", 1, 0, 1, &config->ece},
+        {"NCCL_IB_AR_THRESHOLD", 8192, 1, 1 << 30, &config->ar_bytes},
     };
 
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
-        long value;
-        int r = prs_env_int(numbers[i].name, numbers[i].fallback, numbers[i].min, numbers[i].max, &value);
-
-        if (r)
-            return r;
-        *numbers[i].out = (int)value;
-    }
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
+        *numbers[i].out = prs_env_clamp(numbers[i].name, numbers[i].fallback, numbers[i].min, numbers[i].max);
     if (config->traffic_class < 0)
         config->traffic_class = 0;
-    return 0;
 }
 
-/* Parse "10.0.0.0/8" or "fd00::/16" into the leading bits of a 16-byte address (IPv4 is mapped). */
-static int read_range(struct prs_config *config)
+/* Parse "10.0.0.0/8" or "fd00::/16" into the leading bits of a 16-byte address (IPv4 is mapped). NCCL ignores any
+ * other. */
+static void read_range(struct prs_config *config)
 {
     const char *text = prs_env_text("NCCL_IB_ADDR_RANGE");
     char address[64], *slash, *end = NULL;
     long bits;
 
     if (!text)
-        return 0;
+        return;
     snprintf(address, sizeof(address), "%s", text);
     slash = strchr(address, '/');
     if (slash)
         *slash = 0;
     bits = slash ? strtol(slash + 1, &end, 10) : -1;
-    if (bits > 128 || (slash && end == slash + 1))
+    if (bits > 128 || (slash && (end == slash + 1 || *end)))
         bits = -1;
     if (inet_pton(AF_INET, address, config->gid_range + 12) == 1) {
         config->gid_range[10] = config->gid_range[11] = 0xff;
@@ -75,38 +72,57 @@ static int read_range(struct prs_config *config)
     } else {
         bits = -1;
     }
-    if (bits < 0 || config->gid_range_bits > 128 || *end)
-        return prs_fail(-EINVAL, "NCCL_IB_ADDR_RANGE=%s: must be address/bits, as in 10.0.0.0/8", text);
-    config->gid_range_set = true;
-    return 0;
+    config->gid_range_set = bits >= 0 && config->gid_range_bits <= 128;
+    if (!config->gid_range_set)
+        PRS_WARN("NCCL_IB_ADDR_RANGE=%s: must be address/bits, as in 10.0.0.0/8; it is ignored", text);
+}
+
+/* NCCL_COMM_ID is the address of rank 0, as ip:port or [ip]:port: its subnet tells which interface reaches the others.
+ * A host name tells nothing here. */
+static void read_comm_id(struct prs_config *config)
+{
+    const char *text = prs_env_text("NCCL_COMM_ID");
+    char address[64], *end;
+
+    if (!text)
+        return;
+    snprintf(address, sizeof(address), "%s", text + (*text == '['));
+    end = strpbrk(address, *text == '[' ? "]%" : ":");
+    if (end)
+        *end = 0;
+    if (inet_pton(AF_INET, address, config->comm_id) == 1)
+        config->comm_id_family = AF_INET;
+    else if (inet_pton(AF_INET6, address, config->comm_id) == 1)
+        config->comm_id_family = AF_INET6;
+}
+
+/* The index of the variable's value in words[], or the fallback, which NCCL takes for any other word too. */
+static int read_nccl_word(const char *name, int fallback, const char *const words[])
+{
+    const char *value = prs_env_text(name);
+
+    for (int i = 0; value && words[i]; i++)
+        if (!strcasecmp(value, words[i]))
+            return i;
+    if (value)
+        PRS_WARN("%s=%s: is not one of %s, %s; it is ignored", name, value, words[0], words[1]);
+    return fallback;
 }
 
 static int read_words(struct prs_config *config)
 {
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
-    static const char *const switches[] = {"0", "1", NULL};
     static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
-    int family, off, on, level, r;
+    int family, level, r;
 
     r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c uses it, but cannot return an error */
     if (r)
         return r;
-    r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);
-    if (r)
-        return r;
+    family = read_nccl_word("NCCL_SOCKET_FAMILY", -1, families);
     config->socket_family = family < 0 ? AF_UNSPEC : family ? AF_INET6 : AF_INET;
-    r = prs_env_word("NCCL_IB_ADDR_FAMILY", 0, families, &family);
-    if (r)
-        return r;
-    config->gid_family = family ? AF_INET6 : AF_INET;
-    r = prs_env_word("NCCL_IB_DISABLE", 0, switches, &off);
-    if (r)
-        return r;
-    config->disabled = off;
-    r = prs_env_word("NCCL_DMABUF_ENABLE", 1, switches, &on);
-    if (r)
-        return r;
-    config->dmabuf = on;
+    config->gid_family = read_nccl_word("NCCL_IB_ADDR_FAMILY", 0, families) ? AF_INET6 : AF_INET;
+    config->disabled = prs_env_clamp("NCCL_IB_DISABLE", 0, 0, 1);
+    config->dmabuf = prs_env_clamp("NCCL_DMABUF_ENABLE", 1, 0, 1);
     return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
 }
 
@@ -115,20 +131,19 @@ void prs_config_warn_ignored(void)
     static const struct {
         const char *name, *why;
     } ignored[] = {
-        {"NCCL_GDR_FLUSH_DISABLE", "each flush that NCCL asks for is done"},
-        {"NCCL_IB_AR_THRESHOLD", "a message is one write with immediate at any size, also under adaptive routing"},
+        {"NCCL_GDR_FLUSH_DISABLE", "NCCL asks for a flush where one is needed, and it is done"},
         {"NCCL_IB_DATA_DIRECT", "data-direct devices are not used"},
         {"NCCL_IB_DEVICE_PCI_ORDER", "rails are in the order of their names"},
-        {"NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"},
         {"NCCL_IB_FIFO_TC", "clear-to-send records share the queue and the traffic class of the data: NCCL_IB_TC"},
         {"NCCL_IB_MERGE_VFS", "each virtual function is a separate rail"},
         {"NCCL_IB_MQP_RETRY_ALL", "only temporary errors are retried: NCCL_IB_MQP_RETRY_CNT"},
         {"NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"},
-        {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"},
-        {"NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "each message carries the number of its receive"},
+        {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted before they are needed"},
+        {"NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "the sender matches, by clear-to-send records"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER", "a rail that fails is not replaced by another"},
-        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", "a rail that fails is not replaced by another"},
+        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", "a rail that fails is not taken back"},
         {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
+        {"NCCL_IB_SUBNET_PREFIX_LEN", "rails are paired by position: NCCL_IB_HCA lists them in order"},
         {"NCCL_IB_USE_INLINE", "payloads that fit are always sent inline"},
         {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always logged"},
     };
@@ -160,11 +175,10 @@ int prs_config_read(const struct prs_fabric_options *options, struct prs_config 
     if (r)
         return r;
     out->timeout_ms = options && options->timeout_ms ? options->timeout_ms : (uint32_t)timeout_ms;
-    r = read_numbers(out);
-    if (r)
-        return r;
+    read_numbers(out);
     if (options && options->traffic_class > 0)
         out->traffic_class = options->traffic_class;
-    r = read_range(out);
-    return r ? r : read_words(out);
+    read_range(out);
+    read_comm_id(out);
+    return read_words(out);
 }

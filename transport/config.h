@@ -13,6 +13,8 @@ struct prs_config {
     struct prs_hca_filter hca;    /* NCCL_IB_HCA */
     struct prs_hca_filter ifname; /* NCCL_SOCKET_IFNAME */
     int socket_family;            /* NCCL_SOCKET_FAMILY: AF_UNSPEC, AF_INET, AF_INET6 */
+    int comm_id_family;           /* of comm_id; 0: none */
+    uint8_t comm_id[16];          /* the address in NCCL_COMM_ID */
     bool disabled;                /* NCCL_IB_DISABLE */
     int gid_index;                /* of a RoCE port; -1: choose */
     int flid_gid_index;           /* of an InfiniBand port that routers reach; -1: none */
@@ -33,12 +35,15 @@ struct prs_config {
     int mqp_retry_count;
     int mqp_retry_ms;
     int return_async_events;
-    int policy; /* PERSEUS_ORDER, enum prs_policy */
+    int ece;
+    int ar_bytes; /* NCCL_IB_AR_THRESHOLD */
+    int policy;   /* PERSEUS_ORDER, enum prs_policy */
     bool dmabuf;
     uint32_t timeout_ms;
 };
 
-/* Return 0 or -EINVAL (a variable with an impossible value). */
+/* Bad numbers in NCCL's variables are clamped, with a warning. Return 0 or -EINVAL: a list of devices or interfaces, or
+ * a variable of our own, has an impossible value. */
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
 
 /* Warn about each variable that is set, and that NCCL's own transport uses but this one does not. */

@@ -207,6 +207,8 @@ static int take_reply(struct prs_connector *connector)
                        reply->queues_per_pair, &connector->peer);
     if (!r)
         r = prs_setup_accept_records(connector->peer, &reply->queues);
+    if (!r)
+        prs_setup_send_sizes(connector->peer, &reply->queues.sizes);
     connector->stage = STAGE_CONNECT;
     return r;
 }

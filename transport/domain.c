@@ -26,18 +26,23 @@ PRS_RENEW_IN_CHILD(list, list_lock)
 /* ---- events ---- */
 
 /* Only events that make the rail unusable count, not a changed GID or LID or a client re-registration. Errors of a
- * queue reach the peer as failed completions; an overrun completion queue delivers no more of them, so it counts. */
+ * queue reach the peer as failed completions; an overrun completion queue delivers no more of them, so its peer must be
+ * told. */
 static void take_event(struct prs_domain *domain, const struct ibv_async_event *event)
 {
     uint64_t *down_since = &domain->down_since_ns[event->element.port_num % PRS_DOMAIN_PORTS];
     const char *name = prs_verbs.event_type_str(event->event_type);
+    struct prs_link *link;
 
     switch (event->event_type) {
-    case IBV_EVENT_DEVICE_FATAL:
     case IBV_EVENT_CQ_ERR:
-        PRS_ERROR("%s: %s: %s", domain->name, name,
-                  event->event_type == IBV_EVENT_CQ_ERR ? "a completion queue is overrun, completions are lost"
-                                                        : "the device is unusable until the driver resets it");
+        PRS_ERROR("%s: %s: a completion queue is overrun, completions are lost", domain->name, name);
+        /* Of one peer only. The queue is destroyed only after this event was acknowledged. */
+        link = event->element.cq->cq_context;
+        __atomic_store_n(&link->overrun, true, __ATOMIC_RELAXED);
+        break;
+    case IBV_EVENT_DEVICE_FATAL:
+        PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);
         __atomic_store_n(&domain->fatal_event, (int)event->event_type + 1, __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ERR:

@@ -211,6 +211,7 @@ static int take_queues(struct half_open *half)
     half->queues = half->stream->in.body.queues;
     r = prs_setup_accept_records(half->peer, &half->queues);
     half->report_to_caller = r < 0;
+    prs_setup_send_sizes(half->peer, &half->queues.sizes);
     return r ? r : prs_setup_send_records(half->peer, &half->queues.records);
 }
 

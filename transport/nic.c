@@ -17,19 +17,19 @@ int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
                     error ? strerror(error) : "no reason given");
 }
 
-static int create_cq(const struct prs_link_options *options, uint32_t receive_depth, struct ibv_cq **out)
+static int create_cq(struct prs_link *link, const struct prs_link_options *options, uint32_t receive_depth)
 {
     int entries = (int)(options->queues * (options->depth + receive_depth) + options->depth);
 
     errno = 0;
-    *out = prs_verbs.create_cq(options->rail->domain->context, entries, NULL, NULL, 0);
-    return *out ? 0 : prs_nic_fail(options->rail, errno, "cannot create a completion queue");
+    link->cq = prs_verbs.create_cq(options->rail->domain->context, entries, link, NULL, 0);
+    return link->cq ? 0 : prs_nic_fail(options->rail, errno, "cannot create a completion queue");
 }
 
 int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
                       const struct prs_receive_sizes *receives, prs_queue_open_fn *open)
 {
-    int r = create_cq(options, receives->depth, &link->cq);
+    int r = create_cq(link, options, receives->depth);
 
     if (r)
         return r;

@@ -30,6 +30,7 @@ struct prs_link {
     const struct prs_rail *rail;
     struct prs_rail_address own;
     struct ibv_cq *cq;
+    bool overrun;      /* its completion queue has lost completions. The event thread sets it */
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
@@ -53,6 +54,11 @@ struct prs_link_options {
 struct prs_queue_address {
     uint32_t number;
     uint32_t start; /* RC: first sequence number; SRD: the key that a request must show */
+    /* RC: what both NICs could do beyond the standard (congestion control, adaptive routing, selective repeat). The
+     * listener's queues name it, the connector's accept what they can of it. vendor 0: nothing. */
+    struct {
+        uint32_t vendor, options, mask;
+    } ece;
 };
 
 struct prs_link_remote {

@@ -81,8 +81,11 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t rece
         .qp_type = IBV_QPT_RC,
     };
 
+    /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
+    if (link->base.queue_count && !link->base.queue[0]->takes_inline)
+        attr.cap.max_inline_data = 0;
     queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
-    if (!queue->base.qp) { /* some devices have no inline data at all */
+    if (!queue->base.qp && !link->base.queue_count) { /* some devices have no inline data at all */
         attr.cap.max_inline_data = 0;
         errno = 0;
         queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
@@ -180,9 +183,21 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     return 0;
 }
 
+static const struct prs_config *config_of(const struct prs_queue *base)
+{
+    return to_rc_link(base->link)->config;
+}
+
 static void rc_address(const struct prs_queue *base, struct prs_queue_address *out)
 {
-    *out = (struct prs_queue_address){base->qp->qp_num, ((const struct rc_queue *)base)->start};
+    struct ibv_ece ece = {0};
+
+    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = ((const struct rc_queue *)base)->start};
+    if (!config_of(base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece || prs_verbs.query_ece(base->qp, &ece))
+        return; /* the library or the device has none */
+    out->ece.vendor = ece.vendor_id;
+    out->ece.options = ece.options;
+    out->ece.mask = ece.comp_mask;
 }
 
 static uint8_t rc_reads(const struct prs_rail *rail)
@@ -254,6 +269,21 @@ static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const 
                                    IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
+/* Take over what the other side's NIC can do; the driver drops what this one cannot. */
+static void negotiate(struct rc_queue *queue, const struct prs_queue_address *address)
+{
+    struct ibv_ece ece = {
+        .vendor_id = address->ece.vendor, .options = address->ece.options, .comp_mask = address->ece.mask};
+    int r;
+
+    if (!ece.vendor_id || !config_of(&queue->base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece)
+        return;
+    r = prs_verbs.set_ece(queue->base.qp, &ece);
+    if (r)
+        PRS_INFO("%s: no enhanced connection establishment with this peer: %s", queue->base.link->rail->info.name,
+                 strerror(r > 0 ? r : -r));
+}
+
 static int rc_connect(struct prs_queue *base, const struct prs_queue_address *address,
                       const struct prs_link_remote *remote, int *error)
 {
@@ -263,6 +293,7 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
 
     if (queue->connected)
         return 0;
+    negotiate(queue, address);
     r = to_ready_to_receive(link, queue, address, remote);
     if (r == ETIMEDOUT || r == EHOSTUNREACH || r == ENETUNREACH) {
         *error = r; /* no ARP reply yet, or an unstable link */

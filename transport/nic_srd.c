@@ -192,7 +192,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
 
 static void srd_address(const struct prs_queue *base, struct prs_queue_address *out)
 {
-    *out = (struct prs_queue_address){base->qp->qp_num, ((const struct srd_queue *)base)->key};
+    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = ((const struct srd_queue *)base)->key};
 }
 
 static uint8_t srd_reads(const struct prs_rail *rail)

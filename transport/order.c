@@ -24,6 +24,7 @@ enum {
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
+    bool waits;
 
     if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
         options->depth == 0 || (options->depth & (options->depth - 1)))
@@ -32,10 +33,12 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof(*order));
     order->policy = options->policy;
     order->max_ops = options->max_ops;
-    order->tracks_groups =
-        options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
-    order->one_in_order = options->policy == PRS_POLICY_IN_ORDER && data == 1;
-    order->may_hold = options->policy == PRS_POLICY_DRAIN || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->ordered_writes = options->in_order && !options->adaptive_bytes;
+    waits = options->policy == PRS_POLICY_IN_ORDER && (data > 1 || !order->ordered_writes);
+    order->tracks_groups = options->policy == PRS_POLICY_NIC_FENCE || waits;
+    order->one_in_order = options->policy == PRS_POLICY_IN_ORDER && !waits;
+    order->may_hold = options->policy == PRS_POLICY_DRAIN || waits ||
+                      (options->policy == PRS_POLICY_NIC_FENCE && !order->ordered_writes);
     order->in_order = options->in_order;
     order->fence = options->fence;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
@@ -47,6 +50,9 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->split_bytes = data > 1 && options->policy != PRS_POLICY_NIC_FENCE ? 2 * STRIPE_MIN_BYTES : ~0ull;
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
+    /* Without order on a queue, the second write could arrive before the first. */
+    order->adaptive_bytes = options->adaptive_bytes && options->in_order ? options->adaptive_bytes : ~0ull;
+    order->whole_bytes = order->adaptive_bytes < order->split_bytes ? order->adaptive_bytes : order->split_bytes;
     memcpy(order->path, options->path, sizeof(order->path));
     for (uint32_t i = 1; i < paths; i++)
         if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
@@ -89,6 +95,12 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
     order->record_addr = record_addr;
     memcpy(order->record_key, record_key, sizeof(order->record_key));
     return 0;
+}
+
+void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint32_t *size_key)
+{
+    order->size_addr = size_addr;
+    memcpy(order->size_key, size_key, sizeof(order->size_key));
 }
 
 /* ---- admit ---- */
@@ -208,12 +220,51 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
+/* Is the put's immediate to follow its bytes in a write of its own? */
+static bool notifies_apart(const struct prs_order *order, const struct prs_put *put)
+{
+    uint64_t parts = put->len_bytes / order->max_part_bytes + order->data_queues; /* at most */
+
+    if (put->len_bytes <= order->adaptive_bytes)
+        return false;
+    if (!(put->flags & PRS_PUT_NOTIFY))
+        return order->policy == PRS_POLICY_COUNTED && put->group != PRS_GROUP_NONE;
+    /* MUTANT(order) a message of many parts has one immediate a part: s/parts <= PRS_IMM_MAX_SIZED_PARTS/true/ */
+    return order->size_addr && parts <= PRS_IMM_MAX_SIZED_PARTS;
+}
+
+/* Admit the write that carries the immediate of the part before it. */
+static void admit_notice(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_put *put,
+                         uint32_t imm)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    struct prs_wr *wr = admit_request(order, index, op);
+    uint64_t size = put->len_bytes;
+
+    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = imm};
+    if (!(put->flags & PRS_PUT_NOTIFY))
+        return; /* it only counts: nobody asks for the size */
+    wr->remote_addr = order->size_addr + put->notify_id * sizeof(size);
+    wr->remote_key = order->size_key[queue->path];
+    wr->len_bytes = sizeof(size);
+    copy_inline(queue, wr, &size, sizeof(size));
+    add_backlog(order, index, sizeof(size));
+}
+
+static uint32_t part_imm(const struct prs_put *put, bool apart, uint32_t parts, uint32_t tag)
+{
+    if (!(put->flags & PRS_PUT_NOTIFY))
+        return prs_imm_make_bare(PRS_BARE_COUNT, tag);
+    return apart ? prs_imm_make_sized(put->notify_id, parts, tag) : prs_imm_make(put->notify_id, 1, parts, tag);
+}
+
 static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
                                      const uint32_t *local_keys)
 {
     bool pinned =
         order->policy == PRS_POLICY_NIC_FENCE ||
         (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
+    bool one_queue = pinned || put->len_bytes <= order->split_bytes, apart = notifies_apart(order, put);
     struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
     int tag, r;
@@ -221,7 +272,12 @@ static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op,
     r = prs_order_check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
     if (r)
         return r;
-    parts = prs_order_cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, stripes);
+    /* MUTANT(order) a queue must hold a message and its notifications:
+     * s#2 * (put->len_bytes / order->max_part_bytes + 1) <= order->queue[0].mask + 1#true# */
+    apart = apart && 2 * (put->len_bytes / order->max_part_bytes + 1) <= order->queue[0].mask + 1;
+    /* MUTANT(order) a notification apart needs a slot: s/apart ? 2 : 1/1/ */
+    parts =
+        prs_order_cut(order, put->len_bytes, one_queue ? (int)choose_queue(order, put) : -1, apart ? 2 : 1, stripes);
     if (!parts)
         return PRS_BUSY;
     tag = count_put(order, put, parts);
@@ -230,22 +286,21 @@ static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op,
     prs_op_start(op, parts);
     for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, stripes, &part);) {
         struct prs_order_queue *queue = &order->queue[part.queue];
-        struct prs_wr *wr = admit_request(order, part.queue, op);
+        struct prs_wr *wr = admit_request(order, part.queue, apart ? &order->no_op : op);
 
         fill_write(queue, wr, put, local_keys, part.offset, part.bytes);
-        /* MUTANT(order) each part names its tag: s/(tag)/(tag && !part.offset)/ */
-        if (put->flags & PRS_PUT_NOTIFY) {
+        add_backlog(order, part.queue, part.bytes);
+        if (apart) {
+            admit_notice(order, part.queue, op, put, part_imm(put, true, parts, (uint32_t)tag));
+        } else if (put->flags & PRS_PUT_NOTIFY || tag) {
+            /* MUTANT(order) each part has an immediate: delete */
             wr->opcode = PRS_WR_WRITE_IMM;
-            wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
-        } else if (tag) {
-            wr->opcode = PRS_WR_WRITE_IMM;
-            wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
+            wr->imm = part_imm(put, false, parts, (uint32_t)tag);
         }
         if (part.bytes >= PRS_ORDER_PROMPT_BYTES)
             signal_request(order, queue, queue->head - 1);
         end_run(queue);
         note_put(order, put, part.queue);
-        add_backlog(order, part.queue, part.bytes);
     }
     order->ops++;
     order->stats.puts++;
@@ -320,7 +375,7 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     /* MUTANT(order) the window bounds puts: s/ops >= order->max_ops || order->// */
     if (order->ops >= order->max_ops || order->stalled)
         return PRS_BUSY;
-    if (put->len_bytes > order->split_bytes)
+    if (put->len_bytes > order->whole_bytes && (put->len_bytes > order->split_bytes || notifies_apart(order, put)))
         return put_in_parts(order, op, put, local_keys);
     return order->one_in_order ? put_whole(order, op, put, local_keys, true) : put_general(order, op, put, local_keys);
 }
@@ -339,7 +394,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
     r = prs_order_check_parts(order, "get", get->len_bytes, false, only >= 0);
     if (r)
         return r;
-    parts = prs_order_cut(order, get->len_bytes, only, stripes);
+    parts = prs_order_cut(order, get->len_bytes, only, 1, stripes);
     if (!parts)
         return PRS_BUSY;
     prs_op_start(op, parts);

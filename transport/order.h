@@ -16,7 +16,8 @@
  *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
  *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
  *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
- *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another.
+ *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another. Under adaptive
+ *     routing a set, which is a plain write, waits for all puts of its group; an atomic stays after them by itself.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
  *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
  *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
@@ -124,16 +125,23 @@ struct prs_order {
     uint32_t max_run; /* messages that may share an immediate */
 
     /* What the NIC promises (nic.h). */
-    bool in_order; /* the requests of a queue take effect in the order of posting */
-    bool fence;    /* a request with PRS_WR_FENCE waits for the earlier ones of its queue */
+    bool in_order;       /* the requests of a queue take effect in the order of posting */
+    bool ordered_writes; /* also writes without immediate: not under adaptive routing */
+    bool fence;          /* a request with PRS_WR_FENCE waits for the earlier ones of its queue */
     /* What follows from policy and number of queues. */
     bool tracks_groups; /* groups remember where their puts went: nic_fence, and in_order over several queues */
-    bool may_hold;      /* signals may be held until completions come: drain, and in_order over several queues */
+    bool may_hold;      /* signals may be held until completions come */
     bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
 
-    uint32_t add_path;       /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
-    uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
-    uint64_t split_bytes;    /* a longer put is cut over queues */
+    uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
+    uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
+    uint64_t split_bytes; /* a longer put is cut over queues */
+    uint64_t whole_bytes; /* a longer put may be more than one request: split_bytes or adaptive_bytes */
+    /* A longer put is a plain write, which the network may route adaptively, followed on its queue by a short write
+     * with the immediate. ~0: never. */
+    uint64_t adaptive_bytes;
+    uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
+    uint32_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
     bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
     uint64_t max_part_bytes; /* of one request */
     uint64_t dirty;          /* mask of the queues with requests to post */
@@ -163,6 +171,7 @@ struct prs_order_options {
     uint32_t queues_per_path;
     uint32_t depth; /* slots of each send queue; a power of two */
     uint64_t max_part_bytes;
+    uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
 };
@@ -174,6 +183,9 @@ void prs_order_fini(struct prs_order *order);
  * Call it before the first op. Return 0 or -ENOMEM. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word);
+
+/* Let notified puts too be plain writes with a short notification: give the address of the peer's array of sizes. */
+void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint32_t *size_key);
 
 /* Admit an op. local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);

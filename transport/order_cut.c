@@ -38,7 +38,8 @@ static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct p
             stripes[take_turn(order, i)].bytes = path[i].bytes;
 }
 
-uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_stripe *stripes)
+uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, uint32_t slots,
+                       struct prs_stripe *stripes)
 {
     uint32_t parts = 0;
 
@@ -56,7 +57,7 @@ uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_que
         uint64_t here = (stripes[i].bytes + order->max_part_bytes - 1) / order->max_part_bytes;
 
         /* MUTANT(order) a cut put needs room on each queue: delete */
-        if (here > queue->mask + 1 - (queue->head - queue->tail))
+        if (here * slots > queue->mask + 1 - (queue->head - queue->tail))
             return 0; /* no room on that queue now */
         parts += (uint32_t)here;
     }

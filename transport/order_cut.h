@@ -24,9 +24,10 @@ int prs_order_check_parts(const struct prs_order *order, const char *what, uint6
                           bool one_queue);
 
 /* Cut a message over the queues, by speed and backlog, or give all to only_queue (-1: any). A stripe longer than
- * max_part_bytes becomes several requests. Return the number of requests; 0 when a queue has no room for its own
- * now. */
-uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_stripe *stripes);
+ * max_part_bytes becomes several parts, and each part takes so many slots. Return the number of parts; 0 when a queue
+ * has no room for its own now. */
+uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, uint32_t slots,
+                       struct prs_stripe *stripes);
 
 /* One request of a message that has been cut. */
 struct prs_order_part {

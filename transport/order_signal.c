@@ -12,9 +12,10 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
     /* MUTANT(order) a strong signal waits for all groups: s/signal->flags & PRS_SIGNAL_STRONG/false/ */
     bool drain = order->policy == PRS_POLICY_DRAIN, strong = signal->flags & PRS_SIGNAL_STRONG;
     /* MUTANT(order) a strong signal drains behind signals too: s/&& !strong// */
-    /* MUTANT(order) where queues keep no order each signal drains: s/order->in_order &&// */
-    /* MUTANT(order) signals in a row drain once: s/drain && order->in_order && !strong/false/ */
-    bool transfers_only = drain && order->in_order && !strong; /* earlier signals of the group are on the same queue */
+    /* MUTANT(order) where queues keep no order each signal drains: s/order->ordered_writes &&// */
+    /* MUTANT(order) signals in a row drain once: s/drain && order->ordered_writes && !strong/false/ */
+    bool transfers_only =
+        drain && order->ordered_writes && !strong; /* earlier signals of the group are on the same queue */
     uint64_t found = 0;
 
     for (uint32_t i = 0; i < order->data_queues; i++) {
@@ -219,6 +220,9 @@ static bool may_leave(const struct prs_order *order, const struct prs_signal *si
     /* MUTANT(order) a drained signal waits for everything: s/order->policy == PRS_POLICY_DRAIN/false/ */
     if (need == 0 || order->policy == PRS_POLICY_DRAIN)
         return need == 0;
+    /* MUTANT(order) under adaptive routing a set waits for its puts: s/!order->ordered_writes/false/ */
+    if (!order->ordered_writes && signal->kind == PRS_SIGNAL_SET && !order->tally)
+        return false;
     /* MUTANT(order) a signal waits while two queues have its puts: s/at_most_one(need)/true/ */
     /* MUTANT(order) an add waits for puts to other NICs: s/!adds_on_one_nic(order, signal)/true/ */
     return at_most_one(need) && (!adds_on_one_nic(order, signal) || order->queue[lowest(need)].path == order->add_path);

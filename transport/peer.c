@@ -299,13 +299,17 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
     if (unlikely(r || !peer->on_notify))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
                              r ? "not of this protocol" : "but the caller asked for no notifications");
+    if (unlikely(imm.sized && !peer->sizes))
+        return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: no sizes were announced", event->value);
     r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
     if (!r)
         return 0;
     if (unlikely(r < 0))
         return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
                              imm.id);
-    notify(peer, notice.first_id, notice.count, notice.bytes);
+    /* The NIC wrote the size before the completion that was polled. */
+    notify(peer, notice.first_id, notice.count,
+           imm.sized ? __atomic_load_n(&peer->sizes[imm.id], __ATOMIC_RELAXED) : notice.bytes);
     return 0;
 }
 
@@ -495,8 +499,12 @@ static int check_rails(struct prs_peer *peer)
 {
     int r = 0;
 
-    for (uint32_t i = 0; i < peer->path_count && r == 0; i++)
+    for (uint32_t i = 0; i < peer->path_count && r == 0; i++) {
+        if (peer->fabric->config.return_async_events && __atomic_load_n(&peer->link[i]->overrun, __ATOMIC_RELAXED))
+            return prs_peer_fail(peer, -EIO, "%s: a completion queue was overrun, so completions are lost",
+                                 peer->link[i]->rail->info.name);
         r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, has_awaited_requests(&peer->order));
+    }
     return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
 }
 

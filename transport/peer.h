@@ -49,6 +49,8 @@ struct prs_peer {
     uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the first probe queue */
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
+    uint64_t *sizes;                         /* [PRS_NOTIFY_IDS], strict: the peer writes them. NULL: it must not */
+    struct ibv_mr *sizes_mr[PRS_MAX_RAILS];  /* by path */
     int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
     bool stream_lost;                        /* the network of the TCP stream failed: writes show who is alive */
     bool remote_closed;                      /* its farewell has arrived */

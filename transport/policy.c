@@ -51,8 +51,8 @@ int prs_policy_choose(enum prs_policy wanted, const struct prs_policy_facts *fac
     if (!facts->in_order && (wanted == PRS_POLICY_IN_ORDER || wanted == PRS_POLICY_NIC_FENCE))
         return prs_fail(-EINVAL, "ordering policy %s needs queues that keep order: use counted or drain",
                         prs_policy_names[wanted]);
-    if (wanted == PRS_POLICY_IN_ORDER && facts->adaptive_routing)
-        reason = "asked for, although adaptive routing may show a signal before its data";
+    if ((wanted == PRS_POLICY_IN_ORDER || wanted == PRS_POLICY_NIC_FENCE) && facts->adaptive_routing)
+        reason = "asked for; under adaptive routing a set waits until its data has arrived";
     snprintf(why, why_bytes, "%s", reason);
     return 0;
 }

@@ -110,6 +110,15 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
     return wanted;
 }
 
+static bool routes_adaptively(const struct prs_peer *peer)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        any |= peer->fabric->rail[peer->path[i].local_rail].info.adaptive_routing;
+    return any;
+}
+
 static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
                       uint32_t depth, char *why, size_t why_bytes)
 {
@@ -120,6 +129,8 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
                                       .split_queues = peer->fabric->config.split_queues,
+                                      .adaptive_bytes =
+                                          routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
     int r;
@@ -203,6 +214,28 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
 }
 
 /* The NIC that adds is the receiver's; ours must be able to ask for it. */
+enum { SIZES_BYTES = PRS_NOTIFY_IDS * (int)sizeof(uint64_t) };
+
+/* Memory for the sizes of long messages, which do not arrive as byte counts under adaptive routing. */
+static int open_sizes(struct prs_peer *peer)
+{
+    peer->sizes = mmap(NULL, SIZES_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (peer->sizes == MAP_FAILED) {
+        peer->sizes = NULL;
+        return prs_fail(-errno, "mmap of %d bytes: %s", SIZES_BYTES, strerror(errno));
+    }
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_domain *domain = peer->link[i]->rail->domain;
+
+        peer->sizes_mr[i] =
+            prs_verbs.reg_mr(domain->pd, peer->sizes, SIZES_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        if (!peer->sizes_mr[i])
+            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %d bytes for sizes of messages: %s",
+                            domain->name, SIZES_BYTES, strerror(errno));
+    }
+    return 0;
+}
+
 static bool signals_are_records(const struct prs_peer *peer)
 {
     bool adds = true;
@@ -248,6 +281,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         r = open_inline(peer, depth);
     if (!r && signals_are_records(peer))
         r = prs_records_open(peer);
+    if (!r && peer->on_notify && peer->nic->in_order && routes_adaptively(peer))
+        r = open_sizes(peer);
     if (r) {
         prs_peer_close(peer);
         return r;
@@ -268,6 +303,9 @@ void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *ou
         peer->nic->address(peer->queue[q], &out->queue[q]);
     if (peer->records)
         prs_records_window(peer, &out->records, &out->credit);
+    out->sizes.addr = (uintptr_t)peer->sizes;
+    for (uint32_t i = 0; peer->sizes && i < peer->path_count; i++)
+        out->sizes.key[i] = peer->sizes_mr[i]->rkey;
 }
 
 int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote)
@@ -282,6 +320,12 @@ int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues
     if (!r)
         peer->records->credit = remote->credit;
     return r;
+}
+
+void prs_setup_send_sizes(struct prs_peer *peer, const struct prs_wire_window *sizes)
+{
+    if (sizes->addr)
+        prs_order_set_sizes(&peer->order, sizes->addr, sizes->key);
 }
 
 int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records)
@@ -380,6 +424,11 @@ void prs_peer_close(struct prs_peer *peer)
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->inline_mr[i])
             prs_verbs.dereg_mr(peer->inline_mr[i]);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->sizes_mr[i])
+            prs_verbs.dereg_mr(peer->sizes_mr[i]);
+    if (peer->sizes)
+        munmap(peer->sizes, SIZES_BYTES);
     if (peer->inline_bytes)
         munmap(peer->inline_bytes, peer->inline_room);
     if (peer->stream_fd >= 0) {

@@ -40,6 +40,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
 /* If the other side will send its signals as records, prepare to raise them. Return 0 or -errno. */
 int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote);
+/* Where the other side takes sizes of long messages, if it does. */
+void prs_setup_send_sizes(struct prs_peer *peer, const struct prs_wire_window *sizes);
 /* If our own signals go as records, send them to this memory. Return 0 or -errno. */
 int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records);
 /* Connect to the other side's queues. Return 0, PRS_AGAIN or -errno. */

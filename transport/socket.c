@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -39,11 +40,45 @@ void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TE
     }
 }
 
-/* 0: unusable; higher is better. */
+/* Addresses that a host gives itself, or that only reach a management controller. */
+static bool is_link_local(const struct sockaddr *address)
+{
+    const union prs_address *any = (const union prs_address *)(const void *)address;
+
+    return address->sa_family == AF_INET6 ? IN6_IS_ADDR_LINKLOCAL(&any->v6.sin6_addr)
+                                          : ntohl(any->v4.sin_addr.s_addr) >> 16 == 0xa9fe;
+}
+
+static bool has_prefix(const char *name, const char *const prefixes[])
+{
+    for (; *prefixes; prefixes++)
+        if (!strncmp(name, *prefixes, strlen(*prefixes)))
+            return true;
+    return false;
+}
+
+/* Is the address in NCCL_COMM_ID in the subnet of this interface? */
+static bool reaches_comm_id(const struct prs_config *config, const struct ifaddrs *at)
+{
+    size_t offset, bytes = config->comm_id_family == AF_INET6 ? 16 : 4;
+    const uint8_t *own = (const uint8_t *)at->ifa_addr, *mask = (const uint8_t *)at->ifa_netmask;
+
+    if (!config->comm_id_family || at->ifa_addr->sa_family != config->comm_id_family || !mask)
+        return false;
+    offset = bytes == 16 ? offsetof(struct sockaddr_in6, sin6_addr) : offsetof(struct sockaddr_in, sin_addr);
+    for (size_t i = 0; i < bytes; i++)
+        if ((own[offset + i] ^ config->comm_id[i]) & mask[offset + i])
+            return false;
+    return true;
+}
+
+/* 0: unusable; higher is better. As NCCL chooses: IP over InfiniBand first, then the subnet of NCCL_COMM_ID, then any
+ * other, but virtual ones, and those that hardly reach another host, last. */
 static int interface_score(const struct prs_config *config, const struct ifaddrs *at)
 {
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)at->ifa_addr;
-    int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC, score = 8;
+    static const char *const infiniband[] = {"ib", NULL};
+    static const char *const virtual_ones[] = {"docker", "veth", "virbr", "br-", "cni", "cali", "flannel", "usb", NULL};
+    int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC, score = 16;
 
     if ((family != AF_INET && family != AF_INET6) || !(at->ifa_flags & IFF_UP))
         return 0;
@@ -53,18 +88,20 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         return 0;
     /* Without a cable, or as an empty bridge, an interface may have an address that others cannot reach. */
     if (at->ifa_flags & IFF_RUNNING)
-        score += 16;
-    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
-        score -= 1; /* needs a scope id, which differs between hosts */
-    else if (family == AF_INET)
-        score += 1;
+        score += 64;
+    score += family == AF_INET;
+    if (is_link_local(at->ifa_addr))
+        score -= family == AF_INET ? 9 : 1; /* one of IPv6 needs a scope id, which differs between hosts */
     if (config->ifname.count && !config->ifname.exclude)
         return score; /* named by the user: no further preference */
     if (at->ifa_flags & IFF_LOOPBACK)
+        score -= 12;
+    else if (has_prefix(at->ifa_name, virtual_ones))
         score -= 6;
-    else if (!strncmp(at->ifa_name, "docker", 6) || !strncmp(at->ifa_name, "veth", 4) ||
-             !strncmp(at->ifa_name, "virbr", 5))
-        score -= 4;
+    else if (has_prefix(at->ifa_name, infiniband) && !is_link_local(at->ifa_addr))
+        score += 16;
+    else if (reaches_comm_id(config, at))
+        score += 8;
     return score;
 }
 

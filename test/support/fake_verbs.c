@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "test/support/fake_verbs.h"
 #include "transport/verbs.h"
@@ -28,6 +29,7 @@ static int bring(struct ibv_cq *from, int most, struct ibv_wc *wc)
 static struct ibv_cq *make_cq(struct ibv_context *on, int cqe, void *user, struct ibv_comp_channel *channel, int vector)
 {
     fake_verbs.cq.context = on;
+    fake_verbs.cq.cq_context = user;
     return &fake_verbs.cq;
 }
 
@@ -38,6 +40,10 @@ static int drop_cq(struct ibv_cq *which)
 
 static struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
+    if (attr->cap.max_inline_data > fake_verbs.max_inline) {
+        errno = EINVAL;
+        return NULL;
+    }
     fake_verbs.asked_receives = attr->cap.max_recv_wr;
     fake_verbs.qp.qp_base.context = &fake_verbs.extended.context;
     return &fake_verbs.qp.qp_base;
@@ -47,8 +53,10 @@ static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
 {
     if (attr->qp_state == IBV_QPS_INIT)
         fake_verbs.init = *attr;
-    if (attr->qp_state == IBV_QPS_RTR)
+    if (attr->qp_state == IBV_QPS_RTR) {
         fake_verbs.rtr = *attr;
+        fake_verbs.ece.options &= fake_verbs.asked_ece.options;
+    }
     if (attr->qp_state == IBV_QPS_RTS)
         fake_verbs.rts = *attr;
     return 0;
@@ -56,6 +64,18 @@ static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
 
 static int drop_qp(struct ibv_qp *which)
 {
+    return 0;
+}
+
+static int query_ece(struct ibv_qp *which, struct ibv_ece *ece)
+{
+    *ece = fake_verbs.ece;
+    return 0;
+}
+
+static int set_ece(struct ibv_qp *which, struct ibv_ece *ece)
+{
+    fake_verbs.asked_ece = *ece;
     return 0;
 }
 
@@ -92,6 +112,7 @@ static struct ibv_context *open_device(struct ibv_device *device)
 
 static int close_device(struct ibv_context *context)
 {
+    close(context->async_fd);
     return 0;
 }
 
@@ -131,6 +152,25 @@ static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index,
     return index < FAKE_GIDS && entry->gid.raw[0] ? 0 : ENODATA;
 }
 
+static int take_event(struct ibv_context *context, struct ibv_async_event *event)
+{
+    uint64_t count;
+
+    if (read(context->async_fd, &count, sizeof(count)) != sizeof(count))
+        return -1;
+    *event = fake_verbs.event;
+    return 0;
+}
+
+static void acknowledge(struct ibv_async_event *event)
+{
+}
+
+static const char *name_event(enum ibv_event_type type)
+{
+    return "an event";
+}
+
 static struct ibv_pd *make_pd(struct ibv_context *context)
 {
     fake_verbs.pd.context = context;
@@ -157,6 +197,7 @@ void fake_verbs_install(void)
     fake_verbs.device = (struct ibv_device){.name = "fake0", .transport_type = IBV_TRANSPORT_IB};
     fake_verbs.attr = (struct ibv_device_attr){
         .phys_port_cnt = 1, .max_qp = 1024, .max_qp_wr = 1024, .atomic_cap = IBV_ATOMIC_HCA, .sys_image_guid = 1};
+    fake_verbs.max_inline = 64;
     fake_verbs.extended.sz = sizeof(fake_verbs.extended);
     fake_verbs.extended.query_port = query_port;
     fake_verbs.extended.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
@@ -175,6 +216,9 @@ void fake_verbs_install(void)
     prs_verbs.query_device = query_device;
     prs_verbs.query_port_speed = query_port_speed;
     prs_verbs.query_gid_ex = query_gid;
+    prs_verbs.get_async_event = take_event;
+    prs_verbs.ack_async_event = acknowledge;
+    prs_verbs.event_type_str = name_event;
     prs_verbs.alloc_pd = make_pd;
     prs_verbs.dealloc_pd = drop_pd;
     prs_verbs.reg_mr = make_mr;
@@ -186,6 +230,8 @@ void fake_verbs_install(void)
     prs_verbs.create_qp = make_qp;
     prs_verbs.modify_qp = change_qp;
     prs_verbs.destroy_qp = drop_qp;
+    prs_verbs.query_ece = query_ece;
+    prs_verbs.set_ece = set_ece;
     prs_verbs.qp_to_qp_ex = to_ex;
     prs_verbs.create_ah = make_ah;
     prs_verbs.destroy_ah = drop_ah;
@@ -196,4 +242,12 @@ void fake_verbs_complete(struct ibv_wc wc)
 {
     cr_assert_lt(fake_verbs.queued_count, sizeof(fake_verbs.queued) / sizeof(*fake_verbs.queued));
     fake_verbs.queued[fake_verbs.queued_count++] = wc;
+}
+
+void fake_verbs_report(struct ibv_async_event event)
+{
+    uint64_t one = 1;
+
+    fake_verbs.event = event;
+    cr_assert_eq(write(fake_verbs.extended.context.async_fd, &one, sizeof(one)), sizeof(one));
 }

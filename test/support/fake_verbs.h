@@ -17,6 +17,8 @@ struct fake_verbs {
     uint32_t speed_ex;             /* of the port, as newer libraries report it after the other fields */
     uint64_t port_speed;           /* hundreds of Mb/s; 0: the library cannot tell */
     struct ibv_gid_entry gid[FAKE_GIDS];
+    uint32_t max_inline;          /* a queue pair that wants more is refused */
+    struct ibv_async_event event; /* returned once fake_verbs_report() was called */
     struct ibv_pd pd;
     struct ibv_mr mr;
     struct ibv_cq cq;
@@ -25,6 +27,7 @@ struct fake_verbs {
     uint32_t asked_receives;  /* depth asked for when the queue pair was created */
     uint32_t posted_receives; /* so far, and their pieces of memory */
     uint32_t receive_pieces;
+    struct ibv_ece ece, asked_ece;     /* of the queue pair; that it was last asked for */
     struct ibv_qp_attr init, rtr, rts; /* the last that the queue pair was given on its way to each state */
     struct ibv_wc queued[128];         /* completions that polling returns, in this order */
     uint32_t queued_count, queued_taken;
@@ -33,6 +36,8 @@ extern struct fake_verbs fake_verbs;
 
 /* Make prs_verbs call the fake device from now on. It is an active InfiniBand port with GID fe80::1 at index 0. */
 void fake_verbs_install(void);
+/* Let the open device report this asynchronous event. */
+void fake_verbs_report(struct ibv_async_event event);
 /* Let polling return this completion. */
 void fake_verbs_complete(struct ibv_wc wc);
 

@@ -17,11 +17,12 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     static const uint32_t record_key[PRS_MAX_RAILS];
     struct prs_order_options options = {.policy = policy,
                                         .max_ops = NET_WINDOW,
-                                        .in_order = network == NET_IN_ORDER,
+                                        .in_order = network <= NET_ADAPTIVE,
                                         .fence = network < NET_FREE,
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = NET_DEPTH,
+                                        .adaptive_bytes = network == NET_ADAPTIVE ? 8192 : 0,
                                         .split_queues = split_queues,
                                         .max_part_bytes = 1 << 20};
 
@@ -32,6 +33,8 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     cr_assert_eq(prs_order_init(&net->order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         net->order.queue[q].inline_bytes = net->copies[q];
+    if (network == NET_ADAPTIVE)
+        prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, record_key);
     if (policy == PRS_POLICY_COUNTED || network == NET_SRD)
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
 }
@@ -73,6 +76,8 @@ static void notice(struct net *net, const struct prs_imm *imm, uint32_t bytes)
     int r = prs_arrivals_add(&net->arrivals, imm, bytes, &out);
 
     cr_assert_geq(r, 0);
+    if (imm->sized)
+        out.bytes = net->sizes[imm->id];
     for (uint32_t i = 0; r == 1 && i < out.count; i++) {
         struct net_put *put = &net->put[(out.first_id + i) % PRS_NOTIFY_IDS]; /* ids are indices here */
 
@@ -106,7 +111,11 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
     struct prs_imm imm;
 
     net->delivered[q][position % NET_DEPTH] = true;
-    if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
+    if (wr->opcode == PRS_WR_WRITE_IMM && wr->imm >> 31 && !wr->len_bytes) {
+        /* it only counts */
+    } else if (wr->remote_addr >= (uintptr_t)net->sizes && wr->remote_addr < (uintptr_t)(net->sizes + PRS_NOTIFY_IDS)) {
+        memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
+    } else if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
         memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
     } else if (index) {
         cr_assert_leq(wr->len_bytes, net->put[index - 1].missing);
@@ -137,6 +146,8 @@ bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position)
     for (uint32_t p = net->to_deliver[q]; p != position; p++) {
         bool there = net->delivered[q][p % NET_DEPTH];
 
+        if (net->network == NET_ADAPTIVE && !there && net->posted[q][position % NET_DEPTH].opcode != PRS_WR_WRITE)
+            return false;
         if (!there && (net->network == NET_IN_ORDER || net->posted[q][p % NET_DEPTH].flags & PRS_WR_FENCE ||
                        net->posted[q][position % NET_DEPTH].flags & PRS_WR_FENCE))
             return net->network >= NET_FREE;
@@ -149,6 +160,15 @@ void net_deliver(struct net *net, uint32_t q, uint32_t position)
     take_effect(net, q, position);
     while (net->to_deliver[q] != net->posted_to[q] && net->delivered[q][net->to_deliver[q] % NET_DEPTH])
         net->to_deliver[q]++;
+}
+
+/* Does this write only notify of the one before it? */
+static bool is_notice(const struct prs_wr *wr)
+{
+    struct prs_imm imm;
+
+    return wr->opcode == PRS_WR_WRITE_IMM && prs_imm_parse(wr->imm, &imm) == 0 &&
+           (imm.sized || (imm.bare && imm.kind == PRS_BARE_COUNT && !wr->len_bytes));
 }
 
 bool net_post(struct net *net)
@@ -167,6 +187,10 @@ bool net_post(struct net *net)
         net->delivered[chain.queue][p % NET_DEPTH] = false;
         is_long = queue->wr[p % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES &&
                   queue->wr[p % NET_DEPTH].opcode != PRS_WR_READ;
+        if (net->network == NET_ADAPTIVE && is_notice(&queue->wr[p % NET_DEPTH]))
+            is_long = queue->wr[(p - 1) % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES;
+        else if (net->network == NET_ADAPTIVE && p + 1 != chain.first + chain.count)
+            is_long &= !is_notice(&queue->wr[(p + 1) % NET_DEPTH]);
         cr_assert_eq((queue->wr[p % NET_DEPTH].flags & PRS_WR_SIGNALED) != 0,
                      p + 1 == chain.first + chain.count || is_long,
                      "the last of a chain is signaled, and what is long; nothing else");
@@ -208,8 +232,8 @@ bool net_put(struct net *net, struct prs_put wanted)
         return false;
     for (uint32_t q = 0; q < net->order.data_queues; q++)
         parts += net->order.queue[q].head - head[q];
-    cr_assert_eq(parts, put->op.parts);
-    put->parts_missing = parts;
+    cr_assert(parts == put->op.parts || (net->network == NET_ADAPTIVE && parts == 2 * put->op.parts));
+    put->parts_missing = put->op.parts;
     net->puts++;
     return true;
 }

@@ -12,6 +12,7 @@ enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 /* How a queue may reorder its requests. */
 enum network {
     NET_IN_ORDER, /* RC: not at all */
+    NET_ADAPTIVE, /* RC under adaptive routing: plain writes freely, anything else after all before it */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
     NET_FREE,     /* freely */
     NET_SRD,      /* freely, and without adds: signals are records under any policy */
@@ -48,6 +49,7 @@ struct net {
     struct prs_arrivals arrivals;
     struct prs_counts counts;
     struct prs_record ring[PRS_RECORDS];
+    uint64_t sizes[PRS_NOTIFY_IDS];
     uint64_t credit;
 };
 

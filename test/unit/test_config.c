@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "transport/config.h"
 #include "transport/util/error.h"
@@ -26,13 +28,51 @@ Test(config, what_nccl_means_by_an_unset_variable_holds)
     cr_assert_eq(config.return_async_events, 1);
 }
 
-Test(config, a_wrong_value_is_refused_by_the_name_of_its_variable)
+/* A job that NCCL's own transport would run must not fall back to another network by a typing error. */
+Test(config, a_bad_number_of_nccl_is_clamped_with_a_warning)
+{
+    static const struct {
+        const char *name, *value;
+        size_t at;
+        int taken;
+    } rows[] = {
+        {"NCCL_IB_QPS_PER_CONNECTION", "128", offsetof(struct prs_config, queues_per_rail), 16},
+        {"NCCL_IB_RETRY_CNT", "15", offsetof(struct prs_config, retry_count), 7},
+        {"NCCL_IB_TIMEOUT", "-3", offsetof(struct prs_config, timeout), 0},
+        {"NCCL_IB_TIMEOUT", "99999999999999999999", offsetof(struct prs_config, timeout), 31},
+        {"NCCL_IB_RETURN_ASYNC_EVENTS", "yes", offsetof(struct prs_config, return_async_events), 1},
+        {"NCCL_SOCKET_FAMILY", "AF_UNIX", offsetof(struct prs_config, socket_family), AF_UNSPEC},
+        {"NCCL_IB_ADDR_FAMILY", "AF_UNIX", offsetof(struct prs_config, gid_family), AF_INET},
+    };
+    static const char *const ranges[] = {"10.0.0.0",    "10.0.0.0/", "10.0.0.0/40",
+                                         "10.0.0.0/8x", "ten/8",     "10.0.0.0/18446744073709551615"};
+    struct prs_config config;
+
+    prs_log_sink(keep, NULL);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        logged[0] = 0;
+        setenv(rows[i].name, rows[i].value, 1);
+        cr_assert_eq(prs_config_read(NULL, &config), 0, "%s=%s", rows[i].name, rows[i].value);
+        cr_assert_eq(*(int *)((char *)&config + rows[i].at), rows[i].taken, "%s=%s", rows[i].name, rows[i].value);
+        cr_assert(strstr(logged, rows[i].name) && strstr(logged, rows[i].value), "%s", logged);
+        unsetenv(rows[i].name);
+    }
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(*ranges); i++) {
+        logged[0] = 0;
+        setenv("NCCL_IB_ADDR_RANGE", ranges[i], 1);
+        cr_assert_eq(prs_config_read(NULL, &config), 0, "%s", ranges[i]);
+        cr_assert_not(config.gid_range_set, "%s", ranges[i]);
+        cr_assert(strstr(logged, ranges[i]), "%s", logged);
+    }
+}
+
+Test(config, a_wrong_value_of_our_own_is_refused_by_the_name_of_its_variable)
 {
     struct prs_config config;
 
-    setenv("NCCL_IB_RETURN_ASYNC_EVENTS", "yes", 1);
+    setenv("PERSEUS_ORDER", "whatever", 1);
     cr_assert_eq(prs_config_read(NULL, &config), -EINVAL);
-    cr_assert(strstr(prs_error_last(), "NCCL_IB_RETURN_ASYNC_EVENTS") && strstr(prs_error_last(), "yes"), "%s",
+    cr_assert(strstr(prs_error_last(), "PERSEUS_ORDER") && strstr(prs_error_last(), "whatever"), "%s",
               prs_error_last());
 }
 

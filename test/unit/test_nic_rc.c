@@ -83,7 +83,7 @@ ParameterizedTestParameters(nic_rc, packets_have_the_header_that_their_way_needs
 
 static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_address *own, int service_level)
 {
-    static const struct prs_config config;
+    static const struct prs_config config = {.ece = 1};
     static const uint32_t id = 0;
     struct prs_link_options options = {.rail = rail,
                                        .own = own,
@@ -138,4 +138,55 @@ Test(nic_rc, only_devices_with_atomics_are_asked_for_them)
         prs_nic_rc.close(open_queue(&rail, &own, 0));
         cr_assert_eq(!!(fake_verbs.init.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC), adds);
     }
+}
+
+/* Whether payloads are registered is decided once, for the first queue. */
+Test(nic_rc, all_queues_take_inline_data_or_none)
+{
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_queue *loopback = NULL;
+    struct prs_link *link;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    cr_assert(link->queue[0]->takes_inline);
+    fake_verbs.max_inline = 0; /* short of memory, for example */
+    cr_assert_lt(prs_nic_rc.loopback(link, 1, &loopback), 0, "its payloads are not registered");
+    prs_nic_rc.close(link);
+
+    link = open_queue(&rail, &own, 0);
+    cr_assert_not(link->queue[0]->takes_inline, "a device without inline data");
+    fake_verbs.max_inline = 64;
+    cr_assert_eq(prs_nic_rc.loopback(link, 1, &loopback), 0);
+    cr_assert_not(loopback->takes_inline);
+    prs_nic_rc.close(link);
+}
+
+Test(nic_rc, queues_agree_on_what_both_nics_can_do)
+{
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_queue_address listener = {.number = 5, .ece = {.vendor = 0x1405, .options = 6, .mask = 0}}, connector;
+    struct prs_link_remote remote = {.mtu = 5, .reads = 1};
+    struct prs_link *link;
+    int error;
+
+    fake_verbs_install();
+    fake_verbs.ece = (struct ibv_ece){.vendor_id = 0x1405, .options = 12};
+    link = open_queue(&rail, &own, 0);
+    prs_nic_rc.address(link->queue[0], &connector);
+    cr_assert(connector.ece.vendor == 0x1405 && connector.ece.options == 12, "a listener names all that it can do");
+    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &listener, &remote, &error), 0);
+    cr_assert_eq(fake_verbs.asked_ece.options, 6);
+    prs_nic_rc.address(link->queue[0], &connector);
+    cr_assert_eq(connector.ece.options, 4, "a connector answers what is left");
+    prs_nic_rc.close(link);
+    prs_verbs.set_ece = NULL; /* a library without it */
+    link = open_queue(&rail, &own, 0);
+    prs_nic_rc.address(link->queue[0], &connector);
+    cr_assert_eq(connector.ece.vendor, 0);
+    prs_nic_rc.close(link);
 }

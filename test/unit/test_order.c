@@ -392,3 +392,44 @@ Test(order, an_add_waits_for_puts_that_went_to_another_nic)
     bench_put(bench, 64, 0, 2, 0);
     cr_assert_eq(path_of_add(bench, 2, &op), 0, "group 2 uses queue 0, which keeps the order");
 }
+
+/* Networks route writes with immediate one way only. So under adaptive routing the bytes go without it. */
+Test(order, under_adaptive_routing_long_bytes_go_without_an_immediate)
+{
+    static const struct {
+        enum prs_policy policy;
+        size_t bytes;
+        uint32_t group, flags;
+        bool apart;
+    } rows[] = {{PRS_POLICY_IN_ORDER, 8192, PRS_GROUP_NONE, PRS_PUT_NOTIFY, false},
+                {PRS_POLICY_IN_ORDER, 8193, PRS_GROUP_NONE, PRS_PUT_NOTIFY, true},
+                {PRS_POLICY_COUNTED, 300000, 1, PRS_PUT_NOTIFY, true},
+                {PRS_POLICY_COUNTED, 300000, 1, 0, true},
+                {PRS_POLICY_IN_ORDER, 300000, 1, 0, false}}; /* it has no immediate anyway */
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct bench *bench = bench_fresh(rows[i].policy, 1, 1);
+        const struct prs_order_queue *queue = &bench->order.queue[0];
+        static const uint32_t key[PRS_MAX_RAILS] = {99};
+        struct prs_imm imm = {0};
+        uint64_t size = 0;
+
+        bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+        prs_order_set_sizes(&bench->order, 1 << 20, key);
+        bench_put(bench, rows[i].bytes, 7, rows[i].group, rows[i].flags);
+        cr_assert_eq(queue->head, rows[i].apart ? 2u : 1u, "row %zu", i);
+        if (!rows[i].apart)
+            continue;
+        cr_assert(queue->wr[0].opcode == PRS_WR_WRITE && queue->wr[0].len_bytes == rows[i].bytes);
+        cr_assert(queue->wr[1].opcode == PRS_WR_WRITE_IMM && queue->wr[1].flags & PRS_WR_SIGNALED);
+        cr_assert_eq(prs_imm_parse(queue->wr[1].imm, &imm), 0);
+        cr_assert_eq(imm.tag != 0, rows[i].policy == PRS_POLICY_COUNTED);
+        if (!rows[i].flags) {
+            cr_assert(imm.bare && imm.kind == PRS_BARE_COUNT && !queue->wr[1].len_bytes);
+            continue;
+        }
+        memcpy(&size, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(size));
+        cr_assert(imm.sized && imm.id == 7 && size == rows[i].bytes);
+        cr_assert(queue->wr[1].remote_addr == (1 << 20) + 7 * 8 && queue->wr[1].remote_key == 99);
+    }
+}

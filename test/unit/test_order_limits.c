@@ -346,7 +346,7 @@ static struct bench *bench_srd(enum prs_policy policy)
     static const uint32_t record_key[PRS_MAX_RAILS];
     struct bench *bench = bench_fresh(policy, 1, 1);
 
-    bench->order.in_order = bench->order.fence = false;
+    bench->order.in_order = bench->order.ordered_writes = bench->order.fence = false;
     if (policy != PRS_POLICY_COUNTED)
         cr_assert_eq(prs_order_set_records(&bench->order, 4096, record_key, &bench->credit), 0);
     return bench;

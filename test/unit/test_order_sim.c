@@ -105,6 +105,9 @@ ParameterizedTestParameters(order_sim, a_signal_is_never_seen_before_its_puts)
         {PRS_POLICY_DRAIN, NET_FREE, 2, 2},         {PRS_POLICY_COUNTED, NET_FREE, 1, 1},
         {PRS_POLICY_COUNTED, NET_FREE, 2, 2},       {PRS_POLICY_COUNTED, NET_IN_ORDER, 4, 1},
         {PRS_POLICY_DRAIN, NET_SRD, 1, 1},          {PRS_POLICY_DRAIN, NET_SRD, 2, 2},
+        {PRS_POLICY_COUNTED, NET_ADAPTIVE, 1, 1},   {PRS_POLICY_COUNTED, NET_ADAPTIVE, 2, 2},
+        {PRS_POLICY_DRAIN, NET_ADAPTIVE, 2, 1},     {PRS_POLICY_IN_ORDER, NET_ADAPTIVE, 1, 1},
+        {PRS_POLICY_IN_ORDER, NET_ADAPTIVE, 2, 2},  {PRS_POLICY_NIC_FENCE, NET_ADAPTIVE, 1, 1},
     };
     return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }

@@ -19,6 +19,22 @@ Test(wire, every_possible_immediate_comes_back)
                 }
 }
 
+Test(wire, an_immediate_that_follows_its_bytes_is_told_apart)
+{
+    struct prs_imm imm;
+
+    for (uint32_t id = 0; id < PRS_NOTIFY_IDS; id += 31)
+        for (uint32_t parts = 1; parts <= PRS_IMM_MAX_SIZED_PARTS; parts++)
+            for (uint32_t tag = 0; tag <= PRS_IMM_MAX_TAG; tag += 341) {
+                cr_assert_eq(prs_imm_parse(prs_imm_make_sized(id, parts, tag), &imm), 0);
+                cr_assert(imm.sized && !imm.bare && imm.id == id && imm.run == 1 && imm.parts == parts &&
+                              imm.tag == tag && !prs_imm_is_run(prs_imm_make_sized(id, parts, tag)),
+                          "id %u parts %u tag %u", id, parts, tag);
+            }
+    cr_assert_eq(prs_imm_parse(prs_imm_make(0, PRS_IMM_MAX_RUN, 1, 0), &imm), 0);
+    cr_assert(!imm.sized && imm.run == PRS_IMM_MAX_RUN);
+}
+
 Test(wire, a_bare_immediate_is_told_apart)
 {
     struct prs_imm imm;

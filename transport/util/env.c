@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include "transport/util/error.h"
+#include "transport/util/log.h"
 
 const char *prs_env_text(const char *name)
 {
@@ -30,6 +31,25 @@ int prs_env_int(const char *name, long fallback, long min, long max, long *out)
         return prs_fail(-EINVAL, "%s=%s: must be a whole number from %ld to %ld", name, value, min, max);
     *out = number;
     return 0;
+}
+
+int prs_env_clamp(const char *name, long fallback, long min, long max)
+{
+    const char *value = prs_env_text(name);
+    char *end;
+    long number;
+
+    if (!value)
+        return (int)fallback;
+    number = strtol(value, &end, 0); /* a number that does not fit becomes the largest or smallest */
+    if (*end || end == value)
+        number = fallback;
+    else if (number >= min && number <= max)
+        return (int)number;
+    else
+        number = number < min ? min : max;
+    PRS_WARN("%s=%s: must be a whole number from %ld to %ld; %ld is used", name, value, min, max, number);
+    return (int)number;
 }
 
 int prs_env_word(const char *name, int fallback, const char *const words[], int *out)
