@@ -9,7 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g++ git:git python3:python3
 /usr/include/infiniband/verbs.h:libibverbs-dev'
 setup_wanted='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
-valgrind:valgrind
+valgrind:valgrind doxygen:doxygen
 ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin /etc/libibverbs.d/rxe.driver:ibverbs-providers
 qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd setpriv:util-linux'
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
