@@ -5,13 +5,14 @@
 # What cannot be installed is reported and left out; setup_all fails only when nothing could be built.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# What must exist, and the package that has it. A path is a file, anything else a program.
+# What must exist, and the package that has it. A path is a file, anything else a program. tools/demo needs the first list only,
+# tools/check the second too, tools/check --all the third.
 setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g++ git:git python3:python3
 /usr/include/infiniband/verbs.h:libibverbs-dev'
-setup_wanted='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
-valgrind:valgrind
-ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin /etc/libibverbs.d/rxe.driver:ibverbs-providers
-qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd setpriv:util-linux'
+setup_tests='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
+valgrind:valgrind doxygen:doxygen
+ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin setpriv:util-linux'
+setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd'
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
 
 setup_say() { echo "setup: $*"; }
@@ -41,9 +42,9 @@ setup_apt() {
         "$@" </dev/null >>"$setup_log" 2>&1
 }
 
-setup_packages() {
+setup_packages() { # lists
     local missing package
-    read -ra missing <<<"$(setup_missing "$setup_needed $setup_wanted" | sort -u | tr '\n' ' ')"
+    read -ra missing <<<"$(setup_missing "$*" | sort -u | tr '\n' ' ')"
     [ ${#missing[@]} = 0 ] && return 0
     setup_say "installing ${missing[*]}"
     setup_apt update || setup_say "apt-get update failed (see $setup_log); going on with the lists there are"
@@ -95,14 +96,17 @@ setup_configure() {
     meson setup "$folder" "$@" </dev/null >"$setup_log" 2>&1
 }
 
-setup_all() {
+setup_all() { # demo, check or all
+    local lists=$setup_needed
+    [ "$1" != demo ] && lists+=" $setup_tests"
+    [ "$1" = all ] && lists+=" $setup_machines"
     mkdir -p "$root/build" || return 1
     setup_log=$root/build/setup.log
     : >"$setup_log"
-    setup_packages && setup_cuda
+    setup_packages "$lists" && setup_cuda
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -u
-    setup_all && setup_say ok
+    setup_all "${1:-all}" && setup_say ok
 fi

@@ -54,6 +54,7 @@ enum { PRS_MAX_LOCAL_RANKS = 8 };
  * anything above 0 is taken for a failure (-EIO). */
 typedef int prs_fused_allgather_fn(void *user, const void *mine, void *all, size_t bytes);
 
+/** One rank of a job. Fields that are 0 have the default that they name. */
 struct prs_fused_config {
     uint32_t rank, world;
     int device;                        /**< CUDA device ordinal of this rank */
@@ -98,6 +99,7 @@ enum prs_fused_activation {
 };
 
 /** Set all fields that are not named to 0, so that a later version can add some. */
+/** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_fused_shape {
     enum prs_fused_op op;
     uint32_t m, n, k;    /**< W divides m for REDUCE_SCATTER and ALLGATHER */
@@ -135,6 +137,7 @@ struct prs_fused_tuning {
     uint32_t tiles_per_signal;
 };
 
+/** What a plan of a product has decided. */
 struct prs_fused_plan_info {
     struct prs_fused_tuning tuning; /**< all fields decided */
     uint64_t workspace_bytes;       /**< device memory on this rank beside A, B and C */
@@ -234,6 +237,7 @@ struct prs_moe_tuning {
     uint32_t passes;
 };
 
+/** What a plan of MoE has decided. */
 struct prs_moe_info {
     struct prs_moe_tuning tuning; /**< all fields decided */
     uint32_t capacity;
@@ -336,6 +340,7 @@ struct prs_attention_tuning {
 
 struct prs_attention_plan;
 
+/** What a plan of attention has decided. */
 struct prs_attention_info {
     struct prs_attention_tuning tuning; /**< all fields decided */
     uint64_t workspace_bytes;           /**< device memory on this rank beside the tensors */

@@ -17,6 +17,7 @@ struct prs_heap;
 
 enum prs_heap_part { PRS_HEAP_DATA = 0, PRS_HEAP_SIGNALS = 1, PRS_HEAP_PARTS = 2 };
 
+/** Options of prs_heap_open(). */
 struct prs_heap_options {
     struct prs_fabric *fabric;
     const struct prs_rail_set *rails;

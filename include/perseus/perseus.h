@@ -159,6 +159,7 @@ enum prs_mem_flags {
     PRS_MEM_STRICT = 1, /* for signals and flags: never relaxed ordering, so that later writes are seen later */
 };
 
+/** Memory to register. */
 struct prs_mem {
     void *addr;
     size_t len_bytes;
@@ -206,6 +207,7 @@ struct prs_peer;
 /** All bytes of the notification `id` have arrived. Called only inside prs_peer_progress(). */
 typedef void prs_notify_fn(void *user, uint32_t id, uint64_t bytes);
 
+/** Options of a connection; the same for connecting and accepting. */
 struct prs_peer_options {
     const void *private_data; /* copied; the other side gets it unchanged */
     uint32_t private_bytes;   /* at most PRS_PRIVATE_DATA_BYTES */
@@ -288,6 +290,7 @@ enum prs_put_flags {
     PRS_PUT_LAZY = 4,   /* nobody waits for this op: report it with later ones, and let it not delay their posting */
 };
 
+/** What prs_peer_put() writes: from src_addr here to dst_addr of the peer. */
 struct prs_put {
     const struct prs_region *src; /* NULL with PRS_PUT_INLINE or when len_bytes is 0 */
     const void *src_addr;
@@ -306,6 +309,7 @@ struct prs_put {
  * and measured completion times. Return 0, PRS_BUSY (nothing was started), or the peer's sticky error. */
 PRS_API int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put);
 
+/** What prs_peer_get() reads: from src_addr of the peer to dst_addr here. */
 struct prs_get {
     const struct prs_region *dst;
     void *dst_addr;
@@ -325,6 +329,7 @@ enum prs_signal_kind { PRS_SIGNAL_SET = 0, PRS_SIGNAL_ADD = 1 };
 enum prs_signal_flags {
     PRS_SIGNAL_STRONG = 1, /* follows every earlier op on this peer; without it only the puts of its group */
 };
+/** What prs_peer_signal() does to a word of the peer. */
 struct prs_signal {
     uint64_t dst_addr; /* 8-byte aligned word in a PRS_MEM_STRICT region of the peer */
     const struct prs_keys *dst;

@@ -21,6 +21,7 @@ enum {
 
 struct prs_team;
 
+/** Options of prs_team_open(). */
 struct prs_team_options {
     struct prs_fabric *fabric;
     const struct prs_rail_set *rails; /* copied */

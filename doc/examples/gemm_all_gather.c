@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All-gather + GEMM, the first half of a tensor-parallel MLP: each rank has some rows of A, and multiplies all of them by
+ * its own columns of the weight. One kernel a rank: rows of others arrive while those that are there are multiplied.
+ *
+ *     cc gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm
+ *     mpicc -DWITH_MPI gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lm   # mpirun -np 2 */
+#include <perseus/fused.h>
+
+#include "ranks.h"
+
+enum { M = 512, N = 256, K = 128, LAUNCHES = 3 }; /* M: of all ranks; N: of each */
+
+static void check(uint32_t rank, const uint16_t *c)
+{
+    for (uint32_t row = 0; row < M; row++)
+        for (uint32_t column = row % 5; column < N; column += 5) { /* a fifth of all */
+            uint32_t owner = row / (M / RANKS);
+            double sum = 0;
+
+            for (uint32_t i = 0; i < K; i++)
+                sum += (double)number(owner, (uint64_t)(row % (M / RANKS)) * K + i) *
+                       number(100 + rank, (uint64_t)column * K + i);
+            compare("all-gather", rank, row, column, from_bf16(c[row * N + column]), sum);
+        }
+}
+
+static void body(struct rank *rank)
+{
+    struct prs_fused_config config = {
+        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = meet, .user = rank};
+    /* B is [n, k], as torch.nn.Linear keeps its weight. */
+    struct prs_fused_shape shape = {.op = PRS_FUSED_ALLGATHER, .m = M, .n = N, .k = K, .b_is_n_k = 1};
+    /* For so small a product the plan would choose separate steps. A program passes NULL instead. */
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_error error;
+    struct prs_fused_plan *plan;
+    struct prs_fused *ctx;
+    cudaStream_t stream;
+    uint16_t *host;
+    void *a, *b, *c;
+
+    CHECK(prs_fused_open(&config, &ctx), prs_fused_error_text());                    /* collective: all ranks call it */
+    CHECK(prs_fused_plan_open(ctx, &shape, &tuning, &plan), prs_fused_error_text()); /* collective */
+
+    a = upload(rank->index, (uint64_t)M / RANKS * K);
+    b = upload(100 + rank->index, (uint64_t)N * K);
+    CHECK_CUDA(cudaMalloc(&c, (size_t)M * N * 2));
+    CHECK_CUDA(cudaStreamCreate(&stream));
+
+    /* No step of the host is needed between launches; they may also be captured into a graph. */
+    for (int i = 0; i < LAUNCHES; i++) {
+        struct prs_fused_operands operands = {.a = a, .b = b, .c = c};
+
+        CHECK(prs_fused_launch(plan, &operands, stream), prs_fused_error_text());
+    }
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    CHECK(prs_fused_poll_error(ctx, &error), error.text); /* did every wait for another rank end? */
+
+    host = (uint16_t *)download(c, (uint64_t)M * N * 2);
+    check(rank->index, host);
+    printf("all-gather + GEMM: %d x %d x %d, right on rank %u\n", M, N, K, rank->index);
+    free(host);
+    CHECK_CUDA(cudaFree(a));
+    CHECK_CUDA(cudaFree(b));
+    CHECK_CUDA(cudaFree(c));
+    CHECK_CUDA(cudaStreamDestroy(stream));
+    prs_fused_plan_close(plan); /* collective */
+    prs_fused_close(ctx);
+}
+
+int main(void)
+{
+    run_ranks(body);
+    return 0;
+}

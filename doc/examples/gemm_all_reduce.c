@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GEMM + all-reduce, the second half of a tensor-parallel MLP whose every rank needs the whole result: each rank multiplies
+ * its part of k, and gets the sum over all ranks. C must be memory that the other ranks reach: prs_fused_alloc().
+ *
+ *     cc gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm
+ *     mpicc -DWITH_MPI gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lm   # mpirun -np 2 */
+#include <perseus/fused.h>
+
+#include "ranks.h"
+
+enum { M = 512, N = 256, K = 128, LAUNCHES = 3 }; /* K: of each rank */
+
+static void check(uint32_t rank, const uint16_t *c)
+{
+    for (uint32_t row = 0; row < M; row++)
+        for (uint32_t column = row % 5; column < N; column += 5) { /* a fifth of all */
+            double sum = 0;
+
+            for (uint32_t r = 0; r < RANKS; r++)
+                for (uint32_t i = 0; i < K; i++)
+                    sum += (double)number(r, (uint64_t)row * K + i) * number(100 + r, (uint64_t)column * K + i);
+            compare("all-reduce", rank, row, column, from_bf16(c[row * N + column]), sum);
+        }
+}
+
+static void body(struct rank *rank)
+{
+    struct prs_fused_config config = {
+        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = meet, .user = rank};
+    /* B is [n, k], as torch.nn.Linear keeps its weight. */
+    struct prs_fused_shape shape = {.op = PRS_FUSED_ALLREDUCE, .m = M, .n = N, .k = K, .b_is_n_k = 1};
+    /* For so small a product the plan would choose separate steps. A program passes NULL instead. */
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_error error;
+    struct prs_fused_plan *plan;
+    struct prs_fused *ctx;
+    cudaStream_t stream;
+    uint16_t *host;
+    void *a, *b, *c;
+
+    CHECK(prs_fused_open(&config, &ctx), prs_fused_error_text());                    /* collective: all ranks call it */
+    CHECK(prs_fused_plan_open(ctx, &shape, &tuning, &plan), prs_fused_error_text()); /* collective */
+
+    a = upload(rank->index, (uint64_t)M * K);
+    b = upload(100 + rank->index, (uint64_t)N * K);
+    CHECK(prs_fused_alloc(ctx, (size_t)M * N * 2, &c), prs_fused_error_text()); /* collective */
+    CHECK_CUDA(cudaStreamCreate(&stream));
+
+    /* No step of the host is needed between launches; they may also be captured into a graph. */
+    for (int i = 0; i < LAUNCHES; i++) {
+        struct prs_fused_operands operands = {.a = a, .b = b, .c = c};
+
+        CHECK(prs_fused_launch(plan, &operands, stream), prs_fused_error_text());
+    }
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    CHECK(prs_fused_poll_error(ctx, &error), error.text); /* did every wait for another rank end? */
+
+    host = (uint16_t *)download(c, (uint64_t)M * N * 2);
+    check(rank->index, host);
+    printf("GEMM + all-reduce: %d x %d x %d, right on rank %u\n", M, N, K, rank->index);
+    free(host);
+    CHECK_CUDA(cudaFree(a));
+    CHECK_CUDA(cudaFree(b));
+    CHECK(prs_fused_free(ctx, c), prs_fused_error_text());
+    CHECK_CUDA(cudaStreamDestroy(stream));
+    prs_fused_plan_close(plan); /* collective */
+    prs_fused_close(ctx);
+}
+
+int main(void)
+{
+    run_ranks(body);
+    return 0;
+}
