@@ -33,10 +33,18 @@ static __global__ void begin_copies(const __grid_constant__ struct begin_copies_
         args.sync.words->copying = epoch;
 }
 
+static const struct launch_shape begin_copies_shape = {1, 32, 0};
+
+/* 0 or -ENOTSUP. */
+static inline int launch_prepare_begin_copies(void)
+{
+    uint32_t clusters;
+    return launch_prepare(begin_copies, &begin_copies_shape, &clusters);
+}
+
 static inline int launch_begin_copies(const struct begin_copies_args &args, cudaStream_t stream)
 {
-    static const struct launch_shape one_warp = {1, 32, 0};
-    return launch_kernel(begin_copies, &one_warp, 1, stream, args);
+    return launch_kernel(begin_copies, &begin_copies_shape, 1, stream, args);
 }
 
 #endif

@@ -49,10 +49,7 @@ PRS_DEVICE struct cta_memory cta_memory_map(uint8_t *base)
 /* Each role calls this for itself: the compiler would spill a value that lives across the roles. */
 template <class E> PRS_DEVICE struct cta_position cta_position_here(const struct prs_sync *sync)
 {
-    struct cta_position at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
-    if (E::epochs)
-        at.epoch = launch_epoch(sync);
-    return at;
+    return {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, launch_epoch(sync)};
 }
 
 template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)

@@ -103,6 +103,12 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
         (void)snprintf(text, bytes, "rank %u: the router chose expert %u for token %u; there are only %u", f->from,
                        f->seen, f->index, f->want);
         return -EINVAL;
+    case PRS_FAULT_ROWS:
+        (void)snprintf(
+            text, bytes,
+            "rank %u: m_on_device holds %u rows; it must be 1 to %u, the plan's shape.m, and a multiple of %u", f->from,
+            f->seen, f->index, f->want);
+        return -EINVAL;
     case PRS_FAULT_NEIGHBOUR:
         (void)snprintf(
             text, bytes,

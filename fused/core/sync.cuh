@@ -129,15 +129,16 @@ PRS_DEVICE void record_alarm(const struct prs_sync *sync)
     record_fault(sync, PRS_FAULT_NEIGHBOUR, from, 0, 0, 0, 0);
 }
 
-/* One thread per CTA calls this after all waits of its CTA. The counter is never reset: the last CTA of launch e is
- * arrival number grid * e. True for that CTA: the launch is then over on this rank. */
+/* One thread per CTA calls this after all waits of its CTA. True for the last CTA, which resets the counter: the launch
+ * is then over on this rank. */
 PRS_DEVICE bool leave_epoch(const struct prs_sync *sync, uint32_t epoch, uint32_t ctas)
 {
     uint64_t saw = alarmed(sync) ? 1 : 0, left = prs_add_acq_rel_gpu(&sync->words->left, 1ull << 32 | saw);
-    if ((uint32_t)(left >> 32) + 1 != ctas * epoch)
+    if ((uint32_t)(left >> 32) + 1 != ctas)
         return false;
     if (((uint32_t)left | saw) != 0)
         record_alarm(sync);
+    *(volatile uint64_t *)&sync->words->left = 0;
     *(volatile uint32_t *)&sync->words->epoch = epoch;
     return true;
 }

@@ -29,6 +29,7 @@ enum prs_awaited {
     PRS_FAULT_CAPACITY = 64,  /* index: expert, want: rows, seen: capacity */
     PRS_FAULT_EXPERT = 65,    /* index: token, want: experts, seen: what the router chose */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
+    PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
     /* Added to what a kernel waited for when it was told to abort: */
     PRS_FAULT_ABORTED = 128
 };
@@ -50,13 +51,19 @@ struct prs_fault {
 };
 static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
 
+/* Kinds of work that CTAs claim from a counter. */
+enum prs_claims { PRS_CLAIM_UNITS, PRS_CLAIM_CHUNKS, PRS_CLAIM_ROWS, PRS_CLAIMS };
+
 /* Device words of one plan on one rank. */
 struct prs_plan_words {
     uint32_t epoch;    /* launches finished; only grows, so that a captured graph can be replayed */
     uint32_t meetings; /* unfused path: of the node's ranks, over all launches */
-    uint64_t left;     /* CTAs, over all launches: in the high half; the low one: those of them that saw the alarm */
-    uint32_t aborted;  /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t copying;  /* epoch whose blocks the copy engines move; they copy this word as their flag */
+    /* CTAs that have left the launch, in the high half; the low one: those of them that saw the alarm. Zero between
+     * launches. */
+    uint64_t left;
+    uint32_t aborted;             /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
+    uint32_t copying;             /* epoch whose blocks the copy engines move; they copy this word as their flag */
+    uint32_t claimed[PRS_CLAIMS]; /* GEMM: how much of each kind of work is taken; zero between launches */
     /* Used after a wait that timed out. The launch continues, so that all its CTAs finish. But the data that it signals
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;

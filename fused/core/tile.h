@@ -34,7 +34,8 @@ enum {
     PRS_SMEM_C = PRS_SMEM_B + PRS_STAGES * PRS_STAGE_B,
     PRS_SMEM_PUSH = PRS_SMEM_C + 2 * PRS_SLAB,
     PRS_SMEM_BARRIERS = PRS_SMEM_C + 4 * PRS_SLAB,
-    PRS_SMEM_BYTES = PRS_SMEM_BARRIERS + 256
+    PRS_SMEM_LAUNCH = PRS_SMEM_BARRIERS + 256, /* GEMM: what all roles know of the launch */
+    PRS_SMEM_BYTES = PRS_SMEM_LAUNCH + 128
 };
 
 static_assert(PRS_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");

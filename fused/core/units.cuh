@@ -33,7 +33,7 @@ PRS_DEVICE struct unit_memory unit_memory_map(const struct cta_memory &m)
     return u;
 }
 static_assert((2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 + 2 * UNIT_SLOTS * UNIT_BYTES <=
-                      PRS_SMEM_BYTES - PRS_SMEM_BARRIERS &&
+                      PRS_SMEM_LAUNCH - PRS_SMEM_BARRIERS &&
                   (2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 % UNIT_BYTES == 0,
               "barriers and slots fit after the store buffers");
 
@@ -45,20 +45,16 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
     }
 }
 
-/* In every CTA, one thread of the loading warp calls it before it takes the unit itself, or some time earlier, so that
- * the unit is there when it is needed. fetched: how many units have been fetched. counter: in device memory, zero
- * before the launch. */
+/* Passes a claimed unit to all roles; `unit` counts in the first CTA only. passed: how many came before. */
 template <class E>
-PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const struct cta_position &at,
-                           uint32_t fetched)
+PRS_DEVICE void unit_pass(const struct unit_memory &u, const struct cta_position &at, uint32_t passed, uint32_t unit)
 {
-    uint32_t slot = fetched % UNIT_SLOTS, phase = fetched / UNIT_SLOTS & 1, unit;
+    uint32_t slot = passed % UNIT_SLOTS, phase = passed / UNIT_SLOTS & 1;
     if (at.rank != 0) {
         mbarrier_expect(&u.full[slot], UNIT_BYTES);
         return;
     }
     mbarrier_wait(&u.empty[slot], phase ^ 1);
-    unit = atomicAdd(counter, 1u);
     if (E::cluster > 1) {
         store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), unit, 0, 0, 0);
         fence_async_shared();
@@ -67,6 +63,15 @@ PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const
     }
     store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), unit, 0, 0, 0);
     mbarrier_arrive(&u.full[slot]);
+}
+
+/* In every CTA, one thread of the loading warp calls it before it takes the unit itself, or some time earlier, so that
+ * the unit is there when it is needed. counter: in device memory, zero before the launch. */
+template <class E>
+PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const struct cta_position &at,
+                           uint32_t passed)
+{
+    unit_pass<E>(u, at, passed, at.rank == 0 ? atomicAdd(counter, 1u) : 0);
 }
 
 /* Called by a whole warp, or by one thread if no other thread of its warp reads. */

@@ -5,14 +5,14 @@
 static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;
-    const struct prs_schedule *s = &args->schedule;
+    const struct prs_schedule *s = &p->schedule;
     uint64_t pitch = (uint64_t)p->shape.k * 2, from_pitch = prs_pitch(p->shape.lda, p->shape.k) * 2,
              row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
     uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
     uint64_t begin = piece->segment * width;
     const uint8_t *from = (const uint8_t *)p->operands.a + row * from_pitch + begin;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);
-    uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch + begin;
+    uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->most_pairs * PRS_PAIR_M + row) * pitch + begin;
     uint32_t *flag = args->flags[piece->distance] + prs_schedule_segment_flag(s, slot, piece->band, piece->segment);
     int r;
     if (begin >= pitch)
@@ -27,7 +27,7 @@ static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
 
 int prs_copies_enqueue(struct prs_fused_plan *p)
 {
-    const struct prs_schedule *s = &p->args.schedule;
+    const struct prs_schedule *s = &p->schedule;
     int r = 0;
     for (uint32_t at = 0; at < prs_schedule_copies(s) && !r; at++) {
         struct prs_copy piece;

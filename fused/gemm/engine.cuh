@@ -22,17 +22,18 @@ template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
     static constexpr bool reduces = OP == PRS_FUSED_REDUCE_SCATTER || OP == PRS_FUSED_ALLREDUCE;
     static constexpr bool broadcasts = OP == PRS_FUSED_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
-    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
-    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
-    static constexpr bool epochs = OP != PRS_FUSED_GEMM;
+    static constexpr int slabs = gathers ? 1 : 2;           /* store buffers per warpgroup */
+    static constexpr int cluster = 2;                       /* CTAs that multicast to each other */
+    static constexpr int unit_readers = CONSUMER_WARPS + 3; /* the loading warp and the two that store */
 };
 
 template <class E>
-PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_position &at)
+PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_position &at,
+                        uint32_t first)
 {
     switch (threadIdx.x / 32) {
     case 0:
-        load_tiles<E>(args, m, at);
+        load_tiles<E>(args, m, at, first);
         break;
     case 1:
     case 2:
@@ -43,7 +44,7 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
         if (E::gathers && threadIdx.x % 32 == 0)
             push_blocks<E>(args, m, at);
         if (E::broadcasts && E::far)
-            forward_rows(args, at.epoch, at.cluster * 2 + at.rank, at.clusters * 2);
+            forward_rows(args, at.epoch);
         /* MUTANT(emulator allreduce_is_right) wait for the others' results: s/await_broadcast(args, at)// */
         if (E::broadcasts && at.cluster == 0 && at.rank == 0)
             await_broadcast(args, at);
@@ -60,26 +61,38 @@ PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t ep
                               epoch);
 }
 
+/* The first unit is claimed before the cluster meets, so that its claim costs no time. */
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
+    struct cta_position at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
+    uint32_t first = 0;
+    if (threadIdx.x == 0) {
+        if (at.rank == 0)
+            first = atomicAdd(claim_counter(args, PRS_CLAIM_UNITS), 1u);
+        unit_memory_init<E>(unit_memory_map(m));
+    }
+    if (threadIdx.x == 64)
+        launch_begin(args);
     begin_roles<E>(m, &args.a, &args.b, &args.c[0]);
     if (threadIdx.x < 128) {
         registers_give<PRODUCER_REGISTERS>();
-        produce<E>(args, m, cta_position_here<E>(&args.sync));
+        at.epoch = launch_here()->epoch;
+        produce<E>(args, m, at, first);
     } else {
         registers_take<CONSUMER_REGISTERS>();
-        multiply_tiles<E>(args, m, cta_position_here<E>(&args.sync));
+        multiply_tiles<E>(args, m);
     }
     end_roles();
-    if (E::epochs && threadIdx.x == 0) {
-        uint32_t epoch = launch_epoch(&args.sync);
-        if (leave_epoch(&args.sync, epoch, gridDim.x)) {
-            give_copy_credit(args, epoch);
-            if (E::far)
-                network_quiet(&args.sync, &args.far.device);
-        }
+    bool last = threadIdx.x == 0 && leave_epoch(&args.sync, launch_here()->epoch, gridDim.x);
+    if (!__syncthreads_or(last))
+        return;
+    launch_end<E>(args);
+    if (threadIdx.x == 0) {
+        give_copy_credit(args, launch_here()->epoch);
+        if (E::far)
+            network_quiet(&args.sync, &args.far.device);
     }
 }
 

@@ -138,8 +138,9 @@ double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters)
     return end + END_US;
 }
 
-double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uint32_t ctas, double spread_us)
+double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, double spread_us)
 {
+    uint32_t ctas = 2 * clusters;
     double others = s->place.world - 1, unit = s->k_steps * step_us(s, clusters);
     double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
     double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / PRS_STORE_BYTES_PER_US);

@@ -17,7 +17,7 @@ double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters);
 double prs_gather_product_us(const struct prs_schedule *s, uint32_t clusters);
 
 /* The same when `ctas` CTAs push the rows, spread over at least `spread_us`. */
-double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uint32_t ctas, double spread_us);
+double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, double spread_us);
 
 /* Sets band and segments, where they are 0, to the fastest choice in the simulation: the fewest pieces whose time is
  * within a hundredth of the best. Returns the time. */

@@ -29,7 +29,8 @@ static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
 extern "C" int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters)
 {
-    return launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
+    int r = launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
+    return r != 0 || op != PRS_FUSED_ALLGATHER ? r : launch_prepare_begin_copies();
 }
 
 extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters,

@@ -12,12 +12,11 @@
 extern "C" {
 #endif
 
-/* Prepares one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run
- * at once. 0 or -ENOTSUP. */
+/* Loads on the current device what prs_kernels_launch() and prs_kernels_begin_copies() launch; far: for several nodes;
+ * *clusters: how many clusters of two CTAs can run at once. 0 or -ENOTSUP. */
 int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters);
 
-/* Enqueues one launch of args->schedule.op. All CTAs must be able to run at once: clusters comes from
- * prs_kernels_prepare. 0 or -EIO. */
+/* Enqueues one launch of args->schedule.op. Any number of the clusters may run at a time. 0 or -EIO. */
 int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters, cudaStream_t stream);
 
 /* All-gather by copy engine: enqueues the kernel that must run before the copies. 0 or -EIO. */

@@ -44,26 +44,45 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
+/* What all roles of a CTA know of the launch, in its shared memory. */
+struct prs_launch {
+    struct prs_schedule schedule; /* of this launch's rows */
+    uint32_t epoch;
+    uint32_t m; /* its rows */
+};
+static_assert(sizeof(struct prs_launch) <= PRS_SMEM_BYTES - PRS_SMEM_LAUNCH, "it fits after the barriers");
+
 struct prs_kernel_args {
     CUtensorMap a, b;
     CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
     CUtensorMap push_source;            /* all-gather: own A in chunks */
     CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
-    struct prs_schedule schedule;
+    struct prs_schedule schedule;       /* of the most rows; kernels use launch_here()->schedule */
     struct prs_sync sync;
     /* [p]: at neighbour p (geometry.h), 0 this rank. */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* partial sums or gathered A, both banks */
     uint64_t staging_bank_bytes;
-    uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* partial flags or arrival counters */
-    uint32_t *done[PRS_MAX_LOCAL_RANKS];  /* all-reduce: broadcast counters, one for each neighbour of p */
-    struct prs_far far;                   /* several nodes only */
+    /* Partial flags, or two banks of arrival counters. A counter that other ranks raise is zero when its bank is used:
+     * the last CTA of a launch zeroes the bank of that launch. A rank is in epoch e + 2, and raises counters of that
+     * bank again, only when all others have finished e: its epoch e + 1 needed what they sent after that. */
+    uint32_t *flags[PRS_MAX_LOCAL_RANKS];
+    uint32_t flag_bank;                  /* words */
+    uint32_t *done[PRS_MAX_LOCAL_RANKS]; /* all-reduce: two banks of broadcast counters, one for each neighbour of p */
+    struct prs_far far;                  /* several nodes only */
     struct prs_epilogue epilogue;
     uint32_t n; /* columns of the result */
     /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is never full does not delay the SM's
      * own loads. */
     uint32_t push_gap, store_gap;
-    uint32_t paced;     /* 1: a store is issued only when the one before it has landed */
-    uint32_t push_ctas; /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
+    uint32_t paced; /* 1: a store is issued only when the one before it has landed */
+    /* Rows of this launch, or where the device has that number, which must then be a multiple of row_step and at most
+     * most_rows. */
+    uint32_t m;
+    const uint32_t *m_on_device;
+    uint32_t most_rows, row_step;
+    /* 1: blocks are multiples of 64 rows, and c describes all rows as one plane: a slab never crosses into the next
+     * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
+    uint32_t whole;
 };
 
 #endif

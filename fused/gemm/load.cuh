@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
+#include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
 
 /* All-gather: waits, and returns how many strips have arrived, counted from `strip`; at least 1. Each lane reads one
@@ -10,13 +11,14 @@
 PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_position &at, uint32_t slot,
                                  uint32_t row_tile, uint32_t strip)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t lane = threadIdx.x % 32, mine = strip + lane, strips = prs_schedule_strips(s);
     uint32_t index = prs_schedule_arrival(s, slot, row_tile, mine);
-    uint32_t want = mine < strips ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
+    uint32_t want = mine < strips ? prs_schedule_arrivals(s, row_tile, mine) : 0;
+    const uint32_t *counter = arrivals_at(args, at.epoch, 0, index);
     struct wait_clock clock = {0, 0};
     for (;;) {
-        uint32_t seen = mine < strips ? load_acquire_sys(args.flags[0] + index) : 0;
+        uint32_t seen = mine < strips ? load_acquire_sys(counter) : 0;
         uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
         if (missing == 0)
             return 32;
@@ -67,7 +69,7 @@ template <class E>
 PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct cta_position &at,
                                const struct prs_unit &u, uint32_t count)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t tile = prs_schedule_tile(s, &u, at.rank);
     for (uint32_t i = threadIdx.x % 32; i < 2 * count; i += 32) {
         struct prs_source from = prs_schedule_source(s, u.block, i / 2);
@@ -93,7 +95,7 @@ template <class E>
 PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
                               const struct cta_position &at, struct pipeline *r, const struct prs_unit &u)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
              tile = prs_schedule_tile(s, &u, at.rank);
     /* MUTANT(emulator reduce_scatter_is_right) the other bank in odd epochs:
@@ -126,7 +128,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
 PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                            uint32_t step, uint32_t *ready)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     if (*ready == 0) {
         uint32_t slot = prs_schedule_slot(s, u.block, s->place.rank);
         if (s->segments != 0) {
@@ -150,14 +152,14 @@ template <class E>
 PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const struct cta_position &at,
                                      const struct prs_unit &u)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, slot = prs_schedule_slot(s, u.block, s->place.rank);
     struct a_source a = {&args.a, NULL, (int32_t)row};
     if (E::reduces)
         a.row += (int32_t)(u.block * s->block_rows);
     if (E::gathers && u.block != s->place.rank) {
         a.map = &args.gathered;
-        a.row += (int32_t)(slot * s->pairs * PRS_PAIR_M);
+        a.row += (int32_t)(slot * s->most_pairs * PRS_PAIR_M);
         /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
         if (s->segments == 0)
             a.tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
@@ -166,18 +168,29 @@ PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const s
     return a;
 }
 
+/* first: the unit that the first thread of the first CTA has claimed. The next unit is claimed some steps before the
+ * end of one: it is then there in time, and a cluster that is slow does not hold it back for long. */
 template <class E>
 PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
-                           const struct cta_position &at)
+                           const struct cta_position &at, uint32_t first)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t lane = threadIdx.x % 32;
     struct pipeline r = {0, 0};
     struct prs_cursor cursor = {0, 0};
-    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_pipeline taken = {0};
+    uint32_t claim = s->k_steps > PRS_STAGES ? s->k_steps - PRS_STAGES : 0;
+    if (lane == 0)
+        unit_pass<E>(queue, at, 0, first);
+    for (;;) {
         struct prs_unit u;
         struct a_source a;
-        uint32_t ready = 0;
+        uint32_t ready = 0, unit;
+        __syncwarp();
+        unit = unit_take(queue, &taken, true);
+        if (unit >= s->units)
+            break;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
         for (uint32_t step = 0; step < s->k_steps; step++, pipeline_next(&r)) {
@@ -186,8 +199,11 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* a late lane would mistake the phase of the next use for this one */
-            if (lane == 0)
+            if (lane == 0) {
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
+                if (step == claim)
+                    unit_fetch<E>(claim_counter(args, PRS_CLAIM_UNITS), queue, at, taken.taken);
+            }
         }
         if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)
             load_partials<E>(args, m, at, &r, u);

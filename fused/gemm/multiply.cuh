@@ -5,7 +5,8 @@
 
 #include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
-#include "fused/gemm/layout.h"
+#include "fused/core/units.cuh"
+#include "fused/gemm/launch.cuh"
 
 /* Adds the other ranks' partial sums to d, in slot order. */
 template <class E>
@@ -44,29 +45,29 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
 }
 
 /* Applies the epilogue to this warpgroup's half of a tile of the result. */
-PRS_DEVICE void finish_half(const struct prs_kernel_args &args, const struct cta_position &at, float (&d)[128],
-                            const struct prs_unit &u, uint32_t half)
+PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[128], const struct prs_unit &u, uint32_t cta,
+                            uint32_t half)
 {
-    const struct prs_schedule *s = &args.schedule;
-    uint32_t first = prs_schedule_result_row(s, u.block);
+    const struct prs_launch *launch = launch_here();
+    uint32_t first = prs_schedule_result_row(&launch->schedule, u.block), end = first + launch->schedule.block_rows;
     finish_tile(args.epilogue, d,
-                {first + u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64, u.column * PRS_TILE_N,
-                 first + s->block_rows, args.n});
+                {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64, u.column * PRS_TILE_N,
+                 end < launch->m ? end : launch->m, args.n});
 }
 
-template <class E>
-PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
-                               const struct cta_position &at)
+template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t half = threadIdx.x / 128 - 1;
     struct slab_pipeline slabs = {0};
     struct left_over<E> left;
     struct pipeline r = {0, 0};
     struct prs_cursor cursor = {0, 0};
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_pipeline taken = {0};
     float d[128];
     left.next = left_over<E>::count;
-    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+    for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < s->units;) {
         struct prs_unit u;
         bool partial = false;
         multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
@@ -88,7 +89,7 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             if (!E::reduces)
                 prs_schedule_unit(s, &cursor, unit, &u);
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
-            finish_half(args, at, d, u, half);
+            finish_half(args, d, u, blockIdx.x % E::cluster, half);
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left);
     }

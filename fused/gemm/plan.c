@@ -14,12 +14,6 @@
 
 enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's coordinate in a tensor is a signed number */
 
-/* All-gather: one slot for the block of each other rank, and one from which the own block is put to other nodes. */
-static uint32_t gathered_slots(const struct prs_schedule *s)
-{
-    return s->place.world - (s->place.nodes > 1 ? 0 : 1);
-}
-
 /* Bytes of one bank of what the other ranks write here. */
 static uint64_t bank_bytes(const struct prs_fused_plan *p)
 {
@@ -29,16 +23,17 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
     if (s->op == PRS_FUSED_ALLGATHER && s->segments != 0)
         return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
     if (s->op == PRS_FUSED_ALLGATHER)
-        return prs_layout_gathered(s, gathered_slots(s), 0, 0);
+        return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0);
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
 }
 
+/* Flags, or one bank of counters. */
 static uint64_t flag_count(const struct prs_schedule *s)
 {
     if (s->segments != 0)
         return prs_schedule_segment_flag(s, s->place.world - 1, 0, 0);
     if (s->op == PRS_FUSED_ALLGATHER)
-        return prs_schedule_arrival(s, gathered_slots(s), 0, 0);
+        return prs_schedule_arrival(s, prs_schedule_gathered_slots(s), 0, 0);
     return prs_schedule_partial_flag(s, s->place.nodes * (s->place.local_ranks - 1), 0, 0);
 }
 
@@ -63,15 +58,15 @@ static int open_workspace(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
     struct prs_schedule *s = &a->schedule;
-    uint64_t flags, counters;
+    uint64_t flags, counters, done = 2 * s->place.local_ranks;
     int r;
     if (prs_tuning_copies(&p->info.tuning))
         s->segments = p->info.tuning.segments;
     a->paced = p->info.tuning.paced == PRS_PACED;
-    a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
     s->group = p->info.tuning.tiles_per_signal;
-    flags = flag_count(s);
+    a->flag_bank = (uint32_t)flag_count(s);
+    flags = (s->op == PRS_FUSED_ALLGATHER && s->segments == 0 ? 2 : 1) * (uint64_t)a->flag_bank;
     counters = s->place.nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
     a->staging_bank_bytes = bank_bytes(p);
     if (!a->staging_bank_bytes)
@@ -80,7 +75,7 @@ static int open_workspace(struct prs_fused_plan *p)
      * the other ranks have read it. */
     r = prs_plan_memory(&p->base, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
     if (!r)
-        r = prs_plan_flags(&p->base, flags + s->place.local_ranks + counters, &p->flags);
+        r = prs_plan_flags(&p->base, flags + done + counters, &p->flags);
     if (r)
         return r;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
@@ -90,8 +85,8 @@ static int open_workspace(struct prs_fused_plan *p)
     }
     if (s->place.nodes == 1)
         return s->segments != 0 ? open_copies(p) : 0;
-    a->far.counters = a->done[0] + s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */
-    return prs_plan_signals(&p->base, p->staging, prs_schedule_row_word(s, s->place.nodes - 1, 0), &a->far);
+    a->far.counters = a->done[0] + done; /* only this rank uses them, but they lie behind its flags */
+    return prs_plan_signals(&p->base, p->staging, prs_schedule_row_word(s, 0, s->pairs * 2), &a->far);
 }
 
 static int check_stride(char name, uint32_t ld, uint32_t columns)
@@ -239,6 +234,7 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     p->base.sync = &p->args.sync;
     p->base.alone = shape->op == PRS_FUSED_GEMM;
     p->shape = *shape;
+    p->rows = shape->m;
     p->wanted = tuning;
     return prs_plan_open(&p->base, (void **)out);
 }
@@ -258,7 +254,7 @@ static int encode_inputs(struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *sh = &p->shape;
     bool gathers = sh->op == PRS_FUSED_ALLGATHER;
-    uint64_t rows = gathers ? p->args.schedule.block_rows : sh->m;
+    uint64_t rows = gathers ? p->schedule.block_rows : p->rows;
     struct prs_tensor ta = {.base = p->operands.a,
                             .columns = sh->k,
                             .rows = rows,
@@ -284,7 +280,7 @@ static int encode_inputs(struct prs_fused_plan *p)
 static int encode_results(struct prs_fused_plan *p)
 {
     void *c = p->operands.c;
-    const struct prs_schedule *s = &p->args.schedule;
+    const struct prs_schedule *s = &p->schedule;
     struct prs_tensor t = {.base = c,
                            .columns = p->shape.n,
                            .pitch = p->shape.ldc,
@@ -292,11 +288,13 @@ static int encode_results(struct prs_fused_plan *p)
                            .planes = s->place.world,
                            .box_rows = 64,
                            .swizzled = true};
-    uint64_t bytes = (((uint64_t)p->shape.m - 1) * prs_pitch(p->shape.ldc, p->shape.n) + p->shape.n) * 2;
+    uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->shape.n) + p->shape.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
         t.planes = 1;
+    if (p->args.whole != 0)
+        t.planes = 1, t.rows = p->rows;
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
         home = prs_symmetric_find(p->base.ctx, c, bytes);
         if (!home)
@@ -328,6 +326,47 @@ static struct prs_epilogue epilogue_of(const struct prs_fused_plan *p)
     return e;
 }
 
+static int check_rows(const struct prs_fused_plan *p, const struct prs_fused_operands *x)
+{
+    const struct prs_place *at = &p->args.schedule.place;
+    bool fused = p->info.tuning.path == PRS_PATH_FUSED;
+    bool divided = p->shape.op != PRS_FUSED_ALLREDUCE || (fused && at->nodes > 1);
+    if (x->m > p->shape.m)
+        return prs_fail(-EINVAL, "fused: a launch of %u rows: the plan was opened for at most %u", x->m, p->shape.m);
+    if (divided && x->m % at->world != 0)
+        return prs_fail(-EINVAL, "fused: a launch of %u rows: they do not divide among %u ranks", x->m, at->world);
+    if (x->m_on_device && x->m != 0)
+        return prs_fail(-EINVAL, "fused: m is %u and m_on_device is set: only one of them can hold", x->m);
+    if (x->m_on_device && !fused)
+        return prs_fail(-EINVAL,
+                        "fused: m_on_device needs the fused path, and this plan takes the unfused one (%s): "
+                        "open it with tuning.path = PRS_PATH_FUSED",
+                        p->info.reason);
+    return 0;
+}
+
+/* Blocks must be whole, for one map of C, where the host does not know the rows, or the ranks do not divide them. */
+static void set_rows(struct prs_fused_plan *p)
+{
+    struct prs_kernel_args *a = &p->args;
+    const struct prs_place *at = &a->schedule.place;
+    enum prs_fused_op op = p->shape.op;
+    const uint32_t *device = p->operands.m_on_device;
+    bool blocks = (op == PRS_FUSED_ALLGATHER || op == PRS_FUSED_ALLREDUCE) && at->world > 1;
+    p->rows = p->operands.m != 0 ? p->operands.m : p->shape.m;
+    p->schedule = a->schedule;
+    a->m = p->rows;
+    a->m_on_device = device;
+    a->most_rows = p->shape.m;
+    a->row_step = 1;
+    a->whole = blocks && (device || p->rows % at->world != 0);
+    if (device && op != PRS_FUSED_ALLREDUCE)
+        a->row_step = at->world;
+    if (device && blocks && (op == PRS_FUSED_ALLGATHER || at->nodes > 1))
+        a->row_step = PRS_PUSH_ROWS * at->world;
+    prs_schedule_rows(&p->schedule, p->rows, a->whole != 0 && !device);
+}
+
 static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
 {
     int r = encode_inputs(p);
@@ -345,7 +384,7 @@ static int check_operands(const struct prs_fused_plan *p, const struct prs_fused
         return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
-    return 0;
+    return check_rows(p, x);
 }
 
 int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
@@ -358,6 +397,7 @@ int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *
         return r;
     p->operands = *x;
     p->args.epilogue = epilogue_of(p);
+    set_rows(p);
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else

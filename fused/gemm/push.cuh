@@ -43,7 +43,7 @@ template <class E>
 PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_position &at, const uint8_t *buffer,
                            const struct pushed_chunk &k, int64_t *next)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
@@ -64,20 +64,23 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
 template <class E>
 PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct cta_position &at, uint32_t position)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     struct pushed_chunk k = find_chunk<E>(s, position);
     uint32_t row_tile = k.c.row / PRS_TILE_M, strip = k.c.step / PRS_STRIP_STEPS;
     fence_release_sys(); /* [pushed-chunk]: one fence for all ranks, before the counts in await_strips() */
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
         uint32_t owner = prs_place_neighbour(&s->place, p);
-        add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, owner), row_tile, strip),
+        add_relaxed_sys(arrivals_at(args, at.epoch, p,
+                                    prs_schedule_arrival(s, prs_schedule_slot(s, k.block, owner), row_tile, strip)),
                         1);
     }
     if (E::far && k.block == s->place.rank)
         relay_chunk(args, at.epoch, row_tile, strip);
     else if (E::far) /* it came by the network; the loader counts its chunks as those of any other rank */
         add_relaxed_sys(
-            args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip), 1);
+            arrivals_at(args, at.epoch, 0,
+                        prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip)),
+            1);
 }
 
 /* Waits until everything under way has landed, and signals it. */
@@ -96,7 +99,7 @@ template <class E>
 PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_position &at,
                           struct pusher *p, uint32_t position)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     struct pushed_chunk k = find_chunk<E>(s, position);
     uint32_t slot = p->count % PRS_PUSH_SLOTS, phase = p->count / PRS_PUSH_SLOTS & 1;
     uint8_t *buffer = m.base + PRS_SMEM_PUSH + slot * PRS_PUSH_BYTES;
@@ -130,7 +133,7 @@ template <class E>
 PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p,
                             uint32_t position)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     struct pushed_chunk k = find_chunk<E>(s, position);
     uint32_t from = prs_index_after(k.block / s->place.local_ranks, s->place.node, s->place.nodes);
     uint32_t word =
@@ -144,17 +147,25 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
     fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by the copy engine */
 }
 
+PRS_DEVICE uint32_t claim_chunk(const struct prs_kernel_args &args)
+{
+    return atomicAdd(claim_counter(args, PRS_CLAIM_CHUNKS), 1u);
+}
+
 /* Pushes the own block, then what the counterparts put here, to the other ranks of this node. */
 template <class E>
 PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
                             const struct cta_position &at)
 {
-    const struct prs_schedule *s = &args.schedule;
-    uint32_t first = at.cluster * 2 + at.rank, own = prs_schedule_chunks(s);
+    const struct prs_schedule *s = &launch_here()->schedule;
+    uint32_t own = prs_schedule_chunks(s), all = E::far ? s->place.nodes * own : own;
     struct pusher p = {};
-    if (first >= args.push_ctas)
+    if (s->segments != 0 || s->place.world == 1)
         return;
-    for (uint32_t i = first; i < (E::far ? s->place.nodes : 1) * own; i += args.push_ctas) {
+    /* The next chunk is claimed before this one is sent, so that no claim is waited for. A chunk needs only earlier
+     * ones, and so does every claimed chunk that waits for its turn here. */
+    for (uint32_t i = claim_chunk(args), next; i < all; i = next) {
+        next = claim_chunk(args);
         if (E::far && i >= own)
             await_chunk<E>(args, at, &p, i);
         if (E::far && i >= own && s->place.local_ranks == 1)
@@ -169,11 +180,12 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
  * [broadcast-row]: data that is counted has landed. */
 PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_position &at)
 {
-    const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_broadcasts(s);
+    const struct prs_schedule *s = &launch_here()->schedule;
+    uint32_t slot = threadIdx.x % 32;
+    const uint32_t *done = args.done[0] + (at.epoch & 1) * s->place.local_ranks + slot;
     if (slot + 1 < s->place.local_ranks)
-        wait_flag(&args.sync, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, prs_place_neighbour(&s->place, 1 + slot),
-                  slot);
+        wait_flag(&args.sync, done, prs_schedule_broadcasts(s), PRS_AWAIT_BROADCAST,
+                  prs_place_neighbour(&s->place, 1 + slot), slot);
 }
 
 #endif

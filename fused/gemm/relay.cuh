@@ -6,12 +6,31 @@
 
 #include "fused/core/cta.cuh"
 #include "fused/core/far.cuh"
-#include "fused/gemm/layout.h"
+#include "fused/gemm/launch.cuh"
 
-/* In each launch a counter gains exactly `whole`. */
-PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint32_t counter, uint32_t whole)
+/* In each launch a counter gains exactly `whole`. The last arrival leaves it at zero for the next launch. */
+PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t counter, uint32_t whole)
 {
-    return arrives_last(args.far.counters + counter, epoch * whole);
+    if (!arrives_last(args.far.counters + counter, whole))
+        return false;
+    args.far.counters[counter] = 0;
+    return true;
+}
+
+/* A counter of this node's rows of A, at neighbour p. */
+PRS_DEVICE uint32_t *arrivals_at(const struct prs_kernel_args &args, uint32_t epoch, uint32_t p, uint32_t counter)
+{
+    return args.flags[p] + (epoch & 1) * args.flag_bank + counter;
+}
+
+/* All-reduce: tells the other ranks of this node that a piece of the result has landed there. */
+PRS_DEVICE void count_broadcast(const struct prs_kernel_args &args, uint32_t epoch)
+{
+    const struct prs_place *at = &args.schedule.place;
+    for (uint32_t p = 1; p < at->local_ranks; p++)
+        add_relaxed_sys(args.done[p] + (epoch & 1) * at->local_ranks +
+                            prs_index_after(at->local_rank, (at->local_rank + p) % at->local_ranks, at->local_ranks),
+                        1);
 }
 
 /* The functions below run rarely. They are out of line and take plain numbers, and so cost the roles no registers. */
@@ -20,16 +39,16 @@ PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint
  * The second half of the last tile of a group puts the group, and signals. */
 PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block, uint32_t tile)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes), place;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
     struct prs_piece_group g;
     /* MUTANT(emulator nodes/reduce_scatter_is_right) only the second half of a tile puts it: s/2/1/ */
-    if (!is_last(args, epoch, prs_schedule_tile_counter(s, to, tile), 2))
+    if (!is_last(args, prs_schedule_tile_counter(s, to, tile), 2))
         return;
     g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
     /* MUTANT(emulator nodes/reduce_scatter_is_right) a signal only after all tiles of its group: s/g.pieces/1/ */
-    if (!is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
+    if (!is_last(args, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
     place = prs_schedule_group_place(s, &g);
     put_far(args, block, args.far.staging_window, bank + prs_layout_place(s, prs_schedule_relay_slot(s, node), place),
@@ -43,12 +62,12 @@ PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t
  * are contiguous, into the counterparts' C. */
 PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t rows = prs_schedule_tile_rows(s, row_tile);
     uint32_t group = prs_schedule_groups(s) + row_tile;
     uint64_t pitch = args.n * 2ull;
     uint64_t where = args.far.result_offset + ((uint64_t)s->place.rank * s->block_rows + row_tile * PRS_TILE_M) * pitch;
-    if (!is_last(args, epoch, prs_schedule_row_counter(s, row_tile), 2 * s->columns) || rows == 0)
+    if (!is_last(args, prs_schedule_row_counter(s, row_tile), 2 * s->columns) || rows == 0)
         return;
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t node = (s->place.node + i) % s->place.nodes,
@@ -71,15 +90,15 @@ PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uin
 PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
                                      uint32_t strip)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
-    uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
+    uint32_t *landed = arrivals_at(args, epoch, 0, prs_schedule_arrival(s, slot, row_tile, strip));
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
     struct prs_piece_group g;
-    if (landed != epoch * prs_schedule_arrivals(s, row_tile, strip))
+    if (!arrives_last(landed, prs_schedule_arrivals(s, row_tile, strip)))
         return;
     g = prs_schedule_group(s, row_tile, strip);
-    if (!is_last(args, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
+    if (!is_last(args, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
     from = strip_place(s, slot, g.band, g.first);
     bytes = strip_place(s, slot, g.band, g.first + g.pieces) - from;
@@ -106,13 +125,20 @@ PRS_DEVICE void copy_row(uint4 *to, const uint4 *from, uint32_t vectors, uint32_
         to[i] = from[i];
 }
 
-/* All-reduce: one warp of every CTA waits for rows of the counterparts' blocks, and copies them to the other ranks of
- * this node. */
-PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t cta, uint32_t ctas)
+/* A whole warp claims the next row. */
+PRS_DEVICE uint32_t claim_row(const struct prs_kernel_args &args)
 {
-    const struct prs_schedule *s = &args.schedule;
+    uint32_t i = threadIdx.x % 32 == 0 ? atomicAdd(claim_counter(args, PRS_CLAIM_ROWS), 1u) : 0;
+    return __shfl_sync(~0u, i, 0);
+}
+
+/* All-reduce: one warp of every CTA claims rows of the counterparts' blocks, and copies them to the other ranks of
+ * this node. */
+PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch)
+{
+    const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t lane = threadIdx.x % 32, vectors = args.n / 8;
-    for (uint32_t i = cta; i < (s->place.nodes - 1) * s->block_rows; i += ctas) {
+    for (uint32_t i; (i = claim_row(args)) < (s->place.nodes - 1) * s->block_rows;) {
         uint32_t row, block = prs_schedule_forward_row(s, i, &row),
                       from = prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes);
         uint32_t word = prs_schedule_row_word(s, from, row / PRS_TILE_M);
@@ -127,11 +153,7 @@ PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32
         __syncwarp();
         if (lane == 0) {
             fence_release_sys(); /* [broadcast-row]: one fence for all ranks, before the counts in await_broadcast() */
-            for (uint32_t p = 1; p < s->place.local_ranks; p++)
-                add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
-                                                               (s->place.local_rank + p) % s->place.local_ranks,
-                                                               s->place.local_ranks),
-                                1);
+            count_broadcast(args, epoch);
         }
     }
 }

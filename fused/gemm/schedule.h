@@ -37,6 +37,8 @@ struct prs_schedule {
     uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
     uint32_t group;      /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
     uint32_t units;      /* what this rank computes */
+    /* Of the most rows that a launch may have. Copies must find their destination without the number of rows. */
+    uint32_t most_pairs, most_bands;
 };
 
 struct prs_unit {
@@ -45,20 +47,31 @@ struct prs_unit {
     uint32_t column; /* column tile */
 };
 
+/* For a launch of m rows, at most as many as the schedule was made for. whole: a block is a multiple of PRS_PUSH_ROWS
+ * rows, so that the ranks need not divide m; the last blocks may then be short or empty. */
+PRS_SHARED void prs_schedule_rows(struct prs_schedule *s, uint32_t m, bool whole)
+{
+    uint32_t rows = prs_ceil_div(m, s->place.world);
+    s->block_rows = whole ? prs_ceil_div(rows, PRS_PUSH_ROWS) * PRS_PUSH_ROWS : rows;
+    s->pairs = prs_ceil_div(s->block_rows, PRS_PAIR_M);
+    s->band = s->band > s->pairs ? s->pairs : s->band;
+    s->bands = prs_ceil_div(s->pairs, s->band);
+    s->units = s->place.world * s->pairs * s->columns;
+}
+
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t rank, uint32_t world, uint32_t nodes,
                                   uint32_t m, uint32_t n, uint32_t k, uint32_t band)
 {
     s->op = op;
     prs_place_init(&s->place, rank, world, nodes);
-    s->block_rows = m / world;
-    s->pairs = prs_ceil_div(s->block_rows, PRS_PAIR_M);
     s->columns = prs_ceil_div(n, PRS_TILE_N);
     s->k_steps = prs_ceil_div(k, PRS_TILE_K);
-    s->band = band < 1 ? 1 : band > s->pairs ? s->pairs : band;
-    s->bands = prs_ceil_div(s->pairs, s->band);
+    s->band = band < 1 ? 1 : band;
     s->segments = 0;
     s->group = 1;
-    s->units = world * s->pairs * s->columns;
+    prs_schedule_rows(s, m, false);
+    s->most_pairs = s->pairs;
+    s->most_bands = s->bands;
 }
 
 PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32_t band)
@@ -224,6 +237,12 @@ PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sen
     return prs_index_after(sender, owner, s->place.world);
 }
 
+/* All-gather: one slot for the block of each other rank, and one from which the own block is put to other nodes. */
+PRS_SHARED uint32_t prs_schedule_gathered_slots(const struct prs_schedule *s)
+{
+    return s->place.world - (s->place.nodes > 1 ? 0 : 1);
+}
+
 /* Slots of a bank of partial sums, each for one block: first those that ranks of this node write, (locals - 1) for each
  * node whose block it is; then the counterparts' sums for the own block; then this node's sums for the counterparts'
  * blocks, which are put from there. */
@@ -278,10 +297,12 @@ PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, u
     return from;
 }
 
-/* The flag that says that this slot has warpgroup `half`'s half of this tile. */
+/* The flag that says that this slot has warpgroup `half`'s half of this tile. A slot's flags lie where the most rows
+ * would have them: each flag has one writer in all launches, which raises it to an epoch only after it has finished the
+ * launch before. */
 PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint32_t slot, uint32_t tile, uint32_t half)
 {
-    return (slot * prs_schedule_tiles(s) + tile) * 2 + half;
+    return (slot * s->most_pairs * 2 * s->columns + tile) * 2 + half;
 }
 
 /* ---- pushed chunks: all-gather ---- */
@@ -327,7 +348,7 @@ PRS_SHARED uint32_t prs_schedule_segment_steps(const struct prs_schedule *s)
 PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint32_t slot, uint32_t band,
                                               uint32_t segment)
 {
-    return (slot * s->bands + band) * s->segments + segment;
+    return (slot * s->most_bands + band) * s->segments + segment;
 }
 
 struct prs_copy {
@@ -436,15 +457,15 @@ PRS_SHARED uint32_t prs_schedule_tile_place(const struct prs_schedule *s, uint32
 }
 
 /* This rank's signal words, by counterpart (prs_index_after() of its node): one for each group; for an all-reduce then
- * one for each row tile of the counterpart's block of the result. */
+ * one for each row tile of the counterpart's block of the result. As with flags, only one rank ever writes a word. */
 PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32_t from, uint32_t group)
 {
-    return from * prs_schedule_groups(s) + group;
+    return group * (s->place.nodes - 1) + from;
 }
 
 PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t from, uint32_t row_tile)
 {
-    return (s->place.nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
+    return prs_schedule_group_word(s, from, prs_schedule_groups(s) + row_tile);
 }
 
 /* This rank's own counters, which tell which arrival is the last. They count halves of each relayed tile and pieces of

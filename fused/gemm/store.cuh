@@ -4,6 +4,7 @@
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
+#include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
 
 /* Where the rank of this node that adds up a block's sums keeps the sums of this rank. */
@@ -18,7 +19,7 @@ template <class E>
 PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                            const uint8_t *slab, uint32_t half, uint32_t quarter)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     if (E::reduces && u.block != s->place.rank) {
         uint32_t peer = prs_place_neighbour_index(&s->place, u.block), slot = partial_slot<E>(s, u.block);
         /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
@@ -32,6 +33,10 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     int32_t z = E::op == PRS_FUSED_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
         return;
+    if (E::op >= PRS_FUSED_ALLGATHER && args.whole != 0) {
+        y += z * (int32_t)s->block_rows;
+        z = 0;
+    }
     for (uint32_t p = 0; p < (E::broadcasts ? s->place.local_ranks : 1); p++)
         tma_store_3d(&args.c[p], slab, x, y, z);
 }
@@ -41,7 +46,7 @@ template <class E>
 PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                             uint32_t half)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
     if (E::far && prs_schedule_part(s, u.block) == PRS_PART_RELAY) {
         relay_tile(args, at.epoch, u.block, prs_schedule_tile(s, &u, at.rank));
     } else if (u.block != s->place.rank) {
@@ -51,11 +56,7 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
                           at.epoch);
     } else if (E::broadcasts) {
         fence_release_sys(); /* [broadcast-tile]: one fence for all ranks, before the counts in await_broadcast() */
-        for (uint32_t p = 1; p < s->place.local_ranks; p++)
-            add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
-                                                           (s->place.local_rank + p) % s->place.local_ranks,
-                                                           s->place.local_ranks),
-                            1);
+        count_broadcast(args, at.epoch);
         if (E::far)
             put_rows(args, at.epoch, u.pair * 2 + at.rank);
     }
@@ -65,11 +66,13 @@ template <class E>
 PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
                             const struct cta_position &at, uint32_t half)
 {
-    const struct prs_schedule *s = &args.schedule;
+    const struct prs_schedule *s = &launch_here()->schedule;
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_pipeline taken = {0};
     uint32_t stored = 0;
     int64_t next = 0;
     struct prs_cursor cursor = {0, 0};
-    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+    for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < s->units;) {
         struct prs_unit u;
         prs_schedule_unit(s, &cursor, unit, &u);
         for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {

@@ -109,12 +109,12 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
 static double default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                              const struct prs_place *at, struct prs_fused_tuning *t)
 {
-    uint32_t ctas = t->push_ctas != 0 ? t->push_ctas : 2 * t->clusters, band = t->band, segments = t->segments;
+    uint32_t band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
     prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1);
-    pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
-    if (ctx->shared_device || (t->mover == 0 && t->push_ctas != 0))
+    pushed = prs_gather_pushed_us(&s, t->clusters, spread);
+    if (ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
     if (t->mover == PRS_MOVED_BY_CTAS)
         return pushed;
@@ -161,7 +161,7 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
 
 /* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not
  * fit. */
-static const char LINE[] = "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u";
+static const char LINE[] = "v3 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u";
 
 static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
                         struct prs_fused_tuning *t)
@@ -174,8 +174,8 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     while (fgets(line, sizeof(line), f)) {
         unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
-        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.push_ctas, &have.mover,
-                   &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 15)
+        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.mover, &have.segments,
+                   &have.paced, &have.spread, &have.tiles_per_signal) != 14)
             continue;
         if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
             w == at->world && d == at->nodes) {
@@ -210,9 +210,9 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
     if (!f)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
-    written = fprintf(f, "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
-                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->push_ctas, t->mover,
-                      t->segments, t->paced, t->spread, t->tiles_per_signal);
+    written = fprintf(f, "v3 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
+                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->mover, t->segments,
+                      t->paced, t->spread, t->tiles_per_signal);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
@@ -227,8 +227,8 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     if (t->spread <= 1 || s->place.world == 1)
         return;
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
-    if (s->op == PRS_FUSED_ALLGATHER && t->push_ctas != 0) {
-        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, t->push_ctas); /* forwarded ones too */
+    if (s->op == PRS_FUSED_ALLGATHER && !prs_tuning_copies(t)) {
+        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, 2 * t->clusters); /* forwarded ones too */
         *push =
             (uint32_t)(clocks / (t->paced == PRS_PACED && s->place.local_ranks > 1 ? chunks * (s->place.local_ranks - 1)
                                                                                    : chunks));
@@ -292,7 +292,6 @@ static void limit(const struct prs_fused_shape *shape, struct prs_fused_tuning *
     t->segments = t->segments > steps ? steps : t->segments;
     t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
     t->tiles_per_signal = t->tiles_per_signal > MOST_TILES_PER_SIGNAL ? MOST_TILES_PER_SIGNAL : t->tiles_per_signal;
-    t->push_ctas = t->push_ctas > 2 * t->clusters ? 2 * t->clusters : t->push_ctas;
 }
 
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -329,10 +328,6 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         gather_us = default_copies(ctx, shape, at, t);
     if (t->band == 0)
         t->band = default_band(shape, at, t->clusters);
-    if (t->push_ctas == 0)
-        t->push_ctas = 2 * t->clusters;
-    if (prs_tuning_copies(t))
-        t->push_ctas = 0;
     if (t->segments == 0)
         t->segments = 1;
     if (t->tiles_per_signal == 0)

@@ -17,7 +17,6 @@
 template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr int b_n_major = B_N_MAJOR;
     static constexpr bool reduces = false;
-    static constexpr bool epochs = true;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
     static constexpr int unit_readers = CONSUMER_WARPS + 2; /* the loading and the storing warp */

@@ -128,7 +128,6 @@ struct prs_fused_tuning {
     uint32_t path;      /**< enum prs_fused_path */
     uint32_t clusters;  /**< pairs of SMs that work, at most half the SMs */
     uint32_t band;      /**< row pairs (256 rows) that are communicated together */
-    uint32_t push_ctas; /**< ALLGATHER by CTAs: how many push the own block, besides multiplying */
     uint32_t mover;     /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
     uint32_t segments;  /**< ALLGATHER by copy engines: pieces along k in which a band travels */
     uint32_t spread;    /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
@@ -169,6 +168,16 @@ struct prs_fused_operands {
     /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
      * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
     const void *residual;
+    /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
+     * rows. W divides m as it divides shape.m. 0: shape.m, or what m_on_device says. */
+    uint32_t m;
+    /** Where the kernel finds m when it starts (so that a captured graph serves any m), or NULL. m is then 0, the plan
+     * takes the fused path, and A and C are as with shape.m rows, of which the first are used: of the first m / W rows
+     * of each rank's A (ALLGATHER), or of the first m, come the first m rows of C (m / W for REDUCE_SCATTER). Rows of C
+     * after them, up to a whole 64 of each block, are not defined. The number is a multiple of W for REDUCE_SCATTER, of
+     * 64 W for ALLGATHER, and for ALLREDUCE between nodes. Otherwise nothing is computed, and prs_fused_poll_error()
+     * says so (-EINVAL). */
+    const uint32_t *m_on_device;
 };
 
 /**

@@ -14,6 +14,21 @@ uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t p
     return x ^ x >> 15;
 }
 
+uint32_t model_claim(struct rank *r, enum prs_claims kind)
+{
+    return watch_count(&r->claimed[kind]) - 1;
+}
+
+uint32_t *model_arrivals(struct rank *r, uint32_t epoch, uint32_t index)
+{
+    return &r->flags[(epoch & 1) * r->flag_bank + index];
+}
+
+uint32_t *model_done(struct rank *r, uint32_t epoch, uint32_t slot)
+{
+    return &r->done[(epoch & 1) * WORLD + slot];
+}
+
 static bool reduces(const struct rank *r)
 {
     return r->s.op != PRS_FUSED_ALLGATHER;
@@ -59,7 +74,7 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
         uint32_t local = (s->place.local_rank + p) % s->place.local_ranks;
         struct rank *peer = &m->ranks[s->place.node * s->place.local_ranks + local];
         peer->result[x->unit.block * pieces + piece] = x->value;
-        watch_add(&peer->done[prs_index_after(s->place.local_rank, local, s->place.local_ranks)]);
+        watch_add(model_done(peer, epoch, prs_index_after(s->place.local_rank, local, s->place.local_ranks)));
     }
     if (s->place.nodes > 1)
         far_put_rows(m, rank, epoch, x->unit.pair * 2 + x->cta);
@@ -67,18 +82,21 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
 
 static bool store_epoch(struct cluster *c, uint32_t epoch)
 {
-    const struct prs_schedule *s = &c->model->ranks[c->rank].s;
-    for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
-        for (uint32_t i = 0; i < CTAS * HALVES; i++, c->stored++) {
-            struct slab *x = &c->slabs[c->stored % SLABS];
-            if (!watch_wait(&c->model->watch, &x->full, 1, "slab to store", c->rank, c->stored, c->rank))
-                return false;
-            watch_dawdle(&c->random[1]);
+    for (;; c->stored++) {
+        struct slab *x = &c->slabs[c->stored % SLABS];
+        bool end;
+        if (!watch_wait(&c->model->watch, &x->full, 1, "slab to store", c->rank, c->stored, c->rank))
+            return false;
+        end = x->unit.block == WORLD;
+        watch_dawdle(&c->random[1]);
+        if (!end)
             store_slab(c->model, c->rank, epoch, x);
-            watch_raise(&x->full, 0);
-        }
+        watch_raise(&x->full, 0);
+        if (!end)
+            continue;
+        c->stored++;
+        return true;
     }
-    return true;
 }
 
 /* ---- warps 4 to 11: compute ---- */
@@ -145,8 +163,9 @@ static bool read_rows(struct cluster *c, uint32_t epoch, struct slab *x)
         uint32_t index = s->segments != 0 ? prs_schedule_segment_flag(s, slot, x->unit.pair / s->band,
                                                                       step / prs_schedule_segment_steps(s))
                                           : prs_schedule_arrival(s, slot, tile, step / PRS_STRIP_STEPS);
-        uint32_t want = s->segments != 0 ? epoch : epoch * prs_schedule_arrivals(s, tile, step / PRS_STRIP_STEPS);
-        if (!watch_wait(&c->model->watch, &me->flags[index], want, "rows of A, flag", c->rank, index, x->unit.block))
+        uint32_t want = s->segments != 0 ? epoch : prs_schedule_arrivals(s, tile, step / PRS_STRIP_STEPS);
+        const uint32_t *flag = s->segments != 0 ? &me->flags[index] : model_arrivals(me, epoch, index);
+        if (!watch_wait(&c->model->watch, flag, want, "rows of A, flag", c->rank, index, x->unit.block))
             return false;
         for (uint32_t i = 0; i < 2; i++) {
             uint32_t row = tile * PRS_TILE_M + i * PRS_PUSH_ROWS;
@@ -162,8 +181,11 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     struct prs_cursor cursor = {0, 0};
-    for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
+    const struct slab end = {.unit = {.block = WORLD}};
+    uint32_t next = model_claim(me, PRS_CLAIM_UNITS);
+    for (uint32_t unit; (unit = next) < s->units;) {
         struct slab x = {.full = 0};
+        next = model_claim(me, PRS_CLAIM_UNITS); /* as early as ever */
         prs_schedule_unit(s, &cursor, unit, &x.unit);
         /* As in multiply_tiles(): without this, two ranks can wait for slabs that each of them still holds. */
         if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !hand_over_all_left(c))
@@ -182,7 +204,7 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
             c->any_left[i] = true;
         }
     }
-    return hand_over_all_left(c);
+    return hand_over_all_left(c) && hand_over(c, &end);
 }
 
 /* ---- warp 3, or a copy engine ---- */
@@ -191,14 +213,18 @@ static uint32_t chunk_value(uint32_t epoch, uint32_t rank, uint32_t row, uint32_
     return model_product(epoch, rank, row, step + 1000);
 }
 
-static void push_epoch(struct cluster *c, uint32_t epoch)
+/* Returns the first chunk of another node that it has claimed. */
+static uint32_t push_epoch(struct cluster *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     uint32_t chunk_rows = s->pairs * 2 * 2, out = prs_schedule_slot(s, c->rank, c->rank);
-    for (uint32_t i = c->index; i < prs_schedule_chunks(s); i += CLUSTERS) {
+    for (uint32_t i;;) {
         struct prs_chunk k;
         uint32_t value;
+        i = model_claim(me, PRS_CLAIM_CHUNKS);
+        if (i >= prs_schedule_chunks(s))
+            return i;
         prs_schedule_chunk(s, i, &k);
         value = chunk_value(epoch, c->rank, k.row / PRS_PUSH_ROWS, k.step);
         watch_dawdle(&c->random[2]);
@@ -207,7 +233,8 @@ static void push_epoch(struct cluster *c, uint32_t epoch)
             uint32_t slot = prs_schedule_slot(s, c->rank, owner);
             struct rank *to = &c->model->ranks[owner];
             to->staging[epoch & 1][(slot * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
-            watch_add(&to->flags[prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)]);
+            watch_add(
+                model_arrivals(to, epoch, prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)));
         }
         if (s->place.nodes == 1)
             continue;
@@ -278,17 +305,41 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
     }
 }
 
+/* What launch_end() does. */
+static void restart_counters(struct rank *r, uint32_t epoch)
+{
+    for (uint32_t kind = 0; kind < PRS_CLAIMS; kind++)
+        watch_raise(&r->claimed[kind], 0);
+    for (uint32_t i = 0; r->s.op == PRS_FUSED_ALLGATHER && r->s.segments == 0 && i < r->flag_bank; i++)
+        watch_raise(model_arrivals(r, epoch, i), 0);
+    for (uint32_t slot = 0; r->s.op == PRS_FUSED_ALLREDUCE && slot < WORLD; slot++)
+        watch_raise(model_done(r, epoch, slot), 0);
+}
+
+/* The schedule of an epoch. All ranks choose alike. */
+static void choose_rows(const struct model *m, struct rank *r, uint32_t epoch)
+{
+    uint32_t most = m->run.m / WORLD;
+    r->s = r->most;
+    if (m->run.any_rows)
+        prs_schedule_rows(&r->s, WORLD * (1 + model_product(epoch, 1, 2, 3) % most), false);
+}
+
 /* The last thread to leave checks the result, as a kernel that reads it would, and opens the next epoch. */
 static void leave(struct cluster *c, uint32_t epoch)
 {
     struct rank *r = &c->model->ranks[c->rank];
+    if (watch_count(&c->exits) == (epoch - FIRST_EPOCH) * ROLES)
+        watch_add(&r->finished);
     if (watch_count(&r->exits) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
         return;
     if (r->s.place.nodes > 1 && !nic_quiet(&r->nic))
         return;
     check_epoch(c->model, c->rank, epoch);
     /* Between launches the caller may write the result. */
-    memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->s) * HALVES * sizeof(uint32_t));
+    memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->most) * HALVES * sizeof(uint32_t));
+    restart_counters(r, epoch);
+    choose_rows(c->model, r, epoch + 1);
     if (r->s.segments != 0)
         for (uint32_t p = 1; p < WORLD; p++)
             watch_raise(
@@ -297,14 +348,18 @@ static void leave(struct cluster *c, uint32_t epoch)
     watch_raise(&r->epoch, epoch);
 }
 
-/* Waits until the epoch may begin; false: the rank stops before it, or another thread failed. */
+/* Waits until the epoch may begin, and until there is room for this cluster; false: the rank stops before it, or another thread failed. */
 static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;
     struct rank *me = &m->ranks[c->rank];
     if (me->s.place.node == me->s.place.nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
         return false;
-    return watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
+    if (!watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank))
+        return false;
+    return m->run.resident == 0 ||
+           watch_wait(&m->watch, &me->finished, (epoch - 1 - FIRST_EPOCH) * CLUSTERS + c->index + 1 - m->run.resident,
+                      "room", c->rank, c->index, c->rank);
 }
 
 static void *compute_thread(void *arg)
@@ -334,7 +389,7 @@ static bool await_broadcasts(struct cluster *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     for (uint32_t slot = 0; slot < s->place.local_ranks - 1; slot++)
-        if (!watch_wait(&c->model->watch, &me->done[slot], epoch * prs_schedule_broadcasts(s), "broadcast of slot",
+        if (!watch_wait(&c->model->watch, model_done(me, epoch, slot), prs_schedule_broadcasts(s), "broadcast of slot",
                         c->rank, slot,
                         s->place.node * s->place.local_ranks + (s->place.local_rank + 1 + slot) % s->place.local_ranks))
             return false;
@@ -347,8 +402,8 @@ static bool spread_epoch(struct cluster *c, uint32_t epoch)
     if (s->segments != 0)
         return c->index != 0 || copy_epoch(c, epoch);
     if (s->op == PRS_FUSED_ALLGATHER) {
-        push_epoch(c, epoch);
-        return s->place.nodes == 1 || far_forward_chunks(c, epoch);
+        uint32_t next = push_epoch(c, epoch);
+        return s->place.nodes == 1 || far_forward_chunks(c, epoch, next);
     }
     if (s->op != PRS_FUSED_ALLREDUCE)
         return true;
@@ -369,54 +424,39 @@ static void *spread_thread(void *arg)
 }
 
 /* ---- setting up ---- */
-/* Sets counters and signals to their values after FIRST_EPOCH launches. */
+/* Signals have the values that they have after FIRST_EPOCH launches. */
 static void init_far(struct rank *r)
 {
     const struct prs_schedule *s = &r->s;
-    uint32_t words = prs_schedule_row_word(s, s->place.nodes, 0), counters = prs_schedule_row_counter(s, s->pairs * 2);
-    r->signals = calloc(words, sizeof(uint32_t));
+    uint32_t words = prs_schedule_row_word(s, 0, s->pairs * 2), counters = prs_schedule_row_counter(s, s->pairs * 2);
+    r->signals = calloc(words + 1, sizeof(uint32_t));
     r->counter = calloc(counters, sizeof(uint32_t));
     for (uint32_t i = 0; i < words; i++)
         r->signals[i] = FIRST_EPOCH;
-    for (uint32_t to = 0; to + 1 < s->place.nodes; to++) {
-        for (uint32_t tile = 0; tile < prs_schedule_tiles(s) && s->op != PRS_FUSED_ALLGATHER; tile++)
-            r->counter[prs_schedule_tile_counter(s, to, tile)] = FIRST_EPOCH * HALVES;
-        for (uint32_t tile = 0; tile < prs_schedule_piece_rows(s); tile++)
-            for (uint32_t lane = 0; lane < prs_schedule_lanes(s); lane++) {
-                struct prs_piece_group g = prs_schedule_group(s, tile, lane);
-                r->counter[prs_schedule_group_counter(s, to, g.index)] = FIRST_EPOCH * g.pieces;
-            }
-    }
-    for (uint32_t tile = 0; tile < s->pairs * 2; tile++)
-        r->counter[prs_schedule_row_counter(s, tile)] = FIRST_EPOCH * s->columns * HALVES;
 }
 
 static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *shape)
 {
-    uint32_t pieces, cells, tiles, strips, slots;
+    uint32_t pieces, cells, tiles, slots;
     r->s = *shape;
     r->s.place.rank = rank;
     r->s.place.node = rank / r->s.place.local_ranks;
     r->s.place.local_rank = rank % r->s.place.local_ranks;
-    tiles = prs_schedule_tiles(&r->s), pieces = tiles * HALVES, strips = prs_schedule_strips(&r->s);
+    tiles = prs_schedule_tiles(&r->s), pieces = tiles * HALVES;
     slots = prs_schedule_slots(&r->s) > WORLD ? prs_schedule_slots(&r->s) : WORLD;
     cells = slots * (pieces + r->s.pairs * 4 * r->s.k_steps);
     for (uint32_t bank = 0; bank < 2; bank++)
         r->staging[bank] = calloc(cells, sizeof(uint32_t));
     r->result = calloc(WORLD * pieces, sizeof(uint32_t));
-    r->flags = calloc(cells + WORLD * r->s.pairs * 2 * strips, sizeof(uint32_t));
-    r->done = calloc(WORLD, sizeof(uint32_t));
+    r->flag_bank = prs_schedule_arrival(&r->s, WORLD, 0, 0);
+    r->flags = calloc(cells + 2 * r->flag_bank, sizeof(uint32_t));
+    r->done = calloc(2 * WORLD, sizeof(uint32_t));
     r->epoch = FIRST_EPOCH;
-    /* Their values after FIRST_EPOCH launches. */
-    for (uint32_t i = 0; i < WORLD; i++)
-        r->done[i] = r->s.op == PRS_FUSED_ALLREDUCE ? FIRST_EPOCH * prs_schedule_broadcasts(&r->s) : FIRST_EPOCH;
-    for (uint32_t i = 0; i < cells; i++)
+    /* Flags have the values that they have after FIRST_EPOCH launches; counters are zero. */
+    for (uint32_t i = 0; r->s.segments != 0 && i < WORLD; i++)
+        r->done[i] = FIRST_EPOCH;
+    for (uint32_t i = 0; (r->s.op != PRS_FUSED_ALLGATHER || r->s.segments != 0) && i < cells; i++)
         r->flags[i] = FIRST_EPOCH;
-    for (uint32_t slot = 0; r->s.op == PRS_FUSED_ALLGATHER && r->s.segments == 0 && slot < WORLD; slot++)
-        for (uint32_t tile = 0; tile < r->s.pairs * 2; tile++)
-            for (uint32_t strip = 0; strip < strips; strip++)
-                r->flags[prs_schedule_arrival(&r->s, slot, tile, strip)] =
-                    FIRST_EPOCH * prs_schedule_arrivals(&r->s, tile, strip);
     init_far(r);
 }
 
@@ -456,8 +496,12 @@ struct model *model_run(const struct model_run *run)
     m->epochs = run->epochs;
     watch_init(&m->watch, WORLD * CLUSTERS * ROLES, WORLD / run->nodes * CLUSTERS * ROLES, run->lost_after);
     printf("seed %u\n", seed);
-    for (uint32_t r = 0; r < WORLD; r++)
+    m->run = *run;
+    for (uint32_t r = 0; r < WORLD; r++) {
         init_rank(&m->ranks[r], r, &shape);
+        m->ranks[r].most = m->ranks[r].s;
+        choose_rows(m, &m->ranks[r], FIRST_EPOCH + 1);
+    }
     for (uint32_t r = 0; r < WORLD; r++) {
         nic_open(&m->ranks[r].nic, &m->watch, seed + r);
         start_rank(m, r, seed, threads[r]);

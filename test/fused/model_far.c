@@ -5,9 +5,12 @@
 #include "test/fused/model.h"
 
 /* ---- puts ---- */
-static bool is_last(struct rank *me, uint32_t epoch, uint32_t counter, uint32_t whole)
+static bool is_last(struct rank *me, uint32_t counter, uint32_t whole)
 {
-    return watch_count(&me->counter[counter]) == epoch * whole;
+    if (watch_count(&me->counter[counter]) != whole)
+        return false;
+    watch_raise(&me->counter[counter], 0);
+    return true;
 }
 
 static void signal(struct rank *me, struct rank *to, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
@@ -22,8 +25,8 @@ void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t blo
     uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes);
     uint32_t pieces = prs_schedule_tiles(s) * HALVES, place;
     struct prs_piece_group g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
-    if (!is_last(me, epoch, prs_schedule_tile_counter(s, to, tile), HALVES) ||
-        !is_last(me, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
+    if (!is_last(me, prs_schedule_tile_counter(s, to, tile), HALVES) ||
+        !is_last(me, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
     place = prs_schedule_group_place(s, &g) * HALVES;
     nic_post(&me->nic,
@@ -43,7 +46,7 @@ void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_t
     const struct prs_schedule *s = &me->s;
     uint32_t words = s->columns * HALVES, group = prs_schedule_groups(s) + row_tile;
     uint32_t where = rank * prs_schedule_tiles(s) * HALVES + row_tile * words;
-    if (!is_last(me, epoch, prs_schedule_row_counter(s, row_tile), words) || prs_schedule_tile_rows(s, row_tile) == 0)
+    if (!is_last(me, prs_schedule_row_counter(s, row_tile), words) || prs_schedule_tile_rows(s, row_tile) == 0)
         return;
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t node = (s->place.node + i) % s->place.nodes, peer = node * s->place.local_ranks + s->place.local_rank;
@@ -91,9 +94,9 @@ void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struc
     uint32_t row_tile = c->row / PRS_TILE_M, strip = c->step / PRS_STRIP_STEPS;
     uint32_t slot = prs_schedule_slot(s, rank, rank);
     struct prs_piece_group g = prs_schedule_group(s, row_tile, strip);
-    if (watch_count(&me->flags[prs_schedule_arrival(s, slot, row_tile, strip)]) !=
-            epoch * prs_schedule_arrivals(s, row_tile, strip) ||
-        !is_last(me, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
+    if (watch_count(model_arrivals(me, epoch, prs_schedule_arrival(s, slot, row_tile, strip))) !=
+            prs_schedule_arrivals(s, row_tile, strip) ||
+        !is_last(me, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t node = (s->place.node + i) % s->place.nodes, peer = node * s->place.local_ranks + s->place.local_rank;
@@ -105,11 +108,12 @@ void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struc
 }
 
 /* ---- what is spread inside the node ---- */
-bool far_forward_chunks(struct cluster *c, uint32_t epoch)
+bool far_forward_chunks(struct cluster *c, uint32_t epoch, uint32_t at)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
-    for (uint32_t i = c->index; i < (s->place.nodes - 1) * prs_schedule_chunks(s); i += CLUSTERS) {
+    for (; at < s->place.nodes * prs_schedule_chunks(s); at = model_claim(me, PRS_CLAIM_CHUNKS)) {
+        uint32_t i = at - prs_schedule_chunks(s);
         struct prs_chunk k;
         uint32_t block = prs_schedule_forward(s, i, &k), tile = k.row / PRS_TILE_M, strip = k.step / PRS_STRIP_STEPS;
         uint32_t word =
@@ -124,9 +128,9 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
             struct rank *to = &c->model->ranks[peer];
             to->staging[epoch & 1][(slot * s->pairs * 4 + row) * s->k_steps + k.step] =
                 me->staging[epoch & 1][(here * s->pairs * 4 + row) * s->k_steps + k.step];
-            watch_add(&to->flags[prs_schedule_arrival(s, slot, tile, strip)]);
+            watch_add(model_arrivals(to, epoch, prs_schedule_arrival(s, slot, tile, strip)));
         }
-        watch_add(&me->flags[prs_schedule_arrival(s, here, tile, strip)]);
+        watch_add(model_arrivals(me, epoch, prs_schedule_arrival(s, here, tile, strip)));
         watch_dawdle(&c->random[2]);
     }
     return true;
@@ -138,7 +142,7 @@ bool far_forward_rows(struct cluster *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     uint32_t words = s->columns * HALVES;
-    for (uint32_t i = c->index; i < (s->place.nodes - 1) * s->block_rows; i += CLUSTERS) {
+    for (uint32_t i; (i = model_claim(me, PRS_CLAIM_ROWS)) < (s->place.nodes - 1) * s->block_rows;) {
         uint32_t row, block = prs_schedule_forward_row(s, i, &row), tile = row / PRS_TILE_M;
         uint32_t word = prs_schedule_row_word(
             s, prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes), tile);
@@ -150,8 +154,8 @@ bool far_forward_rows(struct cluster *c, uint32_t epoch)
             struct rank *to = &c->model->ranks[peer];
             if (row % PRS_TILE_M == 0)
                 memcpy(&to->result[where], &me->result[where], words * sizeof(uint32_t));
-            watch_add(
-                &to->done[prs_index_after(s->place.local_rank, peer % s->place.local_ranks, s->place.local_ranks)]);
+            watch_add(model_done(
+                to, epoch, prs_index_after(s->place.local_rank, peer % s->place.local_ranks, s->place.local_ranks)));
         }
     }
     return true;

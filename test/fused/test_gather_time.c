@@ -7,7 +7,7 @@
 
 #include "fused/gemm/gather_time.h"
 
-enum { CLUSTERS = 66, CTAS = 132, PERCENT = 9 };
+enum { CLUSTERS = 66, PERCENT = 9 };
 
 struct row {
     uint32_t gpus, m, n, k, band, segments;
@@ -121,7 +121,7 @@ ParameterizedTest(struct row *row, gather_time, pushed_blocks_take_about_as_long
     struct prs_schedule s;
     double us, spread = row->segments > 1 ? 2e-6 * row->m * row->n * row->k / 750 * row->segments / 100 : 0;
     prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, row->gpus, 1, row->m, row->n, row->k, 1);
-    us = prs_gather_pushed_us(&s, CLUSTERS, CTAS, spread);
+    us = prs_gather_pushed_us(&s, CLUSTERS, spread);
     cr_assert(fabs(us - row->usec) < 2 + 0.15 * row->usec, "%u GPUs, %ux%ux%u: %.1f, measured %.1f", row->gpus, row->m,
               row->n, row->k, us, row->usec);
 }

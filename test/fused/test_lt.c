@@ -15,6 +15,8 @@ static struct {
     bool said[MOST_PREFERENCES];
     cublasComputeType_t compute;
     int found; /* algorithms */
+    uint64_t rows, ran_with;
+    bool capturing;
 } asked = {.found = 1};
 
 cudaError_t cudaMalloc(void **at, size_t bytes)
@@ -76,7 +78,72 @@ static cublasStatus_t find_algorithm(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      cublasLtMatmulHeuristicResult_t *found, int *count)
 {
     memset(found, 0, sizeof(*found));
+    found->algo.data[0] = asked.rows;
     *count = asked.found;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Loading is a capture that never runs. */
+static uint32_t captured, instantiated;
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    *stream = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    asked.capturing = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    asked.capturing = false;
+    *graph = (cudaGraph_t)&asked;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
+{
+    instantiated++;
+    *exec = (cudaGraphExec_t)&asked;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    return cudaSuccess;
+}
+
+/* The fake's algorithm is the number of rows that it was asked for. */
+static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                 const void *value, size_t bytes)
+{
+    cr_assert_eq((int)attribute, (int)CUBLASLT_MATRIX_LAYOUT_COLS);
+    memcpy(&asked.rows, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                               size_t workspace_bytes, cudaStream_t stream)
+{
+    captured += asked.capturing;
+    asked.ran_with = algo->data[0];
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -92,6 +159,8 @@ static const struct {
     {"cublasLtCreate", (void *)create},
     {"cublasLtMatmulDescCreate", (void *)describe_product},
     {"cublasLtMatrixLayoutCreate", (void *)describe_matrix},
+    {"cublasLtMatrixLayoutSetAttribute", (void *)set_layout},
+    {"cublasLtMatmul", (void *)multiply},
     {"cublasLtMatmulPreferenceCreate", (void *)create_preference},
     {"cublasLtMatmulPreferenceSetAttribute", (void *)set_preference},
     {"cublasLtMatmulAlgoGetHeuristic", (void *)find_algorithm},
@@ -140,6 +209,25 @@ Test(lt, no_operand_is_taken_for_aligned_to_more_than_16_bytes)
     open_and_close();
     for (size_t i = 0; i < sizeof(operands) / sizeof(*operands); i++)
         cr_assert_eq(asked.value[operands[i]], 16u, "operand %zu", i);
+}
+
+/* A launch that loads a kernel may wait for kernels that wait for this rank. */
+Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
+{
+    static const uint32_t ROWS[][2] = {{1, 32}, {32, 32}, {33, 64}, {300, 512}, {512, 512}};
+    const struct prs_fused_shape shape = {.op = PRS_FUSED_ALLGATHER, .m = 512, .n = 4096, .k = 4097};
+    struct prs_lt *lt = NULL;
+    captured = instantiated = 0;
+    cr_assert_eq(prs_lt_open(&shape, &lt), 0);
+    cr_assert_eq(captured, 5, "products of 32, 64, 128, 256 and 512 rows: %u", captured);
+    cr_assert_eq(instantiated, 5);
+    for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
+        cr_assert_eq(prs_lt_run(lt, ROWS[i][0], lt, lt, NULL, lt, NULL), 0);
+        cr_assert_eq(asked.rows, ROWS[i][0]);
+        cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
+    }
+    cr_assert_eq(captured, 5, "nothing was loaded later");
+    prs_lt_close(lt);
 }
 
 Test(lt, a_shape_for_which_it_has_nothing_is_refused)

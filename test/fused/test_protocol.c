@@ -13,18 +13,23 @@ enum { EPOCHS = 3000 };
 #endif
 
 /* A run begins with op, nodes, m, n and k. */
-static void run_soundly(const struct model_run *shape)
+static void run_epochs(const struct model_run *shape, uint32_t epochs)
 {
     struct model_run run = *shape;
     struct model *m;
-    run.epochs = EPOCHS;
+    run.epochs = epochs;
     m = model_run(&run);
     cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
-        cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
+        cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + epochs, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
     if (run.nodes > 1)
         cr_assert(m->ranks[0].nic.puts > 0 && m->ranks[0].nic.signals > 0, "nothing went to other nodes");
     model_close(m);
+}
+
+static void run_soundly(const struct model_run *shape)
+{
+    run_epochs(shape, EPOCHS);
 }
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
@@ -81,6 +86,54 @@ Test(protocol, nodes_forwarded_rows_are_read_in_their_own_epoch, .timeout = 600)
 Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
 {
     run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
+}
+
+/* ---- few resident clusters, any number of rows ---- */
+/* Whatever else holds the SMs of a rank, one cluster at a time gets through all work, and so does any number. */
+static void run_with_few_clusters(const struct model_run *shape)
+{
+    for (uint32_t resident = 1; resident < CLUSTERS; resident++) {
+        struct model_run run = *shape;
+        run.resident = resident;
+        run.any_rows = resident == 1;
+        run_epochs(&run, EPOCHS / 10);
+    }
+}
+
+Test(protocol, one_resident_cluster_reduces, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
+}
+
+Test(protocol, one_resident_cluster_reduces_for_all, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
+}
+
+Test(protocol, one_resident_cluster_gathers, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
+}
+
+Test(protocol, one_resident_cluster_gathers_what_is_copied, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
+}
+
+Test(protocol, nodes_one_resident_cluster_reduces, .timeout = 600)
+{
+    run_with_few_clusters(
+        &(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
+}
+
+Test(protocol, nodes_one_resident_cluster_reduces_for_all, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
+}
+
+Test(protocol, nodes_one_resident_cluster_gathers, .timeout = 600)
+{
+    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports the flag and the rank that it waits

@@ -57,12 +57,8 @@ Test(tuning, more_clusters_than_fit_are_not_used)
 /* Values as a damaged file could have them. */
 Test(tuning, numbers_out_of_range_are_brought_down)
 {
-    struct prs_fused_tuning wanted = {.band = UINT32_MAX,
-                                      .push_ctas = UINT32_MAX,
-                                      .segments = UINT32_MAX,
-                                      .spread = UINT32_MAX,
-                                      .tiles_per_signal = UINT32_MAX,
-                                      .mover = 1};
+    struct prs_fused_tuning wanted = {
+        .band = UINT32_MAX, .segments = UINT32_MAX, .spread = UINT32_MAX, .tiles_per_signal = UINT32_MAX, .mover = 1};
     struct prs_fused_tuning t = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
     struct prs_schedule s;
     prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band);
@@ -203,7 +199,7 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
 Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 {
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 16384, 4096, 16384, 0};
-    struct prs_fused_tuning t = {.clusters = CLUSTERS, .push_ctas = 132, .spread = 50, .paced = PRS_UNPACED};
+    struct prs_fused_tuning t = {.clusters = CLUSTERS, .spread = 50, .paced = PRS_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
     prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2);
@@ -243,14 +239,9 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     struct prs_fused ctx = {
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .shared_device = true};
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.mover = PRS_MOVED_BY_CTAS + 1},
-                            demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
+    struct prs_fused_tuning unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES);
-    cr_assert_eq(info.tuning.push_ctas, 0);
-    info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pushed);
-    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS, "as many CTAs as the caller says");
-    cr_assert_eq(info.tuning.push_ctas, 40);
     cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.mover, 0);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
@@ -302,7 +293,6 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         const struct prs_fused_tuning *t = &info.tuning;
         cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, false, CLUSTERS, &info), 0);
         cr_assert_eq(t->mover, r->mover, "row %u: %u", i, t->mover);
-        cr_assert_eq(t->push_ctas, r->mover == PRS_MOVED_BY_CTAS ? 2 * CLUSTERS : 0);
         cr_assert((r->band == 0 || t->band == r->band) && (r->segments == 0 || t->segments == r->segments),
                   "row %u: %u:%u", i, t->band, t->segments);
         cr_assert(info.predicted_us >= r->least_us && info.predicted_us <= r->most_us, "row %u: %.1f us", i,

@@ -12,7 +12,7 @@
 #include <perseus/perseus.h>
 #include "tools/hopper/hopper.h"
 
-enum { SAMPLES = 3000 };
+enum { SAMPLES = 3000, FEW_SAMPLES = 200 }; /* few: of each of many launches */
 
 /* ---- ranks ---- */
 int ranks_allgather(void *user, const void *mine, void *all, size_t bytes)
@@ -243,11 +243,22 @@ static uint16_t gap_element(const struct ranks_product *p, uint32_t rank, uint64
     return p->residual == RANKS_RESIDUAL_IS_C ? ranks_bf16(ranks_element(key_residual(p, rank), at)) : 0xffff;
 }
 
+/* A result has a gap after it. */
+static uint64_t result_room(const struct ranks_product *p)
+{
+    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, p->shape.n) * 2 + 511) / 256 * 256;
+}
+
+/* Beyond the launch's rows nothing may be written, if the host has given their number; else beyond the most rows. */
 static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *c)
 {
-    const struct ranks_product *p = m->p;
-    uint64_t rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), pitch = pitch_of(p->shape.ldc, p->shape.n);
-    uint64_t count = rows * p->shape.n, step = count / SAMPLES + 1, checked = 0, beyond = 0;
+    struct ranks_product launch = *m->p;
+    const struct ranks_product *p = &launch;
+    uint64_t pitch = pitch_of(p->shape.ldc, p->shape.n), most = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch;
+    uint64_t room = result_room(p) / 2, rows, count, step, checked = 0, beyond = 0;
+    launch.shape.m = p->rows ? p->rows[epoch] : p->shape.m;
+    rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * p->shape.n;
+    step = count / (p->epochs > 16 ? FEW_SAMPLES : SAMPLES) + 1;
     char first[160] = "";
     for (uint64_t i = 0; i < count; i++) {
         double bound = 0, want = 0, have = ranks_float(c[i / p->shape.n * pitch + i % p->shape.n]);
@@ -268,6 +279,10 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
         if (i % pitch >= p->shape.n && c[i] != gap_element(p, rank, i) && beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu: the gap after column %u was written", rank,
                            epoch, (unsigned long long)(i / pitch), p->shape.n);
+    for (uint64_t i = p->on_device ? most : rows * pitch; i < room; i++)
+        if (c[i] != gap_element(p, rank, i) && beyond++ == 0)
+            (void)snprintf(first, sizeof(first), "rank %u epoch %u: element %llu after %llu is written", rank, epoch,
+                           (unsigned long long)i, (unsigned long long)count);
     pthread_mutex_lock(&m->lock);
     m->v->checked += checked;
     if (m->v->beyond == 0 && beyond != 0)
@@ -279,7 +294,8 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
 /* The launches of one rank. */
 struct launches {
     struct prs_fused_plan *plan;
-    void *a[16], *b, *c[16], *bias, *residual;
+    void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *bias, *residual;
+    uint32_t *rows; /* on the device */
     cudaStream_t stream;
 };
 
@@ -294,7 +310,9 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
                                          .b = l->b,
                                          .c = l->c[e],
                                          .bias = l->bias,
-                                         .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual},
+                                         .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual,
+                                         .m = p->rows && !p->on_device ? p->rows[e] : 0,
+                                         .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
     return r;
 }
@@ -324,19 +342,24 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     const struct prs_fused_shape *s = &p->shape;
     uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * pitch_of(s->lda, s->k);
     uint64_t b_count = s->b_is_n_k ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
-    uint64_t bytes = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(s->ldc, s->n) * 2;
+    uint64_t bytes = result_room(p);
     struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), b_count)};
     uint16_t *host = malloc(bytes);
+    uint8_t *results;
     int r = 0;
     (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
     if (p->bias)
         l.bias = ranks_upload(key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
         l.residual = ranks_upload(key_residual(p, rank), bytes / 2);
+    if (prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0 ||
+        cudaMemset(results, 0xff, bytes * p->epochs) != cudaSuccess ||
+        (p->rows && (cudaMalloc((void **)&l.rows, p->epochs * sizeof(*p->rows)) != cudaSuccess ||
+                     cudaMemcpy(l.rows, p->rows, p->epochs * sizeof(*p->rows), cudaMemcpyHostToDevice) != cudaSuccess)))
+        abort();
     for (uint32_t e = 0; e < p->epochs; e++) {
         l.a[e] = ranks_upload(key_a(e, rank), a_count);
-        if (prs_fused_alloc(ctx, bytes, &l.c[e]) != 0 || cudaMemset(l.c[e], 0xff, bytes) != cudaSuccess)
-            abort();
+        l.c[e] = results + e * bytes;
         if (p->residual == RANKS_RESIDUAL_IS_C)
             (void)cudaMemcpy(l.c[e], l.residual, bytes, cudaMemcpyDeviceToDevice);
     }
@@ -348,10 +371,10 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         (void)cudaMemcpy(host, l.c[e], bytes, cudaMemcpyDeviceToHost);
         check_result(m, rank, e, host);
     }
-    for (uint32_t e = 0; e < p->epochs; e++) {
+    for (uint32_t e = 0; e < p->epochs; e++)
         (void)cudaFree(l.a[e]);
-        (void)prs_fused_free(ctx, l.c[e]);
-    }
+    (void)prs_fused_free(ctx, results);
+    (void)cudaFree(l.rows);
     (void)cudaFree(l.b);
     (void)cudaFree(l.bias);
     (void)cudaFree(l.residual);
@@ -397,7 +420,7 @@ void ranks_assert_right(const struct ranks_product *p)
     const struct prs_fused_shape *s = &p->shape;
     unsigned long long seed;
     struct ranks_verdict v;
-    hopper_setup(8, 4, 0);
+    hopper_setup(8, p->sms == 0 ? 4 : p->sms, 0);
     seed = hopper_seed();
     ranks_multiply(p, &v);
     cr_assert_eq(v.result, 0, "%u x %u x %u on %u nodes: the calls returned %d (HOPPER_SEED=%llu)", s->m, s->n, s->k,
@@ -406,4 +429,5 @@ void ranks_assert_right(const struct ranks_product *p)
                  s->m, s->n, s->k, p->nodes, (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
                  seed);
     cr_assert_gt(v.checked, 0);
+    cr_assert_eq(hopper_late_loads(), 0, "%u kernels were loaded by a launch", hopper_late_loads());
 }

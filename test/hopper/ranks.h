@@ -56,7 +56,12 @@ struct ranks_product {
     uint32_t nodes;   /* over which the ranks are split; 0: one */
     bool bias;
     enum ranks_residual residual;
+    uint32_t sms; /* of each GPU; 0: 4 */
+    /* Rows of each launch, at most shape.m; NULL: shape.m. on_device: the kernel finds them on the device. */
+    const uint32_t *rows;
+    bool on_device;
 };
+enum { RANKS_EPOCHS_MAX = 128 };
 struct ranks_verdict {
     uint64_t checked, beyond; /* elements; beyond: outside the bound of doc/fused-notes.md, or not written */
     char first[160];          /* describes the first of those beyond */

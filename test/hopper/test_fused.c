@@ -134,6 +134,151 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
     ranks_assert_right(&products[1]);
 }
 
+/* ---- few resident clusters ---- */
+/* Something else may hold SMs, and wait for other ranks: any number of resident clusters must make progress. */
+static void assert_progress(enum prs_fused_op op, enum prs_mover mover)
+{
+    static const uint32_t RESIDENT[] = {1, 3};
+    for (uint32_t i = 0; i < 2; i++) {
+        hopper_limit_clusters(RESIDENT[i]);
+        ranks_assert_right(&(struct ranks_product){.shape = {op, 3072, 520, 72, 1},
+                                                   .tuning = {.mover = mover, .band = 1},
+                                                   .world = 3,
+                                                   .sms = 16,
+                                                   .epochs = 2,
+                                                   .timeout_ms = RANKS_PATIENCE_MS});
+    }
+}
+
+Test(hopper, a_product_alone_needs_one_resident_cluster, .timeout = 600)
+{
+    hopper_limit_clusters(1);
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_GEMM, 512, 1024, 72, 1}, .world = 1, .sms = 16});
+}
+
+Test(hopper, reduce_scatter_needs_one_resident_cluster, .timeout = 600)
+{
+    assert_progress(PRS_FUSED_REDUCE_SCATTER, 0);
+}
+
+Test(hopper, allgather_needs_one_resident_cluster, .timeout = 600)
+{
+    assert_progress(PRS_FUSED_ALLGATHER, PRS_MOVED_BY_CTAS);
+}
+
+Test(hopper, allgather_by_copy_engine_needs_one_resident_cluster, .timeout = 600)
+{
+    assert_progress(PRS_FUSED_ALLGATHER, PRS_MOVED_BY_COPY_ENGINES);
+}
+
+Test(hopper, allreduce_needs_one_resident_cluster, .timeout = 600)
+{
+    assert_progress(PRS_FUSED_ALLREDUCE, 0);
+}
+
+/* ---- a number of rows for each launch ---- */
+enum { LAUNCHES = 100 };
+
+/* step: what divides the rows. */
+static void assert_any_rows_right(const struct ranks_product *product, uint32_t step)
+{
+    struct ranks_product p = *product;
+    uint32_t rows[LAUNCHES], random = (uint32_t)hopper_seed();
+    for (uint32_t i = 0; i < LAUNCHES; i++) {
+        random = random * 1664525 + 1013904223;
+        rows[i] = step * (1 + (random >> 8) % (p.shape.m / step));
+    }
+    p.rows = rows;
+    p.epochs = LAUNCHES;
+    ranks_assert_right(&p);
+}
+
+Test(hopper, a_product_of_any_rows_is_right, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_GEMM, 400, 264, 72, 1}, .world = 1};
+    assert_any_rows_right(&p, 1);
+    p.on_device = true;
+    assert_any_rows_right(&p, 1);
+}
+
+Test(hopper, reduce_scatter_of_any_rows_is_right, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_REDUCE_SCATTER, 780, 264, 72, 1}, .tuning = {.band = 1}, .world = 3};
+    assert_any_rows_right(&p, 3);
+    p.on_device = true;
+    assert_any_rows_right(&p, 3);
+}
+
+Test(hopper, allgather_of_any_rows_is_right, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1},
+                              .tuning = {.band = 1, .mover = PRS_MOVED_BY_CTAS},
+                              .world = 3};
+    assert_any_rows_right(&p, 3);
+    p.on_device = true;
+    assert_any_rows_right(&p, 3 * 64);
+}
+
+Test(hopper, allgather_by_copy_engine_of_any_rows_is_right, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1},
+                              .tuning = {.band = 1, .segments = 2, .mover = PRS_MOVED_BY_COPY_ENGINES},
+                              .world = 3};
+    assert_any_rows_right(&p, 3);
+    p.on_device = true;
+    assert_any_rows_right(&p, 3 * 64);
+}
+
+Test(hopper, allreduce_of_any_rows_is_right, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLREDUCE, 780, 264, 72, 1}, .tuning = {.band = 1}, .world = 3};
+    assert_any_rows_right(&p, 1);
+    p.on_device = true;
+    assert_any_rows_right(&p, 1);
+}
+
+Test(hopper, unfused_products_of_any_rows_are_right, .timeout = 900)
+{
+    struct ranks_product p = {
+        .shape = {PRS_FUSED_ALLREDUCE, 141, 37, 51, 1}, .tuning = {.path = PRS_PATH_UNFUSED}, .world = 3};
+    assert_any_rows_right(&p, 1);
+    p.shape.op = PRS_FUSED_ALLGATHER;
+    assert_any_rows_right(&p, 3);
+    p.shape.op = PRS_FUSED_REDUCE_SCATTER;
+    assert_any_rows_right(&p, 3);
+}
+
+/* The same graph serves any number of rows. */
+Test(hopper, a_replayed_graph_finds_its_rows_on_the_device, .timeout = 600)
+{
+    static const uint32_t ROWS[] = {128, 512, 384};
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 512, 264, 72, 1},
+                              .tuning = {.mover = PRS_MOVED_BY_CTAS},
+                              .world = 2,
+                              .epochs = 3,
+                              .replays = 3,
+                              .rows = ROWS,
+                              .on_device = true};
+    ranks_assert_right(&p);
+    p.tuning.mover = PRS_MOVED_BY_COPY_ENGINES;
+    ranks_assert_right(&p);
+}
+
+/* ---- many ranks of a node ---- */
+/* More than three sums of others take more than one lap of the stages that bring them. */
+Test(hopper, five_to_eight_ranks_of_a_node_are_right, .timeout = 1200)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 5, 1280, 264, 72, 1, 3},
+        {PRS_FUSED_REDUCE_SCATTER, 8, 1664, 264, 72, 0, 3, {.band = 1}},
+        {PRS_FUSED_ALLREDUCE, 7, 1799, 264, 72, 1, 3},
+        {PRS_FUSED_ALLREDUCE, 8, 1024, 264, 72, 0, 3},
+        {PRS_FUSED_ALLGATHER, 6, 1200, 264, 136, 1, 3, {.mover = PRS_MOVED_BY_CTAS}},
+        {PRS_FUSED_ALLGATHER, 8, 1024, 264, 136, 0, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* ---- the unfused path ---- */
 Test(hopper, unfused_shapes_are_right, .timeout = 600)
 {

@@ -34,8 +34,13 @@ static __global__ void multiply(const struct product_args p)
     }
 }
 
+static const struct launch_shape few_threads = {1, 64, 0};
+
 extern "C" int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
 {
+    uint32_t clusters;
+    if (launch_prepare(multiply, &few_threads, &clusters) != 0)
+        return -ENOTSUP;
     *out = (struct prs_lt *)calloc(1, sizeof(**out));
     if (!*out)
         return -ENOMEM;
@@ -48,11 +53,11 @@ extern "C" void prs_lt_close(struct prs_lt *lt)
     free(lt);
 }
 
-extern "C" int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c,
+extern "C" int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
                           cudaStream_t stream)
 {
-    static const struct launch_shape shape = {1, 64, 0};
-    const struct product_args args = {lt->shape, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b,
-                                      (const __nv_bfloat16 *)add, (__nv_bfloat16 *)c};
-    return launch_kernel(multiply, &shape, 4, stream, args);
+    struct product_args args = {lt->shape, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b,
+                                (const __nv_bfloat16 *)add, (__nv_bfloat16 *)c};
+    args.shape.m = m;
+    return launch_kernel(multiply, &few_threads, 4, stream, args);
 }

@@ -412,13 +412,31 @@ static bool load(const void *kernel)
     return loaded.insert({current_device, kernel}).second;
 }
 
+static std::atomic<uint32_t> late_loads;
+
+uint32_t hopper_late_loads(void)
+{
+    return late_loads;
+}
+
 /* Loading at a launch waits for all kernels that run on the device. */
 static cudaError_t load_for_launch(const void *kernel, struct stream_state *s)
 {
     const char *mode = getenv("CUDA_MODULE_LOADING");
-    if (!load(kernel) || stream_captures(s) || (mode && strcmp(mode, "EAGER") == 0))
+    if (!load(kernel))
+        return cudaSuccess;
+    late_loads++;
+    if (stream_captures(s) || (mode && strcmp(mode, "EAGER") == 0))
         return cudaSuccess;
     return stream_wait_kernels(current_device);
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *kernel)
+{
+    (void)load(kernel);
+    *attributes = {};
+    attributes->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)

@@ -37,6 +37,11 @@ bool hopper_collective_met(const struct hopper_collective *c);
 /* Call it when all its kernels have ended. */
 void hopper_collective_close(struct hopper_collective *c);
 
+/* From now on at most so many clusters of a launch run at a time, as if something else held the other SMs; 0: as many
+ * as fit. The occupancy that a program asks for does not change. */
+void hopper_limit_clusters(uint32_t clusters);
+/* How many kernels were loaded on a device by their first launch there. */
+uint32_t hopper_late_loads(void);
 /* How often peer access was enabled a second time: an error to CUDA, which compute-sanitizer reports. */
 uint32_t hopper_repeated_access(void);
 

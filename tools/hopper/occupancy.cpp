@@ -54,11 +54,16 @@ uint32_t device_max_clusters(uint32_t threads, uint32_t shared_bytes, uint32_t c
     return hopper_sms() * (each < 32 ? each : 32) / cluster;
 }
 
+static std::atomic<uint32_t> cluster_limit;
+
 bool sms_reserve(struct launch *l, struct cluster *c)
 {
     std::vector<sm> &sms = sms_of[l->device];
     uint32_t threads = l->block.x * l->block.y * l->block.z, shared = shared_of(l->shared_bytes);
     std::vector<uint32_t> chosen;
+    uint32_t limit = cluster_limit;
+    if (limit != 0 && l->running.size() >= limit)
+        return false;
     sms.resize(hopper_sms());
     for (uint32_t i = 0, from = (uint32_t)scheduler_random(); i < sms.size() && chosen.size() < c->ctas.size(); i++) {
         uint32_t at = (uint32_t)((from + i) % sms.size());
@@ -99,6 +104,11 @@ extern "C" uint32_t hopper_busy_sms(int device)
 extern "C" void hopper_setup(uint32_t devices, uint32_t sms, uint64_t seed)
 {
     std::call_once(hopper::setup.once, hopper::set_up, devices, sms, seed);
+}
+
+extern "C" void hopper_limit_clusters(uint32_t clusters)
+{
+    hopper::cluster_limit = clusters;
 }
 
 extern "C" uint64_t hopper_seed(void)

@@ -12,13 +12,24 @@
 #include "fused/core/context.h"
 #include "transport/util/error.h"
 
-enum { WORKSPACE_BYTES = 32 << 20 };
+enum {
+    WORKSPACE_BYTES = 32 << 20,
+    FEWEST_ROWS = 32, /* from here to shape.m an algorithm is chosen for each power of two */
+    MOST_SIZES = 32
+};
+
+/* An algorithm for products of up to `rows` rows. */
+struct size {
+    uint32_t rows;
+    cublasLtMatmulAlgo_t algo;
+};
 
 struct prs_lt {
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t algo;
+    struct size sizes[MOST_SIZES]; /* the fewest rows first */
+    uint32_t size_count;
     void *workspace;
 };
 
@@ -31,6 +42,7 @@ static struct {
     __typeof__(&cublasLtMatmulDescSetAttribute) desc_set;
     __typeof__(&cublasLtMatrixLayoutCreate) layout;
     __typeof__(&cublasLtMatrixLayoutDestroy) layout_destroy;
+    __typeof__(&cublasLtMatrixLayoutSetAttribute) layout_set;
     __typeof__(&cublasLtMatmulPreferenceCreate) preference;
     __typeof__(&cublasLtMatmulPreferenceDestroy) preference_destroy;
     __typeof__(&cublasLtMatmulPreferenceSetAttribute) preference_set;
@@ -70,6 +82,7 @@ static void load_api_locked(void)
         find(so, "cublasLtMatmulDescSetAttribute", (void **)&api.desc_set) &&
         find(so, "cublasLtMatrixLayoutCreate", (void **)&api.layout) &&
         find(so, "cublasLtMatrixLayoutDestroy", (void **)&api.layout_destroy) &&
+        find(so, "cublasLtMatrixLayoutSetAttribute", (void **)&api.layout_set) &&
         find(so, "cublasLtMatmulPreferenceCreate", (void **)&api.preference) &&
         find(so, "cublasLtMatmulPreferenceDestroy", (void **)&api.preference_destroy) &&
         find(so, "cublasLtMatmulPreferenceSetAttribute", (void **)&api.preference_set) &&
@@ -130,19 +143,67 @@ static int limit(cublasLtMatmulPreference_t preference)
     return 0;
 }
 
-static int choose(struct prs_lt *lt)
+static int set_rows(struct prs_lt *lt, uint32_t rows)
 {
-    cublasLtMatmulPreference_t preference;
+    uint64_t columns = rows; /* of the transposes */
+    return api.layout_set(lt->a, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof(columns)) == CUBLAS_STATUS_SUCCESS &&
+                   api.layout_set(lt->c, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof(columns)) ==
+                       CUBLAS_STATUS_SUCCESS
+               ? 0
+               : -1;
+}
+
+static int choose(struct prs_lt *lt, cublasLtMatmulPreference_t preference, uint32_t rows)
+{
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
+    if (set_rows(lt, rows) != 0 || api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1,
+                                                 &found, &count) != CUBLAS_STATUS_SUCCESS)
+        return -1;
+    lt->sizes[lt->size_count++] = (struct size){rows, found.algo};
+    return count == 1 ? 0 : -1;
+}
+
+static int choose_all(struct prs_lt *lt, uint32_t most)
+{
+    cublasLtMatmulPreference_t preference;
+    int r;
     if (api.preference(&preference) != CUBLAS_STATUS_SUCCESS)
         return -1;
-    if (limit(preference) != 0 || api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1, &found,
-                                                &count) != CUBLAS_STATUS_SUCCESS)
-        count = 0;
+    r = limit(preference);
+    for (uint64_t rows = FEWEST_ROWS; rows < most && !r; rows *= 2)
+        r = choose(lt, preference, (uint32_t)rows);
+    if (!r)
+        r = choose(lt, preference, most);
     (void)api.preference_destroy(preference);
-    lt->algo = found.algo;
-    return count == 1 ? 0 : -1;
+    return r;
+}
+
+/* Captures a product of each size into a graph that never runs: that loads its kernels. */
+static int load_kernels(struct prs_lt *lt)
+{
+    cudaStream_t stream;
+    int r = prs_cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < lt->size_count && !r; i++) {
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec;
+        r = prs_cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+        if (r)
+            break;
+        r = prs_lt_run(lt, lt->sizes[i].rows, lt->workspace, lt->workspace, NULL, lt->workspace, stream);
+        if (cudaStreamEndCapture(stream, &graph) != cudaSuccess && !r)
+            r = prs_fail(-EIO, "fused: a product of cuBLASLt cannot be captured");
+        if (!r)
+            r = prs_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+        if (!r)
+            (void)cudaGraphExecDestroy(exec);
+        if (graph)
+            (void)cudaGraphDestroy(graph);
+    }
+    (void)cudaStreamDestroy(stream);
+    return r;
 }
 
 int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
@@ -155,8 +216,10 @@ int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
     if (!lt)
         return prs_fail(-ENOMEM, "fused: no memory for cuBLASLt");
     r = prs_cuda_check(cudaMalloc(&lt->workspace, WORKSPACE_BYTES), "cudaMalloc of cuBLASLt's workspace");
-    if (r == 0 && (describe(lt, shape) != 0 || choose(lt) != 0))
+    if (r == 0 && (describe(lt, shape) != 0 || choose_all(lt, shape->m) != 0))
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt has nothing for %u x %u x %u", shape->m, shape->n, shape->k);
+    if (!r)
+        r = load_kernels(lt);
     if (r)
         prs_lt_close(lt);
     else
@@ -182,10 +245,17 @@ void prs_lt_close(struct prs_lt *lt)
     free(lt);
 }
 
-int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c, cudaStream_t stream)
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
+               cudaStream_t stream)
 {
     const float one = 1, beta = add ? 1 : 0;
-    cublasStatus_t e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &beta, add ? add : c, lt->c, c, lt->c,
-                                  &lt->algo, lt->workspace, WORKSPACE_BYTES, stream);
+    cublasStatus_t e;
+    uint32_t i = 0;
+    while (i + 1 < lt->size_count && lt->sizes[i].rows < m)
+        i++;
+    if (set_rows(lt, m) != 0)
+        return prs_fail(-EIO, "fused: cuBLASLt refused a matrix of %u rows", m);
+    e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &beta, add ? add : c, lt->c, c, lt->c,
+                   &lt->sizes[i].algo, lt->workspace, WORKSPACE_BYTES, stream);
     return e == CUBLAS_STATUS_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", (int)e);
 }

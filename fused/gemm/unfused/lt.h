@@ -9,11 +9,12 @@
 
 struct prs_lt;
 
-/* For C [m, n] = A [m, k] B on the current device. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM,
- * -EIO. */
+/* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
+ * prs_lt_run() may launch. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
 int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
 /* add: is added to the product, laid out like C, may be C; or NULL. */
-int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c, cudaStream_t stream);
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
+               cudaStream_t stream);
 
 #endif

@@ -16,7 +16,8 @@ void prs_lt_close(struct prs_lt *lt)
 {
 }
 
-int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c, cudaStream_t stream)
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
+               cudaStream_t stream)
 {
     return -ENOTSUP;
 }

@@ -11,7 +11,7 @@
 static struct prs_slice slice_of(const struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
-    return prs_slice_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
+    return prs_slice_of((uint64_t)p->rows * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
                         s->op == PRS_FUSED_ALLREDUCE);
 }
 
@@ -180,7 +180,7 @@ static const void *added_by_lt(const struct prs_fused_plan *p)
 /* What is left of the epilogue of a product to which no other rank adds. */
 static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
 {
-    struct prs_unfused_finish f = {p->args.epilogue, p->operands.c, (uint64_t)p->shape.m * p->shape.n, p->shape.n};
+    struct prs_unfused_finish f = {p->args.epilogue, p->operands.c, (uint64_t)p->rows * p->shape.n, p->shape.n};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
     f.epilogue.any = f.epilogue.bias || f.epilogue.residual || p->shape.activation != PRS_ACTIVATION_NONE;
@@ -194,13 +194,13 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
     bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
     if (p->args.schedule.place.world == 1) {
-        r = prs_lt_run(p->lt, a, b, added_by_lt(p), c, stream);
+        r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), c, stream);
         return r ? r : finish_result(p, stream);
     }
     if (gathers)
         r = gather(p, a, stream);
     if (!r)
-        r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? added_by_lt(p) : NULL,
+        r = prs_lt_run(p->lt, p->rows, gathers ? p->args.staging[0] : a, b, gathers ? added_by_lt(p) : NULL,
                        gathers ? c : p->args.staging[0], stream);
     if (r == 0 && gathers)
         r = finish_result(p, stream);

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The beginning and the end of a launch: its schedule, which follows from the number of rows, and its counters. */
+#ifndef PERSEUS_FUSED_GEMM_LAUNCH_CUH
+#define PERSEUS_FUSED_GEMM_LAUNCH_CUH
+
+#include "fused/core/ptx.cuh"
+#include "fused/core/sync.cuh"
+#include "fused/gemm/layout.h"
+
+PRS_DEVICE struct prs_launch *launch_here(void)
+{
+    return (struct prs_launch *)(dynamic_shared() + PRS_SMEM_LAUNCH);
+}
+
+PRS_DEVICE uint32_t *claim_counter(const struct prs_kernel_args &args, uint32_t kind)
+{
+    return &args.sync.words->claimed[kind];
+}
+
+/* One thread of each CTA calls it before the roles begin. With a number of rows that cannot be right nothing is
+ * computed; all ranks have the same number, so none waits for another. */
+PRS_DEVICE void launch_begin(const struct prs_kernel_args &args)
+{
+    struct prs_launch *launch = launch_here();
+    uint32_t m = args.m;
+    launch->schedule = args.schedule;
+    launch->epoch = launch_epoch(&args.sync);
+    if (args.m_on_device)
+        m = *(volatile const uint32_t *)args.m_on_device;
+    if (m != 0 && m <= args.most_rows && m % args.row_step == 0) {
+        prs_schedule_rows(&launch->schedule, m, args.whole != 0);
+        launch->m = m;
+        return;
+    }
+    record_fault(&args.sync, PRS_FAULT_ROWS, args.schedule.place.rank, args.most_rows, args.row_step, m, 0);
+    launch->schedule.block_rows = launch->schedule.pairs = launch->schedule.units = 0;
+}
+
+/* All threads of the last CTA: zeroes what the next launches count from zero. */
+template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args)
+{
+    const struct prs_launch *launch = launch_here();
+    const struct prs_schedule *s = &launch->schedule;
+    uint32_t bank = launch->epoch & 1, count = 0;
+    if (threadIdx.x < PRS_CLAIMS)
+        *(volatile uint32_t *)claim_counter(args, threadIdx.x) = 0;
+    if (E::gathers && s->segments == 0 && s->place.world > 1)
+        count = prs_schedule_arrival(s, prs_schedule_gathered_slots(s), 0, 0);
+    /* MUTANT(emulator epochs_run_into_each_other) arrivals are counted from zero: s/count/0/ */
+    for (uint32_t i = threadIdx.x; i < count; i += PRS_THREADS)
+        args.flags[0][bank * args.flag_bank + i] = 0;
+    /* MUTANT(emulator epochs_run_into_each_other) broadcasts are counted from zero: s/+ 1 </+ 99 </ */
+    if (E::broadcasts && threadIdx.x + 1 < s->place.local_ranks)
+        args.done[0][bank * s->place.local_ranks + threadIdx.x] = 0;
+}
+
+#endif
