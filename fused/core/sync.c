@@ -94,15 +94,6 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
         return -ECANCELED;
     }
     switch (f->what) {
-    case PRS_FAULT_CAPACITY:
-        (void)snprintf(text, bytes,
-                       "rank %u has no room: with expert %u it needs %u rows of output, its capacity is %u", f->from,
-                       f->index, f->want, f->seen);
-        return -ENOSPC;
-    case PRS_FAULT_EXPERT:
-        (void)snprintf(text, bytes, "rank %u: the router chose expert %u for token %u; there are only %u", f->from,
-                       f->seen, f->index, f->want);
-        return -EINVAL;
     case PRS_FAULT_ROWS:
         (void)snprintf(
             text, bytes,

@@ -24,10 +24,9 @@ enum prs_awaited {
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_CTAS = 19,   /* this rank's own CTAs: in MoE's routing; in attention: all that read or forward a group */
+    PRS_AWAIT_CTAS =
+        19, /* this rank's own CTAs: in MoE all that count chunks; in attention all that read or forward a group */
     /* Faults other than a wait that timed out: */
-    PRS_FAULT_CAPACITY = 64,  /* index: expert, want: rows, seen: capacity */
-    PRS_FAULT_EXPERT = 65,    /* index: token, want: experts, seen: what the router chose */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
     /* Added to what a kernel waited for when it was told to abort: */

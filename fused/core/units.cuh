@@ -88,14 +88,4 @@ PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_pipeline 
     return unit;
 }
 
-/* One thread of each CTA calls it at the end. The last one resets both counters for the next launch. left: the CTAs
- * that have called it. */
-PRS_DEVICE void units_restart(uint32_t *counter, uint32_t *left)
-{
-    if (add_acq_rel_gpu(left, 1) + 1 != gridDim.x)
-        return;
-    *(volatile uint32_t *)counter = 0;
-    *(volatile uint32_t *)left = 0;
-}
-
 #endif

@@ -34,6 +34,16 @@ struct prs_moe_far {
     uint32_t message_window, relay_window, signal_window;
 };
 
+/* What the CTAs of a rank claim and count. Zero between launches. */
+struct prs_moe_claims {
+    /* The routing kernel: chunks that are claimed, counted and sent; parts of what is received that are claimed. */
+    uint32_t chunks, counted, sent, parts;
+    uint32_t wrong, wrong_token; /* wrong choices; ~ of the first token with one */
+    /* The product's kernel: units; lists of deliveries; rows in groups of ROWS_PER_CLAIM (rows.cuh). */
+    uint32_t units, deliveries, pushed, relayed, forwarded;
+    uint32_t left; /* CTAs that have ended */
+};
+
 struct prs_moe_args {
     CUtensorMap rows;    /* of all experts here: the product's A */
     CUtensorMap experts; /* their weights: one plane each */
@@ -47,8 +57,10 @@ struct prs_moe_args {
     const float *weights;
     struct prs_moe_row *row_map;
     struct prs_moe_expert_rows *expert_map;
-    uint32_t count; /* tokens of this rank */
-    uint32_t n;     /* columns of the result */
+    uint32_t count;                  /* tokens of this rank */
+    const uint32_t *count_on_device; /* or NULL */
+    struct prs_moe_status *status;   /* or NULL */
+    uint32_t n;                      /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
@@ -56,12 +68,11 @@ struct prs_moe_args {
     /* This rank's memory: */
     struct prs_moe_totals *totals;
     struct prs_moe_expert_rows *table; /* [expert here] */
-    uint64_t *chunks;                  /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
+    uint64_t *chunks;                  /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *sent;                    /* [p][i]: the token that is row i of those for the peer at distance p */
     uint8_t *deliveries;
-    uint32_t *ready;    /* [block]: number of rows in place; the routing kernel clears it */
-    uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that have left it */
-    uint32_t *arrivals; /* of routing CTAs, two per CTA and launch; only grows */
+    uint32_t *ready; /* [block]: number of rows in place; the routing kernel clears it */
+    struct prs_moe_claims *claims;
     uint8_t *row_bytes; /* memory of `rows` */
 
     /* Symmetric memory; [q]: at neighbour q of this node. */
@@ -73,8 +84,13 @@ struct prs_moe_args {
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
-/* Shared memory of the routing kernel: six tables of experts, a few totals, the choices of one CTA. */
-enum { PRS_ROUTE_TABLES = 6, PRS_ROUTE_TOTALS = 2 + PRS_ROUTE_MAX_WORLD + 2 };
+/* Shared memory of the routing kernel: six tables of experts, a few totals, the chunks of a CTA, the choices of one. */
+enum {
+    PRS_ROUTE_MAX_CHUNKS = 128,
+    PRS_ROUTE_TABLES = 6,
+    PRS_ROUTE_TOTALS = 2 + PRS_ROUTE_MAX_WORLD + 2,
+    PRS_ROUTE_CLAIM_WORDS = 4 + PRS_ROUTE_MAX_CHUNKS / 32
+};
 
 PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 {
@@ -83,8 +99,9 @@ PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 
 PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 {
-    uint32_t choices = prs_ceil_div(r->tokens, r->ctas) * r->choices;
-    return (PRS_ROUTE_TABLES * prs_moe_table_words(r) + PRS_ROUTE_TOTALS) * 4 + (choices + 7) / 8 * 8 * 8;
+    uint32_t choices = prs_ceil_div(r->tokens, r->chunks) * r->choices;
+    return (PRS_ROUTE_TABLES * prs_moe_table_words(r) + PRS_ROUTE_TOTALS + PRS_ROUTE_CLAIM_WORDS) * 4 +
+           (choices + 7) / 8 * 8 * 8;
 }
 
 #ifdef __cplusplus

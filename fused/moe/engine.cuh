@@ -90,7 +90,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
         struct moe_tile t;
         uint32_t unit;
         if (lane == 0)
-            unit_fetch<E>(args.next, queue, at, taken.taken);
+            unit_fetch<E>(&args.claims->units, queue, at, taken.taken);
         __syncwarp();
         unit = unit_take(queue, &taken, true);
         if (unit >= units)
@@ -223,7 +223,8 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_consta
     end_roles();
     if (threadIdx.x != 0)
         return;
-    units_restart(args.next, args.next + 1);
+    if (arrives_last(&args.claims->left, gridDim.x))
+        *args.claims = {}; /* for the next launch */
     if (args.dispatches != 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
         network_quiet(&args.sync, &args.far.device);
 }

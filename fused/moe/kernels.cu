@@ -46,6 +46,6 @@ extern "C" int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_m
                                       uint32_t clusters, cudaStream_t stream)
 {
     struct launch_shape routing = shape_of_routing(&args->route), product = shape_of(cluster);
-    int r = args->dispatches == 0 ? 0 : launch_kernel(route_kernel, &routing, args->route.ctas, stream, *args);
+    int r = args->dispatches == 0 ? 0 : launch_kernel(route_kernel, &routing, args->route.chunks, stream, *args);
     return r != 0 ? r : launch_kernel(kernel_of(&args->route, b_n_major, cluster), &product, clusters, stream, *args);
 }

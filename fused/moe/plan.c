@@ -13,7 +13,7 @@
 enum {
     CHOICES_PER_ROUTE_CTA = 512, /* two per thread; more CTAs take longer to add up their counts */
     LEAST_ROUTE_CTAS = 16,       /* with few choices, most of the time goes into reading them */
-    MAX_ROUTE_CTAS = 128,
+    MAX_ROUTE_CTAS = PRS_ROUTE_MAX_CHUNKS,
     FEW_TOKENS = 512,
     /* Between nodes. The software NIC needs at least 4 us for a put; a link of 400G moves 190 KB in that time. So 1024
      * puts of 115 KB take 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with all rows in one group, minus 2980 us
@@ -153,7 +153,7 @@ static void init_route(struct prs_moe_plan *p)
     r->blocks = p->info.capacity / PRS_TILE_M;
     r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.cluster);
     r->row_bytes = p->shape.hidden * 2;
-    r->ctas = p->info.tuning.route_ctas;
+    r->chunks = p->info.tuning.route_ctas;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
     p->args.n = p->shape.columns;
@@ -174,10 +174,9 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     const struct prs_route *r = &a->route;
     uint64_t used = 0;
     a->totals = take(base, &used, sizeof(*a->totals));
-    a->arrivals = take(base, &used, sizeof(*a->arrivals));
-    a->next = take(base, &used, 2 * sizeof(*a->next));
+    a->claims = take(base, &used, sizeof(*a->claims));
     a->table = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->table));
-    a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
+    a->chunks = take(base, &used, (uint64_t)r->chunks * r->experts * sizeof(*a->chunks));
     a->sent = take(base, &used, (uint64_t)r->place.world * r->tokens * sizeof(*a->sent));
     if (r->place.nodes > 1) {
         a->far.tokens = take(base, &used, (uint64_t)r->place.nodes * r->tokens * sizeof(*a->far.tokens));
@@ -357,10 +356,13 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if (all % 16 != 0 || !b->weights || !b->out || (dispatches && (!b->rows || !b->expert_rows)))
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
                         b->weights, b->out, (void *)b->rows, (void *)b->expert_rows);
-    if (dispatches && b->count != 0 && (!b->tokens || !b->chosen || !b->router_weights))
+    if (dispatches && ((uintptr_t)b->status % 16 != 0 || (uintptr_t)b->count_on_device % 4 != 0))
+        return prs_fail(-EINVAL, "fused: MoE batch: status %p must be 16-byte aligned, count_on_device %p 4-byte",
+                        (void *)b->status, (const void *)b->count_on_device);
+    if (dispatches && (b->count != 0 || b->count_on_device) && (!b->tokens || !b->chosen || !b->router_weights))
         return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
-    if (dispatches && b->count > p->shape.tokens)
+    if (dispatches && !b->count_on_device && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
     return 0;
 }
@@ -373,7 +375,9 @@ static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool di
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    a->tokens = b->tokens, a->count = b->count;
+    a->tokens = b->tokens;
+    a->count = b->count, a->count_on_device = b->count_on_device;
+    a->status = b->status;
     a->chosen = b->chosen, a->weights = b->router_weights;
     a->row_map = b->rows;
     a->expert_map = b->expert_rows;

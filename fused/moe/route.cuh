@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The routing kernel turns the router's choices into a plan of which rows are sent to which rank, in one launch of
- * a few CTAs that run at the same time.
+ * a few CTAs.
  *
- *   count      each CTA numbers the choices of its tokens, expert by expert
- *   send       all CTAs know all counts, hence the position of each choice; receivers get counts and entries
- *   receive    the other ranks' counts are here, hence the position of each row is known
+ *   count      CTAs claim chunks of tokens, and number the choices of each, expert by expert
+ *   send       all chunks are counted, hence the position of each choice is known; receivers get counts and entries
+ *   receive    the other ranks' counts are here, hence the position of each row is known; CTAs claim parts of the rows
+ *
+ * A CTA waits for the counts when it finds no more chunks: then running CTAs have claimed all of them, and count before
+ * they wait. So any number of running CTAs is enough, one included. It sends the chunks that it has counted, and reads
+ * those again that are no longer in its shared memory.
  *
  * In each launch every rank waits here for every other one. So no rank is in the product of launch e + 1 before all
  * have finished that of launch e: staging needs one bank. Messages are written before that wait, so they may come while
@@ -19,24 +23,31 @@
 struct route_memory {
     uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
     uint32_t *total;
-    uint16_t *code, *index, *lead, *relay; /* [choice of this CTA] */
+    uint32_t *claimed;                     /* what thread 0 has claimed last */
+    uint32_t *mine;                        /* bits of the chunks that this CTA has counted */
+    uint16_t *code, *index, *lead, *relay; /* [choice of a chunk] */
 };
 
-struct routing_cta {
-    uint32_t cta, epoch, bank;
-    uint32_t first, tokens; /* of this CTA */
+enum { NO_CHUNK = ~0u };
+
+/* A chunk of this rank's tokens. */
+struct routing_chunk {
+    uint32_t chunk, epoch, bank;
+    uint32_t first, tokens;
 };
 
 PRS_DEVICE struct route_memory route_memory_map(const struct prs_moe_args &args, uint8_t *base)
 {
     const struct prs_route *r = &args.route;
-    uint32_t choices = (prs_ceil_div(r->tokens, r->ctas) * r->choices + 7) / 8 * 8;
+    uint32_t choices = (prs_ceil_div(r->tokens, r->chunks) * r->choices + 7) / 8 * 8;
     struct route_memory m;
     uint32_t *words = (uint32_t *)base;
     for (uint32_t i = 0; i < PRS_ROUTE_TABLES; i++)
         m.table[i] = words + i * prs_moe_table_words(r);
     m.total = words + PRS_ROUTE_TABLES * prs_moe_table_words(r);
-    m.code = (uint16_t *)(m.total + PRS_ROUTE_TOTALS);
+    m.claimed = m.total + PRS_ROUTE_TOTALS;
+    m.mine = m.claimed + 4;
+    m.code = (uint16_t *)(m.claimed + PRS_ROUTE_CLAIM_WORDS);
     m.index = m.code + choices;
     m.lead = m.index + choices;
     m.relay = m.lead + choices;
@@ -61,9 +72,34 @@ PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
     return carry;
 }
 
+/* All threads call it, and get the same number. */
+PRS_DEVICE uint32_t claim_for_cta(const struct route_memory &m, uint32_t *counter)
+{
+    __syncthreads(); /* all have read the number before */
+    if (threadIdx.x == 0)
+        *m.claimed = atomicAdd(counter, 1u);
+    __syncthreads();
+    return *m.claimed;
+}
+
+/* The tokens of this rank in this launch. */
+PRS_DEVICE uint32_t token_count(const struct prs_moe_args &args)
+{
+    uint32_t count = args.count_on_device ? *args.count_on_device : args.count;
+    return count < args.route.tokens ? count : args.route.tokens;
+}
+
+PRS_DEVICE struct routing_chunk chunk_at(const struct prs_moe_args &args, uint32_t epoch, uint32_t chunk)
+{
+    uint32_t count = token_count(args), each = prs_route_chunk_tokens(&args.route, count), first = chunk * each;
+    uint32_t left = count > first ? count - first : 0;
+    return {chunk, epoch, epoch & 1, first, left < each ? left : each};
+}
+
 /* ---- count ---- */
+/* Choices beyond the last expert are counted as wrong in the first reading. */
 PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
-                             const struct routing_cta &at)
+                             const struct routing_chunk &at, bool again)
 {
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
@@ -73,17 +109,19 @@ PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route
             const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
             int64_t expert = chosen[i % r->choices];
             code = prs_route_code(r, chosen, i % r->choices);
-            if (expert >= (int64_t)r->experts)
-                record_fault(&args.sync, PRS_FAULT_EXPERT, r->place.rank, token, r->experts, (uint32_t)expert, 0);
+            if (expert >= (int64_t)r->experts && !again) {
+                atomicAdd(&args.claims->wrong, 1u);
+                atomicMax(&args.claims->wrong_token, ~token);
+            }
         }
         m.code[i] = (uint16_t)code;
     }
 }
 
-/* One thread per expert goes through all choices of the CTA. It uses no atomics, so that every result has the same
+/* One thread per expert goes through all choices of the chunk. It uses no atomics, so that every result has the same
  * position in every run. */
 PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct route_memory &m,
-                               const struct routing_cta &at)
+                               const struct routing_chunk &at, bool again)
 {
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
@@ -104,43 +142,70 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
                 }
             }
         }
-        args.chunks[at.cta * r->experts + e] = rows | leads << 16 | (uint64_t)relays << 32;
+        if (!again)
+            args.chunks[at.chunk * r->experts + e] = rows | leads << 16 | (uint64_t)relays << 32;
     }
 }
 
-/* True for the last CTA to arrive. step: 1 or 2. */
-PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct routing_cta &at, uint32_t step, uint32_t *want)
+/* Of relay_row_out(): each chunk clears its part. */
+PRS_DEVICE void reset_counters(const struct prs_moe_args &args, uint32_t chunk)
 {
-    *want = ((at.epoch - 1) * 2 + step) * args.route.ctas;
-    return arrives_last(args.arrivals, *want);
+    const struct prs_route *r = &args.route;
+    for (uint32_t i = chunk * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->place.nodes, 0);
+         i += r->chunks * PRS_ROUTE_THREADS)
+        args.far.counters[i] = 0;
 }
 
-/* A barrier of all CTAs: after it, each sees what all have written before it. */
-PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct routing_cta &at)
+/* Reads a chunk's choices into shared memory and numbers them. Out of line, because it is called twice. */
+PRS_DEVICE_OUTLINED void take_chunk(const struct prs_moe_args &args, uint32_t epoch, uint32_t chunk, bool again)
 {
+    struct route_memory m = route_memory_map(args, dynamic_shared());
+    struct routing_chunk at = chunk_at(args, epoch, chunk);
+    __syncthreads(); /* all have read the chunk before */
+    read_choices(args, m, at, again);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t want;
-        if (!arrive_cta(args, at, 1, &want))
-            wait_flag(&args.sync, args.arrivals, want, PRS_AWAIT_CTAS, args.route.place.rank, at.cta);
+    number_choices(args, m, at, again);
+    __syncthreads();
+}
+
+/* Counts all chunks that it can claim. Returns the last one, which is still in shared memory, or NO_CHUNK. When it
+ * returns a chunk, all chunks of the rank are counted. */
+PRS_DEVICE uint32_t count_chunks(const struct prs_moe_args &args, const struct route_memory &m, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t last = NO_CHUNK;
+    for (uint32_t i = threadIdx.x; i < PRS_ROUTE_MAX_CHUNKS / 32; i += PRS_ROUTE_THREADS)
+        m.mine[i] = 0;
+    for (uint32_t chunk; (chunk = claim_for_cta(m, &args.claims->chunks)) < r->chunks; last = chunk) {
+        if (r->place.nodes > 1)
+            reset_counters(args, chunk);
+        take_chunk(args, epoch, chunk, false);
+        if (threadIdx.x == 0) {
+            m.mine[chunk / 32] |= 1u << chunk % 32;
+            add_acq_rel_gpu(&args.claims->counted, 1); /* [chunk-counts]: after the counts of all threads */
+        }
     }
+    if (last != NO_CHUNK && threadIdx.x == 0)
+        wait_flag(&args.sync, &args.claims->counted, r->chunks, PRS_AWAIT_CTAS, r->place.rank, last);
     __syncthreads();
+    return last;
 }
 
 /* ---- send ---- */
-/* Tables by expert. FIRST_: counts of all CTAs before this one; ALL_: of all CTAs. ALL_RELAYS is indexed by
+/* Tables by expert. FIRST_: counts of all chunks before this one; ALL_: of all chunks. ALL_RELAYS is indexed by
  * prs_route_relay_order(). */
 enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
-PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
+PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m,
+                           const struct routing_chunk &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
         uint32_t rows = 0, leads = 0, relays = 0;
 #pragma unroll 8
-        for (uint32_t cta = 0; cta < r->ctas; cta++) {
-            uint64_t all = args.chunks[cta * r->experts + e];
-            if (cta == at.cta) {
+        for (uint32_t chunk = 0; chunk < r->chunks; chunk++) {
+            uint64_t all = args.chunks[chunk * r->experts + e];
+            if (chunk == at.chunk) {
                 m.table[FIRST_INDEX][e] = rows;
                 m.table[FIRST_LEAD][e] = leads;
                 m.table[FIRST_RELAY][e] = relays;
@@ -157,7 +222,7 @@ PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_m
 
 /* Where to write the message for the peer at distance p: in the peer's memory, or, if the peer is on another node, in
  * the memory that the put reads. */
-PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct routing_cta &at, uint32_t p)
+PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct routing_chunk &at, uint32_t p)
 {
     const struct prs_route *r = &args.route;
     if (prs_route_node_of(r, p) != 0)
@@ -166,8 +231,9 @@ PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct rou
            prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
 }
 
-/* CTA 0 sends each peer the counts of its experts. Call it before place_leads() turns ALL_LEADS into prefix sums. */
-PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
+/* With chunk 0: sends each peer the counts of its experts. Call it before place_leads() turns ALL_LEADS into prefix sums. */
+PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m,
+                            const struct routing_chunk &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
@@ -178,10 +244,11 @@ PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_
 
 /* Finds where each expert's leads begin among the entries for its owner, and its relay leads among the rows for its
  * node. */
-PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
+PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m,
+                            const struct routing_chunk &at)
 {
     const struct prs_route *r = &args.route;
-    bool writes_totals = at.cta == 0 && threadIdx.x % 32 == 0;
+    bool writes_totals = at.chunk == 0 && threadIdx.x % 32 == 0;
     for (uint32_t owner = threadIdx.x / 32; owner < r->place.world; owner += PRS_ROUTE_THREADS / 32) {
         uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->experts_per_rank, r->experts_per_rank);
         if (writes_totals)
@@ -209,7 +276,7 @@ PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct rout
 
 /* The thread of a relay lead writes the token's row of the forwarding table. */
 PRS_DEVICE void write_forwarding(const struct prs_moe_args &args, const struct route_memory &m,
-                                 const struct routing_cta &at, uint32_t choice)
+                                 const struct routing_chunk &at, uint32_t choice)
 {
     const struct prs_route *r = &args.route;
     uint32_t first = choice / r->choices * r->choices,
@@ -229,8 +296,8 @@ PRS_DEVICE void write_forwarding(const struct prs_moe_args &args, const struct r
 }
 
 /* Writes the entry of one token that is sent. */
-PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at,
-                           uint32_t choice)
+PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_memory &m,
+                           const struct routing_chunk &at, uint32_t choice)
 {
     const struct prs_route *r = &args.route;
     uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, targets = 0;
@@ -270,24 +337,67 @@ PRS_DEVICE_OUTLINED void put_messages(const struct prs_moe_args &args, uint32_t 
     }
 }
 
-/* The last CTA that has written its messages signals all ranks. */
-PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routing_cta &at)
+/* The CTA that has sent the last chunk signals all ranks. */
+PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routing_chunk &at)
 {
     const struct prs_route *r = &args.route;
-    uint32_t want;
     __syncthreads();
     if (threadIdx.x != 0)
         return;
-    fence_release_sys(); /* [routing-cta]: this CTA's messages, before its arrival in arrives_last() below */
-    if (!arrive_cta(args, at, 2, &want))
+    fence_release_sys(); /* [routing-chunk]: this chunk's messages, before its arrival in arrives_last() below */
+    if (!arrives_last(&args.claims->sent, r->chunks))
         return;
-    fence_release_sys(); /* [routes]: all CTAs' messages, before the flags that receive_counts() waits for */
+    fence_release_sys(); /* [routes]: all chunks' messages, before the flags that receive_counts() waits for */
     for (uint32_t p = 0; p < r->place.world; p++)
         if (prs_route_node_of(r, p) == 0)
             store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),
                               at.epoch);
     if (r->place.nodes > 1)
         put_messages(args, at.epoch);
+}
+
+PRS_DEVICE void write_send_status(const struct prs_moe_args &args)
+{
+    uint32_t count = args.count_on_device ? *args.count_on_device : args.count;
+    args.status->wrong_choices = *(volatile uint32_t *)&args.claims->wrong;
+    args.status->wrong_token = ~*(volatile uint32_t *)&args.claims->wrong_token;
+    args.status->tokens_dropped = count - token_count(args);
+}
+
+/* Sends a chunk that is in shared memory. */
+PRS_DEVICE void send_chunk(const struct prs_moe_args &args, const struct route_memory &m,
+                           const struct routing_chunk &at)
+{
+    const struct prs_route *r = &args.route;
+    sum_chunks(args, m, at);
+    __syncthreads();
+    if (at.chunk == 0)
+        send_counts(args, m, at);
+    if (at.chunk == 0 && threadIdx.x == 0 && args.status)
+        write_send_status(args);
+    __syncthreads();
+    place_leads(args, m, at);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS) {
+        if (m.code[i] & PRS_ROUTE_LEAD)
+            send_entry(args, m, at, i);
+        if (m.code[i] & PRS_ROUTE_RELAY)
+            write_forwarding(args, m, at, i);
+    }
+    signal_ranks(args, at);
+}
+
+/* Sends the chunks that this CTA has counted: first the one in shared memory. */
+PRS_DEVICE void send_chunks(const struct prs_moe_args &args, const struct route_memory &m, uint32_t epoch,
+                            uint32_t last)
+{
+    for (uint32_t chunk = last, next = 0; chunk < args.route.chunks; chunk = next++) {
+        if (chunk != last)
+            take_chunk(args, epoch, chunk, true);
+        send_chunk(args, m, chunk_at(args, epoch, chunk));
+        while (next < args.route.chunks && (next == last || (m.mine[next / 32] >> next % 32 & 1) == 0))
+            next++;
+    }
 }
 
 /* ---- receive ---- */
@@ -311,20 +421,19 @@ PRS_DEVICE const uint32_t *routes_flag(const struct prs_moe_args &args, uint32_t
     return args.message_flags[0] + p;
 }
 
-PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct route_memory &m,
-                               const struct routing_cta &at)
+PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct route_memory &m, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     uint32_t p = threadIdx.x;
-    bool lost = p < r->place.world && !wait_flag(&args.sync, routes_flag(args, p), at.epoch, PRS_AWAIT_ROUTES,
-                                                 prs_place_after(&r->place, p), p);
+    bool lost = p < r->place.world &&
+                !wait_flag(&args.sync, routes_flag(args, p), epoch, PRS_AWAIT_ROUTES, prs_place_after(&r->place, p), p);
     if (__syncthreads_or(lost))
         return false;
     for (uint32_t e = threadIdx.x; e < r->experts_per_rank; e += PRS_ROUTE_THREADS) {
         uint32_t rows = 0, leads = 0;
         for (uint32_t i = 0; i < r->place.world; i++) {
             p = prs_route_sender(r, i);
-            const uint2 *counts = (const uint2 *)(args.messages[0] + prs_route_counts_at(r, at.bank, p));
+            const uint2 *counts = (const uint2 *)(args.messages[0] + prs_route_counts_at(r, epoch & 1, p));
             uint2 both = counts[e];
             if (i == r->place.local_ranks) {
                 m.table[DELIVERIES][e] = leads;
@@ -354,44 +463,54 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
     return true;
 }
 
-/* More rows come than there is room for. This rank computes none of them, but does its other work of the epoch. */
-PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_memory &m)
+/* The rows of an expert that there is room for. */
+PRS_DEVICE uint32_t kept_rows(const struct prs_moe_args &args, const struct route_memory &m, uint32_t expert)
 {
-    const struct prs_route *r = &args.route;
-    uint32_t e = 0;
-    while (m.table[BLOCKS][e] + prs_ceil_div(m.table[ROWS][e], PRS_TILE_M) <= r->blocks)
-        e++;
-    record_fault(&args.sync, PRS_FAULT_CAPACITY, r->place.rank, r->place.rank * r->experts_per_rank + e,
-                 m.total[TOTAL_BLOCKS] * PRS_TILE_M, r->blocks * PRS_TILE_M, 0);
+    return prs_route_kept(&args.route, m.table[BLOCKS][expert], m.table[ROWS][expert]);
 }
 
-/* Needed even if this rank refuses its rows, because it still sends rows to other nodes. */
-PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct routing_cta &at)
+PRS_DEVICE void write_receive_status(const struct prs_moe_args &args, const struct route_memory &m)
+{
+    uint32_t dropped = 0;
+    for (uint32_t e = 0; e < args.route.experts_per_rank; e++)
+        dropped += m.table[ROWS][e] - kept_rows(args, m, e);
+    args.status->rows_needed = m.total[TOTAL_BLOCKS] * PRS_TILE_M;
+    args.status->rows_dropped = dropped;
+}
+
+/* here: whether all counts have come. */
+PRS_DEVICE void write_totals(const struct prs_moe_args &args, const struct route_memory &m, bool here)
 {
     const struct prs_route *r = &args.route;
-    for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->place.nodes, 0);
-         i += r->ctas * PRS_ROUTE_THREADS)
-        args.far.counters[i] = 0;
+    uint32_t blocks = m.total[TOTAL_BLOCKS] < r->blocks ? m.total[TOTAL_BLOCKS] : r->blocks;
+    args.totals->blocks = here ? blocks : 0;
+    args.totals->deliveries = here ? m.total[TOTAL_DELIVERIES] : 0;
+    if (here && args.status)
+        write_receive_status(args, m);
+    /* A rank that did not answer may still be reading its last message: send it nothing more. */
+    for (uint32_t p = 0; p < r->place.world && !here; p++)
+        args.totals->sent[p] = args.totals->relayed[p] = 0;
 }
 
 /* Writes what the product's kernel and the caller read, except deliveries and rows. */
-PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m,
-                             const struct routing_cta &at)
+PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m, uint32_t part)
 {
     const struct prs_route *r = &args.route;
-    uint32_t thread = at.cta * PRS_ROUTE_THREADS + threadIdx.x, threads = r->ctas * PRS_ROUTE_THREADS;
-    for (uint32_t b = thread; b < m.total[TOTAL_BLOCKS]; b += threads)
+    uint32_t thread = part * PRS_ROUTE_THREADS + threadIdx.x, threads = r->chunks * PRS_ROUTE_THREADS;
+    for (uint32_t b = thread; b < m.total[TOTAL_BLOCKS] && b < r->blocks; b += threads)
         args.ready[b] = 0;
     for (uint32_t e = thread / 32; e < r->experts_per_rank; e += threads / 32) {
-        uint32_t first = m.table[BLOCKS][e] * PRS_TILE_M, rows = m.table[ROWS][e];
+        uint32_t block = m.table[BLOCKS][e] < r->blocks ? m.table[BLOCKS][e] : r->blocks;
+        uint32_t first = block * PRS_TILE_M, rows = kept_rows(args, m, e);
         uint32_t end = prs_ceil_div(rows, PRS_TILE_M) * PRS_TILE_M;
         if (threadIdx.x % 32 == 0) {
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
             args.expert_map[e] = x;
-            if (r->place.nodes > 1) /* the rows from this node: all before those of the first sender on another node */
-                args.far.near[e] = prs_route_near_blocks(
-                    r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e]);
+            if (r->place.nodes > 1) { /* the rows from this node come before those of the first sender on another one */
+                uint32_t near = m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e];
+                args.far.near[e] = prs_route_near_blocks(r, e, &x, near < rows ? near : rows);
+            }
         }
         for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
@@ -403,85 +522,68 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
  * nodes. */
 /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
  * deliveries of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
-PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct route_memory &m,
-                              const struct routing_cta &at, uint32_t p, uint32_t i)
+PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct route_memory &m, uint32_t bank, uint32_t p,
+                              uint32_t i)
 {
     const struct prs_route *r = &args.route;
-    const uint4 *from = (const uint4 *)(args.messages[0] + prs_route_entry_at(r, at.bank, p, i));
+    const uint4 *from = (const uint4 *)(args.messages[0] + prs_route_entry_at(r, bank, p, i));
     uint4 token = from[0], target = from[1];
-    uint32_t lead = target.x, of_p = p * r->experts_per_rank,
+    uint32_t lead = target.x, of_p = p * r->experts_per_rank, kept = 0,
              deliveries = prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank;
     uint32_t delivery =
         m.table[DELIVERIES][deliveries + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
     struct prs_route_delivery *to =
         (struct prs_route_delivery *)(args.deliveries + (uint64_t)delivery * prs_route_delivery_bytes(r));
-    *(uint4 *)to = make_uint4(p, p == 0 ? token.x : i, token.y, 0);
     for (uint32_t u = 0; u < token.y; u++) {
         uint32_t row;
         target = from[1 + u];
-        row = m.table[BLOCKS][target.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + target.x] + target.z;
-        to->row[u] = row;
+        row = m.table[ROW_BASE][of_p + target.x] + target.z;
+        /* MUTANT(emulator moe/rows_beyond_capacity_are_dropped_and_the_next_launch_is_right)
+         * a row without room is dropped: delete */
+        if (row >= kept_rows(args, m, target.x))
+            continue;
+        row += m.table[BLOCKS][target.x] * PRS_TILE_M;
+        to->row[kept++] = row;
         *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
     }
+    *(uint4 *)to = make_uint4(p, p == 0 ? token.x : i, kept, 0);
 }
 
-PRS_DEVICE void receive_entries(const struct prs_moe_args &args, const struct route_memory &m,
-                                const struct routing_cta &at)
+PRS_DEVICE void receive_entries(const struct prs_moe_args &args, const struct route_memory &m, uint32_t bank,
+                                uint32_t part)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t p = 0; p < r->place.world; p++)
-        for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
-             i += r->ctas * PRS_ROUTE_THREADS)
-            receive_entry(args, m, at, p, i);
+        for (uint32_t i = part * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
+             i += r->chunks * PRS_ROUTE_THREADS)
+            receive_entry(args, m, bank, p, i);
+}
+
+/* There are as many parts as chunks. */
+PRS_DEVICE void receive(const struct prs_moe_args &args, const struct route_memory &m, uint32_t epoch)
+{
+    uint32_t part = claim_for_cta(m, &args.claims->parts);
+    if (part >= args.route.chunks)
+        return;
+    bool here = receive_counts(args, m, epoch);
+    for (; part < args.route.chunks; part = claim_for_cta(m, &args.claims->parts)) {
+        if (part == 0 && threadIdx.x == 0)
+            write_totals(args, m, here);
+        if (!here)
+            continue;
+        write_tables(args, m, part);
+        receive_entries(args, m, epoch & 1, part);
+    }
 }
 
 /* ---- the kernel ---- */
 static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     route_kernel(const __grid_constant__ struct prs_moe_args args)
 {
-    const struct prs_route *r = &args.route;
     struct route_memory m = route_memory_map(args, dynamic_shared());
-    uint32_t each = prs_route_chunk_tokens(r, args.count), first = blockIdx.x * each, epoch = launch_epoch(&args.sync);
-    uint32_t left = args.count > first ? args.count - first : 0;
-    struct routing_cta at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
-
-    if (r->place.nodes > 1)
-        reset_counters(args, at);
-    read_choices(args, m, at);
-    __syncthreads();
-    number_choices(args, m, at);
-    meet_ctas(args, at);
-
-    sum_chunks(args, m, at);
-    __syncthreads();
-    if (at.cta == 0)
-        send_counts(args, m, at);
-    __syncthreads();
-    place_leads(args, m, at);
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS) {
-        if (m.code[i] & PRS_ROUTE_LEAD)
-            send_entry(args, m, at, i);
-        if (m.code[i] & PRS_ROUTE_RELAY)
-            write_forwarding(args, m, at, i);
-    }
-    signal_ranks(args, at);
-
-    __syncthreads(); /* other threads have read the tables, which are now reused */
-    bool here = receive_counts(args, m, at), fits = here && m.total[TOTAL_BLOCKS] <= r->blocks;
-    if (at.cta == 0 && threadIdx.x == 0) {
-        args.totals->blocks = fits ? m.total[TOTAL_BLOCKS] : 0;
-        args.totals->deliveries = fits ? m.total[TOTAL_DELIVERIES] : 0;
-        if (here && !fits)
-            refuse_rows(args, m);
-        /* A rank that did not answer may still be reading its last message: send it nothing more. */
-        for (uint32_t p = 0; p < r->place.world && !here; p++)
-            args.totals->sent[p] = args.totals->relayed[p] = 0;
-    }
-    if (!fits)
-        return;
-    write_tables(args, m, at);
-    receive_entries(args, m, at);
+    uint32_t epoch = launch_epoch(&args.sync), last = count_chunks(args, m, epoch);
+    send_chunks(args, m, epoch, last);
+    receive(args, m, epoch); /* its first step lets all threads read the tables, which it uses again */
 }
 
 #endif

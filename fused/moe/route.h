@@ -33,7 +33,7 @@
 enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
     PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
-    PRS_ROUTE_CHUNK_CHOICES = 8192, /* of one routing CTA; 8 bytes of shared memory each */
+    PRS_ROUTE_CHUNK_CHOICES = 8192, /* of one chunk; 8 bytes of shared memory each */
     PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without an expert; mask of the expert in a code */
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
@@ -49,7 +49,7 @@ struct prs_route {
     uint32_t blocks;    /* of PRS_TILE_M rows: the capacity of this rank */
     uint32_t columns;   /* column tiles of the result, or pairs of them: units in one row block */
     uint32_t row_bytes; /* of a token */
-    uint32_t ctas;      /* of the routing kernel */
+    uint32_t chunks;    /* of a rank's tokens: CTAs of the routing kernel claim them */
     uint32_t put;       /* between nodes: rows that one put moves */
     uint32_t group;     /* between nodes: rows that one signal stands for; a multiple of `put` */
     uint32_t passes;    /* several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
@@ -264,10 +264,17 @@ PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const int64
     return r->choices;
 }
 
-/* Tokens of each routing CTA when this rank has `count`. */
+/* Tokens of a chunk when this rank has `count`. */
 PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t count)
 {
-    return prs_ceil_div(count, r->ctas);
+    return prs_ceil_div(count, r->chunks);
+}
+
+/* How many of an expert's rows there is room for; first_block: of all its rows. */
+PRS_SHARED uint32_t prs_route_kept(const struct prs_route *r, uint32_t first_block, uint32_t rows)
+{
+    uint32_t room = first_block < r->blocks ? (r->blocks - first_block) * PRS_TILE_M : 0;
+    return rows < room ? rows : room;
 }
 
 /* ---- what the product computes ---- */

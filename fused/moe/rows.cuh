@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moving rows. Warp 3 pushes this rank's tokens to the others, once each. Warp 2 delivers the rows that are here to
  * their experts. Each has one buffer. Neither waits for the product, and pushing waits for nothing, so that ranks
- * cannot wait in a circle: push -> deliver -> load -> multiply -> store.
+ * cannot wait in a circle: push -> deliver -> load -> multiply -> store. CTAs claim what they move from counters, so a
+ * CTA that does not run holds up nothing.
  *
  * Other nodes. Rows for a node are first written, in the order in which its ranks compute, to memory that puts may
  * read. The CTA that completes the rows of a put puts them to the counterpart there; the CTA that completes a group
@@ -88,23 +89,46 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
     fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
 }
 
+/* ---- claims ---- */
+enum { ROWS_PER_CLAIM = 4, DELIVERIES_PER_CLAIM = 16 };
+
+/* Positions in a list of rows that all CTAs share. The next ones are claimed while these are moved. */
+struct row_claims {
+    uint32_t at, next;
+};
+
+PRS_DEVICE struct row_claims claim_rows(uint32_t *counter)
+{
+    uint32_t at = atomicAdd(counter, (uint32_t)ROWS_PER_CLAIM);
+    return {at, atomicAdd(counter, (uint32_t)ROWS_PER_CLAIM)};
+}
+
+PRS_DEVICE void next_row(uint32_t *counter, struct row_claims *c)
+{
+    if (++c->at % ROWS_PER_CLAIM != 0)
+        return;
+    c->at = c->next;
+    c->next = atomicAdd(counter, (uint32_t)ROWS_PER_CLAIM);
+}
+
 /* ---- warp 3: own rows for this node ---- */
 /* Row `row` of those that this rank pushes to the neighbour at distance p. */
 struct pushed_row {
-    uint32_t at, p, row, token; /* at: position in the list that all CTAs share */
+    uint32_t at, p, row, token; /* at: position in the list */
 };
 
-/* Returns the first existing row at position `at` or later; its position is `end` or more if there is none. */
-PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t at, uint32_t end)
+/* Moves to the first existing row at this position or later; its position is `end` or more if there is none. */
+PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, struct row_claims *claims, uint32_t end)
 {
     const struct prs_route *r = &args.route;
     uint32_t others = r->place.local_ranks - 1;
-    for (; at < end; at += gridDim.x) {
+    for (; claims->at < end; next_row(&args.claims->pushed, claims)) {
+        uint32_t at = claims->at;
         uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, 1 + at % others)), row = at / others;
         if (row < args.totals->sent[p])
             return {at, p, row, args.sent[(uint64_t)p * r->tokens + row]};
     }
-    return {at, 0, 0, 0};
+    return {claims->at, 0, 0, 0};
 }
 
 /* Pushes rows to all destinations in turn, to each in the order in which it computes. Looks up the next row while one
@@ -114,6 +138,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 {
     const struct prs_route *r = &args.route;
     uint32_t most = 0;
+    struct row_claims claims = claim_rows(&args.claims->pushed);
     struct pushed_row now, last = {0, 0, 0, 0};
     int64_t next = 0;
     auto signal_last = [&]() {
@@ -127,7 +152,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
         most = args.totals->sent[p] > most ? args.totals->sent[p] : most;
     }
     uint32_t end = most * (r->place.local_ranks - 1);
-    for (now = find_row(args, blockIdx.x, end); now.at < end;) {
+    for (now = find_row(args, &claims, end); now.at < end;) {
         struct pushed_row after;
         pause(next);
         next = clock64() + args.push_gap;
@@ -138,7 +163,8 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
                            bytes);
             },
             [&]() {
-                after = find_row(args, now.at + gridDim.x, end);
+                next_row(&args.claims->pushed, &claims);
+                after = find_row(args, &claims, end);
                 signal_last();
             });
         last = now, now = after;
@@ -191,8 +217,9 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
     };
     for (uint32_t n = 1; n < r->place.nodes; n++)
         most = args.totals->relayed[n] > most ? args.totals->relayed[n] : most;
-    for (uint32_t i = blockIdx.x; i < most * others; i += gridDim.x) {
-        uint32_t n = 1 + i % others, row = i / others;
+    uint32_t *counter = &args.claims->relayed;
+    for (struct row_claims at = claim_rows(counter); at.at < most * others; next_row(counter, &at)) {
+        uint32_t n = 1 + at.at % others, row = at.at / others;
         if (row >= args.totals->relayed[n])
             continue;
         copy_row_of(
@@ -209,8 +236,9 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
 /* Rows that counterparts put here: the row that this CTA forwards next, from all nodes in turn, and the previous row
  * until its receivers' flags are raised. */
 struct incoming {
-    uint32_t at, end; /* positions in the list that all CTAs share */
-    uint32_t n, row;  /* row `row` of those from the node at distance n */
+    struct row_claims claims;
+    uint32_t end;    /* of the list */
+    uint32_t n, row; /* row `row` of those from the node at distance n */
     uint32_t last_n;
     const int32_t *last; /* its row of the forwarding table; NULL: it is flagged */
 };
@@ -221,12 +249,12 @@ PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32
     return (const uint32_t *)(args.messages[0] + prs_route_forwarding_at(&args.route, epoch & 1, n));
 }
 
-/* Moves to the first existing row at position in->at or later; in->at becomes in->end or more if there is none. */
+/* Moves to the first existing row at this position or later; the position becomes in->end or more if there is none. */
 PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
     uint32_t others = args.route.place.nodes - 1;
-    for (; in->at < in->end; in->at += gridDim.x) {
-        in->n = 1 + in->at % others, in->row = in->at / others;
+    for (; in->claims.at < in->end; next_row(&args.claims->forwarded, &in->claims)) {
+        in->n = 1 + in->claims.at % others, in->row = in->claims.at / others;
         if (in->row < forwarding_of(args, epoch, in->n)[0])
             return;
     }
@@ -234,7 +262,7 @@ PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, s
 
 PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint32_t epoch)
 {
-    struct incoming in = {blockIdx.x, 0, 0, 0, 0, NULL};
+    struct incoming in = {claim_rows(&args.claims->forwarded), 0, 0, 0, 0, NULL};
     for (uint32_t n = 1; n < args.route.place.nodes; n++) {
         uint32_t rows = forwarding_of(args, epoch, n)[0];
         in.end = rows > in.end ? rows : in.end;
@@ -281,11 +309,11 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
     const struct prs_route *r = &args.route;
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
     const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
-    if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
+    if (in->claims.at >= in->end || load_acquire_sys(flag) != epoch) {
         /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
          * the last row that was forwarded is flagged: delete */
         flag_incoming(args, epoch, in);
-        if (!waits || in->at >= in->end)
+        if (!waits || in->claims.at >= in->end)
             return false;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
@@ -301,7 +329,7 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
         },
         [&]() { flag_incoming(args, epoch, in); });
     in->last = places, in->last_n = in->n;
-    in->at += gridDim.x;
+    next_row(&args.claims->forwarded, &in->claims);
     find_incoming(args, epoch, in);
     return true;
 }
@@ -430,22 +458,31 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the first expert that needs them, and dealt to all CTAs in turn, so the first blocks are
- * complete first. */
+/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each CTA of the grid,
+ * so the first blocks are complete first. Returns the first delivery of the list, whose next ones follow at a distance of
+ * the grid. */
+PRS_DEVICE uint32_t first_delivery(uint32_t list)
+{
+    return list / gridDim.x * gridDim.x * DELIVERIES_PER_CLAIM + list % gridDim.x;
+}
+
 template <class E>
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
 {
     struct row_buffer b = {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0};
     uint32_t deliveries = args.totals->deliveries, lane = threadIdx.x % 32, last_row = 0;
+    uint32_t list = lane == 0 ? atomicAdd(&args.claims->deliveries, 1u) : 0, first;
     struct placed_row last = {0, 0, 0, 0};
-    for (uint32_t first = blockIdx.x; first < deliveries; first += 32 * gridDim.x) {
+    while ((first = first_delivery(__shfl_sync(~0u, list, 0))) < deliveries) {
         struct placed_row mine = {0, 0, 0, first + lane * gridDim.x};
         uint32_t here = 0;
-        if (mine.place < deliveries) {
+        if (lane == 0)
+            list = atomicAdd(&args.claims->deliveries, 1u); /* comes while this list is placed */
+        if (lane < DELIVERIES_PER_CLAIM && mine.place < deliveries) {
             const struct prs_route_delivery *delivery = delivery_at(args, mine.place);
             mine.peer = delivery->peer, mine.at = delivery->at, mine.targets = delivery->targets;
         }
-        for (uint32_t k = 0; k < 32 && first + k * gridDim.x < deliveries; k++) {
+        for (uint32_t k = 0; k < DELIVERIES_PER_CLAIM && first + k * gridDim.x < deliveries; k++) {
             struct placed_row delivery = {__shfl_sync(~0u, mine.peer, k), __shfl_sync(~0u, mine.at, k),
                                           __shfl_sync(~0u, mine.targets, k), first + k * gridDim.x};
             uint32_t row = lane < delivery.targets ? delivery_at(args, delivery.place)->row[lane] : 0;

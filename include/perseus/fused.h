@@ -268,8 +268,19 @@ struct prs_moe_expert_rows {
     uint32_t first_row, rows; /**< first_row: a multiple of 128 */
 };
 
+/** How one launch went on this rank. Neither drops nor wrong choices stop anything: the launch, the other ranks and
+ * later launches go on. */
+struct prs_moe_status {
+    uint32_t rows_needed;    /**< rows of out that all choices need; more than capacity: some were dropped */
+    uint32_t rows_dropped;   /**< choices, of any rank, that found no room here: the last rows of the last experts */
+    uint32_t wrong_choices;  /**< of this rank's choices: E or more. They count as no choice */
+    uint32_t wrong_token;    /**< the first of this rank's tokens with such a choice; UINT32_MAX: none */
+    uint32_t tokens_dropped; /**< what *count_on_device has beyond shape.tokens */
+    uint32_t unused[3];
+};
+
 /** Device memory of one launch, 16-byte aligned. What is const must not change, and the results must not be read, until
- * the launch is done in stream order. */
+ * the launch is done in stream order. Set all fields that are not named to 0, so that a later version can add some. */
 struct prs_moe_batch {
     const void *tokens;          /**< bf16 [count, H] */
     uint32_t count;              /**< 0 ... shape.tokens, may differ between ranks */
@@ -279,6 +290,10 @@ struct prs_moe_batch {
     void *out;                   /**< bf16 [capacity, N] */
     struct prs_moe_row *rows;    /**< [capacity] */
     struct prs_moe_expert_rows *expert_rows; /**< [E/W] */
+    /** NULL, or the count, which the kernel reads when it starts: so a captured graph serves any count. Then `count` is
+     * ignored. */
+    const uint32_t *count_on_device;
+    struct prs_moe_status *status; /**< NULL, or written by the launch */
 };
 
 struct prs_moe_plan;
@@ -291,9 +306,8 @@ PRS_API int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape 
 PRS_API void prs_moe_plan_close(struct prs_moe_plan *plan);
 PRS_API void prs_moe_plan_query(const struct prs_moe_plan *plan, struct prs_moe_info *info);
 
-/** Enqueues one launch, by the rules of prs_fused_launch(). With more rows than capacity nothing is computed on that
- * rank, and prs_fused_poll_error() and every later call report -ENOSPC with rank, expert, rows and capacity; the other
- * ranks go on. */
+/** Enqueues one launch, by the rules of prs_fused_launch(). Rows beyond capacity are dropped, and choices of experts
+ * that do not exist are ignored: only batch->status says so. A plan with capacity 0 drops nothing. */
 PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch,
                                   struct CUstream_st *stream);
 
@@ -378,10 +392,10 @@ PRS_API const char *prs_fused_version(void);
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
     /** 0; -ETIMEDOUT; -ECANCELED: prs_fused_abort(), or another rank of this node gave up in a launch that this rank
-     * took part in, so that what it sent may be wrong; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist); or the network's
-     * -errno, for which the next four fields are 0. */
+     * took part in, so that what it sent may be wrong; or the network's -errno, for which the next four fields are
+     * 0. */
     int code;
-    uint32_t from_rank; /**< the rank that should have raised the flag, or whose input or capacity is wrong */
+    uint32_t from_rank; /**< the rank that should have raised the flag, or whose input is wrong */
     uint32_t flag, want, seen;
     uint64_t waited_ns;
     char text[256];

@@ -132,7 +132,7 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
             watch_fail(&m->watch, "delivery after one of another node", rank, i, rank, epoch, me->deliveries[i]->at);
         far = crosses;
     }
-    for (uint32_t e = 0; e < LOCAL && me->r.place.nodes > 1 && !me->refused; e++) {
+    for (uint32_t e = 0; e < LOCAL && me->r.place.nodes > 1; e++) {
         const struct prs_moe_expert_rows *x = &me->experts[e];
         uint32_t near = 0, want;
         while (near < x->rows && me->map[x->first_row + near].rank / me->r.place.local_ranks == me->r.place.node)
@@ -148,21 +148,25 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
 void model_check(struct model *m, uint32_t rank, uint32_t epoch)
 {
     struct rank *me = &m->ranks[rank];
-    uint32_t row = 0;
-    for (uint32_t e = rank * LOCAL; e < (rank + 1) * LOCAL && !me->refused; e++) {
+    uint32_t row = 0, dropped = 0;
+    for (uint32_t e = rank * LOCAL; e < (rank + 1) * LOCAL; e++) {
         const struct prs_moe_expert_rows *x = &me->experts[e % LOCAL];
-        uint32_t first = row = prs_ceil_div(row, PRS_TILE_M) * PRS_TILE_M;
+        uint32_t first = row = prs_ceil_div(row, PRS_TILE_M) * PRS_TILE_M, capacity = me->r.blocks * PRS_TILE_M, kept;
         for (uint32_t p = 0; p < WORLD; p++) {
             uint32_t from = sender(&me->r, p);
             for (uint32_t i = 0; i < count_of(epoch, from) * CHOICES; i++)
-                if (choice_of(epoch, from, i / CHOICES, i % CHOICES) == (int64_t)e)
-                    check_row(m, rank, epoch, row++, &(struct prs_moe_row){from, i / CHOICES, i % CHOICES, 0}, e);
+                if (choice_of(epoch, from, i / CHOICES, i % CHOICES) == (int64_t)e && row++ < capacity)
+                    check_row(m, rank, epoch, row - 1, &(struct prs_moe_row){from, i / CHOICES, i % CHOICES, 0}, e);
         }
-        if (x->rows != row - first || (row != first && x->first_row != first))
-            watch_fail(&m->watch, "rows of expert", rank, e, rank, row - first, x->rows);
+        kept = first >= capacity ? 0 : (row < capacity ? row : capacity) - first;
+        dropped += row - first - kept;
+        if (x->rows != kept || (kept != 0 && x->first_row != first))
+            watch_fail(&m->watch, "rows of expert", rank, e, rank, kept, x->rows);
     }
+    if (me->dropped != dropped)
+        watch_fail(&m->watch, "dropped rows", rank, epoch, rank, dropped, me->dropped);
     check_order(m, rank, epoch);
-    me->refusals += me->refused;
+    me->drops += dropped != 0;
     add_traffic(me, epoch);
     if (me->nic.puts != me->puts || me->nic.signals != me->signals || me->nic.words != me->words)
         watch_fail(&m->watch, "words put so far in epoch", rank, epoch, rank, (uint32_t)me->words,

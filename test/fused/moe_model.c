@@ -13,6 +13,7 @@ static bool end_routing(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     if (c->role == 0)
         watch_count(&me->routed);
+    /* The product's kernel begins when all CTAs of the routing kernel have ended. */
     return watch_wait(&c->model->watch, &me->routed, (epoch - FIRST_EPOCH) * CTAS, "end of routing", c->rank, c->index,
                       c->rank);
 }
@@ -20,15 +21,27 @@ static bool end_routing(struct cta *c, uint32_t epoch)
 static void end_launch(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
-    if (watch_count(&me->exits) != (epoch - FIRST_EPOCH) * CTAS * THREADS)
+    if (watch_count(&c->model->roles_ended[c->rank][c->index]) % THREADS == 0)
+        watch_count(&me->ended);
+    if (watch_count(&me->exits) != CTAS * THREADS)
         return;
     /* MUTANT(model moe) a launch ends when its puts are complete: s/me->r.place.nodes > 1 && !nic_quiet(&me->nic)/0/ */
     if (me->r.place.nodes > 1 && !nic_quiet(&me->nic))
         return;
     model_check(c->model, c->rank, epoch);
     model_make_input(me, epoch + 1);
-    __atomic_store_n(&me->next, 0, __ATOMIC_RELAXED);
+    me->claimed = me->counted = me->chunks_sent = me->parts = me->exits = 0;
+    me->units = me->lists = me->pushed = me->relays = me->forwarded = 0;
     watch_raise(&me->epoch, epoch);
+}
+
+/* A CTA begins when there is room for it. ended: CTAs of this kernel, over all launches. */
+static bool await_room(struct cta *c, uint32_t launch, const uint32_t *ended)
+{
+    uint32_t resident = c->model->resident != 0 ? c->model->resident : c->rank % CTAS + 1;
+    uint32_t others = c->index < resident ? 0 : c->index - resident + 1;
+    return others == 0 || watch_wait(&c->model->watch, ended, (launch - 1) * CTAS + others, "CTAs that have left",
+                                     c->rank, c->index, c->rank);
 }
 
 static void *run_thread(void *arg)
@@ -40,7 +53,8 @@ static void *run_thread(void *arg)
         uint32_t epoch = FIRST_EPOCH + i;
         if ((me->r.place.node == me->r.place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
             !watch_wait(&c->model->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
-            (c->role == 0 && !model_route(c, epoch)) || !end_routing(c, epoch) || !roles[c->role](c, epoch))
+            (c->role == 0 && (!await_room(c, i, &me->routed) || !model_route(c, epoch))) || !end_routing(c, epoch) ||
+            !await_room(c, i, &me->ended) || !roles[c->role](c, epoch))
             return NULL;
         end_launch(c, epoch);
     }
@@ -58,7 +72,7 @@ static void init_rank(struct rank *me, uint32_t rank, const struct model_run *ru
                           .blocks = blocks,
                           .columns = COLUMNS,
                           .row_bytes = sizeof(uint32_t),
-                          .ctas = CTAS,
+                          .chunks = CHUNKS,
                           .put = run->put,
                           .group = run->group,
                           .passes = 2};
@@ -71,7 +85,6 @@ static void init_rank(struct rank *me, uint32_t rank, const struct model_run *ru
     /* Their values after FIRST_EPOCH launches; the last rows were sent as long ago as is possible. */
     for (uint32_t p = 0; p < WORLD; p++)
         me->message_flags[p] = me->signal[p] = FIRST_EPOCH;
-    me->met = FIRST_EPOCH * 2 * CTAS;
     me->epoch = FIRST_EPOCH;
     model_make_input(me, FIRST_EPOCH + 1);
 }
@@ -83,6 +96,7 @@ struct model *model_run(const struct model_run *run)
     uint32_t seed = (uint32_t)time(NULL);
     printf("seed %u\n", seed);
     m->epochs = run->epochs;
+    m->resident = run->resident;
     watch_init(&m->watch, WORLD * CTAS * THREADS, WORLD / run->nodes * CTAS * THREADS, run->lost_after);
     for (uint32_t r = 0; r < WORLD; r++) {
         init_rank(&m->ranks[r], r, run);

@@ -2,7 +2,7 @@
 /* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in
  * place of each row. Data are plain memory, flags are atomics with the kernels' memory orders, so that ThreadSanitizer
  * finds a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which
- * together also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before
+ * claim all work from counters, and together also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before
  * the epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every epoch: even, all to one
  * expert, half of the experts empty, a node without any, ranks without tokens. */
 #ifndef TEST_FUSED_MOE_MODEL_H
@@ -11,7 +11,17 @@
 #include "fused/moe/route.h"
 #include "test/fused/nic.h"
 
-enum { WORLD = 4, CTAS = 2, THREADS = 3, LOCAL = 3, EXPERTS = WORLD * LOCAL, CHOICES = 3, TOKENS = 50, COLUMNS = 2 };
+enum {
+    WORLD = 4,
+    CTAS = 3,
+    CHUNKS = 4,
+    THREADS = 3,
+    LOCAL = 3,
+    EXPERTS = WORLD * LOCAL,
+    CHOICES = 3,
+    TOKENS = 50,
+    COLUMNS = 2
+};
 enum { BLOCKS = TOKENS * WORLD * CHOICES / PRS_TILE_M + LOCAL + 1, ROWS = BLOCKS * PRS_TILE_M };
 enum { NIC_WORDS = WORLD + (WORLD - 1) * TOKENS }; /* signal words at most */
 
@@ -20,7 +30,7 @@ struct rank {
     /* plain */
     int64_t chosen[TOKENS][CHOICES];
     uint32_t tokens[TOKENS], count;
-    uint32_t chunks[CTAS][EXPERTS][3]; /* choices, leads, relay leads */
+    uint32_t chunks[CHUNKS][EXPERTS][3]; /* choices, leads, relay leads */
     uint32_t sent[WORLD][TOKENS], sent_count[WORLD];
     uint32_t relayed[WORLD][TOKENS], relayed_count[WORLD]; /* [distance of the node] */
     uint8_t *messages;
@@ -31,14 +41,16 @@ struct rank {
     uint32_t near[LOCAL]; /* blocks */
     struct prs_moe_row map[ROWS];
     uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
-    bool refused;
-    uint32_t refusals;
+    uint32_t dropped, drops;       /* rows without room in this launch; launches with some */
     uint64_t puts, signals, words; /* how many should have gone to other nodes so far */
     /* atomic */
     uint32_t message_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
-    uint32_t met, routed, exits, epoch, next;
-    uint32_t early; /* rows of other nodes that were forwarded before all own rows were sent */
+    /* Claimed or counted in this launch: as in struct prs_moe_claims. */
+    uint32_t claimed, counted, chunks_sent, parts, units, lists, pushed, relays, forwarded;
+    uint32_t exits;                /* threads of this launch */
+    uint32_t routed, ended, epoch; /* CTAs that have ended in each kernel, over all launches; launches */
+    uint32_t early;                /* rows of other nodes that were forwarded before all own rows were sent */
     struct nic nic;
 };
 
@@ -48,17 +60,27 @@ struct cta {
     uint32_t random;
 };
 
+/* Claims the next position of a list. */
+static inline uint32_t model_claim(uint32_t *counter)
+{
+    return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+}
+
 struct model {
     struct rank ranks[WORLD];
     struct cta ctas[WORLD][CTAS][THREADS];
     struct watch watch;
-    uint32_t epochs;
+    uint32_t roles_ended[WORLD][CTAS]; /* atomic: over all launches */
+    uint32_t epochs, resident;
 };
 
 struct model_run {
     uint32_t nodes, put, group;
     uint32_t blocks_of_last;     /* capacity of the last rank */
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
+    /* CTAs of a rank that run at a time; one that is not among the first starts when another has left. 0: as many as
+     * the rank's number, or all. */
+    uint32_t resident;
 };
 
 /* Runs the model, and returns it for the test's checks; model_close() frees it. */

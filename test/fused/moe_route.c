@@ -4,36 +4,36 @@
 
 #include "test/fused/moe_model.h"
 
-/* Numbers each of a CTA's choices among its choices of the same expert. */
+/* Numbers each choice of the chunks that a CTA has claimed among those of its chunk and the same expert. */
 struct numbers {
     uint16_t index[TOKENS][CHOICES], lead[TOKENS][CHOICES], relay[TOKENS][CHOICES];
 };
 
-/* first_*: of this CTA; leads in the order in which the owner gets them, relay leads in the order in which its node
+/* first_*: of a chunk; leads in the order in which the owner gets them, relay leads in the order in which its node
  * gets them. */
 struct places {
     uint32_t first_index[EXPERTS], first_lead[EXPERTS], first_relay[EXPERTS];
 };
 
 /* ---- count and send ---- */
-static void chunk_of(const struct rank *me, uint32_t cta, uint32_t *from, uint32_t *to)
+static void chunk_of(const struct rank *me, uint32_t chunk, uint32_t *from, uint32_t *to)
 {
     uint32_t each = prs_route_chunk_tokens(&me->r, me->count);
-    *from = cta * each < me->count ? cta * each : me->count;
+    *from = chunk * each < me->count ? chunk * each : me->count;
     *to = *from + each < me->count ? *from + each : me->count;
 }
 
-static void count_choices(struct rank *me, uint32_t cta, struct numbers *n)
+static void count_choices(struct rank *me, uint32_t chunk, struct numbers *n)
 {
     uint32_t from, to;
-    chunk_of(me, cta, &from, &to);
-    memset(me->chunks[cta], 0, sizeof(me->chunks[cta]));
+    chunk_of(me, chunk, &from, &to);
+    memset(me->chunks[chunk], 0, sizeof(me->chunks[chunk]));
     for (uint32_t t = from; t < to; t++)
         for (uint32_t j = 0; j < CHOICES; j++) {
             uint32_t code = prs_route_code(&me->r, me->chosen[t], j), *counts;
             if (code == PRS_ROUTE_NONE)
                 continue;
-            counts = me->chunks[cta][code & PRS_ROUTE_NONE];
+            counts = me->chunks[chunk][code & PRS_ROUTE_NONE];
             n->index[t][j] = (uint16_t)counts[0]++;
             if (code & PRS_ROUTE_LEAD)
                 n->lead[t][j] = (uint16_t)counts[1]++;
@@ -52,35 +52,35 @@ static uint8_t *message_to(struct model *m, struct rank *me, uint32_t bank, uint
            prs_route_counts_at(r, bank, prs_distance_back(p, r->place.world));
 }
 
-static uint32_t chunks_before(const struct rank *me, uint32_t expert, uint32_t what, uint32_t ctas)
+static uint32_t chunks_before(const struct rank *me, uint32_t expert, uint32_t what, uint32_t chunks)
 {
     uint32_t sum = 0;
-    for (uint32_t c = 0; c < ctas; c++)
+    for (uint32_t c = 0; c < chunks; c++)
         sum += me->chunks[c][expert][what];
     return sum;
 }
 
-/* The first CTA sends the counts. */
-static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_t cta, struct places *at)
+/* With the first chunk the counts are sent. */
+static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_t chunk, struct places *at)
 {
     const struct prs_route *r = &me->r;
     for (uint32_t owner = 0; owner < WORLD; owner++) {
         uint32_t p = (owner + WORLD - r->place.rank) % WORLD, leads = 0;
         uint32_t *counts = (uint32_t *)message_to(m, me, bank, p);
         for (uint32_t e = owner * LOCAL; e < (owner + 1) * LOCAL; e++) {
-            at->first_index[e] = chunks_before(me, e, 0, cta);
-            at->first_lead[e] = leads + chunks_before(me, e, 1, cta);
-            leads += chunks_before(me, e, 1, CTAS);
-            if (cta == 0)
-                counts[e % LOCAL * 2] = chunks_before(me, e, 0, CTAS),
-                                   counts[e % LOCAL * 2 + 1] = chunks_before(me, e, 1, CTAS);
+            at->first_index[e] = chunks_before(me, e, 0, chunk);
+            at->first_lead[e] = leads + chunks_before(me, e, 1, chunk);
+            leads += chunks_before(me, e, 1, CHUNKS);
+            if (chunk == 0)
+                counts[e % LOCAL * 2] = chunks_before(me, e, 0, CHUNKS),
+                                   counts[e % LOCAL * 2 + 1] = chunks_before(me, e, 1, CHUNKS);
         }
-        if (cta == 0)
+        if (chunk == 0)
             me->sent_count[p] = leads;
     }
 }
 
-static void place_relay_leads(struct rank *me, uint32_t cta, struct places *at)
+static void place_relay_leads(struct rank *me, uint32_t chunk, struct places *at)
 {
     const struct prs_route *r = &me->r;
     uint32_t expert_at[EXPERTS];
@@ -89,10 +89,10 @@ static void place_relay_leads(struct rank *me, uint32_t cta, struct places *at)
     for (uint32_t b = 1; b < r->place.nodes; b++) {
         uint32_t first = (r->place.node + b) % r->place.nodes * r->place.local_ranks * LOCAL, leads = 0;
         for (uint32_t i = first; i < first + r->place.local_ranks * LOCAL; i++) {
-            at->first_relay[expert_at[i]] = leads + chunks_before(me, expert_at[i], 2, cta);
-            leads += chunks_before(me, expert_at[i], 2, CTAS);
+            at->first_relay[expert_at[i]] = leads + chunks_before(me, expert_at[i], 2, chunk);
+            leads += chunks_before(me, expert_at[i], 2, CHUNKS);
         }
-        if (cta != 0)
+        if (chunk != 0)
             continue;
         me->relayed_count[b] = leads;
         *(uint32_t *)(me->messages + prs_route_forwarding_at(r, 2, b)) = leads;
@@ -140,14 +140,14 @@ static void write_forwarding(struct rank *me, uint32_t token, uint32_t slot, con
     }
 }
 
-static void send_all(struct cta *c, uint32_t bank, const struct numbers *n)
+static void send_chunk(struct cta *c, uint32_t bank, uint32_t chunk, const struct numbers *n)
 {
     struct rank *me = &c->model->ranks[c->rank];
     struct places at;
     uint32_t from, to;
-    place_leads(c->model, me, bank, c->index, &at);
-    place_relay_leads(me, c->index, &at);
-    chunk_of(me, c->index, &from, &to);
+    place_leads(c->model, me, bank, chunk, &at);
+    place_relay_leads(me, chunk, &at);
+    chunk_of(me, chunk, &from, &to);
     for (uint32_t t = from; t < to; t++)
         for (uint32_t j = 0; j < CHOICES; j++) {
             uint32_t code = prs_route_code(&me->r, me->chosen[t], j);
@@ -235,11 +235,15 @@ static void receive_entry(struct rank *me, uint32_t bank, const struct tables *t
     /* MUTANT(model moe) deliveries of other nodes come last: s/prs_route_node_of(&me->r, p) !=// */
     uint32_t first = t->first_delivery[prs_route_node_of(&me->r, p) != 0][lead];
     struct prs_route_delivery *delivery = me->deliveries[first + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
-    delivery->peer = p, delivery->at = p == 0 ? head->token : i, delivery->targets = head->targets;
+    delivery->peer = p, delivery->at = p == 0 ? head->token : i, delivery->targets = 0;
     for (uint32_t u = 0; u < head->targets; u++) {
-        uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
+        uint32_t e = use[u].expert, row = t->row_base[p][e] + use[u].index;
         struct prs_moe_row x = {(me->r.place.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
-        delivery->row[u] = row;
+        /* MUTANT(model moe) rows without room are dropped: s/row >= prs_route_kept/0 * prs_route_kept/ */
+        if (row >= prs_route_kept(&me->r, t->first_block[e], t->rows[e]))
+            continue;
+        row += t->first_block[e] * PRS_TILE_M;
+        delivery->row[delivery->targets++] = row;
         me->map[row] = x;
     }
 }
@@ -257,53 +261,86 @@ static bool await_routes(struct cta *c, uint32_t epoch)
     return true;
 }
 
-static void receive(struct cta *c, uint32_t bank)
+static void write_tables(struct rank *me, const struct tables *t)
 {
-    struct rank *me = &c->model->ranks[c->rank];
+    me->blocks = t->blocks < me->r.blocks ? t->blocks : me->r.blocks;
+    me->item_count = t->deliveries;
+    me->dropped = 0;
+    for (uint32_t e = 0; e < LOCAL; e++) {
+        uint32_t kept = prs_route_kept(&me->r, t->first_block[e], t->rows[e]);
+        uint32_t block = t->first_block[e] < me->r.blocks ? t->first_block[e] : me->r.blocks;
+        me->dropped += t->rows[e] - kept;
+        me->experts[e].first_row = block * PRS_TILE_M, me->experts[e].rows = kept;
+        me->near[e] = prs_route_near_blocks(&me->r, e, &me->experts[e], t->near[e] < kept ? t->near[e] : kept);
+    }
+    for (uint32_t b = 0; b < me->blocks; b++)
+        __atomic_store_n(&me->ready[b], 0, __ATOMIC_RELAXED);
+}
+
+static void receive(struct rank *me, uint32_t bank, uint32_t part)
+{
     struct tables t;
     receive_counts(me, bank, &t);
-    if (c->index == 0) {
-        me->refused = t.blocks > me->r.blocks;
-        me->blocks = me->refused ? 0 : t.blocks;
-        me->item_count = me->refused ? 0 : t.deliveries;
-        for (uint32_t e = 0; e < LOCAL; e++)
-            me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e],
-            me->near[e] = prs_route_near_blocks(&me->r, e, &me->experts[e], t.near[e]);
-        for (uint32_t b = 0; b < me->blocks; b++)
-            __atomic_store_n(&me->ready[b], 0, __ATOMIC_RELAXED);
-    }
-    for (uint32_t p = 0; p < WORLD && t.blocks <= me->r.blocks; p++)
-        for (uint32_t i = c->index; i < t.sent[p]; i += CTAS)
+    if (part == 0)
+        write_tables(me, &t);
+    for (uint32_t p = 0; p < WORLD; p++)
+        for (uint32_t i = part; i < t.sent[p]; i += CHUNKS)
             receive_entry(me, bank, &t, p, i);
 }
 
-/* The last CTA that has sent signals all ranks. */
-bool model_route(struct cta *c, uint32_t epoch)
+/* The CTA that has sent the last chunk signals all ranks. */
+static void signal_ranks(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    uint32_t bank = epoch & 1, step = (epoch - 1) * 2 * CTAS;
+    if (watch_count(&me->chunks_sent) != CHUNKS)
+        return;
+    for (uint32_t p = 0; p < WORLD; p++)
+        if (prs_route_node_of(r, p) == 0)
+            watch_raise(
+                &c->model->ranks[prs_place_after(&r->place, p)].message_flags[prs_distance_back(p, r->place.world)],
+                epoch);
+    put_messages(c->model, me, epoch);
+}
+
+/* Counts all chunks that it can claim, and then sends them. */
+static bool send(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
     struct numbers n;
-    /* MUTANT(model moe) counters begin anew: s/__atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED)/(void)i/ */
-    for (uint32_t i = c->index; r->place.nodes > 1 && i < prs_route_group_counter(r, r->place.nodes, 0); i += CTAS)
-        __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
-    count_choices(me, c->index, &n);
-    watch_count(&me->met);
-    if (!watch_wait(&c->model->watch, &me->met, step + CTAS, "routing CTAs", c->rank, c->index, c->rank))
-        return false;
-    watch_dawdle(&c->random);
-    send_all(c, bank, &n);
-    watch_dawdle(&c->random);
-    if (watch_count(&me->met) == step + 2 * CTAS) {
-        for (uint32_t p = 0; p < WORLD; p++)
-            if (prs_route_node_of(r, p) == 0)
-                watch_raise(
-                    &c->model->ranks[prs_place_after(&r->place, p)].message_flags[prs_distance_back(p, r->place.world)],
-                    epoch);
-        put_messages(c->model, me, epoch);
+    bool mine[CHUNKS] = {false}, any = false;
+    for (uint32_t chunk; (chunk = model_claim(&me->claimed)) < CHUNKS;) {
+        /* MUTANT(model moe) counters begin anew: s/__atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED)/(void)i/ */
+        for (uint32_t i = chunk; r->place.nodes > 1 && i < prs_route_group_counter(r, r->place.nodes, 0); i += CHUNKS)
+            __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
+        count_choices(me, chunk, &n);
+        mine[chunk] = any = true;
+        watch_count(&me->counted);
+        watch_dawdle(&c->random);
     }
-    if (!await_routes(c, epoch))
+    /* MUTANT(model moe) all chunks are counted before one is sent: s/CHUNKS/1/ */
+    if (any && !watch_wait(&c->model->watch, &me->counted, CHUNKS, "counted chunks", c->rank, c->index, c->rank))
         return false;
-    receive(c, bank);
+    for (uint32_t chunk = 0; chunk < CHUNKS; chunk++) {
+        if (!mine[chunk])
+            continue;
+        send_chunk(c, epoch & 1, chunk, &n);
+        watch_dawdle(&c->random);
+        signal_ranks(c, epoch);
+    }
+    return true;
+}
+
+bool model_route(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    if (!send(c, epoch))
+        return false;
+    for (uint32_t part; (part = model_claim(&me->parts)) < CHUNKS;) {
+        if (!await_routes(c, epoch))
+            return false;
+        receive(me, epoch & 1, part);
+    }
     return true;
 }

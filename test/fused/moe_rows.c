@@ -54,7 +54,7 @@ static void relay_out(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     struct outgoing last = {0, 0, 0};
     uint32_t others = me->r.place.nodes - 1;
-    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
+    for (uint32_t i; (i = model_claim(&me->relays)) < TOKENS * others;) {
         uint32_t n = 1 + i % others, row = i / others;
         if (row >= me->relayed_count[n])
             continue;
@@ -103,9 +103,9 @@ static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
     return *(const uint32_t *)(me->messages + prs_route_forwarding_at(&me->r, epoch & 1, n));
 }
 
-static void find_incoming(const struct rank *me, uint32_t epoch, struct incoming *in)
+static void find_incoming(struct rank *me, uint32_t epoch, struct incoming *in)
 {
-    for (; in->at < in->end; in->at += CTAS) {
+    for (; in->at < in->end; in->at = model_claim(&me->forwarded)) {
         in->n = 1 + in->at % (me->r.place.nodes - 1), in->row = in->at / (me->r.place.nodes - 1);
         if (in->row < rows_from(me, epoch, in->n))
             return;
@@ -144,7 +144,7 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
     /* MUTANT(model moe) a row is told of when it has been handed on: delete */
     give_row(c, epoch, in->n, in->row, false);
     in->last_n = in->n, in->last_row = in->row;
-    in->at += CTAS;
+    in->at = model_claim(&me->forwarded);
     find_incoming(me, epoch, in);
     return true;
 }
@@ -155,7 +155,7 @@ static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
     uint32_t others = r->place.local_ranks - 1;
-    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
+    for (uint32_t i; (i = model_claim(&me->pushed)) < TOKENS * others;) {
         uint32_t p = prs_route_local(r, (r->place.local_rank + 1 + i % others) % r->place.local_ranks),
                  row = i / others;
         uint32_t from = prs_distance_back(p, r->place.world);
@@ -174,7 +174,7 @@ static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
 bool model_send_rows(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
-    struct incoming in = {.at = c->index};
+    struct incoming in = {.at = model_claim(&me->forwarded)};
     /* MUTANT(model moe) own rows go before others' are awaited: delete */
     if (me->r.place.nodes > 1)
         relay_out(c, epoch);
@@ -187,10 +187,10 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
     find_incoming(me, epoch, &in);
     if (me->r.place.local_ranks > 1)
         push_rows(c, epoch, &in);
-    /* MUTANT(model moe) a refused rank still gives rows on: s/(hand_on/(!me->refused && hand_on/ */
+    /* MUTANT(model moe) a rank without room still hands rows on: s/(hand_on/(me->dropped == 0 \&\& hand_on/ */
     while (hand_on(c, epoch, &in, true))
         ;
-    /* MUTANT(model moe) a refused rank still gives rows on: s/in.at >= in.end/true/ */
+    /* MUTANT(model moe) a rank without room still hands rows on: s/in.at >= in.end/true/ */
     return in.at >= in.end;
 }
 
@@ -213,7 +213,7 @@ bool model_place(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route_delivery *last = NULL;
-    for (uint32_t i = c->index; i < me->item_count; i += CTAS) {
+    for (uint32_t i; (i = model_claim(&me->lists)) < me->item_count;) {
         const struct prs_route_delivery *delivery = me->deliveries[i];
         uint32_t value;
         if (delivery->peer == 0) {
@@ -249,7 +249,7 @@ bool model_multiply(struct cta *c, uint32_t epoch)
     (void)epoch;
     for (;;) { /* units as they come */
         struct prs_route_unit u;
-        uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
+        uint32_t unit = model_claim(&me->units);
         if (unit >= me->blocks * COLUMNS)
             return true;
         prs_route_unit(&me->r, me->experts, me->r.place.nodes > 1 ? me->near : NULL, &cursor, unit, &u);

@@ -11,7 +11,7 @@ static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choi
     struct prs_route r = {.experts = experts, .experts_per_rank = experts / world, .choices = choices};
     prs_place_init(&r.place, 0, world, 1);
     r.put = 4, r.group = 8, r.passes = 2;
-    r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.ctas = 4;
+    r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.chunks = 4;
     return r;
 }
 

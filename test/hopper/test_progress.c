@@ -257,7 +257,7 @@ static const struct crossing first_launch = {.world = 2, .rounds = 1, .collectiv
 static const struct crossing few_sms = {.world = 3, .rounds = 1, .collective_first = 5, .held = 3};
 
 /* Kernels whose work is dealt out to CTAs that must all run. */
-enum { GEMM_WAITS_FOR_CTAS = 1, MOE_WAITS_FOR_CTAS = 1 };
+enum { GEMM_WAITS_FOR_CTAS = 1, MOE_WAITS_FOR_CTAS = 0 };
 
 /* Each family has a process of its own: whether a kernel is loaded is a matter of the process. */
 #define BESIDE_A_COLLECTIVE(family, waits)                                                                             \

@@ -36,7 +36,7 @@ Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=
 Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
 OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes")  # of the command line, for the fields of Tuning
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
-Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer)
+Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer, count_on_device=pointer, status=pointer)
 
 
 def node_of(args):
