@@ -44,7 +44,9 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
             failures.append(e)
             traceback.print_exc()
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    if world == 1:  # torch's compiler wants to be used by the main thread
+        one(0)
+    threads = [] if world == 1 else [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
