@@ -50,7 +50,7 @@ class Group:
         self._plans: dict[Any, Plan] = {}
         self._symmetric: list[tuple[int, torch.Tensor]] = []
         self._handle: int | None = None
-        self._error = self.library.prs_fused_error()
+        self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
         self.exchange = StoreExchange(store, f"perseus/{generation}", rank, world) if world > 1 else None
         config = self.library.prs_fused_config(rank=rank, world=world, device=index, timeout_ms=timeout_ms)
         if self.exchange:
@@ -125,10 +125,10 @@ class Group:
     def launch(self, function: Any, *arguments: Any) -> None:
         """Calls a function of the library that takes the current stream last."""
         status = function(*arguments, self.place.stream())
+        self.place.done()
         if status != 0:
             self.check()
             self.library.check(status, f"perseus: group {self.name}")
-        self.place.done()
 
     def gather_rows(self, a: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks, stacked, by torch.distributed. For weight gradients only."""
@@ -150,10 +150,10 @@ class Group:
 
     def error(self) -> PerseusError | None:
         """What a kernel of this rank stopped waiting for or found wrong; None: nothing. From any thread, and while kernels run."""
-        handle = self._handle
-        if handle is None or self.library.prs_fused_poll_error(handle, ctypes.byref(self._error)) == 0:
-            return None
-        e = self._error
+        e = self.library.prs_fused_error()
+        with self._alive:
+            if self._handle is None or self.library.prs_fused_poll_error(self._handle, ctypes.byref(e)) == 0:
+                return None
         # -EINVAL and -ENOSPC (MoE), -ETIMEDOUT, -ECANCELED name a rank; the network's errors do not.
         rank = e.from_rank if e.want or e.seen or e.waited_ns or e.flag else None
         return PerseusError(f"perseus: rank {self.rank} of group {self.name}: {e.text.decode(errors='replace')}", e.code, rank)
@@ -163,6 +163,12 @@ class Group:
         failure = self.error()
         if failure:
             raise failure
+
+    def abort(self) -> None:
+        """Ends the waits of this rank's kernels within milliseconds, now and later; nothing more is launched. From any thread."""
+        with self._alive:
+            if self._handle is not None:
+                self.library.prs_fused_abort(self._handle)
 
     def close(self) -> None:
         """*Collective.* Frees everything, once the launches of this rank have ended. A process may also end without it."""
@@ -175,7 +181,8 @@ class Group:
         for address, _ in reversed(self._symmetric):
             self.library.prs_fused_free(self.handle, address)
         self._symmetric.clear()
-        handle, self._handle = self._handle, None
+        with self._alive:
+            handle, self._handle = self._handle, None
         self.library.prs_fused_close(handle)
         with _lock:
             if _groups.get(self.name) is self:

@@ -57,5 +57,5 @@ def _run() -> None:
                 with _lock:
                     _watched.pop(key, None)
             if group and error:
-                print(f"perseus: watchdog: {error}", file=sys.stderr, flush=True)
+                print(f"watchdog: {error}", file=sys.stderr, flush=True)
                 act(group, error)
