@@ -10,13 +10,14 @@ perseus.ops has the ops, perseus.nn layers made of them. `python -m perseus.info
 from . import nn
 from ._group import Group, close_all, find, init
 from ._library import PerseusError, bundled, library
+from ._version import __version__
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,
                   replicated_matmul, ring_attention)
 from .watchdog import unwatch, watch
 
-__version__ = "0.1.0"
-__all__ = ["Group", "PerseusError", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library", "matmul_all_reduce",
-           "matmul_reduce_scatter", "moe_capacity", "moe_dispatch_gemm", "nn", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
+__all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
+           "matmul_all_reduce", "matmul_reduce_scatter", "moe_capacity", "moe_dispatch_gemm", "nn", "plugin_path", "replicated_matmul", "ring_attention",
+           "unwatch", "watch"]
 
 
 def plugin_path() -> str:

@@ -48,6 +48,7 @@ class Group:
         self.number = -1 if self.device.type == "cpu" else index  # as Tensor.get_device() says it
         self.thread = threading.get_ident()
         self._plans: dict[Any, Plan] = {}
+        self._rows_vary = hasattr(self.library.prs_fused_operands, "m")  # else a launch has the m of its plan
         self._symmetric: list[tuple[int, torch.Tensor]] = []
         self._handle: int | None = None
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
@@ -95,10 +96,6 @@ class Group:
             return m
         rows = max(-(-m // self.world), LEAST_ROWS)
         return self.world << (rows - 1).bit_length()
-
-    @property
-    def _rows_vary(self) -> bool:  # a library whose launches take the plan's m only
-        return hasattr(self.library.prs_fused_operands, "m")
 
     def moe(self, **fields: int) -> Plan:
         key = ("moe", *fields.items())
