@@ -13,6 +13,7 @@ setup_tests='clang-format:clang-format /usr/include/criterion/criterion.h:libcri
 valgrind:valgrind doxygen:doxygen
 ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin setpriv:util-linux'
 setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd'
+setup_torch_version=2.11.0 # that of the GPU host
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
 
 setup_say() { echo "setup: $*"; }
@@ -85,6 +86,29 @@ setup_cuda() {
     [ -e "$setup_nvcc_root/lib64" ] || ln -s lib "$setup_nvcc_root/lib64" # where nvcc looks; the wheels have lib/
 }
 
+# A Python with torch for test/python, in build/torch. torch's own wheels need CUDA's libraries, 2 GB more: the toolkit's serve, with three
+# small wheels that it lacks. Nothing is fetched where there is no toolkit; the tests are then skipped.
+setup_torch() {
+    local venv=$root/build/torch
+    local libraries=/usr/local/cuda/lib64
+    LD_LIBRARY_PATH=$libraries "$venv/bin/python" -c 'import torch' 2>/dev/null && return 0
+    python3 -c 'import torch' 2>/dev/null && return 0
+    if [ ! -e "$libraries/libcudnn.so.9" ] || [ ! -e "$libraries/libcublasLt.so.13" ]; then
+        setup_say "skipped: tests of the Python package, which need torch: install it into a virtual environment $venv"
+        return 0
+    fi
+    setup_say "no torch: fetching $setup_torch_version into build/torch"
+    setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
+    rm -rf "$venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps \
+        torch=="$setup_torch_version" nvidia-cufile==1.15.1.6 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5 &&
+        "$venv/bin/python" -m pip install -q --disable-pip-version-check numpy typing_extensions sympy networkx jinja2 fsspec filelock \
+            setuptools wheel; } </dev/null >>"$setup_log" 2>&1; then
+        setup_say "skipped: tests of the Python package, for want of torch (log: $setup_log)"
+        rm -rf "$venv"
+    fi
+}
+
 # setup_configure FOLDER OPTION...: a build folder with these options, new or not.
 setup_configure() {
     local folder=$1
@@ -108,5 +132,5 @@ setup_all() { # demo, check or all
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -u
-    setup_all "${1:-all}" && setup_say ok
+    setup_all "${1:-all}" && setup_torch && setup_say ok
 fi

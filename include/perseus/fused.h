@@ -389,6 +389,9 @@ PRS_API int prs_ring_attention(struct prs_attention_plan *plan, const void *q, c
 /** "0.1.0": the version of the library, which may be newer than this header (CONTRIBUTING.md, "Stability"). */
 PRS_API const char *prs_fused_version(void);
 
+/** The text of this header as the library was built with it, for bindings that read layouts and functions from it. */
+PRS_API const char *prs_fused_header(void);
+
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
     /** 0; -ETIMEDOUT; -ECANCELED: prs_fused_abort(), or another rank of this node gave up in a launch that this rank

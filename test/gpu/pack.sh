@@ -20,4 +20,6 @@ mkdir -p "$folder/test/gpu"
 cp ./*.sh ./*.py "$folder/test/gpu/"
 mkdir -p "$folder/tools/fused"
 cp ../../tools/fused/*.py "$folder/tools/fused/"
+mkdir -p "$folder/fused"
+cp -r ../../fused/python "$folder/fused/"
 du -sh "$folder" | cut -f1

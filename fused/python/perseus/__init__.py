@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products, MoE dispatch and attention, fused with their communication, for tensor- and sequence-parallel PyTorch.
+
+    torch.distributed.init_process_group("nccl")
+    group = perseus.init()                                         # all ranks
+    y = perseus.all_gather_matmul(x, linear.weight.t(), group)     # or torch.ops.perseus.all_gather_matmul(x, w, group.name)
+
+perseus.ops has the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
+"""
+from . import nn
+from ._group import Group, close_all, find, init
+from ._library import PerseusError, bundled, library
+from ._version import __version__
+from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,
+                  replicated_matmul, ring_attention)
+from .watchdog import unwatch, watch
+
+__all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
+           "matmul_all_reduce", "matmul_reduce_scatter", "moe_capacity", "moe_dispatch_gemm", "nn", "plugin_path", "replicated_matmul", "ring_attention",
+           "unwatch", "watch"]
+
+
+def plugin_path() -> str:
+    """Path of the NCCL plugin in this installation, for NCCL_NET_PLUGIN."""
+    return bundled("libnccl-net-perseus.so")

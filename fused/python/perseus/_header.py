@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the text of perseus/fused.h: its structs, enumerators and functions, as ctypes. So no layout is written down a second time."""
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+_SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "float": ctypes.c_float, "double": ctypes.c_double, "char": ctypes.c_char,
+            "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
+            "uint64_t": ctypes.c_uint64}
+ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_CALLBACKS = {"prs_fused_allgather_fn": ALLGATHER}
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_STRUCT = re.compile(r"\bstruct (\w+) \{(.*?)\};", re.S)
+_ENUM = re.compile(r"\benum(?: \w+)? \{(.*?)\};", re.S)
+_FUNCTION = re.compile(r"\bPRS_API\s+(const char \*|int|void|size_t)\s*(\w+)\((.*?)\);", re.S)
+_DECLARATION = re.compile(r"(?:const )?(?:(struct|enum) )?(\w+)\s*(.+)", re.S)
+
+
+class Header:
+    """structs: ctypes.Structure by C name. constants: int by name. functions: (restype, argtypes) by name."""
+
+    def __init__(self, text: str) -> None:
+        text = _COMMENT.sub(" ", text)
+        self.structs: dict[str, type[ctypes.Structure]] = {}
+        self.constants: dict[str, int] = {}
+        for body in _ENUM.findall(text):
+            self._enumerators(body)
+        for name, body in _STRUCT.findall(text):
+            fields = [field for line in body.split(";") if line.strip() for field in self._fields(line.strip())]
+            self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        self.functions = {name: (_RESULTS[result], self._parameters(parameters)) for result, name, parameters in _FUNCTION.findall(text)}
+
+    def _enumerators(self, body: str) -> None:
+        following = 0
+        for item in filter(None, (part.strip() for part in body.split(","))):
+            name, _, value = (part.strip() for part in item.partition("="))
+            following = int(value, 0) if value else following
+            self.constants[name] = following
+            following += 1
+
+    def _fields(self, line: str) -> list[tuple[str, Any]]:
+        """The fields of one declaration, which may name several: const void *a, *b."""
+        match = _DECLARATION.fullmatch(line)
+        if not match:
+            raise ValueError(f"perseus/fused.h: cannot read the declaration {line!r}")
+        keyword, base, names = match.groups()
+        fields = []
+        for declarator in names.split(","):
+            declarator = declarator.strip()
+            name, _, count = declarator.lstrip("* ").rstrip("]").partition("[")
+            kind = self._kind(keyword, base, declarator.startswith("*"))
+            fields.append((name.strip(), kind * self._count(count) if count else kind))
+        return fields
+
+    def _count(self, text: str) -> int:
+        return self.constants[text] if text in self.constants else int(text, 0)
+
+    def _kind(self, keyword: str | None, base: str, pointer: bool) -> Any:
+        if pointer:
+            return _CALLBACKS.get(base, ctypes.c_char_p if base == "char" else ctypes.c_void_p)
+        if keyword == "enum":
+            return ctypes.c_uint
+        return self.structs[base] if keyword == "struct" else _SCALARS[base]
+
+    def _parameters(self, text: str) -> list[Any]:
+        text = " ".join(text.split())
+        return [] if text == "void" else [ctypes.c_void_p if "*" in p else self._fields(p.strip())[0][1] for p in text.split(",")]
+
+
+_RESULTS = {"int": ctypes.c_int, "void": None, "size_t": ctypes.c_size_t, "const char *": ctypes.c_char_p}

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops. Importing this module registers torch.ops.perseus.*; the functions here are the same ops with a group in place of its name.
+
+All matrices are bfloat16 on the group's device. W is the number of ranks, r this rank. Sums are fp32; a rank's partial product is rounded to
+bfloat16 once to travel, and the sum once more. Every op is enqueued on the current stream and returns at once; it may be captured into a CUDA
+graph after it has run once with these sizes. All ranks of a group call the same ops with the same sizes in the same order.
+
+Every op raises TypeError or ValueError for a wrong dtype, device, shape, stride or alignment, which it names; PerseusError if a plan cannot be
+opened, and PerseusError with the rank to blame once a launch of the group has failed.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from ._group import Group, GroupLike, find, name_of, world_of
+from ._library import PerseusError
+
+GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/header.py compares
+_bf16 = torch.bfloat16
+_library = torch.library.Library("perseus", "DEF")
+_fixed = (torch._C.Tag.needs_fixed_stride_order,)
+
+
+def _define(schema: str, run: Any, fake: Any) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=_fixed)
+    _library.impl(name, run, "CUDA")
+    _library.impl(name, run, "CPU")  # with the emulated library; otherwise the check of devices says what is wrong
+    torch.library.register_fake(f"perseus::{name}", fake, lib=_library)
+
+
+# ---- checks ----
+
+def _refuse(group: Group, op: str, what: str, t: torch.Tensor, transposed: bool = False) -> None:
+    """Says which claim a matrix does not meet."""
+    if t.dtype is not _bf16:
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.bfloat16")
+    if t.dim() != 2:
+        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
+    if t.device != group.device:
+        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
+    if t.data_ptr() % 16:
+        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes (is it a slice of a larger tensor?)")
+    layout = "row-major or the transpose of a row-major matrix" if transposed else "row-major"
+    raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, without gaps: call .contiguous()")
+
+
+def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:
+    if a.dtype is not _bf16 or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15 or not a.is_contiguous():
+        _refuse(group, op, what, a)
+
+
+def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether b is the transpose of an [n, k] matrix."""
+    if b.dtype is not _bf16 or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
+        _refuse(group, op, "b", b, True)
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {b.shape[0]} rows: they must be equal")
+    if b.is_contiguous():
+        return False
+    if not b.t().is_contiguous():
+        _refuse(group, op, "b", b, True)
+    return True
+
+
+# ---- products ----
+
+def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor) -> None:
+    """One launch. c: what the kernel writes."""
+    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k)
+    place, operands = group.place, plan.operands
+    operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
+    group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
+
+
+def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    group = find(group_name)
+    _check_rows(group, "all_gather_matmul", "a", a)
+    b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
+    m = a.shape[0] * group.world
+    c = a.new_empty(m, b.shape[1])
+    if c.numel():
+        _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c)
+    return c
+
+
+def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1])
+
+
+def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
+    return [*(_all_gather_matmul(a, b, group_name) for b in bs), _all_gather(a, group_name)]
+
+
+def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
+    return [*(_all_gather_matmul_fake(a, b, group_name) for b in bs), _all_gather_fake(a, group_name)]
+
+
+def _all_gather(a: torch.Tensor, group_name: str) -> torch.Tensor:
+    """The only place that gathers rows outside a kernel: for weight gradients."""
+    gathered = find(group_name).gather_rows(a)
+    return gathered.clone() if gathered is a else gathered
+
+
+def _all_gather_fake(a: torch.Tensor, group_name: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0] * world_of(group_name), *a.shape[1:])
+
+
+def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    group = find(group_name)
+    _check_rows(group, "matmul_reduce_scatter", "a", a)
+    b_is_n_k = _check_weights(group, "matmul_reduce_scatter", a, b)
+    m = a.shape[0]
+    if m % group.world:
+        raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group {group.name} must divide them")
+    c = a.new_empty(m // group.world, b.shape[1])
+    if c.numel():
+        _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c)
+    return c
+
+
+def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1])
+
+
+def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    group = find(group_name)
+    _check_rows(group, "matmul_all_reduce", "a", a)
+    b_is_n_k = _check_weights(group, "matmul_all_reduce", a, b)
+    m, n = a.shape[0], b.shape[1]
+    c = a.new_empty(m, n)
+    if c.numel() == 0:
+        return c
+    # The ranks store into each other's C, which must be symmetric memory; a result of torch's own is a copy of it.
+    shared = group.symmetric(group.all_reduce_rows(m) * n * 2)
+    plan, place = group.product(ALLREDUCE, m, n, b.shape[0], b_is_n_k), group.place
+    operands = plan.operands
+    operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), shared.data_ptr(), m
+    group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
+    return c.copy_(shared[:m * n * 2].view(_bf16).view(m, n))
+
+
+def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+    return torch.mm(a, b)
+
+
+_define("all_gather_matmul(Tensor a, Tensor b, str group_name) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
+_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name) -> Tensor[]", _all_gather_matmuls, _all_gather_matmuls_fake)
+_define("all_gather(Tensor a, str group_name) -> Tensor", _all_gather, _all_gather_fake)
+_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name) -> Tensor", _matmul_reduce_scatter, _matmul_reduce_scatter_fake)
+_define("matmul_all_reduce(Tensor a, Tensor b, str group_name) -> Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
+_define("replicated_matmul(Tensor a, Tensor b, str group_name) -> Tensor", _replicated_matmul, _matmul_all_reduce_fake)
+_ops = torch.ops.perseus
+
+
+# ---- gradients of products ----
+
+def _weight_gradient(a: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a^T g, in the layout of b, so that a weight's gradient is laid out as the weight."""
+    return torch.mm(a.t(), g) if b.is_contiguous() else torch.mm(g.t(), a).t()
+
+
+def _save(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, b, ctx.group_name = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
+    (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
+    return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None)
+
+
+def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
+    (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
+    if not ctx.needs_input_grad[1]:
+        return _ops.all_gather_matmul(g, b.t(), name), None, None
+    if not ctx.needs_input_grad[0]:
+        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None
+    of_a, gathered = _ops.all_gather_matmuls(g, [b.t()], name)
+    return of_a, _weight_gradient(a, gathered, b), None
+
+
+def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
+    (a, b), g = ctx.saved_tensors, g.contiguous()  # g is the same on all ranks, as the result is
+    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None)
+
+
+def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
+    (a, b), g = ctx.saved_tensors, g.contiguous()
+    return (_ops.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None)
+
+
+def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, bs, ctx.group_name = inputs
+    ctx.save_for_backward(*bs, output[-1])
+    ctx.mark_non_differentiable(output[-1])
+
+
+def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
+    *bs, gathered = ctx.saved_tensors
+    grads = [g.contiguous() for g in grads[:len(bs)]]
+    of_bs = [_weight_gradient(gathered, g, b) if needed else None for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
+    if not ctx.needs_input_grad[0]:
+        return None, of_bs, None
+    return sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, None
+
+
+for _name, _backward, _setup in (("all_gather_matmul", _all_gather_matmul_backward, _save), ("matmul_reduce_scatter", _matmul_reduce_scatter_backward, _save),
+                                 ("matmul_all_reduce", _matmul_all_reduce_backward, _save), ("replicated_matmul", _replicated_matmul_backward, _save),
+                                 ("all_gather_matmuls", _all_gather_matmuls_backward, _save_several)):
+    torch.library.register_autograd(f"perseus::{_name}", _backward, setup_context=_setup, lib=_library)
+
+
+# ---- torch.ops.symm_mem's signatures ----
+
+def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> tuple:
+    if not 0 <= gather_dim < A.dim() - 1:
+        raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
+    plain = A.dim() == 2  # nothing to move or to restore
+    first = A if plain else A.movedim(gather_dim, 0)
+    rows, others = first.reshape(-1, A.shape[-1]).contiguous(), first.shape[1:-1]
+    if return_A:
+        *products, gathered = _ops.all_gather_matmuls(rows, Bs, group_name)
+    else:
+        products, gathered = [_ops.all_gather_matmul(rows, b, group_name) for b in Bs], None
+
+    if plain:
+        return gathered, products
+
+    def restored(t: torch.Tensor) -> torch.Tensor:
+        return t.view(-1, *others, t.shape[-1]).movedim(0, gather_dim)
+    return None if gathered is None else restored(gathered), [restored(t) for t in products]
+
+
+def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> torch.Tensor:
+    if reduce_op not in ("sum", "avg"):
+        raise ValueError(f"perseus.fused_matmul_reduce_scatter: reduce_op {reduce_op!r} is neither 'sum' nor 'avg'")
+    if not 0 <= scatter_dim < A.dim() - 1:
+        raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
+    first = A.movedim(scatter_dim, 0)
+    world = world_of(group_name)
+    if first.shape[0] % world:
+        raise ValueError(f"perseus.fused_matmul_reduce_scatter: dimension {scatter_dim} of A has {first.shape[0]} elements; {world} ranks must divide them")
+    c = _ops.matmul_reduce_scatter(first.reshape(-1, A.shape[-1]).contiguous(), B, group_name)
+    c = c.view(-1, *first.shape[1:-1], B.shape[1]).movedim(0, scatter_dim)
+    return c / world if reduce_op == "avg" else c
+
+
+_library.define("fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = True) -> (Tensor?, Tensor[])", tags=_fixed)
+_library.impl("fused_all_gather_matmul", _fused_all_gather_matmul, "CompositeImplicitAutograd")
+_library.define("fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor", tags=_fixed)
+_library.impl("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter, "CompositeImplicitAutograd")
+
+
+# ---- ring attention ----
+
+def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
+    """shape: -1 for any size."""
+    if t.dtype is not dtype:
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be {dtype}")
+    if t.dim() != len(shape) or any(want not in (-1, have) for have, want in zip(t.shape, shape)):
+        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must be {shape} (-1: any)")
+    if t.get_device() != group.number:
+        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
+    if not t.is_contiguous():
+        raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be contiguous")
+    if t.data_ptr() & 15:
+        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+
+
+def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False, scale: float = 0.0,
+                    heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    group = find(group_name)
+    _check_tensor(group, "ring_attention", "q", q, _bf16, (-1, -1, -1, -1))
+    batch, dim = q.shape[0], q.shape[3]
+    rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
+    _check_tensor(group, "ring_attention", "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
+    _check_tensor(group, "ring_attention", "v", v, _bf16, tuple(k.shape))
+    heads_kv = k.shape[1 if heads_first else 2]
+    plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world, causal=int(causal),
+                           heads_first=int(heads_first), scale=scale)
+    out, lse, place = torch.empty_like(q), q.new_empty(batch, heads_q, rows, dtype=torch.float32), group.place
+    group.launch(group.library.prs_ring_attention, plan.handle, place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse))
+    return out, lse
+
+
+def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False, scale: float = 0.0,
+                         heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
+    return torch.empty_like(q), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+
+
+# ---- MoE ----
+
+def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int, capacity: int,
+                       group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    group, op = find(group_name), "moe_dispatch_gemm"
+    _check_tensor(group, op, "tokens", tokens, _bf16, (-1, -1))
+    count, hidden = tokens.shape
+    _check_tensor(group, op, "chosen", chosen, torch.int64, (count, -1))
+    top_k = chosen.shape[1]
+    _check_tensor(group, op, "router_weights", router_weights, torch.float32, (count, top_k))
+    transposed = not weights.is_contiguous()
+    _check_tensor(group, op, "weights", weights.transpose(1, 2) if transposed and weights.dim() == 3 else weights, _bf16,
+                  (-1, -1, hidden) if transposed else (-1, hidden, -1))
+    local, _, columns = weights.shape
+    if count > max_tokens:
+        raise ValueError(f"perseus.{op}: tokens has {count} rows, and max_tokens is {max_tokens}")
+    if capacity < 128 or capacity % 128:
+        raise ValueError(f"perseus.{op}: capacity {capacity} is not a multiple of 128: perseus.moe_capacity() gives one that is always enough")
+    plan = group.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=local * group.world, top_k=top_k, capacity=capacity,
+                     weights_are_n_h=int(transposed))
+    out = tokens.new_empty(capacity, columns)
+    rows, expert_rows = tokens.new_empty(capacity, 4, dtype=torch.int32), tokens.new_empty(local, 2, dtype=torch.int32)
+    batch, place = plan.operands, group.place
+    batch.count = count
+    for field, tensor in (("tokens", tokens), ("chosen", chosen), ("router_weights", router_weights),
+                          ("weights", weights.transpose(1, 2) if transposed else weights)):
+        setattr(batch, field, place.read(tensor))
+    for field, tensor in (("out", out), ("rows", rows), ("expert_rows", expert_rows)):
+        setattr(batch, field, place.write(tensor))
+    group.launch(group.library.prs_moe_dispatch_gemm, plan.handle, plan.reference)
+    return out, rows, expert_rows
+
+
+def _moe_dispatch_gemm_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int,
+                            capacity: int, group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (tokens.new_empty(capacity, weights.shape[2]), tokens.new_empty(capacity, 4, dtype=torch.int32),
+            tokens.new_empty(weights.shape[0], 2, dtype=torch.int32))
+
+
+_define("ring_attention(Tensor q, Tensor k, Tensor v, str group_name, bool causal=False, float scale=0.0, bool heads_first=False) -> (Tensor, Tensor)",
+        _ring_attention, _ring_attention_fake)
+_define("moe_dispatch_gemm(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor weights, int max_tokens, int capacity, str group_name)"
+        " -> (Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
+
+
+def _forward_only(name: str) -> None:
+    def backward(ctx: Any, *grads: Any) -> tuple:
+        raise NotImplementedError(f"perseus.{name} has no backward: the kernels compute the forward only")
+    torch.library.register_autograd(f"perseus::{name}", backward, lib=_library)
+
+
+_forward_only("ring_attention")
+_forward_only("moe_dispatch_gemm")
+
+
+# ---- the ops as functions of a group ----
+
+def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+    """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter(); that of b gathers a once more.
+
+    a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory.
+
+    Example::
+
+        y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
+    """
+    return _ops.all_gather_matmul(a, b, name_of(group))
+
+
+def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
+    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given.
+
+    Example::
+
+        q, k, v, gathered = perseus.all_gather_matmuls(x, [wq.t(), wk.t(), wv.t()])
+    """
+    return _ops.all_gather_matmuls(a, bs, name_of(group))
+
+
+def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+    """Rows r m / W ... (r + 1) m / W of the sum over all ranks of a @ b. The gradient of a is all_gather_matmul().
+
+    a: [m, k], row-major; W divides m. b: [k, n], row-major, or weight.t(). Returns [m / W, n], new memory.
+
+    Example::
+
+        y = perseus.matmul_reduce_scatter(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens / W, out]
+    """
+    return _ops.matmul_reduce_scatter(a, b, name_of(group))
+
+
+def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+    """The sum over all ranks of a @ b, on every rank. Its gradient is taken to be the same on all ranks, as the result is.
+
+    a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory: a copy from symmetric memory of the group.
+
+    Example::
+
+        y = perseus.matmul_all_reduce(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens, out]
+    """
+    return _ops.matmul_all_reduce(a, b, name_of(group))
+
+
+def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+    """a @ b, for an a that is the same on all ranks: the gradient of a is the sum of all ranks' (matmul_all_reduce).
+
+    Example::
+
+        h = perseus.replicated_matmul(x, linear.weight.t())   # x: [tokens, in] on every rank, h: [tokens, out / W]
+    """
+    return _ops.replicated_matmul(a, b, name_of(group))
+
+
+def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False, scale: float = 0.0,
+                   heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a sequence that is split among the ranks. Forward only.
+
+    q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows, head_dim]. head_dim is 64 or
+    128, heads_kv divides heads_q, the sequence has rows * W positions. Not causal: rank r has positions r * rows ... Causal with W > 1: the
+    sequence is cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim).
+    Returns (out, lse): out as q; lse fp32 [batch, heads_q, rows], the log of the sum of exponentials.
+
+    Example::
+
+        out, lse = perseus.ring_attention(q, k, v, causal=True)
+    """
+    return _ops.ring_attention(q, k, v, name_of(group), causal, scale, heads_first)
+
+
+def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, *, max_tokens: int,
+                      capacity: int, group: GroupLike = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sends each token to the ranks of its experts, and multiplies it there by each of them. Forward only.
+
+    tokens: bf16 [count, H], count <= max_tokens, may differ between ranks. chosen: int64 [count, top_k], experts 0 ... E - 1, negative: none.
+    router_weights: fp32 [count, top_k]. weights: bf16 [E / W, H, N] of this rank's experts, or .transpose(1, 2) of an [E / W, N, H] tensor.
+    max_tokens, and all sizes but count and capacity, are the same on all ranks.
+    Returns (out, rows, expert_rows): out bf16 [capacity, N], rows of expert e from expert_rows[e, 0], expert_rows[e, 1] of them; expert_rows int32
+    [E / W, 2]; rows int32 [capacity, 4]: source rank, token, slot (-1 in rows that only fill up), and the router's weight (.view(torch.float32)).
+    With more rows than capacity nothing is computed on that rank, and the next call raises PerseusError.
+
+    Example::
+
+        capacity = perseus.moe_capacity(max_tokens=4096, hidden=H, columns=N, experts=64, top_k=8)
+        weight, chosen = torch.topk(router(x).softmax(-1), 8)
+        out, rows, expert_rows = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096, capacity=capacity)
+    """
+    return _ops.moe_dispatch_gemm(tokens, chosen, router_weights, weights, max_tokens, capacity, name_of(group))
+
+
+def moe_capacity(*, max_tokens: int, hidden: int, columns: int, experts: int, top_k: int, group: GroupLike = None) -> int:
+    """*Collective.* The rows of moe_dispatch_gemm() that are always enough: all tokens of all ranks on this one."""
+    g = find(group)
+    plan = g.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, capacity=0, weights_are_n_h=0)
+    info = g.library.prs_moe_info()
+    g.library.prs_moe_plan_query(plan.handle, ctypes.byref(info))
+    return int(info.capacity)
+
+
+__all__ = ["all_gather_matmul", "all_gather_matmuls", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul", "ring_attention",
+           "moe_dispatch_gemm", "moe_capacity", "PerseusError"]

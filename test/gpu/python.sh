@@ -1,0 +1,29 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The Python package on a GPU host that has torch. One line a claim.
+#
+#   GPUS=2 test/gpu/python.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step
+# Steps, the most telling first; about 12 minutes in all. Exit status: how many failed.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+prefix=python-
+. test/gpu/steps.sh
+gpus=${GPUS:-2}
+export GPUS=$gpus PERSEUS_FUSED_LIBRARY=$build/fused/libperseus-fused.so PYTHONPATH=$PWD/fused/python:$PWD/fused/python/examples PYTHONDONTWRITEBYTECODE=1
+claim() { # name, seconds
+    step "$1" "$2" python3 test/gpu/python.py "$1"
+}
+many="torchrun --nproc-per-node $gpus"
+
+step info 60 python3 -m perseus.info --json
+claim ops_are_right 120
+step host_cost 90 python3 -m perseus.bench --host-cost --json
+claim gradients_are_right 240
+step train 300 $many fused/python/examples/train.py --steps 200 --compile
+claim any_number_of_rows 120
+claim a_killed_rank_is_named 100
+step bench 180 $many -m perseus.bench --json
+step bench_graphs 180 $many -m perseus.bench --json --graphs
+claim a_step_beside_torchs 280
+step package 60 bash -c 'set -e; t=$(mktemp -d); PERSEUS_BUILD='"$build"' pip wheel -q --no-deps --no-build-isolation --no-index -w $t ./fused/python; ls $t; rm -rf $t fused/python/build'
+steps_end

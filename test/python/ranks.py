@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads of a test, on emulated GPUs, each with a gloo group of its own."""
+import datetime
+import faulthandler
+import itertools
+import os
+import sys
+import threading
+import traceback
+import unittest
+
+import torch
+import torch.distributed as dist
+
+import perseus
+
+LIMIT_S = 60
+_names = itertools.count()
+torch.set_num_threads(1)
+
+
+def gloo(store, rank, world, name):
+    """A process group of one thread; torch's own default group belongs to a process."""
+    group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, world)
+    limit = datetime.timedelta(seconds=LIMIT_S)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world, limit))
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._set_group_name(name)
+    return group
+
+
+def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
+    """body(group) on `world` threads, and what each returned. The first exception is raised here."""
+    store, number = dist.HashStore(), next(_names)
+    store.set_timeout(datetime.timedelta(seconds=LIMIT_S))
+    results, failures = [None] * world, []
+
+    def one(rank):
+        try:
+            group = perseus.init(gloo(store, rank, world, f"test{number}-{rank}"), device=rank, timeout_ms=timeout_ms, watchdog=watchdog)
+            results[rank] = body(group)
+            group.close()
+        except BaseException as e:
+            failures.append(e)
+            traceback.print_exc()
+
+    if world == 1:  # torch's compiler wants to be used by the main thread
+        one(0)
+    threads = [] if world == 1 else [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def random(rank, *shape, seed=0):
+    """bf16 values that depend on the rank, the seed and the shape."""
+    generator = torch.Generator().manual_seed(1000003 * seed + 7919 * rank + sum(shape))
+    return torch.rand(*shape, generator=generator).mul_(2).sub_(1).bfloat16()
+
+
+def beyond(result, partials):
+    """How many elements differ from the sum of the partial products (fp64) by more than two roundings to bf16 and the sums' own error."""
+    total = sum(partials)
+    bound = (total.abs() + sum(p.abs() for p in partials)) * 2**-8 * 1.01 + 1e-3
+    return int((~((result.double() - total).abs() <= bound)).sum())
+
+
+def main():
+    faulthandler.dump_traceback_later(int(os.environ.get("PERSEUS_TEST_LIMIT_S", "540")), exit=True)
+    unittest.main(module=sys.modules["__main__"], verbosity=2)

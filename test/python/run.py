@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this one, or that of BUILD/torch
+(tools/setup.sh). Where neither has it, the test is skipped."""
+import os
+import pathlib
+import subprocess
+import sys
+
+SKIP = 77
+
+
+def environment(source, build):
+    library = build / "tools/hopper/libperseus-fused-emulated.so"
+    paths = [str(source / "fused/python"), str(source / "fused/python/examples"), str(source / "test/python")]
+    libraries = [path for path in (os.environ.get("LD_LIBRARY_PATH"), "/usr/local/cuda/lib64") if path]
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PERSEUS_FUSED_LIBRARY=str(library), LD_LIBRARY_PATH=os.pathsep.join(libraries),
+                PYTHONDONTWRITEBYTECODE="1")
+
+
+def main():
+    source, build, test = map(pathlib.Path, sys.argv[1:4])
+    env, said = environment(source, build), "no torch"
+    for python in (sys.executable, str(build / "torch/bin/python"), str(source / "build/torch/bin/python")):
+        if not os.path.exists(python):
+            continue
+        found = subprocess.run([python, "-c", "import torch"], env=env, capture_output=True, text=True)
+        if found.returncode == 0:
+            return subprocess.run([python, str(test)], env=env).returncode
+        said = (found.stderr.strip().splitlines() or [said])[-1]
+    print(f"skipped: needs torch (tools/setup.sh installs it into build/torch): {said}")
+    return SKIP
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on emulated GPUs, compared with torch's in fp32; layers; and the same under torch.compile(fullgraph=True)."""
+import sys
+import unittest
+
+import ranks
+import torch
+import torch.nn.functional as F
+from llama_block import Config, LlamaBlock, Unfused
+from ranks import random, run
+from train import furthest, initialize, train
+
+import perseus
+
+SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
+
+
+def apart(a, b):
+    """The largest difference, over the root mean square of b."""
+    return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().square().mean().sqrt().clamp_min(1e-9))
+
+
+class Gradients(unittest.TestCase):
+    """Each rank's loss is the sum of result * its own random matrix. The reference has all ranks' tensors in fp32 in one graph."""
+
+    def check(self, world, op, a_shape, k, n, reference, needs=(True, True)):
+        m = a_shape[0]
+        parts = [random(r, m, k, seed=11) for r in range(world)]
+        ws = [random(r, n, k, seed=12) for r in range(world)]
+
+        def loss_weights(rank, shape):
+            return random(rank, *shape, seed=13).float()
+
+        def body(group):
+            a, w = parts[group.rank].clone().requires_grad_(needs[0]), ws[group.rank].clone().requires_grad_(needs[1])
+            c = getattr(perseus, op)(a, w.t(), group)
+            c = c[0] + c[1] if isinstance(c, list) else c
+            same = 0 if op == "matmul_all_reduce" else group.rank  # its gradient is the same on all ranks
+            (c.float() * loss_weights(same, c.shape)).sum().backward()
+            return c.detach(), a.grad, w.grad
+        got = run(world, body)
+        wide_a, wide_w = ([t.float().requires_grad_() for t in ts] for ts in (parts, ws))
+        cs = reference(wide_a, wide_w)
+        total = sum((c * loss_weights(0 if op == "matmul_all_reduce" else r, c.shape)).sum() for r, c in enumerate(cs))
+        if op == "matmul_all_reduce":  # one result that all ranks have
+            total = (cs[0] * loss_weights(0, cs[0].shape)).sum()
+        total.backward()
+        for r, (c, of_a, of_w) in enumerate(got):
+            self.assertLess(apart(c, cs[r]), 0.05)
+            for have, want, needed in ((of_a, wide_a[r].grad, needs[0]), (of_w, wide_w[r].grad, needs[1])):
+                self.assertEqual(have is not None, needed)
+                if needed:
+                    self.assertLess(apart(have, want), 0.05)
+                    self.assertTrue(have.is_contiguous())
+
+    def test_all_gather_matmul(self):
+        def reference(a, w):
+            return [torch.cat(a) @ x.t() for x in w]
+        for needs in ((True, True), (True, False), (False, True)):
+            self.check(2, "all_gather_matmul", (32,), 72, 96, reference, needs)
+        self.check(4, "all_gather_matmul", (16,), 64, 80, reference)
+
+    def test_matmul_reduce_scatter(self):
+        def reference(a, w):
+            return sum(x @ y.t() for x, y in zip(a, w)).chunk(len(a))
+        for needs in ((True, True), (True, False), (False, True)):
+            self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, needs)
+        self.check(4, "matmul_reduce_scatter", (64,), 64, 80, reference)
+
+    def test_matmul_all_reduce(self):
+        def reference(a, w):
+            return [sum(x @ y.t() for x, y in zip(a, w))] * len(a)
+        self.check(2, "matmul_all_reduce", (48,), 72, 96, reference)
+
+    def test_replicated_matmul_adds_up_the_gradients_of_all_ranks(self):
+        def body(group):
+            a, w = random(0, 48, 72).requires_grad_(), random(group.rank, 96, 72).requires_grad_()
+            perseus.replicated_matmul(a, w.t(), group).backward(random(group.rank, 48, 96, seed=2))
+            return a.grad, w.grad
+        got = run(2, body)
+        want = sum(random(r, 48, 96, seed=2).float() @ random(r, 96, 72).float() for r in range(2))
+        for r, (of_a, of_w) in enumerate(got):
+            self.assertLess(apart(of_a, want), 0.05)
+            self.assertLess(apart(of_w, random(r, 48, 96, seed=2).float().t() @ random(0, 48, 72).float()), 0.05)
+
+    def test_several_products_of_one_gather(self):
+        def body(group):
+            a, ws = random(group.rank, 32, 64).requires_grad_(), [random(r, 80, 64).requires_grad_() for r in range(2)]
+            first, second, gathered = perseus.all_gather_matmuls(a, [w.t() for w in ws], group)
+            (first.sum() + 2 * second.sum()).backward()
+            return a.grad, ws[0].grad, ws[1].grad, gathered
+        wide = [random(r, 32, 64).float().requires_grad_() for r in range(2)]
+        ws = [[random(r, 80, 64).float().requires_grad_() for r in range(2)] for _ in range(2)]
+        sum((torch.cat(wide) @ w[0].t()).sum() + 2 * (torch.cat(wide) @ w[1].t()).sum() for w in ws).backward()
+        for r, (of_a, of_first, of_second, gathered) in enumerate(run(2, body)):
+            self.assertLess(apart(of_a, wide[r].grad), 0.05)
+            self.assertLess(apart(of_first, ws[r][0].grad), 0.05)
+            self.assertLess(apart(of_second, ws[r][1].grad), 0.05)
+            self.assertTrue(torch.equal(gathered, torch.cat([random(r, 32, 64) for r in range(2)])))
+
+    def test_the_drop_in_ops_have_gradients(self):
+        def body(group):
+            a, w = random(group.rank, 2, 8, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
+            _, (c,) = torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, group.name)
+            d = torch.ops.perseus.fused_matmul_reduce_scatter(c, w, "sum", 1, group.name)
+            d.float().sum().backward()
+            return a.grad, w.grad
+        wide, ws = ([random(r, *shape).float().requires_grad_() for r in range(2)] for shape in ((2, 8, 64), (80, 64)))
+        sum((torch.cat(wide, 1) @ w.t()) @ w for w in ws).sum().backward()
+        for r, (of_a, of_w) in enumerate(run(2, body)):
+            self.assertLess(apart(of_a, wide[r].grad), 0.1)
+            self.assertLess(apart(of_w, ws[r].grad), 0.1)
+
+    def test_what_has_no_backward_says_so(self):
+        def body(group):
+            q = random(0, 1, 128, 2, 64).requires_grad_()
+            with self.assertRaisesRegex(NotImplementedError, "perseus.ring_attention has no backward"):
+                perseus.ring_attention(q, q, q, group)[0].sum().backward()
+        run(1, body)
+
+
+class Layers(unittest.TestCase):
+    def test_a_column_and_a_row_layer_are_a_two_layer_perceptron(self):
+        for sequence_parallel in (True, False):
+            with self.subTest(sequence_parallel=sequence_parallel):
+                self.check_pair(sequence_parallel)
+
+    def check_pair(self, sequence_parallel):
+        world, tokens, hidden, inner = 2, 32, 64, 96
+        x = random(0, tokens, hidden)
+
+        def body(group):
+            options = {"bias": True, "sequence_parallel": sequence_parallel}
+            up = perseus.nn.ColumnParallelLinear(hidden, inner, group, **options)
+            down = perseus.nn.RowParallelLinear(inner, hidden, group, **options)
+            mine = (x.chunk(world)[group.rank] if sequence_parallel else x).clone().requires_grad_()
+            y = down(F.silu(up(mine)))
+            y.float().sum().backward()
+            perseus.nn.sum_replicated_gradients([*up.parameters(), *down.parameters()], group)
+            return y.detach(), mine.grad, up.weight.detach(), down.weight.detach(), up.weight.grad, down.weight.grad, down.bias.grad
+        got = run(world, body)
+        wide = x.float().requires_grad_()
+        up, down = torch.cat([g[2] for g in got]).float().requires_grad_(), torch.cat([g[3] for g in got], 1).float().requires_grad_()
+        y = F.silu(wide @ up.t()) @ down.t()
+        y.sum().backward()
+        for r, (c, of_x, _, _, of_up, of_down, of_bias) in enumerate(got):
+            self.assertLess(apart(c, y.chunk(world)[r] if sequence_parallel else y), 0.05)
+            self.assertLess(apart(of_x, wide.grad.chunk(world)[r] if sequence_parallel else wide.grad), 0.05)
+            self.assertLess(apart(of_up, up.grad.chunk(world)[r]), 0.06)
+            self.assertLess(apart(of_down, down.grad.chunk(world, 1)[r]), 0.06)
+            self.assertEqual(of_bias.float().tolist(), [float(tokens)] * hidden)
+
+    def test_features_that_the_ranks_do_not_divide_are_refused(self):
+        def body(group):
+            with self.assertRaisesRegex(ValueError, "2 ranks must divide out_features 9"):
+                perseus.nn.ColumnParallelLinear(8, 9, group)
+        run(2, body)
+
+    def test_the_llama_block_gives_what_the_unfused_one_gives(self):
+        def body(group):
+            results = []
+            for layers in (perseus.nn, Unfused):
+                block = LlamaBlock(SMALL, layers, group)
+                initialize(block, group)
+                x = random(group.rank, 32, 2, 64).requires_grad_()
+                y = block(x)
+                y.float().square().mean().backward()
+                results.append([y.detach(), x.grad, *(p.grad for p in block.parameters())])
+            return [apart(a, b) for a, b in zip(*results)]
+        for worst in run(2, body):
+            self.assertLess(max(worst), 0.15)
+
+
+class Training(unittest.TestCase):
+    def test_training_has_the_losses_of_the_unfused_run(self):
+        steps = 40  # train.py runs 200 on GPUs
+
+        def body(group):
+            return [train(group, layers, SMALL, steps, blocks=1, sequence=32, vocabulary=32, rate=3e-3) for layers in (perseus.nn, Unfused)]
+        for fused, unfused in run(2, body):
+            self.assertLess(furthest(fused, unfused), 0.1)
+            self.assertLess(fused[-1], fused[0] - 0.5)
+            print(f"losses: first {fused[0]:.3f}, last {fused[-1]:.3f}, unfused {unfused[-1]:.3f}, furthest apart {furthest(fused, unfused):.4f}",
+                  file=sys.stderr)
+
+
+if __name__ == "__main__":
+    ranks.main()

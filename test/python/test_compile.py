@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile(fullgraph=True): no graph breaks, the same results. Fake implementations agree with the real ones."""
+import unittest
+
+import ranks
+import torch
+from llama_block import Config, LlamaBlock
+from ranks import random, run
+from torch._subclasses.fake_tensor import FakeTensorMode
+from train import initialize
+
+import perseus
+
+SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
+
+
+class Fake(unittest.TestCase):
+    """The shapes, dtypes and strides that are traced are those that the op gives."""
+
+    def same(self, world, call, *tensors):
+        def body(group):
+            given = [random(group.rank, *shape) for shape in tensors]
+            real = call(group, *given)
+            with FakeTensorMode() as mode:
+                fake = call(group, *(mode.from_tensor(t) for t in given))
+            real, fake = ((list(r) if isinstance(r, (list, tuple)) else [r]) for r in (real, fake))
+            return [(tuple(t.shape), t.dtype, t.stride()) for t in real], [(tuple(t.shape), t.dtype, t.stride()) for t in fake]
+        for real, fake in run(world, body):
+            self.assertEqual(real, fake)
+
+    def test_products(self):
+        for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
+            self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g), (32, 64), (96, 64))
+        self.same(2, lambda g, a, w: perseus.all_gather_matmuls(a, [w.t(), w.t()], g), (32, 64), (96, 64))
+        self.same(2, lambda g, a, w: torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, g.name, return_A=False)[1], (4, 8, 64), (96, 64))
+
+    def test_ring_attention(self):
+        for heads_first, shape in ((False, (1, 128, 2, 64)), (True, (1, 2, 128, 64))):
+            self.same(2, lambda g, q: perseus.ring_attention(q, q, q, g, heads_first=heads_first), shape)
+
+    def test_moe_dispatch_gemm(self):
+        def call(group, tokens, weights):
+            chosen = torch.zeros(20, 2, dtype=torch.int64)
+            chosen[:, 1] = 3
+            return perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(20, 2), weights, max_tokens=32, capacity=512, group=group)
+        self.same(2, call, (20, 64), (2, 64, 96))
+
+
+class Compiled(unittest.TestCase):
+    def compare(self, backend, dynamic=None):
+        def body(group):
+            block = LlamaBlock(SMALL, perseus.nn, group)
+            initialize(block, group)
+            compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=dynamic)
+            worst = 0.0
+            for sequence in (16, 24) if dynamic else (16,):
+                results = []
+                for run_block in (block, compiled):
+                    x = random(group.rank, sequence, 2, 64).requires_grad_()
+                    y = run_block(x)
+                    y.float().square().mean().backward()
+                    results.append([y.detach(), x.grad, *(p.grad.clone() for p in block.parameters())])
+                    block.zero_grad()
+                worst = max([worst, *(float((a.double() - b.double()).abs().max() / b.double().square().mean().sqrt()) for a, b in zip(*results))])
+            return worst
+        # One rank: torch's compiler may be used by one thread of a process at a time.
+        for worst in run(1, body):
+            self.assertLess(worst, 0.15)
+
+    def test_the_llama_block_compiles_in_one_graph_with_its_backward(self):
+        self.compare("aot_eager")
+
+    def test_a_dynamic_number_of_rows_compiles(self):
+        self.compare("aot_eager", dynamic=True)
+
+    def test_the_drop_in_ops_compile_in_one_graph(self):
+        def body(group):
+            def pair(x, w):
+                _, (c,) = torch.ops.perseus.fused_all_gather_matmul(x, [w.t()], 0, group.name)
+                return torch.ops.perseus.fused_matmul_reduce_scatter(torch.relu(c), w, "sum", 0, group.name)
+            x, w = random(0, 16, 2, 64), random(0, 96, 64)
+            return torch.equal(torch.compile(pair, fullgraph=True, backend="aot_eager")(x, w), pair(x, w))
+        self.assertEqual(run(1, body), [True])
+
+    def test_each_op_passes_torchs_own_check_of_ops(self):
+        def body(group):
+            a, w = random(0, 32, 64).requires_grad_(), random(0, 96, 64).requires_grad_()
+            tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+            for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
+                torch.library.opcheck(getattr(torch.ops.perseus, op).default, (a, w.t(), group.name), test_utils=tests, rtol=0.02, atol=0.05)
+            q = random(0, 1, 128, 2, 64)
+            torch.library.opcheck(torch.ops.perseus.ring_attention.default, (q, q, q, group.name), test_utils=tests[:3])
+        run(1, body)
+
+
+if __name__ == "__main__":
+    ranks.main()

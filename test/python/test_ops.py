@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops on emulated GPUs, compared with torch on the CPU."""
+import unittest
+
+import ranks
+import torch
+from ranks import beyond, random, run
+
+import perseus
+from perseus import ops
+
+
+def product(a, b):
+    return a.double() @ b.double()
+
+
+def weights(rank, k, n, transposed):
+    return random(rank, n, k, seed=1).t() if transposed else random(rank, k, n, seed=1)
+
+
+class Products(unittest.TestCase):
+    def each(self, body):
+        for world in (1, 2, 4):
+            for transposed in (False, True):
+                with self.subTest(world=world, transposed=transposed):
+                    self.assertEqual(run(world, lambda g: body(g, transposed)), [0] * world)
+
+    def test_all_gather_matmul_multiplies_the_rows_of_all_ranks(self):
+        def body(group, transposed):
+            b = weights(group.rank, 128, 264, transposed)
+            c = perseus.all_gather_matmul(random(group.rank, 64, 128), b, group)
+            whole = torch.cat([random(r, 64, 128) for r in range(group.world)])
+            return beyond(c, [product(whole, b)])
+        self.each(body)
+
+    def test_matmul_reduce_scatter_gives_a_rank_its_rows_of_the_sum(self):
+        def body(group, transposed):
+            m = 64 * group.world
+            c = perseus.matmul_reduce_scatter(random(group.rank, m, 72), weights(group.rank, 72, 136, transposed), group)
+            mine = slice(group.rank * 64, group.rank * 64 + 64)
+            return beyond(c, [product(random(r, m, 72), weights(r, 72, 136, transposed))[mine] for r in range(group.world)])
+        self.each(body)
+
+    def test_matmul_all_reduce_gives_all_ranks_the_sum(self):
+        def body(group, transposed):
+            c = perseus.matmul_all_reduce(random(group.rank, 200, 72), weights(group.rank, 72, 136, transposed), group)
+            return beyond(c, [product(random(r, 200, 72), weights(r, 72, 136, transposed)) for r in range(group.world)])
+        self.each(body)
+
+    def test_any_number_of_rows_is_multiplied(self):
+        """Plans are shared by classes of rows, and the results of all-reduces lie in one buffer: sizes go up and down."""
+        def body(group):
+            bad = 0
+            for rows in (1, 33, 8, 100, 3, 64):
+                m = rows * group.world
+                a, b = random(group.rank, m, 64, seed=rows), weights(group.rank, 64, 96, True)
+                partials = [product(random(r, m, 64, seed=rows), weights(r, 64, 96, True)) for r in range(group.world)]
+                mine = slice(group.rank * rows, (group.rank + 1) * rows)
+                bad += beyond(perseus.matmul_reduce_scatter(a, b, group), [p[mine] for p in partials])
+                bad += beyond(perseus.matmul_all_reduce(a, b, group), partials)
+                bad += beyond(perseus.all_gather_matmul(a[mine].contiguous(), b, group),
+                              [product(torch.cat([random(r, m, 64, seed=rows)[r * rows:(r + 1) * rows] for r in range(group.world)]), b)])
+            return bad
+        self.assertEqual(run(2, body), [0, 0])
+
+    def test_no_rows_give_no_rows(self):
+        def body(group):
+            b = weights(0, 64, 96, True)
+            empty = torch.empty(0, 64, dtype=torch.bfloat16)
+            return [tuple(op(empty, b, group).shape) for op in (perseus.all_gather_matmul, perseus.matmul_reduce_scatter, perseus.matmul_all_reduce)]
+        self.assertEqual(run(2, body), [[(0, 96)] * 3] * 2)
+
+    def test_sizes_that_the_fused_kernels_cannot_run_are_multiplied_too(self):
+        def body(group):
+            c = perseus.matmul_reduce_scatter(random(group.rank, 20, 33), weights(group.rank, 33, 19, False), group)
+            mine = slice(group.rank * 10, group.rank * 10 + 10)
+            return beyond(c, [product(random(r, 20, 33), weights(r, 33, 19, False))[mine] for r in range(group.world)])
+        self.assertEqual(run(2, body), [0, 0])
+
+    def test_a_plan_serves_all_sizes_of_its_class(self):
+        def body(group):
+            for rows in (40, 50, 64):
+                perseus.matmul_reduce_scatter(random(group.rank, rows * 2, 64), weights(group.rank, 64, 96, True), group)
+            return len(group._plans)
+        for plans in run(2, body):
+            self.assertEqual(plans, 1 if hasattr(perseus.library().prs_fused_operands, "m") else 3)
+
+
+class SymmMem(unittest.TestCase):
+    """The signatures of torch.ops.symm_mem, compared with what torch documents."""
+
+    def test_fused_all_gather_matmul_gathers_along_any_leading_dimension(self):
+        def body(group, dim, return_A):
+            parts = [random(r, 6, 8, 64, seed=4) for r in range(group.world)]
+            bs = [weights(group.rank, 64, n, True) for n in (96, 40)]
+            gathered, products = torch.ops.perseus.fused_all_gather_matmul(parts[group.rank], bs, dim, group.name, return_A=return_A)
+            whole = torch.cat(parts, dim)
+            self.assertEqual(gathered is None, not return_A)
+            same = gathered is None or torch.equal(gathered, whole)
+            return [0 if same else 1, *(beyond(c, [product(whole, b)]) for c, b in zip(products, bs))]
+        for dim in (0, 1):
+            for return_A in (True, False):
+                self.assertEqual(run(2, lambda g: body(g, dim, return_A)), [[0, 0, 0]] * 2)
+
+    def test_fused_matmul_reduce_scatter_scatters_along_any_leading_dimension(self):
+        def body(group, dim, op):
+            parts = [random(r, 6, 8, 64, seed=5) for r in range(group.world)]
+            c = torch.ops.perseus.fused_matmul_reduce_scatter(parts[group.rank], weights(group.rank, 64, 96, True), op, dim, group.name)
+            share = 1 if op == "sum" else group.world
+            return beyond(c, [product(p, weights(r, 64, 96, True)).chunk(group.world, dim)[group.rank] / share for r, p in enumerate(parts)])
+        for dim in (0, 1):
+            for op in ("sum", "avg"):
+                self.assertEqual(run(2, lambda g: body(g, dim, op)), [0, 0])
+
+    def test_the_schemas_are_those_of_symm_mem(self):
+        import torch.distributed._symmetric_memory  # noqa: F401
+        for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+            ours, theirs = (str(getattr(getattr(torch.ops, space), name).default._schema) for space in ("perseus", "symm_mem"))
+            self.assertEqual(ours.replace("perseus::", ""), theirs.replace("symm_mem::", ""))
+
+    def test_dimensions_that_do_not_exist_are_refused(self):
+        def body(group):
+            a, b = random(0, 8, 64), weights(0, 64, 96, True)
+            with self.assertRaisesRegex(ValueError, "gather_dim 1 is not a leading dimension"):
+                torch.ops.perseus.fused_all_gather_matmul(a, [b], 1, group.name)
+            with self.assertRaisesRegex(ValueError, "reduce_op 'max'"):
+                torch.ops.perseus.fused_matmul_reduce_scatter(a, b, "max", 0, group.name)
+        run(1, body)
+
+
+class Attention(unittest.TestCase):
+    def reference(self, q, k, v, causal, scale=None):
+        """Heads first, double precision. Returns out, lse."""
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scores = q.double() @ k.double().transpose(2, 3) * (scale or q.shape[3]**-0.5)
+        if causal:
+            scores = scores.masked_fill(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+
+    def positions(self, rank, world, seq, causal):
+        """Of the sequence, that this rank has."""
+        if not causal or world == 1:
+            return torch.arange(seq).chunk(world)[rank]
+        chunks = torch.arange(seq).chunk(2 * world)
+        return torch.cat([chunks[rank], chunks[2 * world - 1 - rank]])
+
+    def check(self, world, causal, heads_first):
+        seq = 128 * world
+        whole = [random(0, 2, heads, seq, 64, seed=seed) for heads, seed in ((4, 1), (2, 2), (2, 3))]
+        want, want_lse = self.reference(*whole, causal)
+
+        def body(group):
+            mine = self.positions(group.rank, world, seq, causal)
+            q, k, v = (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2) for t in whole)
+            out, lse = perseus.ring_attention(q.contiguous(), k.contiguous(), v.contiguous(), group, causal=causal, heads_first=heads_first)
+            out = out if heads_first else out.transpose(1, 2)
+            return float((out.double() - want[:, :, mine]).abs().max()), float((lse.double() - want_lse[:, :, mine]).abs().max())
+        for out, lse in run(world, body):
+            self.assertLess(out, 0.02)
+            self.assertLess(lse, 0.01)
+
+    def test_ring_attention_is_attention_over_the_whole_sequence(self):
+        for world, causal, heads_first in ((1, True, True), (2, False, True), (2, True, False), (4, True, True)):
+            with self.subTest(world=world, causal=causal, heads_first=heads_first):
+                self.check(world, causal, heads_first)
+
+
+class Moe(unittest.TestCase):
+    def check(self, transposed):
+        experts, top_k, hidden, columns, world = 8, 2, 64, 96, 2
+        counts = (70, 33)
+
+        def inputs(rank):
+            generator = torch.Generator().manual_seed(rank)
+            chosen = torch.rand(counts[rank], experts, generator=generator).topk(top_k).indices
+            return random(rank, counts[rank], hidden, seed=8), chosen, torch.rand(counts[rank], top_k, generator=generator)
+
+        def body(group):
+            tokens, chosen, router = inputs(group.rank)
+            shape = (experts // world, columns, hidden) if transposed else (experts // world, hidden, columns)
+            own = random(group.rank, *shape, seed=9)
+            own = own.transpose(1, 2) if transposed else own
+            capacity = perseus.moe_capacity(max_tokens=128, hidden=hidden, columns=columns, experts=experts, top_k=top_k, group=group)
+            out, rows, expert_rows = perseus.moe_dispatch_gemm(tokens, chosen, router, own, max_tokens=128, capacity=capacity, group=group)
+            seen = 0
+            for e in range(experts // world):
+                first, number = expert_rows[e].tolist()
+                for at in range(first, first + number):
+                    source, token, slot = rows[at, :3].tolist()
+                    theirs = inputs(source)
+                    self.assertEqual(int(theirs[1][token, slot]), group.rank * experts // world + e)
+                    self.assertEqual(float(rows[at, 3].view(torch.float32)), float(theirs[2][token, slot]))
+                    self.assertEqual(beyond(out[at:at + 1], [product(theirs[0][token:token + 1], own[e])]), 0)
+                    seen += 1
+            return seen
+        self.assertEqual(sum(run(world, body)), sum(counts) * top_k)
+
+    def test_moe_dispatch_gemm_multiplies_each_token_by_its_experts(self):
+        for transposed in (False, True):
+            with self.subTest(transposed=transposed):
+                self.check(transposed)
+
+    def test_more_rows_than_capacity_raise_an_error_that_names_expert_and_capacity(self):
+        def body(group):
+            tokens, chosen = random(0, 200, 64), torch.zeros(200, 2, dtype=torch.int64)
+            chosen[:, 1] = 1
+            arguments = (tokens, chosen, torch.ones(200, 2), random(0, 2, 64, 96))
+            for _ in range(2):
+                try:
+                    perseus.moe_dispatch_gemm(*arguments, max_tokens=200, capacity=128, group=group)
+                    group.check()
+                except perseus.PerseusError as e:
+                    self.assertRegex(str(e), "capacity")
+                    return e.code
+            return 0
+        self.assertEqual(run(1, body), [-28])
+
+
+class Refused(unittest.TestCase):
+    """Bad input gets a clear error, and no launch."""
+
+    def refused(self, error, text, call):
+        def body(group):
+            with self.assertRaisesRegex(error, text):
+                call(group)
+            return beyond(perseus.all_gather_matmul(random(0, 64, 64), random(0, 64, 64), group), [product(random(0, 64, 64), random(0, 64, 64))])
+        self.assertEqual(run(1, body), [0])
+
+    def test_wrong_dtypes(self):
+        half = torch.zeros(8, 8, dtype=torch.float16)
+        self.refused(TypeError, "a is torch.float16; it must be torch.bfloat16", lambda g: perseus.all_gather_matmul(half, half, g))
+        self.refused(TypeError, "b is torch.float16", lambda g: perseus.all_gather_matmul(random(0, 8, 8), half, g))
+        self.refused(TypeError, "q is torch.float32", lambda g: perseus.ring_attention(*[torch.zeros(1, 8, 1, 64)] * 3, g))
+        self.refused(TypeError, "chosen is torch.int32", lambda g: perseus.moe_dispatch_gemm(
+            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=128, group=g))
+
+    def test_wrong_strides(self):
+        self.refused(ValueError, r"a with shape \(8, 8\) has strides \(16, 1\); it must be row-major", lambda g: perseus.all_gather_matmul(
+            random(0, 8, 16)[:, :8], random(0, 8, 8), g))
+        self.refused(ValueError, "row-major or the transpose of a row-major", lambda g: perseus.matmul_reduce_scatter(
+            random(0, 8, 8), random(0, 8, 16)[:, :8], g))
+
+    def test_wrong_alignment(self):
+        shifted = torch.zeros(8 * 8 + 1, dtype=torch.bfloat16)[1:].view(8, 8)
+        self.refused(ValueError, "aligned to 16 bytes", lambda g: perseus.matmul_all_reduce(shifted, random(0, 8, 8), g))
+
+    def test_wrong_shapes(self):
+        self.refused(ValueError, "a has 8 columns and b 16 rows", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 16, 8), g))
+        self.refused(ValueError, r"a has shape \(2, 8, 8\)", lambda g: perseus.matmul_all_reduce(random(0, 2, 8, 8), random(0, 8, 8), g))
+        self.refused(ValueError, "capacity 100 is not a multiple of 128", lambda g: perseus.moe_dispatch_gemm(
+            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=100, group=g))
+
+    def test_wrong_devices(self):
+        def body(group):
+            real, (group.number, group.device) = (group.number, group.device), (0, torch.device("cuda", 0))
+            with self.assertRaisesRegex(ValueError, "a is on cpu; group test.* works on cuda:0"):
+                perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), group)
+            group.number, group.device = real
+        run(1, body)
+
+    def test_rows_that_the_ranks_do_not_divide(self):
+        def body(group):
+            with self.assertRaisesRegex(ValueError, "a has 9 rows; the 2 ranks of group"):
+                perseus.matmul_reduce_scatter(random(0, 9, 8), random(0, 8, 8), group)
+        run(2, body)
+
+    def test_a_group_that_is_closed(self):
+        groups = run(1, lambda g: g)
+        with self.assertRaisesRegex(perseus.PerseusError, "closed"):
+            _ = groups[0].handle
+
+    def test_the_operations_have_the_numbers_of_the_header(self):
+        lib = perseus.library()
+        self.assertEqual([ops.GEMM, ops.REDUCE_SCATTER, ops.ALLGATHER, ops.ALLREDUCE],
+                         [lib.PRS_FUSED_GEMM, lib.PRS_FUSED_REDUCE_SCATTER, lib.PRS_FUSED_ALLGATHER, lib.PRS_FUSED_ALLREDUCE])
+
+
+if __name__ == "__main__":
+    ranks.main()
