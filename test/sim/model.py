@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-sim: counts that are known, order that is kept, equal seeds, errors that say what is wrong. usage: model.py PROGRAM SOURCE_ROOT"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+SIM, ROOT = sys.argv[1], pathlib.Path(sys.argv[2])
+CLUSTERS = sorted(path.stem for path in (ROOT / "tools/sim/clusters").glob("*.cluster"))
+
+
+def sim(*arguments, status=0):
+    done = subprocess.run([SIM, *arguments], capture_output=True, text=True, timeout=100)
+    if done.returncode != status:
+        raise SystemExit(f"{arguments}: status {done.returncode}, expected {status}: {done.stderr}")
+    return done
+
+
+def rows(*arguments):
+    return [json.loads(line) for line in sim(*arguments, "--json").stdout.splitlines()]
+
+
+def a_drain_waits_once_a_put_or_once_a_group():
+    """The paper's 112 and 4 fences: 28 puts to each of four destinations, a signal for each put or a group a destination."""
+    common = ("putsignal", "--cluster", "softnic-slow", "--nodes", "8", "--peers", "4", "--concurrency", "112")
+    for policy in ("drain", "nic_fence"):
+        coupled, grouped = rows(*common, "--policy", policy)
+        assert (coupled["fences"], grouped["fences"]) == (112, 4), (policy, coupled["fences"], grouped["fences"])
+    for policy in ("in_order", "counted"):
+        assert [row["fences"] for row in rows(*common, "--policy", policy)] == [0, 0]
+
+
+def a_sender_has_a_request_for_each_put_and_signal():
+    for row in rows("putsignal", "--cluster", "softnic-slow", "--nodes", "4", "--concurrency", "96"):
+        # Credits of the receiver's records are its requests, so the sender has its own only.
+        assert (row["puts"], row["signals"], row["work_requests"]) == (96, 96, 192), row
+
+
+def every_policy_keeps_order_on_every_cluster():
+    for cluster in CLUSTERS:
+        for workload in ("putsignal", "--all"), ("moe", "--tokens", "64"), ("alltoall",):
+            out = rows(*workload, "--cluster", cluster, "--nodes", "3", "--band", "fast,slow", "--queues", "2")
+            assert out and all(row["errors"] == 0 for row in out), (cluster, workload)
+
+
+def in_order_over_ways_that_reorder_is_found():
+    """What `auto` avoids: a signal overtakes data where adaptive routing shows messages out of order."""
+    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "8", "--bytes", "64K", "--set", "routing=2", "--set", "adaptive_unordered=1",
+           "--group", "coupled")
+    done = sim(*bad, "--policy", "in_order", status=1)
+    assert "order broken" in done.stderr, done.stderr
+    for row in rows(*bad, "--policy", "auto,drain,counted"):
+        assert row["errors"] == 0
+
+
+def equal_seeds_give_equal_runs():
+    common = ("moe", "--cluster", "efa-p5", "--nodes", "3", "--tokens", "128", "--zipf", "1.2", "--explain")
+    first, again, other = (rows(*common, "--seed", seed) for seed in ("7", "7", "8"))
+    assert first == again and first != other
+
+
+def the_causes_add_up_to_the_time():
+    causes = ("compute", "fence", "proxy", "incast", "link", "latency")
+    for row in rows("moe", "--cluster", "cx7", "--nodes", "2", "--tokens", "256", "--explain"):
+        assert abs(sum(row[f"{cause}_us"] for cause in causes) - row["us"]) < 0.1, row
+
+
+def closing_connections_changes_no_count():
+    common = ("alltoall", "--cluster", "cx7", "--nodes", "4", "--policy", "in_order", "--group", "peer", "--outstanding", "4", "--statistics")
+    few, many = (rows(*common, "--connections", most)[0] for most in ("40", "8192"))
+    assert few["connections"] < many["connections"], (few["connections"], many["connections"])
+    for name in ("puts", "signals", "all_work_requests", "us", "events"):
+        assert few[name] == many[name], name
+
+
+def a_fence_costs_what_the_network_says():
+    """One put and its signal: a strict fence waits one round trip longer than none."""
+    common = ("putsignal", "--cluster", "softnic-slow", "--nodes", "2", "--concurrency", "1", "--group", "coupled")
+    fenced, free = (rows(*common, "--policy", policy)[0]["put_signal_us"] for policy in ("nic_fence", "in_order"))
+    assert 99 < fenced - free < 101, (fenced, free)  # twice 50 us of latency
+
+
+def wrong_input_is_named():
+    for arguments, text in (
+            (("putsignal", "--cluster", "nowhere"), "cannot open the cluster file"),
+            (("putsignal", "--set", "lunk_gbps=3"), "no parameter is called 'lunk_gbps'"),
+            (("putsignal", "--set", "link_gbps=fast"), "want a number, or low..high"),
+            (("putsignal", "--set", "link_gbps=5..3"), "want a number, or low..high"),
+            (("putsignal", "--set", "nics_per_gpu=9"), "want 1 to 8"),
+            (("putsignal", "--set", "in_order=0"), "adds without keeping order"),
+            (("nothing",), "want putsignal"),
+            (("putsignal", "--ring", "100"), "a power of two")):
+        assert text in sim(*arguments, status=2).stderr, arguments
+    assert "keep order" in sim("putsignal", "--cluster", "efa-p5", "--policy", "in_order", status=1).stderr
+    assert "two nodes" in sim("putsignal", "--nodes", "1", status=1).stderr
+    with tempfile.NamedTemporaryFile("w", suffix=".cluster") as file:
+        file.write("# a comment\nlink_gbps\n")
+        file.flush()
+        assert f"{file.name}:2" in sim("moe", "--cluster", file.name, status=2).stderr
+
+
+def main():
+    for claim in [value for name, value in globals().items() if callable(value) and value.__doc__ is not main and name.islower() and
+                  name not in ("sim", "rows", "main")]:
+        claim()
+        print(f"ok {claim.__name__}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
