@@ -28,9 +28,12 @@ static void print_json(const struct work *work, const struct work_result *r)
     if (options->workload == WORK_PUTSIGNAL)
         json_print(stdout,
                    "bytes:%llu,concurrency:%u,peers:%u,iterations:%u,put_only_us:%.2f,put_signal_us:%.2f,"
-                   "put_only_GBps:%.4f,put_signal_GBps:%.4f,efficiency:%.4f,stall_us:%.2f,",
+                   "put_only_GBps:%.4f,put_signal_GBps:%.4f,efficiency:%.4f,stall_us:%.2f,both_work_requests:%llu,"
+                   "both_doorbells:%llu,both_completions:%llu,",
                    (unsigned long long)work->bytes, work->concurrency, work->peers, options->iterations, r->put_only_us,
-                   r->us, gb / r->put_only_us, gb / r->us, r->put_only_us / r->us, r->stall_us);
+                   r->us, gb / r->put_only_us, gb / r->us, r->put_only_us / r->us, r->stall_us,
+                   (unsigned long long)r->both.work_requests, (unsigned long long)r->both.doorbells,
+                   (unsigned long long)r->both.completions);
     else if (options->workload == WORK_MOE)
         json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,compute:%u,us:%.2f,stall_us:%.2f,",
                    moe_model_names[options->model], options->tokens, options->zipf, options->compute, r->us,
@@ -131,6 +134,10 @@ static int run(struct work *work)
                 work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node);
         return -EINVAL;
     }
+    if (!work->peers)
+        work->peers = work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node;
+    if (work->peers > work->concurrency)
+        work->peers = work->concurrency;
     r = play[options->workload](work, &result);
     if (r) {
         fprintf(stderr, "perseus-sim: %s, policy %s: %s\n", options->workload_name, work->policy, strerror(-r));
@@ -174,6 +181,7 @@ static int run_policies(struct work *work)
             continue; /* the transport refuses them there */
         for (uint32_t g = 0; g < o->groups.count && !r; g++) {
             work->group = o->groups.value[g];
+            work->sim.turn_pairs = work->group == GROUP_COUPLED;
             r = run_sizes(work);
         }
     }

@@ -16,7 +16,7 @@ struct state {
     uint32_t iteration; /* even: puts alone; odd: with signals */
     uint64_t began_ps;
     double *us[2];
-    struct sim_counts before, counts, all_before, all;
+    struct sim_counts without, before, counts, all_before, all;
     uint64_t stall_before;
     struct work_result *result;
 };
@@ -83,6 +83,8 @@ static void begin(struct sim *sim)
     sim_ledger_clear(sim->ledger);
     state->began_ps = sim->events.now_ps;
     state->running = state->senders;
+    if (state->iteration == 2 * state->work->options->warmup)
+        state->without = sim_rank_counts(sim, 0);
     if (state->iteration == 2 * state->work->options->warmup + 1) {
         state->before = sim_rank_counts(sim, 0);
         state->all_before = sim_all_counts(sim);
@@ -103,6 +105,7 @@ static void count(struct sim *sim)
 
     state->counts = work_counts_since(&now, &state->before);
     state->all = work_counts_since(&all, &state->all_before);
+    state->result->both = work_counts_since(&now, &state->without);
     state->result->stall_us = (double)(sim->rank[0].dispatch.stats.stall_ns - state->stall_before) / 1e3;
 }
 
@@ -146,13 +149,11 @@ int putsignal_play(const struct work *work, struct work_result *result)
 {
     static const struct sim_workload workload = {.start = begin, .quiet = quiet, .call = call};
     struct state state = {.work = work, .result = result};
-    uint32_t iterations = work->options->iterations, local = (uint32_t)work->sim.cluster->gpus_per_node;
+    uint32_t iterations = work->options->iterations;
     struct sim sim;
     int r = sim_open(&sim, &work->sim);
 
-    state.peers = work->peers ? work->peers : work->sim.ranks - local;
-    if (state.peers > work->concurrency)
-        state.peers = work->concurrency;
+    state.peers = work->peers;
     state.senders = work->options->all_send ? work->sim.ranks : 1;
     state.us[0] = calloc(iterations, sizeof(double));
     state.us[1] = calloc(iterations, sizeof(double));

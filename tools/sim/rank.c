@@ -241,16 +241,20 @@ static void queue_command(struct prs_team *rank, const struct prs_cmd_fields *fi
     }
 }
 
-/* Write as many commands into the ring as there is room for, and at most so many. */
-static uint32_t write_commands(struct prs_team *rank, uint32_t most)
+/* Write as many commands into the ring as there is room for, and at most so many, of which a put with its signal is one
+ * if that is asked for. */
+static uint32_t write_commands(struct prs_team *rank, uint32_t most, bool pairs)
 {
-    uint32_t count = 0;
+    uint32_t count = 0, turns = 0;
 
-    for (; count < most && rank->command_first != rank->command_end &&
-           rank->claimed - rank->ring.returned < rank->ring.slot_count;
+    for (; rank->command_first != rank->command_end && rank->claimed - rank->ring.returned < rank->ring.slot_count;
          count++) {
-        const struct prs_cmd_fields *fields = &rank->command[rank->command_first++ & (rank->command_room - 1)];
+        const struct prs_cmd_fields *fields = &rank->command[rank->command_first & (rank->command_room - 1)];
 
+        if (turns == most && !(pairs && fields->op != PRS_CMD_PUT))
+            break;
+        turns += !pairs || fields->op == PRS_CMD_PUT;
+        rank->command_first++;
         rank->ring.slots[rank->claimed & (rank->ring.slot_count - 1)] =
             prs_cmd_pack(fields, prs_cmd_lap(rank->claimed, rank->ring.slot_count));
         rank->claimed++;
@@ -262,7 +266,7 @@ void sim_rank_issue(struct prs_team *rank)
 {
     struct sim *sim = rank->sim;
     uint64_t left;
-    uint32_t count = write_commands(rank, ISSUE_BATCH);
+    uint32_t count = write_commands(rank, ISSUE_BATCH, false);
 
     rank->issuing = false;
     if (count)
@@ -399,7 +403,7 @@ void sim_rank_step(struct prs_team *rank)
     rank->awake = false;
     rank->cpu_ps = sim->events.now_ps;
     if (sim->options.turn_commands) {
-        pushed = write_commands(rank, sim->options.turn_commands);
+        pushed = write_commands(rank, sim->options.turn_commands, sim->options.turn_pairs);
         rank->cpu_ps += pushed * sim_ps(c->push_ns);
     }
     r = prs_dispatch_step(&rank->dispatch);

@@ -27,6 +27,7 @@ struct work_result {
     uint32_t slowest;
     struct sim_counts counts; /* of an iteration with signals: of rank 0, and of all ranks */
     struct sim_counts all;
+    struct sim_counts both;     /* putsignal: of rank 0, in an iteration without signals and one with */
     struct sim_explain explain; /* of the slowest rank */
     uint64_t events, memory_bytes, pairs_most, early;
     double cpu_s;
