@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "tools/sim/host.h"
 #include "tools/sim/sim.h"
 #include "transport/peer.h"
 #include "transport/setup.h"
@@ -53,6 +53,13 @@ static int exchange(struct sim *sim, struct sim_pair *pair)
     for (int i = 0; i < 2 && !r; i++) {
         prs_setup_addresses(pair->end[1 - i].peer, &wire[1 - i]);
         r = prs_setup_send_records(pair->end[i].peer, &wire[1 - i].records);
+    }
+    for (int i = 0; i < 2 && !r && sim->options.lean; i++) {
+        struct prs_peer *peer = pair->end[i].peer;
+
+        sim_host_trim(peer, sizeof(*peer));
+        if (peer->records)
+            sim_host_trim(peer->records, sizeof(*peer->records));
     }
     return r;
 }

@@ -82,6 +82,23 @@ int sim_munmap(void *memory, size_t bytes)
     return 0;
 }
 
+void sim_host_trim(void *memory, size_t bytes)
+{
+    enum { PAGE = 4096 };
+    static const char zeros[PAGE];
+    uintptr_t first = ((uintptr_t)memory + PAGE - 1) / PAGE * PAGE, end = ((uintptr_t)memory + bytes) / PAGE * PAGE;
+
+    for (uintptr_t at = first; at < end; at += PAGE) {
+        uintptr_t until = at;
+
+        while (until < end && !memcmp((const void *)until, zeros, PAGE))
+            until += PAGE;
+        if (until > at)
+            (void)madvise((void *)at, until - at, MADV_DONTNEED);
+        at = until > at ? until : at;
+    }
+}
+
 void sim_host_fini(void)
 {
     for (uint32_t i = 0; i < POOLS; i++) {

@@ -12,6 +12,8 @@ void sim_host_init(void);
 /* Free the pool. */
 void sim_host_fini(void);
 void sim_clock_set(uint64_t ps);
+/* Give the pages of memory of ours that hold only zeros back to the kernel, which gives zeros when they are needed. */
+void sim_host_trim(void *memory, size_t bytes);
 
 int sim_clock_gettime(clockid_t clock, struct timespec *out);
 /* Anonymous private memory only. */

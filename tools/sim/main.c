@@ -35,9 +35,9 @@ static void print_json(const struct work *work, const struct work_result *r)
                    (unsigned long long)r->both.work_requests, (unsigned long long)r->both.doorbells,
                    (unsigned long long)r->both.completions);
     else if (options->workload == WORK_MOE)
-        json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,compute:%u,us:%.2f,stall_us:%.2f,",
-                   moe_model_names[options->model], options->tokens, options->zipf, options->compute, r->us,
-                   r->stall_us);
+        json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,compute:%u,relay:%hhd,us:%.2f,stall_us:%.2f,",
+                   moe_model_names[options->model], options->tokens, options->zipf, options->compute,
+                   (signed char)options->relay, r->us, r->stall_us);
     else
         json_print(stdout, "bytes:%llu,outstanding:%u,us:%.2f,", (unsigned long long)work->bytes, options->outstanding,
                    r->us);
@@ -209,6 +209,7 @@ int main(int argc, char **argv)
                                         .ring_slots = options.ring_slots,
                                         .connections = options.connections,
                                         .turn_commands = options.turn,
+                                        .lean = options.lean,
                                         .seed = options.seed,
                                         .explain = options.explain};
         for (uint32_t n = 0; n < options.nodes.count && !r; n++) {

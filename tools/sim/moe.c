@@ -16,16 +16,27 @@ const char *const moe_model_names[] = {"qwen3-30b", "gpt-oss-120b", "deepseek-v3
 
 enum { BYTES_OF_VALUE = 2, PRODUCTS = 3 /* gate, up, down */ };
 
-/* A transfer is the rows of one rank for one expert. Dispatch: source, expert. Combine: the same, back. Tokens of
- * signals: transfer << 1 | is it combine. */
+/* A transfer is the rows of one rank for one expert: from * experts + expert. Tokens of signals: transfer << 2 | leg. */
+enum leg {
+    DISPATCH, /* reaches the owner of the expert */
+    COMBINE,  /* back at the rank that the rows are of */
+    DISPATCH_RELAY,
+    COMBINE_RELAY, /* at a rank on the way, which sends it on */
+    DIRECTIONS = 2
+};
+
 struct state {
     const struct work *work;
     struct moe_model model;
-    uint32_t ranks, experts, experts_per_rank;
-    uint32_t *rows;     /* [source * experts + expert] */
-    uint32_t *signal;   /* [the same] of combine, made with its put */
-    uint32_t *computed; /* [owner * ranks + source]: experts of the owner that are done for the source */
-    uint32_t *missing;  /* [rank]: combine signals that have not come */
+    uint32_t ranks, local, experts, experts_per_rank;
+    uint32_t peers; /* destinations of a rank on other nodes that groups are counted for: ranks, or with relays nodes */
+    uint32_t size;  /* transfers of a group; the last group may be smaller */
+    uint32_t total; /* transfers to one destination */
+    uint32_t groups;              /* of one destination */
+    uint32_t *rows;               /* [transfer] */
+    uint32_t *signal[DIRECTIONS]; /* [transfer]: of its leg over the network */
+    uint16_t *sent[DIRECTIONS];   /* [(rank * peers + peer) * groups + group]: puts so far */
+    uint32_t *missing;            /* [rank]: combine signals that have not come */
     double *finished_us;
     struct sim_explain *finished;
     struct work_result *result;
@@ -101,61 +112,88 @@ static int draw_routes(struct sim *sim, struct state *state)
 
 /* ---- sending ---- */
 
-static uint32_t group_of(const struct state *state, uint32_t expert)
+static uint32_t owner_of(const struct state *state, uint32_t expert)
 {
-    uint32_t local = expert % state->experts_per_rank;
-
-    if (state->work->group == GROUP_COUPLED)
-        return 1 + local;
-    return state->work->group == GROUP_PEER ? 1 : 1 + (uint32_t)(local / state->work->group);
+    return expert / state->experts_per_rank;
 }
 
-/* Is this expert's transfer the last of its group? */
-static uint32_t group_end(const struct state *state, uint32_t expert, uint32_t *first)
+static uint32_t node_of(const struct state *state, uint32_t rank)
 {
-    uint32_t each = state->experts_per_rank, base = expert / each * each, local = expert % each;
-    uint32_t size = state->work->group == GROUP_COUPLED ? 1
-                    : state->work->group == GROUP_PEER  ? each
-                                                        : (uint32_t)state->work->group;
-    uint32_t end = (local / size + 1) * size;
-
-    *first = base + local / size * size;
-    return base + (end < each ? end : each);
+    return rank / state->local;
 }
 
-/* Combine has groups of its own, since both directions are in flight together. */
-static uint32_t combine_group(const struct state *state, uint32_t expert)
+/* The number of a transfer among those to its destination, dispatched or combined. With relays that is all of a node. */
+static uint32_t lane_of(const struct state *state, uint32_t transfer)
 {
-    return 16384 + group_of(state, expert);
+    uint32_t expert = transfer % state->experts;
+
+    return expert % (state->work->options->relay ? state->local * state->experts_per_rank : state->experts_per_rank);
 }
 
-static void put_rows(struct sim *sim, uint32_t from, uint32_t to, uint32_t rows, uint32_t signal, uint32_t group)
+static uint32_t put_rows(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint64_t leg, uint32_t group)
 {
-    uint64_t bytes = (uint64_t)rows * state_of(sim)->model.hidden * BYTES_OF_VALUE;
+    struct state *state = state_of(sim);
+    uint64_t bytes = (uint64_t)state->rows[transfer] * state->model.hidden * BYTES_OF_VALUE;
+    uint32_t signal = sim_ledger_signal(sim->ledger, from, to, (uint64_t)transfer << 2 | leg);
 
     if (bytes)
         sim_put(sim, sim_ledger_put(sim->ledger, from, to, bytes, signal), group);
+    return signal;
 }
 
-/* Rank `from` sends its rows to all experts: expert by expert of every owner, the next rank's first. A group's signals
- * follow its last put. */
+/* Within a node each transfer has its signal at once. */
+static void send_near(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint64_t leg)
+{
+    sim_signal(sim, put_rows(sim, from, to, transfer, leg, 1), 1);
+}
+
+/* Over the network. The signals of a group follow its last put. */
+static void send_far(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint32_t direction, uint64_t leg)
+{
+    struct state *state = state_of(sim);
+    uint32_t lane = lane_of(state, transfer), group = lane / state->size, first = transfer - lane + group * state->size;
+    uint32_t puts = state->total - group * state->size < state->size ? state->total - group * state->size : state->size;
+    uint32_t peer = state->work->options->relay ? node_of(state, to) : to;
+    uint16_t *sent = &state->sent[direction][((size_t)from * state->peers + peer) * state->groups + group];
+    /* Both directions are in flight together, so they have groups of their own. */
+    uint32_t number = 1 + group + direction * 16384;
+
+    state->signal[direction][transfer] = put_rows(sim, from, to, transfer, leg, number);
+    if (++*sent < puts)
+        return;
+    for (uint32_t i = first; i < first + puts; i++)
+        sim_signal(sim, state->signal[direction][i], number);
+}
+
+/* From one rank to another, over its counterpart's node-mate if relays are asked for. */
+static void send_rows(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint32_t direction)
+{
+    struct state *state = state_of(sim);
+    bool relay = state->work->options->relay && from % state->local != to % state->local;
+    uint32_t hop = direction == DISPATCH ? node_of(state, to) * state->local + from % state->local
+                                         : node_of(state, from) * state->local + to % state->local;
+
+    if (node_of(state, from) == node_of(state, to))
+        send_near(sim, from, to, transfer, direction);
+    else if (!relay)
+        send_far(sim, from, to, transfer, direction, direction);
+    else if (direction == DISPATCH)
+        send_far(sim, from, hop, transfer, direction, DISPATCH_RELAY);
+    else
+        send_near(sim, from, hop, transfer, COMBINE_RELAY);
+}
+
+/* Rank `from` sends its rows to all experts: the first expert of every owner, then the second; the next rank's first. */
 static void dispatch(struct sim *sim, uint32_t from)
 {
     struct state *state = state_of(sim);
-    uint32_t each = state->experts_per_rank;
-    uint32_t *signal = calloc(state->experts, sizeof(*signal));
 
-    for (uint32_t k = 0; signal && k < each; k++)
+    for (uint32_t k = 0; k < state->experts_per_rank; k++)
         for (uint32_t i = 1; i <= state->ranks; i++) {
-            uint32_t to = (from + i) % state->ranks, e = to * each + k, first, end;
+            uint32_t to = (from + i) % state->ranks;
 
-            signal[e] = sim_ledger_signal(sim->ledger, from, to, (uint64_t)(from * state->experts + e) << 1);
-            put_rows(sim, from, to, state->rows[from * state->experts + e], signal[e], group_of(state, e));
-            end = group_end(state, e, &first);
-            for (uint32_t s = first; e + 1 == end && s < end; s++)
-                sim_signal(sim, signal[s], group_of(state, s));
+            send_rows(sim, from, to, from * state->experts + to * state->experts_per_rank + k, DISPATCH);
         }
-    free(signal);
 }
 
 static void compute(struct sim *sim, uint32_t rank, uint32_t transfer)
@@ -168,41 +206,40 @@ static void compute(struct sim *sim, uint32_t rank, uint32_t transfer)
     sim_compute(sim, rank, work / (sim->cluster.tflops * 1e3), transfer);
 }
 
-/* The product of a transfer is done: send it back, and its group's signals when it was the last of them. */
+/* The product of a transfer is done: send it back. */
 static void combine(struct sim *sim, uint32_t rank, uint64_t transfer)
 {
-    struct state *state = state_of(sim);
-    uint32_t from = (uint32_t)transfer / state->experts, e = (uint32_t)transfer % state->experts, first, end;
-    uint32_t *computed = &state->computed[rank * state->ranks + from];
+    send_rows(sim, rank, (uint32_t)transfer / state_of(sim)->experts, (uint32_t)transfer, COMBINE);
+}
 
-    state->signal[transfer] = sim_ledger_signal(sim->ledger, rank, from, transfer << 1 | 1);
-    put_rows(sim, rank, from, state->rows[transfer], state->signal[transfer], combine_group(state, e));
-    end = group_end(state, e, &first);
-    ++*computed;
-    if (state->work->group == GROUP_COUPLED) {
-        sim_signal(sim, state->signal[transfer], combine_group(state, e));
-        return;
-    }
-    for (uint32_t s = first; s < end; s++)
-        if (!state->signal[from * state->experts + s])
-            return;
-    for (uint32_t s = first; s < end; s++)
-        sim_signal(sim, state->signal[from * state->experts + s], combine_group(state, s));
+static void finish_rank(struct sim *sim, uint32_t rank)
+{
+    struct state *state = state_of(sim);
+
+    sim_explain_advance(&sim->rank[rank].explain, sim->events.now_ps);
+    state->finished[rank] = sim->rank[rank].explain;
+    state->finished_us[rank] = sim_now_us(sim);
 }
 
 static void raised(struct sim *sim, uint32_t rank, uint32_t signal)
 {
     struct state *state = state_of(sim);
     uint64_t token = sim->ledger->signal[signal].token;
+    uint32_t transfer = (uint32_t)(token >> 2), from = transfer / state->experts;
 
-    if (token & 1) {
-        if (--state->missing[rank] == 0) {
-            sim_explain_advance(&sim->rank[rank].explain, sim->events.now_ps);
-            state->finished[rank] = sim->rank[rank].explain;
-            state->finished_us[rank] = sim_now_us(sim);
-        }
-    } else {
-        compute(sim, rank, (uint32_t)(token >> 1));
+    switch (token & 3) {
+    case DISPATCH:
+        compute(sim, rank, transfer);
+        break;
+    case DISPATCH_RELAY:
+        send_near(sim, rank, owner_of(state, transfer % state->experts), transfer, DISPATCH);
+        break;
+    case COMBINE_RELAY:
+        send_far(sim, rank, from, transfer, COMBINE, COMBINE);
+        break;
+    default:
+        if (--state->missing[rank] == 0)
+            finish_rank(sim, rank);
     }
 }
 
@@ -233,13 +270,23 @@ static int make_state(const struct work *work, struct state *state)
         return -EINVAL;
     }
     all = ranks * state->experts;
+    state->local = (uint32_t)work->sim.cluster->gpus_per_node;
+    state->peers = work->options->relay ? state->ranks / state->local : state->ranks;
+    state->total = state->experts_per_rank * (work->options->relay ? state->local : 1);
+    state->size = work->group == GROUP_COUPLED ? 1 : work->group == GROUP_PEER ? state->total : (uint32_t)work->group;
+    if (state->size > state->total)
+        state->size = state->total;
+    state->groups = (state->total + state->size - 1) / state->size;
     state->rows = calloc(all, sizeof(*state->rows));
-    state->signal = calloc(all, sizeof(*state->signal));
-    state->computed = calloc(ranks * ranks, sizeof(*state->computed));
+    for (int i = 0; i < DIRECTIONS; i++) {
+        state->signal[i] = calloc(all, sizeof(*state->signal[i]));
+        state->sent[i] = calloc(ranks * state->peers * state->groups, sizeof(*state->sent[i]));
+    }
     state->missing = calloc(ranks, sizeof(*state->missing));
     state->finished_us = calloc(ranks, sizeof(*state->finished_us));
     state->finished = calloc(ranks, sizeof(*state->finished));
-    return state->rows && state->signal && state->computed && state->missing && state->finished_us && state->finished
+    return state->rows && state->signal[0] && state->signal[1] && state->sent[0] && state->sent[1] && state->missing &&
+                   state->finished_us && state->finished
                ? 0
                : -ENOMEM;
 }
@@ -279,8 +326,10 @@ int moe_play(const struct work *work, struct work_result *result)
         sim_close(&sim);
     }
     free(state.rows);
-    free(state.signal);
-    free(state.computed);
+    for (int i = 0; i < DIRECTIONS; i++) {
+        free(state.signal[i]);
+        free(state.sent[i]);
+    }
     free(state.missing);
     free(state.finished_us);
     free(state.finished);

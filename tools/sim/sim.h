@@ -145,7 +145,8 @@ struct sim_options {
     uint32_t connections; /* kept open; above it, those that have settled are closed */
     uint32_t
         turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
-    bool turn_pairs; /* a put with its signal is one of them */
+    bool turn_pairs;   /* a put with its signal is one of them */
+    bool lean;         /* give zero pages of connections back */
     uint64_t seed;
     bool explain;
 };
