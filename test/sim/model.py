@@ -82,6 +82,24 @@ def a_fence_costs_what_the_network_says():
     assert 99 < fenced - free < 101, (fenced, free)  # twice 50 us of latency
 
 
+def fused_kernels_end_with_the_puts_of_their_schedule():
+    """The puts that doc/results/fused-nodes-groups-4xH200.json counted on GPUs: 512, 64, 8 and 2."""
+    for tiles, puts in (("1", 512), ("8", 64), ("64", 8), ("4096", 2)):
+        for row in rows("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
+                        tiles):
+            assert (row["puts"], row["signals"], row["errors"]) == (puts, puts, 0), row
+    for kernel in ("allreduce", "allgather", "attention"):
+        for row in rows("fused", "--kernel", kernel, "--cluster", "softnic-gpu", "--nodes", "3", "--size", "6144"):
+            assert row["us"] > 0 and row["errors"] == 0
+
+
+def relayed_rows_take_connections_between_equal_numbers_only():
+    common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer", "--statistics")
+    direct, = rows(*common)
+    relayed, = rows(*common, "--relay", "--lean")
+    assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
+
+
 def wrong_input_is_named():
     for arguments, text in (
             (("putsignal", "--cluster", "nowhere"), "cannot open the cluster file"),
@@ -91,9 +109,11 @@ def wrong_input_is_named():
             (("putsignal", "--set", "nics_per_gpu=9"), "want 1 to 8"),
             (("putsignal", "--set", "in_order=0"), "adds without keeping order"),
             (("nothing",), "want putsignal"),
+            (("fused", "--kernel", "gemm"), "gemm"),
             (("putsignal", "--ring", "100"), "a power of two")):
         assert text in sim(*arguments, status=2).stderr, arguments
     assert "keep order" in sim("putsignal", "--cluster", "efa-p5", "--policy", "in_order", status=1).stderr
+    assert "want a multiple" in sim("fused", "--size", "1002", "--cluster", "softnic-gpu", status=1).stderr
     assert "two nodes" in sim("putsignal", "--nodes", "1", status=1).stderr
     with tempfile.NamedTemporaryFile("w", suffix=".cluster") as file:
         file.write("# a comment\nlink_gbps\n")

@@ -6,10 +6,12 @@
 #include <sys/resource.h>
 
 #include "tools/common/json.h"
+#include "tools/sim/fused.h"
 #include "tools/sim/moe.h"
 #include "tools/sim/work.h"
 
-static int (*const play[])(const struct work *, struct work_result *) = {putsignal_play, moe_play, alltoall_play};
+static int (*const play[])(const struct work *, struct work_result *) = {putsignal_play, moe_play, alltoall_play,
+                                                                         fused_play};
 
 /* ---- what is printed ---- */
 
@@ -38,6 +40,9 @@ static void print_json(const struct work *work, const struct work_result *r)
         json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,compute:%u,relay:%hhd,us:%.2f,stall_us:%.2f,",
                    moe_model_names[options->model], options->tokens, options->zipf, options->compute,
                    (signed char)options->relay, r->us, r->stall_us);
+    else if (options->workload == WORK_FUSED)
+        json_print(stdout, "kernel:%s,size:%u,tiles_per_signal:%u,us:%.2f,", fused_kernel_names[options->kernel],
+                   options->size, options->tiles_per_signal, r->us);
     else
         json_print(stdout, "bytes:%llu,outstanding:%u,us:%.2f,", (unsigned long long)work->bytes, options->outstanding,
                    r->us);
@@ -125,7 +130,7 @@ static int run(struct work *work)
     int r;
 
     work->sim.ranks = work->nodes * (uint32_t)work->sim.cluster->gpus_per_node;
-    if (work->nodes < 2 && options->workload != WORK_MOE) {
+    if (work->nodes < 2 && options->workload != WORK_MOE && options->workload != WORK_FUSED) {
         fprintf(stderr, "perseus-sim: %s needs two nodes or more\n", options->workload_name);
         return -EINVAL;
     }
@@ -152,7 +157,7 @@ static int run(struct work *work)
 static int run_sizes(struct work *work)
 {
     const struct options *o = work->options;
-    bool sized = o->workload != WORK_MOE, dense = o->workload == WORK_PUTSIGNAL;
+    bool sized = o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL, dense = o->workload == WORK_PUTSIGNAL;
     int r = 0;
 
     for (uint32_t b = 0; b < (sized ? o->bytes.count : 1) && !r; b++)
@@ -179,8 +184,10 @@ static int run_policies(struct work *work)
         prs_policy_parse(work->policy, PRS_POLICY_AUTO, &work->sim.policy);
         if (every && !work->sim.cluster->in_order && (p == 1 || p == 2))
             continue; /* the transport refuses them there */
-        for (uint32_t g = 0; g < o->groups.count && !r; g++) {
-            work->group = o->groups.value[g];
+        for (uint32_t g = 0; g < (o->workload == WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
+            work->group = o->workload != WORK_FUSED      ? o->groups.value[g]
+                          : o->kernel == FUSED_ATTENTION ? 1
+                                                         : o->tiles_per_signal;
             work->sim.turn_pairs = work->group == GROUP_COUPLED;
             r = run_sizes(work);
         }

@@ -6,11 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/sim/fused.h"
 #include "tools/sim/moe.h"
 
 #define FIELD(member) OPTION_FIELD(struct options, member)
 
-static const char *const workload_names[] = {"putsignal", "moe", "alltoall", NULL};
+static const char *const workload_names[] = {"putsignal", "moe", "alltoall", "fused", NULL};
 static const char *const policy_names[] = {"drain", "nic_fence", "in_order", "counted", "auto", NULL};
 static const char *const group_names[] = {"coupled", "peer", NULL}; /* GROUP_COUPLED, GROUP_PEER */
 static const char *const band_names[] = {"fast", "middle", "slow", NULL};
@@ -64,6 +65,12 @@ static const struct option_row rows[] = {
      1},
     {OPTION_NUMBER, "outstanding", "N", "alltoall: transfers of a rank in flight together (64)", FIELD(outstanding), 1,
      65536},
+    {OPTION_CHOICE, "kernel", "NAME", "fused: reduce_scatter, allreduce, allgather or attention (reduce_scatter)",
+     FIELD(kernel), 0, 0, fused_kernel_names},
+    {OPTION_NUMBER, "size", "N", "fused: M = N = K, or keys (8192)", FIELD(size), 256, 1 << 20},
+    {OPTION_NUMBER, "tiles-per-signal", "N", "fused products: tiles, or strips, that share a put and a signal (8)",
+     FIELD(tiles_per_signal), 1, 4096},
+    {OPTION_NUMBER, "band-pairs", "N", "fused products: pairs of row tiles in a band (2)", FIELD(band_pairs), 1, 4096},
     {OPTION_NUMBER, "queues", "N", "queues of each connection and rail (1)", FIELD(queues), 1, 16},
     {OPTION_NUMBER, "window", "N", "operations in flight of each connection (256)", FIELD(window), 1, 65536},
     {OPTION_NUMBER, "ring", "N", "slots of the command ring, a power of two (1024)", FIELD(ring_slots), 4, 1 << 20},
@@ -83,7 +90,7 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     "perseus-sim",
     "perseus-sim WORKLOAD [options]: a model of a cluster that runs the transport's own order engine in virtual time\n"
-    "  WORKLOAD                 putsignal  moe  alltoall\n",
+    "  WORKLOAD                 putsignal  moe  alltoall  fused\n",
     "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n",
     rows,
     sizeof(rows) / sizeof(rows[0]),
@@ -121,6 +128,9 @@ void options_parse(int argc, char **argv, struct options *o)
                           .outstanding = 64,
                           .seed = 1,
                           .tokens = 1024,
+                          .size = 8192,
+                          .band_pairs = 2,
+                          .tiles_per_signal = 8,
                           .compute = 1};
     option_table_set(&table, o, "group", "coupled,peer");
     option_table_set(&table, o, "bytes", "4K");
@@ -135,7 +145,7 @@ void options_parse(int argc, char **argv, struct options *o)
         o->workload++;
     o->workload_name = workload_names[o->workload];
     if (!o->workload_name)
-        option_table_refuse(&table, "'%s': want putsignal, moe or alltoall", argv[words]);
+        option_table_refuse(&table, "'%s': want putsignal, moe, alltoall or fused", argv[words]);
     if (o->ring_slots & (o->ring_slots - 1))
         option_table_refuse(&table, "--ring '%u': want a power of two", o->ring_slots);
 }

@@ -7,12 +7,16 @@
 #include "tools/sim/ledger.h"
 #include "tools/sim/work.h"
 
-enum { PAUSE_US = 200 /* between iterations: everything has settled */ };
+enum {
+    PAUSE_US = 200,     /* between iterations */
+    MOST_PAUSES = 1000, /* that receivers may take to raise all signals: then some never come */
+};
 
 struct state {
     const struct work *work;
     uint32_t senders, running;
     uint32_t peers;
+    uint32_t pauses;    /* since the senders were done */
     uint32_t iteration; /* even: puts alone; odd: with signals */
     uint64_t began_ps;
     double *us[2];
@@ -132,6 +136,12 @@ static void call(struct sim *sim, uint32_t rank, uint64_t token)
     struct state *state = state_of(sim);
 
     (void)rank, (void)token;
+    /* As in perseus-perf, every receiver has seen its signals before the next iteration. */
+    if (sim->ledger->raised < sim->ledger->signals && ++state->pauses < MOST_PAUSES) {
+        sim_call_at(sim, sim->events.now_ps + PAUSE_US * 1000000ull, 0, 0);
+        return;
+    }
+    state->pauses = 0;
     if (state->iteration == 2 * state->work->options->warmup + 1)
         count(sim);
     if (++state->iteration < 2 * (state->work->options->warmup + state->work->options->iterations))

@@ -30,6 +30,11 @@ STUDIES = {
     # GPU memory over softnic: a CUDA call a request. 2.6 us is what NVSHMEM's ibrc takes for each of 96 puts alone.
     "nvshmem": [("putsignal", "--cluster", "softnic-fast", "--nodes", "2", "--policy", "in_order,nic_fence", "--set", "wr_ns=2610", "--concurrency",
                  "8,32,96")],
+    # What doc/results/fused-nodes-groups-4xH200.json measured; nothing was fitted to it.
+    "fused-groups": [("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
+                      tiles, *BANDS) for tiles in ("1", "8", "64", "4096")],
+    "fused": [("fused", "--kernel", kernel, "--cluster", "cx7", "--nodes", "2,4,8", "--size", "16384", "--explain")
+              for kernel in ("reduce_scatter", "allgather", "allreduce", "attention")],
     "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy) for policy in ("drain", "nic_fence", "in_order", "counted")],
     "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted")],
     "scaling-cx7-bands": [(*QWEN, "--relay", "--lean", "--window", "32", "--group", "peer", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
