@@ -100,6 +100,27 @@ def relayed_rows_take_connections_between_equal_numbers_only():
     assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
 
 
+def a_ring_sends_each_message_once():
+    """Twice (ranks - 1) steps; only the last rank of a node sends over the network, and only the first writes records."""
+    row, = rows("nccl", "--cluster", "cx7", "--nodes", "2", "--bytes", "16M", "--slice", "256K", "--policy", "auto")
+    steps = 2 * 15 * 4  # 1 MB of each of 16 ranks in slices of 256 KB
+    assert row["all_work_requests"] == 2 * 2 * steps, (row["all_work_requests"], steps)
+    row, = rows("nccl", "--collective", "alltoall", "--cluster", "cx7", "--nodes", "2", "--policy", "auto")
+    assert row["all_work_requests"] == 2 * 16 * 8, "a put and a record for each pair on different nodes"
+
+
+def a_trace_is_played_and_checked():
+    with tempfile.NamedTemporaryFile("w", suffix=".trace") as file:
+        file.write("# a comment\n0 0 put 8 4096 1\n0.5 0 put 8 4096 1\n1 0 signal 8 1\n2 8 put 0 1000000 3\n2 8 signal 0 3\n")
+        file.flush()
+        for row in rows("trace", "--trace", file.name, "--cluster", "cx7", "--nodes", "2"):
+            assert (row["puts"], row["signals"], row["errors"]) == (2, 1, 0), row
+        file.write("1 0 put 8 4096 1\n")
+        file.flush()
+        assert "earlier than the line before" in sim("trace", "--trace", file.name, status=1).stderr
+    assert "--trace FILE" in sim("trace", status=1).stderr
+
+
 def wrong_input_is_named():
     for arguments, text in (
             (("putsignal", "--cluster", "nowhere"), "cannot open the cluster file"),

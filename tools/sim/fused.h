@@ -14,6 +14,7 @@ struct fused_end {
 
 enum fused_kernel { FUSED_REDUCE_SCATTER, FUSED_ALLREDUCE, FUSED_ALLGATHER, FUSED_ATTENTION };
 extern const char *const fused_kernel_names[];
+extern const char *const nccl_collective_names[];
 
 void fused_rank_ends(struct sim *sim, struct fused_end *end, uint32_t rank);
 /* Play a workload until all ranks have ended, and fill in the result. Return 0 or -errno, with a line on stderr. */

@@ -10,8 +10,8 @@
 #include "tools/sim/moe.h"
 #include "tools/sim/work.h"
 
-static int (*const play[])(const struct work *, struct work_result *) = {putsignal_play, moe_play, alltoall_play,
-                                                                         fused_play};
+static int (*const play[])(const struct work *, struct work_result *) = {putsignal_play, moe_play,  alltoall_play,
+                                                                         fused_play,     nccl_play, trace_play};
 
 /* ---- what is printed ---- */
 
@@ -43,6 +43,11 @@ static void print_json(const struct work *work, const struct work_result *r)
     else if (options->workload == WORK_FUSED)
         json_print(stdout, "kernel:%s,size:%u,tiles_per_signal:%u,us:%.2f,", fused_kernel_names[options->kernel],
                    options->size, options->tiles_per_signal, r->us);
+    else if (options->workload == WORK_NCCL)
+        json_print(stdout, "collective:%s,bytes:%llu,us:%.2f,busbw_GBps:%.4f,",
+                   nccl_collective_names[options->collective], (unsigned long long)work->bytes, r->us, gb / r->us);
+    else if (options->workload == WORK_TRACE)
+        json_print(stdout, "trace:%s,us:%.2f,", options->trace, r->us);
     else
         json_print(stdout, "bytes:%llu,outstanding:%u,us:%.2f,", (unsigned long long)work->bytes, options->outstanding,
                    r->us);
@@ -130,7 +135,7 @@ static int run(struct work *work)
     int r;
 
     work->sim.ranks = work->nodes * (uint32_t)work->sim.cluster->gpus_per_node;
-    if (work->nodes < 2 && options->workload != WORK_MOE && options->workload != WORK_FUSED) {
+    if (work->nodes < 2 && options->workload != WORK_MOE && options->workload < WORK_FUSED) {
         fprintf(stderr, "perseus-sim: %s needs two nodes or more\n", options->workload_name);
         return -EINVAL;
     }
@@ -157,7 +162,8 @@ static int run(struct work *work)
 static int run_sizes(struct work *work)
 {
     const struct options *o = work->options;
-    bool sized = o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL, dense = o->workload == WORK_PUTSIGNAL;
+    bool sized = o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL || o->workload == WORK_NCCL,
+         dense = o->workload == WORK_PUTSIGNAL;
     int r = 0;
 
     for (uint32_t b = 0; b < (sized ? o->bytes.count : 1) && !r; b++)
@@ -184,10 +190,10 @@ static int run_policies(struct work *work)
         prs_policy_parse(work->policy, PRS_POLICY_AUTO, &work->sim.policy);
         if (every && !work->sim.cluster->in_order && (p == 1 || p == 2))
             continue; /* the transport refuses them there */
-        for (uint32_t g = 0; g < (o->workload == WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
-            work->group = o->workload != WORK_FUSED      ? o->groups.value[g]
-                          : o->kernel == FUSED_ATTENTION ? 1
-                                                         : o->tiles_per_signal;
+        for (uint32_t g = 0; g < (o->workload >= WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
+            work->group = o->workload < WORK_FUSED                                    ? o->groups.value[g]
+                          : o->workload == WORK_FUSED && o->kernel != FUSED_ATTENTION ? o->tiles_per_signal
+                                                                                      : 1;
             work->sim.turn_pairs = work->group == GROUP_COUPLED;
             r = run_sizes(work);
         }

@@ -11,7 +11,7 @@
 
 #define FIELD(member) OPTION_FIELD(struct options, member)
 
-static const char *const workload_names[] = {"putsignal", "moe", "alltoall", "fused", NULL};
+static const char *const workload_names[] = {"putsignal", "moe", "alltoall", "fused", "nccl", "trace", NULL};
 static const char *const policy_names[] = {"drain", "nic_fence", "in_order", "counted", "auto", NULL};
 static const char *const group_names[] = {"coupled", "peer", NULL}; /* GROUP_COUPLED, GROUP_PEER */
 static const char *const band_names[] = {"fast", "middle", "slow", NULL};
@@ -48,7 +48,8 @@ static const struct option_row rows[] = {
      FIELD(policies), 0, 0, policy_names},
     {OPTION_NUMBERS, "group", "LIST", "coupled, peer or a number of puts per group, as in perseus-perf (coupled,peer)",
      FIELD(groups), 1, GROUP_PUTS_MAX, group_names},
-    {OPTION_NUMBERS, "bytes", "LIST", "putsignal, alltoall: of each transfer (4K)", FIELD(bytes), 8, 1 << 30},
+    {OPTION_NUMBERS, "bytes", "LIST", "putsignal, alltoall, nccl: of each transfer, or of a collective (4K)",
+     FIELD(bytes), 8, 1 << 30},
     {OPTION_NUMBERS, "concurrency", "LIST", "putsignal: transfers of a sender in flight together (96)",
      FIELD(concurrency), 1, 65536},
     {OPTION_NUMBERS, "peers", "LIST", "putsignal: destinations of a sender; 0: all on other nodes (0)", FIELD(peers), 0,
@@ -71,6 +72,10 @@ static const struct option_row rows[] = {
     {OPTION_NUMBER, "tiles-per-signal", "N", "fused products: tiles, or strips, that share a put and a signal (8)",
      FIELD(tiles_per_signal), 1, 4096},
     {OPTION_NUMBER, "band-pairs", "N", "fused products: pairs of row tiles in a band (2)", FIELD(band_pairs), 1, 4096},
+    {OPTION_CHOICE, "collective", "NAME", "nccl: allreduce (a ring) or alltoall, of --bytes (allreduce)",
+     FIELD(collective), 0, 0, nccl_collective_names},
+    {OPTION_NUMBER, "slice", "N", "nccl: largest message of a ring (512K)", FIELD(slice_bytes), 64, 1 << 30},
+    {OPTION_TEXT, "trace", "FILE", "trace: the commands (doc/simulator.md has the format)", FIELD(trace)},
     {OPTION_NUMBER, "queues", "N", "queues of each connection and rail (1)", FIELD(queues), 1, 16},
     {OPTION_NUMBER, "window", "N", "operations in flight of each connection (256)", FIELD(window), 1, 65536},
     {OPTION_NUMBER, "ring", "N", "slots of the command ring, a power of two (1024)", FIELD(ring_slots), 4, 1 << 20},
@@ -90,7 +95,7 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     "perseus-sim",
     "perseus-sim WORKLOAD [options]: a model of a cluster that runs the transport's own order engine in virtual time\n"
-    "  WORKLOAD                 putsignal  moe  alltoall  fused\n",
+    "  WORKLOAD                 putsignal  moe  alltoall  fused  nccl  trace\n",
     "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n",
     rows,
     sizeof(rows) / sizeof(rows[0]),
@@ -128,6 +133,7 @@ void options_parse(int argc, char **argv, struct options *o)
                           .outstanding = 64,
                           .seed = 1,
                           .tokens = 1024,
+                          .slice_bytes = 512 << 10,
                           .size = 8192,
                           .band_pairs = 2,
                           .tiles_per_signal = 8,
@@ -145,7 +151,7 @@ void options_parse(int argc, char **argv, struct options *o)
         o->workload++;
     o->workload_name = workload_names[o->workload];
     if (!o->workload_name)
-        option_table_refuse(&table, "'%s': want putsignal, moe, alltoall or fused", argv[words]);
+        option_table_refuse(&table, "'%s': want putsignal, moe, alltoall, fused, nccl or trace", argv[words]);
     if (o->ring_slots & (o->ring_slots - 1))
         option_table_refuse(&table, "--ring '%u': want a power of two", o->ring_slots);
 }

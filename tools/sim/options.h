@@ -6,7 +6,7 @@
 #include "tools/common/option_table.h"
 #include "tools/sim/cluster.h"
 
-enum workload { WORK_PUTSIGNAL, WORK_MOE, WORK_ALLTOALL, WORK_FUSED };
+enum workload { WORK_PUTSIGNAL, WORK_MOE, WORK_ALLTOALL, WORK_FUSED, WORK_NCCL, WORK_TRACE };
 
 /* How puts and signals are arranged. Up to GROUP_PUTS_MAX: a number of puts a group. As in perseus-perf. */
 enum { GROUP_PUTS_MAX = (1 << 20) - 1, GROUP_COUPLED, GROUP_PEER };
@@ -23,7 +23,10 @@ struct options {
     uint32_t queues, window, ring_slots, iterations, warmup, turn, connections, outstanding, lean;
     uint32_t all_send, explain, json, statistics, parameters;
     uint64_t seed;
-    uint32_t model;  /* of moe_models */
+    uint32_t model; /* of moe_models */
+    const char *trace;
+    uint32_t collective; /* of nccl_collective_names */
+    uint64_t slice_bytes;
     uint32_t kernel; /* enum fused_kernel */
     uint32_t size, band_pairs, tiles_per_signal;
     uint32_t tokens, experts, compute, relay;

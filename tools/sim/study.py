@@ -17,10 +17,12 @@ BANDS = ("--band", "fast,middle,slow")
 EIGHT_TO_512 = ("--concurrency", "8,32,128,512")
 SIZES = ("--bytes", "256,1K,4K,16K,64K,256K,1M")
 QWEN = ("moe", "--model", "qwen3-30b")
-SCALING = (*QWEN, "--relay", "--lean", "--window", "32", "--group", "peer", "--nodes", "2,4,8,16,32,64,128", "--explain", "--statistics")
+SCALING = (*QWEN, "--relay", "--lean", "--window", "32", "--group", "8", "--explain", "--statistics")
+NODES = ("2,4,8,16,32,64", "128")
+ONE = ("--iterations", "1", "--warmup", "1")
 STUDIES = {
     "paper": [
-        ("putsignal", "--cluster", "slingshot11", "--all", "--nodes", "2,8", "--bytes", "4K,1M,4M", "--policy", "drain,nic_fence", *BANDS),
+        ("putsignal", "--cluster", "slingshot11", "--all", "--nodes", "2,8", "--bytes", "4K,1M", "--policy", "drain,nic_fence", *ONE, *BANDS),
         ("putsignal", "--cluster", "slingshot11", "--nodes", "8", "--peers", "4", "--concurrency", "112", "--policy", "drain,nic_fence"),
         (*QWEN, "--cluster", "slingshot11", "--nodes", "1,2,4,8,16", "--policy", "drain,nic_fence", *BANDS),
         *[(*QWEN, "--cluster", "slingshot11", "--nodes", "8", "--policy", "drain,nic_fence", "--zipf", zipf, *BANDS) for zipf in ("0.5", "1", "1.5")],
@@ -35,9 +37,10 @@ STUDIES = {
                       tiles, *BANDS) for tiles in ("1", "8", "64", "4096")],
     "fused": [("fused", "--kernel", kernel, "--cluster", "cx7", "--nodes", "2,4,8", "--size", "16384", "--explain")
               for kernel in ("reduce_scatter", "allgather", "allreduce", "attention")],
-    "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy) for policy in ("drain", "nic_fence", "in_order", "counted")],
-    "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted")],
-    "scaling-cx7-bands": [(*QWEN, "--relay", "--lean", "--window", "32", "--group", "peer", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
+    "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", nodes) for nodes in NODES
+                    for policy in ("in_order", "drain", "counted", "nic_fence")],
+    "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", NODES[0])],
+    "scaling-cx7-bands": [(*QWEN, "--relay", "--lean", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
     "map-cx7": [("putsignal", "--all", "--cluster", "cx7", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],
     "map-efa": [("putsignal", "--all", "--cluster", "efa-p5", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],
     "map-slingshot11": [("putsignal", "--all", "--cluster", "slingshot11", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],

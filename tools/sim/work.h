@@ -36,6 +36,8 @@ struct work_result {
 /* Each plays one run. Return 0 or -errno, with a line on stderr. */
 int putsignal_play(const struct work *work, struct work_result *result);
 int moe_play(const struct work *work, struct work_result *result);
+int nccl_play(const struct work *work, struct work_result *result);
+int trace_play(const struct work *work, struct work_result *result);
 int fused_play(const struct work *work, struct work_result *result);
 int alltoall_play(const struct work *work, struct work_result *result);
 
