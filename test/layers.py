@@ -29,6 +29,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
     "tools/softnic": (set(), ()),
+    "tools/sim": ({"tools/sim", "tools/common", "transport", "fused"}, ("nccl", "cuda_runtime")),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }

@@ -23,6 +23,13 @@ def main():
     assert lines_drawn([results / "nccl-2gpu-gpu-memory.json"]) == 10, "five operations, two transports"
     rows = [{"op": "allreduce", "name": "<&>", "bytes": size, "busbw_GBps": size / 1e3} for size in (8, 1024)]
     assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 1
+    model = {"model": True, "cluster": "cx7", "band": "middle"}
+    causes = {f"{cause}_us": 1.0 for cause in ("compute", "fence", "proxy", "incast", "link", "latency")}
+    rows = [{**model, **causes, "op": "moe", "policy": policy, "nodes": nodes, "us": 6.0 * nodes} for policy in ("drain", "counted") for nodes in (2, 4)]
+    assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 2
+    rows = [{**model, "op": "putsignal", "policy": policy, "group": "peer", "bytes": size, "concurrency": count, "put_signal_us": 1.0}
+            for policy in ("drain", "counted") for size in (256, 4096) for count in (8, 32)]
+    assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 0, "a map has cells, no lines"
     assert subprocess.run([sys.executable, ROOT / "tools/plot.py"], input="{}", capture_output=True, text=True).returncode != 0, "nothing to draw"
 
 

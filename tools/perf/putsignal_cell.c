@@ -8,6 +8,9 @@ void cell_count(struct bench *bench, struct cell_counts *out)
     prs_proxy_stats(bench->proxy, &out->proxy);
     prs_team_stats(bench->team, 0, &stats);
     out->fences = out->proxy.fences + stats.fences + stats.drains;
+    out->work_requests = stats.work_requests;
+    out->doorbells = stats.doorbells;
+    out->completions = stats.completions;
 }
 
 void cell_conclude(const struct cell *cell, uint32_t iterations, double *put_only_us, double *put_signal_us,
@@ -23,5 +26,8 @@ void cell_conclude(const struct cell *cell, uint32_t iterations, double *put_onl
     result->efficiency = result->put_only_us / result->put_signal_us;
     result->fences = (double)(after->fences - before->fences) / iterations;
     result->signals = (double)(after->proxy.signals - before->proxy.signals) / iterations;
+    result->both_work_requests = (double)(after->work_requests - before->work_requests) / iterations;
+    result->both_doorbells = (double)(after->doorbells - before->doorbells) / iterations;
+    result->both_completions = (double)(after->completions - before->completions) / iterations;
     result->stall_us = (double)(after->proxy.stall_ns - before->proxy.stall_ns) / 1e3 / iterations;
 }

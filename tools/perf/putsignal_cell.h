@@ -20,6 +20,7 @@ enum { WORD_EPOCH = 0, WORD_ACKS = 1, WORD_ERRORS = 2 };
 /* Counters of a sender, to be read while it is idle. */
 struct cell_counts {
     uint64_t fences;
+    uint64_t work_requests, doorbells, completions;
     struct prs_proxy_stats proxy;
 };
 void cell_count(struct bench *bench, struct cell_counts *out);

@@ -13,10 +13,11 @@ void report_putsignal(const struct putsignal_result *r, bool json, bool first)
         json_print(stdout,
                    "{op:putsignal,policy:%s,group:%s,bytes:%" PRIu64 ",concurrency:%u,peers:%u,iterations:%u,"
                    "put_only_us:%.2f,put_signal_us:%.2f,put_only_GBps:%.4f,put_signal_GBps:%.4f,efficiency:%.4f,"
-                   "fences:%.2f,signals:%.2f,stall_us:%.2f,errors:%" PRIu64 "}\n",
+                   "fences:%.2f,signals:%.2f,stall_us:%.2f,both_work_requests:%.2f,both_doorbells:%.2f,"
+                   "both_completions:%.2f,errors:%" PRIu64 "}\n",
                    r->policy, r->group, r->bytes, r->concurrency, r->peers, r->iterations, r->put_only_us,
                    r->put_signal_us, r->put_only_GBps, r->put_signal_GBps, r->efficiency, r->fences, r->signals,
-                   r->stall_us, r->errors);
+                   r->stall_us, r->both_work_requests, r->both_doorbells, r->both_completions, r->errors);
         fflush(stdout);
         return;
     }

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-sim: counts that are known, order that is kept, equal seeds, errors that say what is wrong. usage: model.py PROGRAM SOURCE_ROOT"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+SIM, ROOT = sys.argv[1], pathlib.Path(sys.argv[2])
+CLUSTERS = sorted(path.stem for path in (ROOT / "tools/sim/clusters").glob("*.cluster"))
+
+
+def sim(*arguments, status=0):
+    done = subprocess.run([SIM, *arguments], capture_output=True, text=True, timeout=100)
+    if done.returncode != status:
+        raise SystemExit(f"{arguments}: status {done.returncode}, expected {status}: {done.stderr}")
+    return done
+
+
+def rows(*arguments):
+    return [json.loads(line) for line in sim(*arguments, "--json").stdout.splitlines()]
+
+
+def a_drain_waits_once_a_put_or_once_a_group():
+    """The paper's 112 and 4 fences: 28 puts to each of four destinations, a signal for each put or a group a destination."""
+    common = ("putsignal", "--cluster", "softnic-slow", "--nodes", "8", "--peers", "4", "--concurrency", "112")
+    for policy in ("drain", "nic_fence"):
+        coupled, grouped = rows(*common, "--policy", policy)
+        assert (coupled["fences"], grouped["fences"]) == (112, 4), (policy, coupled["fences"], grouped["fences"])
+    for policy in ("in_order", "counted"):
+        assert [row["fences"] for row in rows(*common, "--policy", policy)] == [0, 0]
+
+
+def a_sender_has_a_request_for_each_put_and_signal():
+    for row in rows("putsignal", "--cluster", "softnic-slow", "--nodes", "4", "--concurrency", "96"):
+        # Credits of the receiver's records are its requests, so the sender has its own only.
+        assert (row["puts"], row["signals"], row["work_requests"]) == (96, 96, 192), row
+
+
+def every_policy_keeps_order_on_every_cluster():
+    for cluster in CLUSTERS:
+        for workload in ("putsignal", "--all"), ("moe", "--tokens", "64"), ("alltoall",):
+            out = rows(*workload, "--cluster", cluster, "--nodes", "3", "--band", "fast,slow", "--queues", "2")
+            assert out and all(row["errors"] == 0 for row in out), (cluster, workload)
+
+
+def in_order_over_ways_that_reorder_is_found():
+    """What `auto` avoids: a signal overtakes data where adaptive routing shows messages out of order."""
+    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "8", "--bytes", "64K", "--set", "routing=2", "--set", "adaptive_unordered=1",
+           "--group", "coupled")
+    done = sim(*bad, "--policy", "in_order", status=1)
+    assert "order broken" in done.stderr, done.stderr
+    for row in rows(*bad, "--policy", "auto,drain,counted"):
+        assert row["errors"] == 0
+
+
+def equal_seeds_give_equal_runs():
+    common = ("moe", "--cluster", "efa-p5", "--nodes", "3", "--tokens", "128", "--zipf", "1.2", "--explain")
+    first, again, other = (rows(*common, "--seed", seed) for seed in ("7", "7", "8"))
+    assert first == again and first != other
+
+
+def the_causes_add_up_to_the_time():
+    causes = ("compute", "fence", "proxy", "incast", "link", "latency")
+    for row in rows("moe", "--cluster", "cx7", "--nodes", "2", "--tokens", "256", "--explain"):
+        assert abs(sum(row[f"{cause}_us"] for cause in causes) - row["us"]) < 0.1, row
+
+
+def closing_connections_changes_no_count():
+    common = ("alltoall", "--cluster", "cx7", "--nodes", "4", "--policy", "in_order", "--group", "peer", "--outstanding", "4", "--statistics")
+    few, many = (rows(*common, "--connections", most)[0] for most in ("40", "8192"))
+    assert few["connections"] < many["connections"], (few["connections"], many["connections"])
+    for name in ("puts", "signals", "all_work_requests", "us", "events"):
+        assert few[name] == many[name], name
+
+
+def a_fence_costs_what_the_network_says():
+    """One put and its signal: a strict fence waits one round trip longer than none."""
+    common = ("putsignal", "--cluster", "softnic-slow", "--nodes", "2", "--concurrency", "1", "--group", "coupled")
+    fenced, free = (rows(*common, "--policy", policy)[0]["put_signal_us"] for policy in ("nic_fence", "in_order"))
+    assert 99 < fenced - free < 101, (fenced, free)  # twice 50 us of latency
+
+
+def fused_kernels_end_with_the_puts_of_their_schedule():
+    """The puts that doc/results/fused-nodes-groups-4xH200.json counted on GPUs: 512, 64, 8 and 2."""
+    for tiles, puts in (("1", 512), ("8", 64), ("64", 8), ("4096", 2)):
+        for row in rows("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
+                        tiles):
+            assert (row["puts"], row["signals"], row["errors"]) == (puts, puts, 0), row
+    for kernel in ("allreduce", "allgather", "attention"):
+        for row in rows("fused", "--kernel", kernel, "--cluster", "softnic-gpu", "--nodes", "3", "--size", "6144"):
+            assert row["us"] > 0 and row["errors"] == 0
+
+
+def relayed_rows_take_connections_between_equal_numbers_only():
+    common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer", "--statistics")
+    direct, = rows(*common)
+    relayed, = rows(*common, "--relay", "--lean")
+    assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
+
+
+def a_ring_sends_each_message_once():
+    """Twice (ranks - 1) steps; only the last rank of a node sends over the network, and only the first writes records."""
+    row, = rows("nccl", "--cluster", "cx7", "--nodes", "2", "--bytes", "16M", "--slice", "256K", "--policy", "auto")
+    steps = 2 * 15 * 4  # 1 MB of each of 16 ranks in slices of 256 KB
+    assert row["all_work_requests"] == 2 * 2 * steps, (row["all_work_requests"], steps)
+    row, = rows("nccl", "--collective", "alltoall", "--cluster", "cx7", "--nodes", "2", "--policy", "auto")
+    assert row["all_work_requests"] == 2 * 16 * 8, "a put and a record for each pair on different nodes"
+
+
+def a_trace_is_played_and_checked():
+    with tempfile.NamedTemporaryFile("w", suffix=".trace") as file:
+        file.write("# a comment\n0 0 put 8 4096 1\n0.5 0 put 8 4096 1\n1 0 signal 8 1\n2 8 put 0 1000000 3\n2 8 signal 0 3\n")
+        file.flush()
+        for row in rows("trace", "--trace", file.name, "--cluster", "cx7", "--nodes", "2"):
+            assert (row["puts"], row["signals"], row["errors"]) == (2, 1, 0), row
+        file.write("1 0 put 8 4096 1\n")
+        file.flush()
+        assert "earlier than the line before" in sim("trace", "--trace", file.name, status=1).stderr
+    assert "--trace FILE" in sim("trace", status=1).stderr
+
+
+def wrong_input_is_named():
+    for arguments, text in (
+            (("putsignal", "--cluster", "nowhere"), "cannot open the cluster file"),
+            (("putsignal", "--set", "lunk_gbps=3"), "no parameter is called 'lunk_gbps'"),
+            (("putsignal", "--set", "link_gbps=fast"), "want a number, or low..high"),
+            (("putsignal", "--set", "link_gbps=5..3"), "want a number, or low..high"),
+            (("putsignal", "--set", "nics_per_gpu=9"), "want 1 to 8"),
+            (("putsignal", "--set", "in_order=0"), "adds without keeping order"),
+            (("nothing",), "want putsignal"),
+            (("fused", "--kernel", "gemm"), "gemm"),
+            (("putsignal", "--ring", "100"), "a power of two")):
+        assert text in sim(*arguments, status=2).stderr, arguments
+    assert "keep order" in sim("putsignal", "--cluster", "efa-p5", "--policy", "in_order", status=1).stderr
+    assert "want a multiple" in sim("fused", "--size", "1002", "--cluster", "softnic-gpu", status=1).stderr
+    assert "two nodes" in sim("putsignal", "--nodes", "1", status=1).stderr
+    with tempfile.NamedTemporaryFile("w", suffix=".cluster") as file:
+        file.write("# a comment\nlink_gbps\n")
+        file.flush()
+        assert f"{file.name}:2" in sim("moe", "--cluster", file.name, status=2).stderr
+
+
+def main():
+    for claim in [value for name, value in globals().items() if callable(value) and value.__doc__ is not main and name.islower() and
+                  name not in ("sim", "rows", "main")]:
+        claim()
+        print(f"ok {claim.__name__}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

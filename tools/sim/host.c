@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the transport asks of its host: clock, pages, registration, raising by the CPU. The transport's sources are
+ * compiled with host.h in front. */
+#include "tools/sim/host.h"
+
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/sim/sim.h"
+#include "transport/gid.h"
+#include "transport/peer.h"
+#include "transport/raise.h"
+
+enum { POOLS = 8 };
+
+static uint64_t now_ns;
+static struct pool { /* freed pages of one size */
+    size_t bytes;
+    void **free;
+    uint32_t count, room;
+} pools[POOLS];
+struct prs_verbs prs_verbs;
+
+/* ---- clock ---- */
+
+void sim_clock_set(uint64_t ps)
+{
+    now_ns = ps / SIM_PS_PER_NS;
+}
+
+int sim_clock_gettime(clockid_t clock, struct timespec *out)
+{
+    (void)clock;
+    out->tv_sec = (time_t)(now_ns / 1000000000u);
+    out->tv_nsec = (long)(now_ns % 1000000000u);
+    return 0;
+}
+
+/* ---- pages ---- */
+
+static struct pool *pool_of(size_t bytes)
+{
+    for (uint32_t i = 0; i < POOLS; i++)
+        if (pools[i].bytes == bytes || !pools[i].bytes) {
+            pools[i].bytes = bytes;
+            return &pools[i];
+        }
+    return NULL;
+}
+
+void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    struct pool *pool = pool_of(bytes);
+    void *memory;
+
+    (void)address, (void)protection, (void)flags, (void)fd, (void)offset;
+    if (pool && pool->count)
+        return memset(pool->free[--pool->count], 0, bytes);
+    if (posix_memalign(&memory, 64, bytes))
+        return MAP_FAILED;
+    return memset(memory, 0, bytes);
+}
+
+int sim_munmap(void *memory, size_t bytes)
+{
+    struct pool *pool = pool_of(bytes);
+
+    if (pool && pool->count == pool->room) {
+        uint32_t room = pool->room ? 2 * pool->room : 64;
+        void **grown = realloc(pool->free, room * sizeof(void *));
+
+        if (!grown)
+            pool = NULL;
+        else
+            pool->free = grown, pool->room = room;
+    }
+    if (pool)
+        pool->free[pool->count++] = memory;
+    else
+        free(memory);
+    return 0;
+}
+
+void sim_host_trim(void *memory, size_t bytes)
+{
+    enum { PAGE = 4096 };
+    static const char zeros[PAGE];
+    uintptr_t first = ((uintptr_t)memory + PAGE - 1) / PAGE * PAGE, end = ((uintptr_t)memory + bytes) / PAGE * PAGE;
+
+    for (uintptr_t at = first; at < end; at += PAGE) {
+        uintptr_t until = at;
+
+        while (until < end && !memcmp((const void *)until, zeros, PAGE))
+            until += PAGE;
+        if (until > at)
+            (void)madvise((void *)at, until - at, MADV_DONTNEED);
+        at = until > at ? until : at;
+    }
+}
+
+void sim_host_fini(void)
+{
+    for (uint32_t i = 0; i < POOLS; i++) {
+        while (pools[i].count)
+            free(pools[i].free[--pools[i].count]);
+        free(pools[i].free);
+        pools[i] = (struct pool){0};
+    }
+}
+
+/* ---- registration, rails ---- */
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+    static struct ibv_mr mr = {.lkey = SIM_KEY_MEMORY, .rkey = SIM_KEY_MEMORY};
+
+    (void)pd, (void)addr, (void)length, (void)access;
+    return &mr;
+}
+
+static int dereg_mr(struct ibv_mr *mr)
+{
+    (void)mr;
+    return 0;
+}
+
+void sim_host_init(void)
+{
+    mallopt(M_TRIM_THRESHOLD, 1 << 30); /* connections come and go: keep their memory */
+    mallopt(M_MMAP_THRESHOLD, 1 << 28);
+    prs_verbs.reg_mr = reg_mr;
+    prs_verbs.dereg_mr = dereg_mr;
+}
+
+void prs_gid_text(const uint8_t raw[16], char *text, size_t text_bytes)
+{
+    (void)raw;
+    if (text_bytes)
+        *text = 0;
+}
+
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, bool waiting)
+{
+    (void)fabric, (void)rail, (void)waiting;
+    return 0;
+}
+
+void prs_nic_kill_link(struct prs_link *link)
+{
+    (void)link;
+}
+
+/* Signal words are in host memory here, so nothing has to be flushed. */
+bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey)
+{
+    (void)cache, (void)addr, (void)len_bytes, (void)rkey;
+    return false;
+}
+
+/* ---- raising ---- */
+
+/* A NIC without adds: the CPU raises the signal. */
+int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
+{
+    struct sim_end *end = sim_end_of(peer);
+
+    end->rank->cpu_ps += sim_ps(end->rank->sim->cluster.raise_ns);
+    sim_raise(end->rank->sim, record->addr);
+    return 0;
+}
+
+void prs_raise_finish(struct prs_raise *raise)
+{
+    (void)raise;
+}
+
+void prs_raise_drop(struct prs_raise *raise)
+{
+    (void)raise;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "tools/common/json.h"
+#include "tools/sim/fused.h"
+#include "tools/sim/moe.h"
+#include "tools/sim/work.h"
+
+static int (*const play[])(const struct work *, struct work_result *) = {putsignal_play, moe_play,  alltoall_play,
+                                                                         fused_play,     nccl_play, trace_play};
+
+/* ---- what is printed ---- */
+
+static void print_json(const struct work *work, const struct work_result *r)
+{
+    const struct sim_counts *c = &r->counts, *all = &r->all;
+    const struct options *options = work->options;
+    char number[24];
+    double gb = (double)r->bytes / 1e3;
+
+    fputs("{", stdout);
+    json_print(stdout, "op:%s,model:true,cluster:%s,band:%s,policy:%s,group:%s,nodes:%u,ranks:%u,queues:%u,seed:%llu,",
+               options->workload_name, work->sim.cluster->name, options_band_name(work->band), work->policy,
+               options_group_name(work->group, number, sizeof(number)), work->nodes, work->sim.ranks,
+               work->sim.queues_per_rail, (unsigned long long)work->sim.seed);
+    if (options->workload == WORK_PUTSIGNAL)
+        json_print(stdout,
+                   "bytes:%llu,concurrency:%u,peers:%u,iterations:%u,put_only_us:%.2f,put_signal_us:%.2f,"
+                   "put_only_GBps:%.4f,put_signal_GBps:%.4f,efficiency:%.4f,stall_us:%.2f,both_work_requests:%llu,"
+                   "both_doorbells:%llu,both_completions:%llu,",
+                   (unsigned long long)work->bytes, work->concurrency, work->peers, options->iterations, r->put_only_us,
+                   r->us, gb / r->put_only_us, gb / r->us, r->put_only_us / r->us, r->stall_us,
+                   (unsigned long long)r->both.work_requests, (unsigned long long)r->both.doorbells,
+                   (unsigned long long)r->both.completions);
+    else if (options->workload == WORK_MOE)
+        json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,compute:%u,relay:%hhd,us:%.2f,stall_us:%.2f,",
+                   moe_model_names[options->model], options->tokens, options->zipf, options->compute,
+                   (signed char)options->relay, r->us, r->stall_us);
+    else if (options->workload == WORK_FUSED)
+        json_print(stdout, "kernel:%s,size:%u,tiles_per_signal:%u,us:%.2f,", fused_kernel_names[options->kernel],
+                   options->size, options->tiles_per_signal, r->us);
+    else if (options->workload == WORK_NCCL)
+        json_print(stdout, "collective:%s,bytes:%llu,us:%.2f,busbw_GBps:%.4f,",
+                   nccl_collective_names[options->collective], (unsigned long long)work->bytes, r->us, gb / r->us);
+    else if (options->workload == WORK_TRACE)
+        json_print(stdout, "trace:%s,us:%.2f,", options->trace, r->us);
+    else
+        json_print(stdout, "bytes:%llu,outstanding:%u,us:%.2f,", (unsigned long long)work->bytes, options->outstanding,
+                   r->us);
+    json_print(stdout,
+               "transfers:%u,puts:%llu,signals:%llu,fences:%llu,work_requests:%llu,doorbells:%llu,completions:%llu,"
+               "arrivals:%llu,all_work_requests:%llu,all_doorbells:%llu,all_completions:%llu,errors:%llu",
+               r->transfers, (unsigned long long)c->puts, (unsigned long long)c->signals,
+               (unsigned long long)(c->fences + c->drains), (unsigned long long)c->work_requests,
+               (unsigned long long)c->doorbells, (unsigned long long)c->completions, (unsigned long long)c->arrivals,
+               (unsigned long long)all->work_requests, (unsigned long long)all->doorbells,
+               (unsigned long long)all->completions, (unsigned long long)r->early);
+    for (int i = 0; options->explain && i < SIM_CAUSES; i++)
+        printf(",\"%s_us\":%.2f", sim_cause_names[i], (double)r->explain.total_ps[i] / 1e6);
+    if (options->statistics)
+        json_print(stdout, ",events:%llu,cpu_s:%.3f,events_per_s:%.0f,memory_bytes:%llu,connections:%llu",
+                   (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s,
+                   (unsigned long long)r->memory_bytes, (unsigned long long)r->pairs_most);
+    fputs("}\n", stdout);
+}
+
+/* Where the time went, as a bar of 60 characters. */
+static void print_explain(const struct work_result *r)
+{
+    static const char marks[] = "#=o<-.";
+    uint64_t total = 0;
+    int drawn = 0;
+
+    for (int i = 0; i < SIM_CAUSES; i++)
+        total += r->explain.total_ps[i];
+    printf("  rank %u [", r->slowest);
+    for (int i = 0; i < SIM_CAUSES && total; i++)
+        for (int end = drawn + (int)(60.0 * (double)r->explain.total_ps[i] / (double)total + 0.5); drawn < end; drawn++)
+            putchar(marks[i]);
+    printf("]\n ");
+    for (int i = 0; i < SIM_CAUSES; i++)
+        printf(" %c %s %.1f us", marks[i], sim_cause_names[i], (double)r->explain.total_ps[i] / 1e6);
+    putchar('\n');
+}
+
+static void print_text(const struct work *work, const struct work_result *r)
+{
+    static bool headed;
+    const struct sim_counts *c = &r->counts;
+    char number[24];
+
+    if (!headed)
+        printf("model of %s; counts of rank 0\n%-9s %-8s %5s %9s %6s %6s %12s %10s %8s %8s %8s %8s %8s\n",
+               work->sim.cluster->name, "policy", "group", "nodes", "bytes", "band", "conc", "us", "share", "fences",
+               "signals", "requests", "bells", "compl");
+    headed = true;
+    printf("%-9s %-8s %5u %9llu %6s %6u %12.2f ", work->policy, options_group_name(work->group, number, sizeof(number)),
+           work->nodes, (unsigned long long)work->bytes, options_band_name(work->band), work->concurrency, r->us);
+    if (work->options->workload == WORK_PUTSIGNAL)
+        printf("%9.1f%% ", 100 * r->put_only_us / r->us);
+    else
+        printf("%10s ", "-");
+    printf("%8llu %8llu %8llu %8llu %8llu\n", (unsigned long long)(c->fences + c->drains),
+           (unsigned long long)c->signals, (unsigned long long)c->work_requests, (unsigned long long)c->doorbells,
+           (unsigned long long)c->completions);
+    if (work->options->explain)
+        print_explain(r);
+    if (work->options->statistics)
+        printf("  %llu events in %.2f s of one core: %.2f million a second; %.2f GB; at most %llu pairs connected\n",
+               (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s / 1e6,
+               (double)r->memory_bytes / 1e9, (unsigned long long)r->pairs_most);
+}
+
+/* ---- runs ---- */
+
+/* Of this process, so that other programs on the machine do not count. */
+static double cpu_s(void)
+{
+    struct rusage used;
+
+    getrusage(RUSAGE_SELF, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+}
+
+static int run(struct work *work)
+{
+    const struct options *options = work->options;
+    struct work_result result = {0};
+    double began = cpu_s();
+    int r;
+
+    work->sim.ranks = work->nodes * (uint32_t)work->sim.cluster->gpus_per_node;
+    if (work->nodes < 2 && options->workload != WORK_MOE && options->workload < WORK_FUSED) {
+        fprintf(stderr, "perseus-sim: %s needs two nodes or more\n", options->workload_name);
+        return -EINVAL;
+    }
+    if (work->peers > work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node) {
+        fprintf(stderr, "perseus-sim: --peers %u, and %u ranks are on other nodes\n", work->peers,
+                work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node);
+        return -EINVAL;
+    }
+    if (!work->peers)
+        work->peers = work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node;
+    if (work->peers > work->concurrency)
+        work->peers = work->concurrency;
+    r = play[options->workload](work, &result);
+    if (r) {
+        fprintf(stderr, "perseus-sim: %s, policy %s: %s\n", options->workload_name, work->policy, strerror(-r));
+        return r;
+    }
+    result.cpu_s = cpu_s() - began;
+    (options->json ? print_json : print_text)(work, &result);
+    fflush(stdout);
+    return 0;
+}
+
+static int run_sizes(struct work *work)
+{
+    const struct options *o = work->options;
+    bool sized = o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL || o->workload == WORK_NCCL,
+         dense = o->workload == WORK_PUTSIGNAL;
+    int r = 0;
+
+    for (uint32_t b = 0; b < (sized ? o->bytes.count : 1) && !r; b++)
+        for (uint32_t c = 0; c < (dense ? o->concurrency.count : 1) && !r; c++)
+            for (uint32_t p = 0; p < (dense ? o->peers.count : 1) && !r; p++) {
+                work->bytes = sized ? o->bytes.value[b] : 0;
+                work->concurrency = dense ? (uint32_t)o->concurrency.value[c] : 0;
+                work->peers = dense ? (uint32_t)o->peers.value[p] : 0;
+                r = run(work);
+            }
+    return r;
+}
+
+static int run_policies(struct work *work)
+{
+    const struct options *o = work->options;
+    bool every = o->policies.count == 0;
+    int r = 0;
+
+    for (uint32_t p = 0; p < (every ? 4 : o->policies.count) && !r; p++) {
+        static const char *const four[] = {"drain", "nic_fence", "in_order", "counted"};
+
+        work->policy = every ? four[p] : options_policy_name(o, p);
+        prs_policy_parse(work->policy, PRS_POLICY_AUTO, &work->sim.policy);
+        if (every && !work->sim.cluster->in_order && (p == 1 || p == 2))
+            continue; /* the transport refuses them there */
+        for (uint32_t g = 0; g < (o->workload >= WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
+            work->group = o->workload < WORK_FUSED                                    ? o->groups.value[g]
+                          : o->workload == WORK_FUSED && o->kernel != FUSED_ATTENTION ? o->tiles_per_signal
+                                                                                      : 1;
+            work->sim.turn_pairs = work->group == GROUP_COUPLED;
+            r = run_sizes(work);
+        }
+    }
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    struct sim_cluster cluster;
+    int r = 0;
+
+    options_parse(argc, argv, &options);
+    for (uint32_t b = 0; b < options.bands.count && !r; b++) {
+        struct work work = {.options = &options, .band = (enum sim_band)options.bands.value[b]};
+
+        options_cluster(&options, work.band, &cluster);
+        if (options.parameters) {
+            sim_cluster_print(&cluster);
+            continue;
+        }
+        work.sim = (struct sim_options){.cluster = &cluster,
+                                        .queues_per_rail = options.queues,
+                                        .window = options.window,
+                                        .ring_slots = options.ring_slots,
+                                        .connections = options.connections,
+                                        .turn_commands = options.turn,
+                                        .lean = options.lean,
+                                        .seed = options.seed,
+                                        .explain = options.explain};
+        for (uint32_t n = 0; n < options.nodes.count && !r; n++) {
+            work.nodes = (uint32_t)options.nodes.value[n];
+            r = run_policies(&work);
+        }
+    }
+    return r ? 1 : 0;
+}

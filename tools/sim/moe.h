@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layer of a mixture of experts: dispatch, the experts' products, combine. */
+#ifndef SIM_MOE_H
+#define SIM_MOE_H
+
+#include <stdint.h>
+
+struct moe_model {
+    uint32_t experts, chosen; /* experts, and how many each token goes to */
+    uint32_t hidden, inner;   /* sizes of the products */
+};
+
+/* From the models' own config.json. */
+extern const struct moe_model moe_models[];
+extern const char *const moe_model_names[];
+
+#endif

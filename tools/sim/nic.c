@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The NICs: a back end for transport/peer.c (struct prs_nic_ops) whose requests take virtual time. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/sim/ledger.h"
+#include "tools/sim/sim.h"
+#include "transport/peer.h"
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static struct sim_queue *to_queue(struct prs_queue *queue)
+{
+    return (struct sim_queue *)queue; /* base is its first member */
+}
+
+static struct sim_link *to_link(struct prs_link *link)
+{
+    return (struct sim_link *)link;
+}
+
+static double port_gbps(const struct sim *sim)
+{
+    return sim->cluster.link_gbps < sim->cluster.pcie_gbps ? sim->cluster.link_gbps : sim->cluster.pcie_gbps;
+}
+
+/* ---- what the proxy sees ---- */
+
+static void push(struct sim_link *link, uint32_t kind, uint32_t queue, uint32_t value, uint32_t bytes)
+{
+    if (link->count == link->room) {
+        uint32_t room = link->room ? 2 * link->room : 16;
+        struct sim_completion *grown = malloc(room * sizeof(*grown));
+
+        if (!grown) {
+            sim_fail(link->end->rank->sim, -ENOMEM);
+            return;
+        }
+        for (uint32_t i = 0; i < link->count; i++)
+            grown[i] = link->completion[(link->first + i) & (link->room - 1)];
+        free(link->completion);
+        link->completion = grown;
+        link->room = room;
+        link->first = 0;
+    }
+    link->completion[(link->first + link->count++) & (link->room - 1)] =
+        (struct sim_completion){kind, queue, value, bytes};
+    sim_rank_list(link->end->rank, link->end);
+}
+
+static int nic_poll(struct prs_link *base, struct prs_event *events)
+{
+    struct sim_link *link = to_link(base);
+    struct prs_team *rank = link->end->rank;
+    const struct sim_cluster *c = &rank->sim->cluster;
+    int count = 0;
+
+    for (; link->count && count < PRS_POLL_MOST; count++) {
+        const struct sim_completion *from = &link->completion[link->first++ & (link->room - 1)];
+
+        link->first &= link->room - 1;
+        link->count--;
+        events[count] =
+            (struct prs_event){.kind = from->kind, .queue = from->queue, .value = from->value, .bytes = from->bytes};
+        rank->cpu_ps += sim_ps(from->kind == PRS_EVENT_DONE ? c->completion_ns : c->arrival_ns);
+    }
+    return count;
+}
+
+static int nic_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
+{
+    struct sim_queue *queue = to_queue(base);
+    struct prs_team *rank = queue->end->rank;
+    struct sim *sim = rank->sim;
+
+    queue->ring = ring;
+    rank->cpu_ps += sim_ps(sim->cluster.post_ns);
+    sim_add_event(sim, rank->cpu_ps + sim_ps(sim->cluster.post_latency_ns), SIM_DOORBELL, queue, first + count, 0);
+    return 0;
+}
+
+/* ---- queues ---- */
+
+static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool loopback, struct prs_queue **out)
+{
+    struct sim *sim = link->end->rank->sim;
+    struct sim_queue *queue = calloc(1, sizeof(*queue));
+    uint32_t rail = (uint32_t)(link->base.rail - sim->fabric->rail);
+
+    if (!queue)
+        return -ENOMEM;
+    *out = &queue->base;
+    queue->base = (struct prs_queue){.link = &link->base, .id = id, .takes_inline = true};
+    queue->end = link->end;
+    queue->mask = depth - 1;
+    queue->loopback = loopback;
+    queue->from = &sim->port[link->end->rank->rank * sim->rails + rail];
+    queue->to = loopback ? queue->from : &sim->port[link->end->other->rank->rank * sim->rails + rail];
+    queue->state = calloc(depth, sizeof(*queue->state));
+    if (sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback)
+        queue->missing = calloc(depth, sizeof(*queue->missing));
+    return queue->state && (queue->missing || sim->cluster.routing != SIM_ROUTING_SPRAY || loopback) ? 0 : -ENOMEM;
+}
+
+static void close_queue(struct prs_queue *base)
+{
+    if (base) {
+        free(to_queue(base)->state);
+        free(to_queue(base)->missing);
+    }
+    free(base);
+}
+
+static void nic_close(struct prs_link *base)
+{
+    struct sim_link *link = to_link(base);
+
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        close_queue(link->queues[i]);
+    close_queue(base->loopback);
+    free(link->completion);
+    free(link);
+}
+
+static int nic_open(const struct prs_link_options *options, struct prs_link **out)
+{
+    struct sim *sim = (struct sim *)(void *)options->rail->domain->context; /* sim.c has put it there */
+    struct sim_link *link = calloc(1, sizeof(*link));
+    int r = link ? 0 : -ENOMEM;
+
+    *out = link ? &link->base : NULL;
+    if (r)
+        return r;
+    link->end = sim->opening;
+    link->base.ops = &sim->nic;
+    link->base.rail = options->rail;
+    link->base.queue = link->queues;
+    for (; !r && link->base.queue_count < options->queues; link->base.queue_count++)
+        r = open_queue(link, options->ids[link->base.queue_count], options->depth, false,
+                       &link->queues[link->base.queue_count]);
+    return r;
+}
+
+static int nic_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
+{
+    int r = 0;
+
+    if (!base->loopback)
+        r = open_queue(to_link(base), id, to_queue(base->queue[0])->mask + 1, true, &base->loopback);
+    *out = base->loopback;
+    return r;
+}
+
+static void nic_address(const struct prs_queue *queue, struct prs_queue_address *out)
+{
+    *out = (struct prs_queue_address){.number = queue->id};
+}
+
+void sim_nic_init(struct sim *sim)
+{
+    sim->nic = (struct prs_nic_ops){.name = "sim",
+                                    .in_order = sim->cluster.in_order != 0,
+                                    .fence = sim->cluster.in_order != 0,
+                                    .adds = sim->cluster.adds != 0,
+                                    .open = nic_open,
+                                    .close = nic_close,
+                                    .address = nic_address,
+                                    .loopback = nic_loopback,
+                                    .post = nic_post,
+                                    .poll = nic_poll};
+}
+
+/* ---- sending ---- */
+
+static void schedule_port(struct sim *sim, struct sim_port *port, uint64_t at_ps)
+{
+    if (port->sending || !port->first)
+        return;
+    port->sending = true;
+    sim_add_event(sim, at_ps, SIM_SEND, port, 0, 0);
+}
+
+static void join_turn(struct sim *sim, struct sim_queue *queue)
+{
+    struct sim_port *port = queue->from;
+
+    if (queue->in_turn || queue->sending == queue->posted || queue->fenced)
+        return;
+    queue->in_turn = true;
+    queue->next = NULL;
+    if (port->first)
+        port->last->next = queue;
+    else
+        port->first = queue;
+    port->last = queue;
+    schedule_port(sim, port, sim->events.now_ps);
+}
+
+static void leave_turn(struct sim_port *port)
+{
+    port->first->in_turn = false;
+    port->first = port->first->next;
+}
+
+static void explain(struct prs_team *rank, enum sim_cause cause, uint64_t until_ps)
+{
+    if (rank->sim->options.explain)
+        sim_explain_note(&rank->explain, cause, rank->sim->events.now_ps, until_ps);
+}
+
+/* When may a request with a fence go? Return false: not before something is delivered. */
+static bool fence_open_at(const struct sim *sim, const struct sim_queue *queue, uint32_t position, uint64_t *at_ps)
+{
+    uint32_t behind = sim->cluster.fence_strict ? position : queue->last_read;
+
+    *at_ps = sim->cluster.fence_strict ? queue->last_done_ps : queue->last_read_ps;
+    return (int32_t)(queue->delivered - behind) >= 0;
+}
+
+/* A request waits at its fence. What follows on its queue goes on, unless fences stall. */
+static void stop_at_fence(struct sim *sim, struct sim_queue *queue, uint64_t open_ps, bool known)
+{
+    if (!known)
+        queue->state[queue->sending & queue->mask] = SIM_REQUEST_WAITS_AT_FENCE;
+    explain(queue->end->rank, SIM_FENCE, UINT64_MAX);
+    queue->end->rank->fences_open++;
+    if (known)
+        sim_add_event(sim, open_ps, SIM_UNFENCE, queue, queue->sending, 0);
+    if (sim->cluster.fence_stalls)
+        queue->fenced = true;
+    else
+        queue->sending++;
+}
+
+/* Send up to so many bytes of a request. Return true when that was the last of it. */
+static bool send_part(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    const struct prs_wr *wr = &queue->ring[position & queue->mask];
+    struct sim_port *port = queue->from;
+    const struct sim_cluster *c = &sim->cluster;
+    uint32_t bytes = wr->len_bytes - queue->sent_bytes;
+    uint64_t now = sim->events.now_ps, left;
+    bool last = true;
+
+    if (!queue->sent_bytes) {
+        port->nic_free_ps = later(now, port->nic_free_ps) + sim_ps(c->wr_ns);
+        if (wr->flags & PRS_WR_FENCE)
+            port->nic_free_ps += sim_ps(c->fence_ns);
+        if (wr->opcode == PRS_WR_ADD)
+            queue->last_read = position + 1;
+        if (queue->missing)
+            queue->missing[position & queue->mask] = wr->len_bytes;
+    }
+    if (queue->loopback) {
+        sim_add_event(sim, port->nic_free_ps + sim_ps(c->loopback_ns), SIM_DELIVER, queue, position, 0);
+        return true;
+    }
+    if (!c->whole_messages && bytes > c->quantum_bytes) {
+        bytes = (uint32_t)c->quantum_bytes;
+        last = false;
+    }
+    left = later(later(now, port->nic_free_ps), port->send_free_ps);
+    port->send_free_ps = left + sim_transfer_ps(bytes, port_gbps(sim));
+    explain(queue->end->rank, SIM_LINK, port->send_free_ps);
+    sim_fabric_send(sim, queue, position, bytes, last, left);
+    queue->sent_bytes = last ? 0 : queue->sent_bytes + bytes;
+    return last;
+}
+
+/* Return false: the queue leaves the turn. */
+static bool serve(struct sim *sim, struct sim_queue *queue)
+{
+    const struct prs_wr *wr = &queue->ring[queue->sending & queue->mask];
+    uint64_t open_ps = 0;
+    bool known;
+
+    if (!queue->sent_bytes && wr->flags & PRS_WR_FENCE) {
+        known = fence_open_at(sim, queue, queue->sending, &open_ps);
+        if (!known || open_ps > sim->events.now_ps) {
+            stop_at_fence(sim, queue, open_ps, known);
+            return !queue->fenced && queue->sending != queue->posted;
+        }
+    }
+    if (send_part(sim, queue, queue->sending))
+        queue->sending++;
+    return queue->sending != queue->posted;
+}
+
+static void send_from(struct sim *sim, struct sim_port *port)
+{
+    struct sim_queue *queue = port->first;
+    uint64_t wr_ps = sim_ps(sim->cluster.wr_ns), free_ps;
+
+    port->sending = false;
+    if (!queue)
+        return;
+    if (!serve(sim, queue)) {
+        leave_turn(port);
+    } else if (!sim->cluster.whole_messages && queue->next) {
+        leave_turn(port);
+        join_turn(sim, queue);
+    }
+    /* The NIC prepares the next request while the link sends this one. */
+    free_ps = port->send_free_ps > wr_ps ? port->send_free_ps - wr_ps : 0;
+    port->sending = false;
+    schedule_port(sim, port, later(port->nic_free_ps, free_ps));
+}
+
+/* ---- receiving ---- */
+
+static void arrive(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part)
+{
+    struct sim_port *port = queue->to;
+    uint32_t bytes = sim_part_bytes(part);
+    uint64_t now = sim->events.now_ps, took = sim_transfer_ps(bytes, port_gbps(sim)), at_ps;
+
+    if (later(now, port->receive_free_ps) > now)
+        explain(&sim->rank[port->rank], SIM_INCAST, port->receive_free_ps);
+    port->receive_free_ps = later(now, port->receive_free_ps) + took;
+    explain(&sim->rank[port->rank], SIM_LINK, port->receive_free_ps);
+    if (queue->missing) {
+        queue->missing[position & queue->mask] -= bytes;
+        if (queue->missing[position & queue->mask])
+            return;
+    } else if (!sim_part_last(part)) {
+        return;
+    }
+    at_ps = port->receive_free_ps;
+    if (queue->ring[position & queue->mask].opcode == PRS_WR_ADD)
+        at_ps += sim_ps(sim->cluster.atomic_ns);
+    if (sim->cluster.jitter_ns > 0)
+        at_ps += sim_random(sim, sim_ps(sim->cluster.jitter_ns));
+    sim_add_event(sim, at_ps, SIM_DELIVER, queue, position, 0);
+}
+
+/* The request takes effect at its target. */
+static void take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    const struct prs_wr *wr = &queue->ring[position & queue->mask];
+    struct sim_end *to = queue->loopback ? queue->end : queue->end->other;
+
+    switch (wr->remote_key) {
+    case SIM_KEY_DATA:
+        sim_ledger_arrive(sim->ledger, wr->remote_addr, wr->len_bytes);
+        break;
+    case SIM_KEY_SIGNAL:
+        sim_raise(sim, wr->remote_addr);
+        break;
+    case SIM_KEY_MEMORY:
+        memcpy((void *)(uintptr_t)wr->remote_addr, (const void *)(uintptr_t)wr->local_addr, wr->len_bytes);
+        break;
+    default:
+        sim_fail(sim, wr->len_bytes ? -EFAULT : 0);
+    }
+    if (wr->opcode == PRS_WR_WRITE_IMM) {
+        struct prs_link *link = to->peer->link[queue->base.link->rail - sim->fabric->rail];
+
+        push(to_link(link), PRS_EVENT_ARRIVAL, queue->base.id, wr->imm, wr->len_bytes);
+        sim_rank_wake(to->rank, sim->events.now_ps + sim_ps(sim->cluster.completion_latency_ns));
+    }
+}
+
+/* All requests up to this one have arrived: the sender learns that it is complete. */
+static void complete(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    const struct prs_wr *wr = &queue->ring[position & queue->mask];
+    uint64_t back = queue->loopback ? 0 : sim_fabric_latency(sim, queue);
+
+    queue->state[position & queue->mask] = SIM_REQUEST_NEW;
+    queue->last_done_ps = later(queue->last_done_ps, sim->events.now_ps + back);
+    if (wr->opcode == PRS_WR_ADD)
+        queue->last_read_ps = queue->last_done_ps;
+    if (wr->flags & PRS_WR_SIGNALED)
+        sim_add_event(sim, queue->last_done_ps + sim_ps(sim->cluster.completion_latency_ns), SIM_DONE, queue, position,
+                      0);
+}
+
+/* Everything before a request that waits at its fence has arrived: when does the fence open? */
+static void look_at_fence(struct sim *sim, struct sim_queue *queue)
+{
+    uint8_t *state = &queue->state[queue->delivered & queue->mask];
+    uint64_t open_ps;
+
+    if (*state != SIM_REQUEST_WAITS_AT_FENCE || !fence_open_at(sim, queue, queue->delivered, &open_ps))
+        return;
+    *state = SIM_REQUEST_NEW;
+    sim_add_event(sim, open_ps, SIM_UNFENCE, queue, queue->delivered, 0);
+}
+
+static void deliver(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    bool ordered = queue->loopback || (sim->nic.in_order && !sim->cluster.adaptive_unordered);
+
+    queue->state[position & queue->mask] = SIM_REQUEST_ARRIVED;
+    if (!ordered)
+        take_effect(sim, queue, position);
+    while (queue->state[queue->delivered & queue->mask] == SIM_REQUEST_ARRIVED) {
+        if (ordered)
+            take_effect(sim, queue, queue->delivered);
+        complete(sim, queue, queue->delivered++);
+    }
+    look_at_fence(sim, queue);
+}
+
+static void unfence(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    struct prs_team *rank = queue->end->rank;
+
+    if (!--rank->fences_open && sim->options.explain)
+        sim_explain_end(&rank->explain, SIM_FENCE, sim->events.now_ps);
+    if (queue->fenced) {
+        queue->fenced = false;
+        join_turn(sim, queue);
+        return;
+    }
+    (void)send_part(sim, queue, position); /* short: a signal or a record */
+}
+
+static void done(struct sim *sim, struct sim_queue *queue, uint32_t position)
+{
+    push(to_link(queue->base.link), PRS_EVENT_DONE, queue->base.id, position, 0);
+    sim_rank_wake(queue->end->rank, sim->events.now_ps);
+}
+
+static void ring_doorbell(struct sim *sim, struct sim_queue *queue, uint32_t posted)
+{
+    struct sim_port *port = queue->from;
+
+    port->nic_free_ps = later(sim->events.now_ps, port->nic_free_ps) + sim_ps(sim->cluster.doorbell_ns);
+    queue->posted = posted;
+    join_turn(sim, queue);
+}
+
+void sim_nic_event(struct sim *sim, const struct sim_event *event)
+{
+    struct sim_queue *queue = event->object;
+
+    if (event->kind == SIM_SEND) {
+        send_from(sim, event->object);
+        return;
+    }
+    queue->end->events--;
+    switch (event->kind) {
+    case SIM_DOORBELL:
+        ring_doorbell(sim, queue, event->a);
+        break;
+    case SIM_UPLINK:
+        sim_fabric_uplink(sim, queue, event->a, event->b);
+        break;
+    case SIM_DOWNLINK:
+        sim_fabric_downlink(sim, queue, event->a, event->b);
+        break;
+    case SIM_ARRIVE:
+        arrive(sim, queue, event->a, event->b);
+        break;
+    case SIM_DELIVER:
+        deliver(sim, queue, event->a);
+        break;
+    case SIM_UNFENCE:
+        unfence(sim, queue, event->a);
+        break;
+    default:
+        done(sim, queue, event->a);
+    }
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/sim/options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/sim/fused.h"
+#include "tools/sim/moe.h"
+
+#define FIELD(member) OPTION_FIELD(struct options, member)
+
+static const char *const workload_names[] = {"putsignal", "moe", "alltoall", "fused", "nccl", "trace", NULL};
+static const char *const policy_names[] = {"drain", "nic_fence", "in_order", "counted", "auto", NULL};
+static const char *const group_names[] = {"coupled", "peer", NULL}; /* GROUP_COUPLED, GROUP_PEER */
+static const char *const band_names[] = {"fast", "middle", "slow", NULL};
+
+static bool parse_setting(void *to, const char *text)
+{
+    struct options *options = to;
+
+    if (options->settings == SETTINGS_MAX)
+        return false;
+    options->setting[options->settings++] = text;
+    return true;
+}
+
+static bool parse_zipf(void *to, const char *text)
+{
+    char *end;
+
+    ((struct options *)to)->zipf = strtod(text, &end);
+    return end != text && !*end && ((struct options *)to)->zipf >= 0 && ((struct options *)to)->zipf <= 4;
+}
+
+static const struct option_row rows[] = {
+    {OPTION_TEXT, "cluster", "NAME|FILE", "its parameters: cx7, slingshot11, efa-p5, softnic-slow, ... or a file (cx7)",
+     FIELD(cluster)},
+    {OPTION_PARSED, "set", "NAME=VALUE", "change a parameter; VALUE may be a range low..high; may be repeated",
+     OPTION_PARSED_BY(parse_setting)},
+    {OPTION_SET, "parameters", NULL, "print the cluster's parameters with their meaning, and end", FIELD(parameters),
+     1},
+    {OPTION_CHOICES, "band", "LIST", "which end of unknown values: fast,middle,slow (middle)", FIELD(bands), 0, 0,
+     band_names},
+    {OPTION_NUMBERS, "nodes", "LIST", "of the cluster's GPUs each, 2-128 (2)", FIELD(nodes), 1, 1024},
+    {OPTION_CHOICES, "policy", "LIST", "drain,nic_fence,in_order,counted,auto (the first four that the NIC keeps)",
+     FIELD(policies), 0, 0, policy_names},
+    {OPTION_NUMBERS, "group", "LIST", "coupled, peer or a number of puts per group, as in perseus-perf (coupled,peer)",
+     FIELD(groups), 1, GROUP_PUTS_MAX, group_names},
+    {OPTION_NUMBERS, "bytes", "LIST", "putsignal, alltoall, nccl: of each transfer, or of a collective (4K)",
+     FIELD(bytes), 8, 1 << 30},
+    {OPTION_NUMBERS, "concurrency", "LIST", "putsignal: transfers of a sender in flight together (96)",
+     FIELD(concurrency), 1, 65536},
+    {OPTION_NUMBERS, "peers", "LIST", "putsignal: destinations of a sender; 0: all on other nodes (0)", FIELD(peers), 0,
+     65535},
+    {OPTION_SET, "all", NULL, "putsignal: every rank sends, not only rank 0", FIELD(all_send), 1},
+    {OPTION_CHOICE, "model", "NAME", "moe: qwen3-30b, gpt-oss-120b, deepseek-v3 (qwen3-30b)", FIELD(model), 0, 0,
+     moe_model_names},
+    {OPTION_NUMBER, "tokens", "N", "moe: of each rank (1024)", FIELD(tokens), 1, 1 << 20},
+    {OPTION_NUMBER, "experts", "N", "moe: instead of the model's, and at least one a rank", FIELD(experts), 1, 1 << 16},
+    {OPTION_PARSED, "zipf", "X", "moe: skew of the routing, 0-4 (0)", OPTION_PARSED_BY(parse_zipf)},
+    {OPTION_NUMBER, "compute", "0|1", "moe: with the experts' products (1)", FIELD(compute), 0, 1},
+    {OPTION_SET, "relay", NULL,
+     "moe: rows cross to the GPU of the sender's number, which gives them to the expert's over NVLink", FIELD(relay),
+     1},
+    {OPTION_NUMBER, "outstanding", "N", "alltoall: transfers of a rank in flight together (64)", FIELD(outstanding), 1,
+     65536},
+    {OPTION_CHOICE, "kernel", "NAME", "fused: reduce_scatter, allreduce, allgather or attention (reduce_scatter)",
+     FIELD(kernel), 0, 0, fused_kernel_names},
+    {OPTION_NUMBER, "size", "N", "fused: M = N = K, or keys (8192)", FIELD(size), 256, 1 << 20},
+    {OPTION_NUMBER, "tiles-per-signal", "N", "fused products: tiles, or strips, that share a put and a signal (8)",
+     FIELD(tiles_per_signal), 1, 4096},
+    {OPTION_NUMBER, "band-pairs", "N", "fused products: pairs of row tiles in a band (2)", FIELD(band_pairs), 1, 4096},
+    {OPTION_CHOICE, "collective", "NAME", "nccl: allreduce (a ring) or alltoall, of --bytes (allreduce)",
+     FIELD(collective), 0, 0, nccl_collective_names},
+    {OPTION_NUMBER, "slice", "N", "nccl: largest message of a ring (512K)", FIELD(slice_bytes), 64, 1 << 30},
+    {OPTION_TEXT, "trace", "FILE", "trace: the commands (doc/simulator.md has the format)", FIELD(trace)},
+    {OPTION_NUMBER, "queues", "N", "queues of each connection and rail (1)", FIELD(queues), 1, 16},
+    {OPTION_NUMBER, "window", "N", "operations in flight of each connection (256)", FIELD(window), 1, 65536},
+    {OPTION_NUMBER, "ring", "N", "slots of the command ring, a power of two (1024)", FIELD(ring_slots), 4, 1 << 20},
+    {OPTION_NUMBER, "turn", "N",
+     "not 0: one thread issues N commands, steps the proxy, and so on, as perseus-perf without a GPU (0)", FIELD(turn),
+     0, 1024},
+    {OPTION_NUMBER, "connections", "N", "pairs of ranks that stay connected (8192)", FIELD(connections), 1, 1 << 20},
+    {OPTION_SET, "lean", NULL, "give zero pages of new connections back: less memory, more time", FIELD(lean), 1},
+    {OPTION_NUMBER, "iterations", "N", "putsignal (3)", FIELD(iterations), 1, 1000000},
+    {OPTION_NUMBER, "warmup", "N", "iterations before them (1)", FIELD(warmup), 0, 1000000},
+    {OPTION_NUMBER, "seed", "N", "of everything random (1)", FIELD(seed), 0, UINT32_MAX},
+    {OPTION_SET, "explain", NULL, "where the time of the slowest rank went", FIELD(explain), 1},
+    {OPTION_SET, "statistics", NULL, "events, events a second, memory, connections", FIELD(statistics), 1},
+    {OPTION_SET, "json", NULL, "one object a line (perseus-plot draws them)", FIELD(json), 1},
+};
+
+static const struct option_table table = {
+    "perseus-sim",
+    "perseus-sim WORKLOAD [options]: a model of a cluster that runs the transport's own order engine in virtual time\n"
+    "  WORKLOAD                 putsignal  moe  alltoall  fused  nccl  trace\n",
+    "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n",
+    rows,
+    sizeof(rows) / sizeof(rows[0]),
+};
+
+const char *options_policy_name(const struct options *options, uint32_t i)
+{
+    return policy_names[options->policies.value[i]];
+}
+
+const char *options_band_name(enum sim_band band)
+{
+    return band_names[band];
+}
+
+const char *options_group_name(uint64_t group, char *text, uint32_t bytes)
+{
+    if (group >= GROUP_COUPLED)
+        return group_names[group - GROUP_COUPLED];
+    snprintf(text, bytes, "%llu", (unsigned long long)group);
+    return text;
+}
+
+void options_parse(int argc, char **argv, struct options *o)
+{
+    int words;
+
+    *o = (struct options){.cluster = "cx7",
+                          .queues = 1,
+                          .window = 256,
+                          .ring_slots = 1024,
+                          .iterations = 3,
+                          .warmup = 1,
+                          .connections = 8192,
+                          .outstanding = 64,
+                          .seed = 1,
+                          .tokens = 1024,
+                          .slice_bytes = 512 << 10,
+                          .size = 8192,
+                          .band_pairs = 2,
+                          .tiles_per_signal = 8,
+                          .compute = 1};
+    option_table_set(&table, o, "group", "coupled,peer");
+    option_table_set(&table, o, "bytes", "4K");
+    option_table_set(&table, o, "concurrency", "96");
+    option_table_set(&table, o, "peers", "0");
+    option_table_set(&table, o, "nodes", "2");
+    option_table_set(&table, o, "band", "middle");
+    words = option_table_parse(&table, o, argc, argv);
+    if (words + 1 != argc)
+        option_table_refuse(&table, "want one workload");
+    while (workload_names[o->workload] && strcmp(argv[words], workload_names[o->workload]))
+        o->workload++;
+    o->workload_name = workload_names[o->workload];
+    if (!o->workload_name)
+        option_table_refuse(&table, "'%s': want putsignal, moe, alltoall, fused, nccl or trace", argv[words]);
+    if (o->ring_slots & (o->ring_slots - 1))
+        option_table_refuse(&table, "--ring '%u': want a power of two", o->ring_slots);
+}
+
+/* A name is a file beside the program, in its share folder, or in the source tree. */
+static void find_cluster(const char *name, char *path, size_t room)
+{
+    static const char *const folders[] = {"sim/clusters", "../share/perseus/clusters", "clusters"};
+    char program[512];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    snprintf(path, room, "%s", name);
+    if (strchr(name, '/') || strchr(name, '.') || length <= 0)
+        return;
+    program[length] = 0;
+    *strrchr(program, '/') = 0;
+    for (uint32_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        snprintf(path, room, "%s/%s/%s.cluster", program, folders[i], name);
+        if (access(path, R_OK) == 0)
+            return;
+    }
+    snprintf(path, room, "%s/%s.cluster", SIM_CLUSTERS, name);
+}
+
+void options_cluster(const struct options *options, enum sim_band band, struct sim_cluster *out)
+{
+    char path[1024];
+    int r;
+
+    find_cluster(options->cluster, path, sizeof(path));
+    r = sim_cluster_read(path, band, out);
+    for (uint32_t i = 0; i < options->settings && !r; i++)
+        r = sim_cluster_set(out, options->setting[i], band);
+    if (!r)
+        r = sim_cluster_check(out);
+    if (r)
+        exit(2);
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One simulated cluster: ranks with proxies, their NICs, and the network between them. README.md is the map.
+ *
+ * What runs here unmodified is the transport: a rank's kernel writes commands into a real ring (ring.c), dispatch.c takes
+ * them, peer.c, order*.c and tally.c turn them into requests, records.c raises signals at the receiver. The simulator is
+ * what surrounds them: the NIC back end below peer.c, the clock, and the cost of each step. */
+#ifndef SIM_SIM_H
+#define SIM_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tools/sim/cluster.h"
+#include "tools/sim/events.h"
+#include "tools/sim/explain.h"
+#include "transport/dispatch.h"
+#include "transport/fabric.h"
+#include "transport/nic.h"
+#include "transport/region.h"
+#include "transport/ring.h"
+#include "transport/window.h"
+
+enum sim_event_kind {
+    SIM_STEP,     /* a rank: a round of its proxy */
+    SIM_ISSUE,    /* a rank: its kernel writes commands into the ring */
+    SIM_DOORBELL, /* a queue: its NIC sees the requests before position a */
+    SIM_SEND,     /* a port: it can send again */
+    SIM_UPLINK,   /* a queue: a part of request a begins to arrive at its leaf switch */
+    SIM_DOWNLINK, /* a queue: a part of request a begins to arrive at its spine switch */
+    SIM_ARRIVE,   /* a queue: a part of request a begins to arrive at the receiving port */
+    SIM_DELIVER,  /* a queue: request a takes effect */
+    SIM_DONE,     /* a queue: the sender learns that request a is complete */
+    SIM_UNFENCE,  /* a queue: what its fence waits for is complete */
+    SIM_NEAR,     /* between GPUs of a node: put a has arrived, or, with b, signal a */
+    SIM_SEEN,     /* the kernel of the target goes on because of signal a */
+    SIM_QUIET,    /* the kernel of rank a sees that all its commands are complete */
+    SIM_CALL,     /* the workload: a and b are its own */
+};
+
+/* A direction of a cable: busy until free_ps. */
+struct sim_clock {
+    uint64_t free_ps;
+};
+
+/* One port of a NIC, with all queues that send over it. */
+struct sim_port {
+    struct sim_queue *first, *last; /* queues with requests to send, in turn */
+    uint64_t nic_free_ps, send_free_ps, receive_free_ps;
+    uint32_t rank, rail, leaf;
+    bool sending; /* a SIM_SEND event is on its way */
+};
+
+/* What the network knows of a request, by its slot. */
+enum sim_request_state { SIM_REQUEST_NEW, SIM_REQUEST_WAITS_AT_FENCE, SIM_REQUEST_ARRIVED };
+
+/* A queue of a NIC. Positions count requests, as in the order engine. */
+struct sim_queue {
+    struct prs_queue base;
+    struct sim_end *end; /* of the connection, which it sends from */
+    struct sim_port *from, *to;
+    const struct prs_wr *ring; /* of the order engine: a request stays there until it is complete */
+    uint32_t mask;
+    uint32_t posted, sending, delivered; /* next positions; all below `delivered` have arrived */
+    uint32_t sent_bytes;                 /* of the request `sending` */
+    uint32_t last_read;                  /* position after the last add; a fence of the specification waits for it */
+    uint64_t last_done_ps, last_read_ps; /* the sender knows that these are complete */
+    struct sim_queue *next;              /* in the port's turn */
+    uint32_t way;                        /* uplink of the request `sending` */
+    bool loopback, in_turn;
+    bool fenced;       /* request `sending` waits at its fence, and with fence_stalls all after it */
+    uint8_t *state;    /* [mask + 1] enum sim_request_state */
+    uint32_t *missing; /* [mask + 1] bytes that have not arrived; only where parts take different ways */
+};
+
+/* Completions and arrivals of one link that its proxy has not polled. */
+struct sim_link {
+    struct prs_link base;
+    struct sim_end *end;
+    struct prs_queue *queues[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    struct sim_completion {
+        uint32_t kind, queue, value, bytes;
+    } * completion;
+    uint32_t first, count, room; /* of a ring; room is a power of two */
+};
+
+/* One side of a connection. */
+struct sim_end {
+    struct prs_peer *peer;
+    struct prs_team *rank; /* of this side */
+    struct sim_end *other;
+    uint32_t events;   /* in the heap or on the way, of the queues of this side */
+    uint32_t receives; /* arrivals with immediates */
+    bool listed;       /* in the rank's list of what to progress */
+};
+
+struct sim_pair {
+    struct sim_end end[2];
+    uint64_t number; /* in the order of opening */
+    struct sim_pair *newer, *older;
+};
+
+/* What a rank has done, over all connections, also closed ones. */
+struct sim_counts {
+    uint64_t puts, signals, fences, drains, doorbells, work_requests, completions, arrivals, records, bytes;
+};
+
+/* A rank: a GPU, its proxy and its NICs. */
+struct prs_team {
+    struct sim *sim;
+    uint32_t rank;
+    struct prs_ring ring;
+    struct prs_windows windows;
+    struct prs_dispatch dispatch;
+    struct sim_end **end;    /* [world] by peer; NULL: not connected */
+    bool *met;               /* [world] has ever been connected */
+    uint32_t connected;      /* peers that it has met: as a proxy that closes no connection, it looks at all of them */
+    struct sim_end **listed; /* to progress */
+    uint32_t listed_count, listed_room;
+    struct prs_cmd_fields *command; /* FIFO: issued by the kernel, not in the ring yet */
+    uint64_t command_first, command_end;
+    uint32_t command_room;
+    uint64_t claimed;    /* positions of the ring written so far */
+    uint64_t cpu_ps;     /* the proxy's core is busy until then; inside a round it is the time of the round */
+    uint64_t nvlink_ps;  /* its link to the other GPUs of the node */
+    uint64_t compute_ps; /* its product units */
+    bool awake;          /* a SIM_STEP event is on its way */
+    bool issuing;
+    bool busy;     /* it has issued commands that are not complete */
+    bool draining; /* as dispatch.drain.waits, when the last round ended */
+    uint64_t fences_charged;
+    uint32_t fences_open;     /* requests that wait at fences */
+    struct sim_counts counts; /* of closed connections */
+    struct sim_explain explain;
+};
+
+struct sim_workload;
+
+struct sim_options {
+    const struct sim_cluster *cluster;
+    uint32_t ranks;
+    enum prs_policy policy;
+    uint32_t queues_per_rail;
+    uint32_t window;      /* operations in flight of one connection */
+    uint32_t ring_slots;  /* of each rank */
+    uint32_t connections; /* kept open; above it, those that have settled are closed */
+    uint32_t
+        turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
+    bool turn_pairs;   /* a put with its signal is one of them */
+    bool lean;         /* give zero pages of connections back */
+    uint64_t seed;
+    bool explain;
+};
+
+struct sim {
+    struct sim_options options;
+    struct sim_cluster cluster;
+    struct sim_events events;
+    uint32_t rails; /* of a rank */
+    struct prs_team *rank;
+    struct sim_port *port; /* [ranks * rails] */
+    struct sim_clock *uplink, *downlink;
+    uint32_t leaves_per_rail, uplinks; /* uplinks of each leaf; 0: there are no spines */
+    double uplink_gbps;
+    struct prs_nic_ops nic;
+    struct prs_fabric *fabric;
+    struct prs_region region;
+    struct prs_window_remote *remotes;
+    struct prs_domain domain;
+    struct sim_end *opening; /* the side for which prs_setup_open() is running */
+    struct sim_pair *newest, *oldest;
+    uint64_t pairs_open, pairs_most, pairs_made;
+    struct sim_ledger *ledger;
+    const struct sim_workload *workload;
+    void *workload_state;
+    uint64_t random;
+    int error;
+};
+
+/* What happens on the cluster. Every function may be NULL. */
+struct sim_workload {
+    void (*start)(struct sim *sim);
+    void (*raised)(struct sim *sim, uint32_t rank, uint32_t signal); /* the kernel of the rank sees a signal */
+    void (*quiet)(struct sim *sim, uint32_t rank);                   /* all commands of the rank are complete */
+    void (*call)(struct sim *sim, uint32_t rank, uint64_t token);    /* sim_call_at() */
+    void (*notified)(struct sim *sim, uint32_t rank, uint32_t from, uint32_t id, uint64_t bytes);
+};
+
+/* Return 0, or -errno with a line on stderr. */
+int sim_open(struct sim *sim, const struct sim_options *options);
+void sim_close(struct sim *sim);
+/* Play until nothing is left to happen. Return 0, or the first error, with a line on stderr. */
+int sim_run(struct sim *sim, const struct sim_workload *workload, void *state);
+
+static inline uint64_t sim_ps(double ns)
+{
+    return (uint64_t)(ns * SIM_PS_PER_NS + 0.5);
+}
+
+static inline uint64_t sim_transfer_ps(uint64_t bytes, double gbps)
+{
+    return (uint64_t)((double)bytes * 8000 / gbps + 0.5);
+}
+
+static inline double sim_now_us(const struct sim *sim)
+{
+    return (double)sim->events.now_ps / 1e6;
+}
+
+/* A number below n, reproducible from the seed. */
+uint64_t sim_random(struct sim *sim, uint64_t n);
+
+/* ---- for workloads ---- */
+
+/* The kernel of a rank issues a put, or a signal, by the ledger's number (ledger.h). Between GPUs of a node they go over
+ * NVLink and take no proxy. */
+void sim_put(struct sim *sim, uint32_t put, uint32_t group);
+void sim_signal(struct sim *sim, uint32_t signal, uint32_t group);
+/* The rank computes for so long, after what it computes already; then call(rank, token). */
+void sim_compute(struct sim *sim, uint32_t rank, double ns, uint64_t token);
+void sim_call_at(struct sim *sim, uint64_t at_ps, uint32_t rank, uint64_t token);
+/* The counters of a rank, or of all ranks. */
+struct sim_counts sim_rank_counts(struct sim *sim, uint32_t rank);
+struct sim_counts sim_all_counts(struct sim *sim);
+
+/* ---- between the files of this folder ---- */
+
+void sim_add_event(struct sim *sim, uint64_t at_ps, enum sim_event_kind kind, void *object, uint32_t a, uint64_t b);
+void sim_fail(struct sim *sim, int error);
+
+/* rank.c */
+int sim_ranks_open(struct sim *sim);
+void sim_ranks_close(struct sim *sim);
+void sim_rank_step(struct prs_team *rank);
+void sim_rank_issue(struct prs_team *rank);
+void sim_rank_wake(struct prs_team *rank, uint64_t at_ps);
+void sim_rank_list(struct prs_team *rank, struct sim_end *end);
+
+struct sim_end *sim_end_of(struct prs_peer *peer);
+void sim_notified(void *user, uint32_t id, uint64_t bytes);
+
+/* connect.c */
+int sim_connect(struct sim *sim, uint32_t a, uint32_t b);
+void sim_disconnect_all(struct sim *sim);
+struct prs_peer *sim_peer(struct sim *sim, uint32_t rank, uint32_t other);
+
+/* nic.c */
+void sim_nic_init(struct sim *sim);
+void sim_nic_event(struct sim *sim, const struct sim_event *event);
+
+/* fabric.c */
+int sim_fabric_init(struct sim *sim);
+void sim_fabric_fini(struct sim *sim);
+/* A part of a request leaves its port: when does its first bit arrive at the receiving port, or, over a spine, at its
+ * leaf? Adds the event. */
+void sim_fabric_send(struct sim *sim, struct sim_queue *queue, uint32_t position, uint32_t bytes, bool last,
+                     uint64_t left_ps);
+void sim_fabric_uplink(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part);
+void sim_fabric_downlink(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part);
+/* One way, without transfer time. */
+uint64_t sim_fabric_latency(const struct sim *sim, const struct sim_queue *queue);
+
+/* The b of SIM_UPLINK, SIM_DOWNLINK and SIM_ARRIVE: a part of a request. */
+static inline uint64_t sim_part(uint32_t bytes, bool last, uint32_t way)
+{
+    return (uint64_t)way << 40 | (uint64_t)bytes << 1 | last;
+}
+static inline uint32_t sim_part_bytes(uint64_t part)
+{
+    return (uint32_t)(part >> 1);
+}
+static inline bool sim_part_last(uint64_t part)
+{
+    return part & 1;
+}
+static inline uint32_t sim_part_way(uint64_t part)
+{
+    return (uint32_t)(part >> 40);
+}
+
+/* Keys say what an address of a request is. */
+enum sim_key {
+    SIM_KEY_MEMORY = 1, /* real memory: the records and credits of a connection */
+    SIM_KEY_DATA = 2,   /* a put of the ledger */
+    SIM_KEY_SIGNAL = 3, /* a signal of the ledger */
+};
+enum { SIM_WINDOW_DATA, SIM_WINDOW_SIGNALS, SIM_WINDOWS };
+
+/* A signal word has been written. */
+void sim_raise(struct sim *sim, uint64_t address);
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the workloads and the program share: one run, and its result. */
+#ifndef SIM_WORK_H
+#define SIM_WORK_H
+
+#include "tools/sim/options.h"
+#include "tools/sim/sim.h"
+
+/* One run: a point of the lists of the command line. */
+struct work {
+    const struct options *options;
+    struct sim_options sim;
+    enum sim_band band;
+    const char *policy;
+    uint32_t nodes;
+    uint64_t group; /* GROUP_COUPLED, GROUP_PEER or a number of puts */
+    uint64_t bytes;
+    uint32_t concurrency, peers;
+};
+
+struct work_result {
+    double us;          /* of the slowest rank */
+    double put_only_us; /* putsignal */
+    double stall_us;    /* drain: of rank 0 */
+    uint32_t transfers; /* of a rank */
+    uint64_t bytes;     /* of a rank, over the network */
+    uint32_t slowest;
+    struct sim_counts counts; /* of an iteration with signals: of rank 0, and of all ranks */
+    struct sim_counts all;
+    struct sim_counts both;     /* putsignal: of rank 0, in an iteration without signals and one with */
+    struct sim_explain explain; /* of the slowest rank */
+    uint64_t events, memory_bytes, pairs_most, early;
+    double cpu_s;
+};
+
+/* Each plays one run. Return 0 or -errno, with a line on stderr. */
+int putsignal_play(const struct work *work, struct work_result *result);
+int moe_play(const struct work *work, struct work_result *result);
+int nccl_play(const struct work *work, struct work_result *result);
+int trace_play(const struct work *work, struct work_result *result);
+int fused_play(const struct work *work, struct work_result *result);
+int alltoall_play(const struct work *work, struct work_result *result);
+
+/* The differences between two counts. */
+struct sim_counts work_counts_since(const struct sim_counts *now, const struct sim_counts *before);
+/* What a run of any workload has: call it when the events are over. Return 0, or -EPROTO when order was broken. */
+int work_finish(struct sim *sim, struct work_result *result);
+
+#endif
