@@ -115,7 +115,6 @@ static const struct option_row ROWS[] = {
      FIELD(loopback), 0, PRS_MAX_LOCAL_RANKS},
     {OPTION_NUMBER, "clusters", "N", "tuning, as in perseus/fused.h", FIELD(tuning.clusters), 0, UINT32_MAX},
     {OPTION_NUMBER, "band", "N", "tuning", FIELD(tuning.band), 0, UINT32_MAX},
-    {OPTION_NUMBER, "push-ctas", "N", "attention tuning", FIELD(attention.tuning.push_ctas), 0, UINT32_MAX},
     {OPTION_NUMBER, "segments", "N", "tuning", FIELD(tuning.segments), 0, UINT32_MAX},
     {OPTION_NUMBER, "spread", "N", "tuning", FIELD(tuning.spread), 0, UINT32_MAX},
     {OPTION_NUMBER, "group", "N", "tuning", FIELD(tuning.tiles_per_signal), 0, UINT32_MAX},
