@@ -7,13 +7,13 @@
 
 int prs_copy_stream_open(struct prs_copy_stream *c)
 {
-    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     int r = prs_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (!r)
         r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
     if (!r)
         r = prs_cuda_check(cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), "cudaEventCreate");
-    c->go_first = blocking && strtol(blocking, NULL, 10) != 0;
+    c->go_first = (blocking && strtol(blocking, NULL, 10) != 0) || (queues && strtol(queues, NULL, 10) == 1);
     return r;
 }
 

@@ -13,7 +13,9 @@
 struct prs_copy_stream {
     cudaStream_t stream;
     cudaEvent_t forked, done;
-    bool go_first; /* CUDA_LAUNCH_BLOCKING: copies are enqueued before the kernel */
+    /* Copies are enqueued before the kernel: with CUDA_LAUNCH_BLOCKING; and with CUDA_DEVICE_MAX_CONNECTIONS=1, where
+     * they could not start before all CTAs of a kernel that was enqueued before them. */
+    bool go_first;
 };
 
 /* *c must be zeroed. 0 or -EIO; call prs_copy_stream_close() in either case. */

@@ -74,7 +74,8 @@ struct prs_kernel_args {
     /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is never full does not delay the SM's
      * own loads. */
     uint32_t push_gap, store_gap;
-    uint32_t paced; /* 1: a store is issued only when the one before it has landed */
+    uint32_t claim_step; /* K step of a unit at which the next unit is claimed */
+    uint32_t paced;      /* 1: a store is issued only when the one before it has landed */
     /* Rows of this launch, or where the device has that number, which must then be a multiple of row_step and at most
      * most_rows. */
     uint32_t m;

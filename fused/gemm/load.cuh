@@ -131,7 +131,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &launch_here()->schedule;
     if (*ready == 0) {
         uint32_t slot = prs_schedule_slot(s, u.block, s->place.rank);
-        if (s->segments != 0) {
+        if (args.schedule.segments != 0) {
             uint32_t steps = prs_schedule_segment_steps(s);
             uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
             /* MUTANT(emulator allgather_by_copy_engine_is_right) wait for the copied rows: s/epoch/epoch - 1/ */
@@ -180,7 +180,6 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
     struct prs_cursor cursor = {0, 0};
     struct unit_memory queue = unit_memory_map(m);
     struct unit_pipeline taken = {0};
-    uint32_t claim = s->k_steps > PRS_STAGES ? s->k_steps - PRS_STAGES : 0;
     if (lane == 0)
         unit_pass<E>(queue, at, 0, first);
     for (;;) {
@@ -193,15 +192,15 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             break;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
-        for (uint32_t step = 0; step < s->k_steps; step++, pipeline_next(&r)) {
-            if (E::gathers && u.block != s->place.rank)
+        for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next(&r)) {
+            if (E::gathers && u.block != args.schedule.place.rank)
                 await_step(args, at, u, step, &ready);
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* a late lane would mistake the phase of the next use for this one */
             if (lane == 0) {
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
-                if (step == claim)
+                if (step == args.claim_step)
                     unit_fetch<E>(claim_counter(args, PRS_CLAIM_UNITS), queue, at, taken.taken);
             }
         }

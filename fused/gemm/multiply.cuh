@@ -70,10 +70,10 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
     for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < s->units;) {
         struct prs_unit u;
         bool partial = false;
-        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
+        multiply_tile<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs);
         if (E::reduces) {
             prs_schedule_unit(s, &cursor, unit, &u);
-            partial = u.block != s->place.rank;
+            partial = u.block != args.schedule.place.rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may need the quarters left here before they can send the sums that this rank now
                  * waits for. */

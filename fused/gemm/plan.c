@@ -195,6 +195,7 @@ static int open_own(struct prs_plan *base)
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
                       shape->k, p->info.tuning.band);
     p->args.n = shape->n;
+    p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     return 0;
 }
 

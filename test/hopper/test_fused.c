@@ -97,6 +97,19 @@ Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
                                                .timeout_ms = RANKS_PATIENCE_MS});
 }
 
+/* With one hardware queue, copies after a kernel would wait for all its CTAs to start, and those for the copies. */
+Test(hopper, copies_pass_through_one_hardware_queue, .timeout = 600)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+    hopper_limit_clusters(1);
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1024, 520, 128, 1},
+                                               .tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES},
+                                               .world = 2,
+                                               .sms = 16,
+                                               .epochs = 3,
+                                               .timeout_ms = RANKS_PATIENCE_MS});
+}
+
 /* More K steps than stages: a rank that held back a tile which another waits for would make them wait in a circle. */
 Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 600)
 {
@@ -246,6 +259,47 @@ Test(hopper, unfused_products_of_any_rows_are_right, .timeout = 900)
     assert_any_rows_right(&p, 3);
     p.shape.op = PRS_FUSED_REDUCE_SCATTER;
     assert_any_rows_right(&p, 3);
+}
+
+/* Rank 1's number is on its device; a wrong one is the same on all ranks. */
+static void launch_wrong_rows(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const uint32_t ROWS[] = {100, 513, 0};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 512, 256, 64, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    const uint32_t *wrong = &ROWS[*(const uint32_t *)user];
+    struct prs_fused_operands x = {.m = 513};
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    uint32_t *m;
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    x.a = ranks_upload(1, 256 * 64);
+    x.b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&x.c, 512 * 256 * 2), cudaSuccess);
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL);
+    cr_assert_not_null(strstr(prs_fused_error_text(), "513 rows"), "%s", prs_fused_error_text());
+    x.m = 511;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL);
+    cr_assert_not_null(strstr(prs_fused_error_text(), "do not divide among 2"), "%s", prs_fused_error_text());
+    x.m = 0;
+    cr_assert_eq(cudaMalloc((void **)&m, sizeof(*m)), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(m, wrong, sizeof(*m), cudaMemcpyHostToDevice), cudaSuccess);
+    x.m_on_device = m;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(prs_fused_poll_error(ctx, &error), -EINVAL, "rank %u: %s", rank, error.text);
+    cr_assert_not_null(strstr(error.text, "multiple of 128"), "%s", error.text);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, a_number_of_rows_that_cannot_be_is_an_error, .timeout = 600)
+{
+    hopper_setup(2, 4, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        ranks_run(2, launch_wrong_rows, &i);
 }
 
 /* The same graph serves any number of rows. */

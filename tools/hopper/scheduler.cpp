@@ -335,11 +335,21 @@ static bool start_cluster(struct launch *l)
     return true;
 }
 
+static void start_streams(void *)
+{
+    streams_start_ready();
+}
+
 static void start_clusters(void)
 {
-    for (auto &l : machine.running)
+    for (auto &l : machine.running) {
         while (l->started < l->clusters && start_cluster(l.get())) {
         }
+        if (l->started < l->clusters || l->placed)
+            continue;
+        l->placed = true;
+        scheduler_run_after(1, start_streams, NULL); /* work that comes after it in the same hardware queue */
+    }
 }
 
 void scheduler_launch(std::unique_ptr<launch> l)

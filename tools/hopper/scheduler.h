@@ -128,6 +128,7 @@ struct launch {
     dim3 grid, block;
     uint32_t cluster_size, shared_bytes;
     uint32_t clusters, started, finished;
+    bool placed;        /* all clusters have been started */
     uint32_t in_flight; /* writes to global memory that have not landed */
     uint64_t number;
     std::vector<std::unique_ptr<cluster>> running;

@@ -194,9 +194,26 @@ bool capture_end(struct stream_state *s, struct capture *c)
 
 /* ---- on the scheduler's thread ---- */
 /* The null stream of a device waits for its blocking streams, and they wait for it. */
+/* With CUDA_DEVICE_MAX_CONNECTIONS=1 all work of a device goes through one hardware queue: work starts when all that was
+ * enqueued before it has started, and all CTAs of those launches. */
+static bool queue_holds_locked(const struct stream_state *s)
+{
+    static const char *const connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (!connections || strtol(connections, NULL, 10) != 1)
+        return false;
+    for (auto &other : streams)
+        for (const work &w : other->queue)
+            if (other.get() != s && other->device == s->device && w.number < s->queue.front().number &&
+                (!w.started || (w.running && !w.running->placed)))
+                return true;
+    return false;
+}
+
 static bool may_start_locked(const struct stream_state *s)
 {
     const work &w = s->queue.front();
+    if (queue_holds_locked(s))
+        return false;
     if (w.kind == WORK_WAIT && w.event->done < w.count)
         return false;
     if (!s->blocking)
@@ -236,6 +253,7 @@ static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<lau
     case WORK_LAUNCH:
         launches->push_back(w.make());
         launches->back()->stream = s;
+        w.running = launches->back().get();
         return false;
     case WORK_COPY:
     case WORK_SET:

@@ -31,7 +31,8 @@ struct work {
     uint64_t count; /* record, wait: the number of the record */
     void (*host)(void *);
     void *user;
-    uint64_t number; /* in the order of enqueueing, over all streams of the process */
+    const struct launch *running; /* launch: once it has started */
+    uint64_t number;              /* in the order of enqueueing, over all streams of the process */
     bool started;
 };
 
