@@ -64,6 +64,36 @@ Test(nodes, allreduce_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* One resident cluster does all work, forwarding included, whatever the number of rows of each launch. */
+static void assert_one_cluster_is_enough(enum prs_fused_op op)
+{
+    static const uint32_t ROWS[] = {1024, 4, 516, 640, 256, 1024};
+    ranks_need_a_device();
+    hopper_limit_clusters(1);
+    ranks_assert_right(&(struct ranks_product){.shape = {op, 1024, 520, 328, 1},
+                                               .tuning = {.band = 1, .tiles_per_signal = 2},
+                                               .world = 4,
+                                               .nodes = 2,
+                                               .sms = 16,
+                                               .epochs = 6,
+                                               .rows = ROWS});
+}
+
+Test(nodes, reduce_scatter_needs_one_resident_cluster, .timeout = 900)
+{
+    assert_one_cluster_is_enough(PRS_FUSED_REDUCE_SCATTER);
+}
+
+Test(nodes, allgather_needs_one_resident_cluster, .timeout = 900)
+{
+    assert_one_cluster_is_enough(PRS_FUSED_ALLGATHER);
+}
+
+Test(nodes, allreduce_needs_one_resident_cluster, .timeout = 900)
+{
+    assert_one_cluster_is_enough(PRS_FUSED_ALLREDUCE);
+}
+
 /* ---- the unfused path ---- */
 /* Shapes that the fused kernels cannot run (n or k is no multiple of 8); one GPU per node, three nodes, a captured
  * graph. */
