@@ -231,7 +231,8 @@ PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct rou
            prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
 }
 
-/* With chunk 0: sends each peer the counts of its experts. Call it before place_leads() turns ALL_LEADS into prefix sums. */
+/* With chunk 0: sends each peer the counts of its experts. Call it before place_leads() turns ALL_LEADS into prefix
+ * sums. */
 PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m,
                             const struct routing_chunk &at)
 {

@@ -458,9 +458,9 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each CTA of the grid,
- * so the first blocks are complete first. Returns the first delivery of the list, whose next ones follow at a distance of
- * the grid. */
+/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each CTA of the
+ * grid, so the first blocks are complete first. Returns the first delivery of the list, whose next ones follow at a
+ * distance of the grid. */
 PRS_DEVICE uint32_t first_delivery(uint32_t list)
 {
     return list / gridDim.x * gridDim.x * DELIVERIES_PER_CLAIM + list % gridDim.x;

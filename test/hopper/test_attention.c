@@ -314,6 +314,15 @@ Test(attention, several_causal_ranks_look_at_what_came_before, .timeout = 900)
                  {3, {1, 2, 2, 128, 102, 1, 1, 0}, 3});
 }
 
+/* Every count of ranks that a node may have, in each way of moving keys. */
+Test(attention, up_to_eight_ranks_of_a_node_look_at_all_keys, .timeout = 900)
+{
+    ASSERT_RIGHT({5, {1, 2, 1, 64, 5 * 66, 0, 0, 0.3f}, 3}, {6, {1, 2, 2, 128, 12 * 40, 1, 1, 0.3f}, 2},
+                 {7, {1, 3, 3, 64, 14 * 40, 1, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
+                 {8, {1, 2, 2, 64, 8 * 70, 0, 0, 0.3f}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1}},
+                 {8, {1, 3, 3, 64, 16 * 40, 1, 0, 0.3f}, 4, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
+}
+
 Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
 {
     ASSERT_RIGHT(
@@ -358,8 +367,7 @@ Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeo
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 2, 2, 128, 1048, 1, 0, 0.3f}, 2, {.slab_rows = 64}, 2},
-                 {4, {2, 2, 1, 64, 400, 1, 1, 0}, 3, {0}, 2},
-                 {3, {1, 1, 1, 128, 360, 1, 0, 0}, 2, {0}, 3});
+                 {4, {2, 2, 1, 64, 400, 1, 1, 0}, 3, {0}, 2}, {3, {1, 1, 1, 128, 360, 1, 0, 0}, 2, {0}, 3});
 }
 
 Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 900)

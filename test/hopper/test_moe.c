@@ -350,6 +350,83 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Every count of ranks that a node may have; with room for all rows, and without. */
+Test(moe, up_to_eight_ranks_of_a_node_get_their_rows, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {5, 40, 72, 264, 10, 3, 1, 3, EVEN, 0, {.cluster = 2}},
+        {6, 30, 136, 64, 12, 4, 0, 3, SOME_NONE, 0, {.route_ctas = 5}},
+        {7, 40, 72, 64, 14, 2, 1, 3, HALF_EMPTY, 0, {0}},
+        {8, 40, 72, 264, 16, 4, 1, 6, SOME_NONE, 128, {0}},
+        {8, 60, 72, 64, 8, 3, 0, 6, EVEN, 0, {0}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* ---- graphs ---- */
+enum { MOST_TOKENS = 48 }; /* fewer than the inputs have */
+
+struct replays {
+    uint32_t counts[4];
+    uint64_t rows[4][2]; /* of the experts of each rank */
+    struct prs_moe_status status[4][2];
+};
+
+static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct row w = {2, 50, 72, 64, 4, 2, 1, 1, EVEN, 0, {0}};
+    struct prs_moe_shape shape = {MOST_TOKENS, w.hidden, w.columns, w.experts, w.top_k, 0, w.n_h};
+    struct replays *x = user;
+    struct prs_moe_expert_rows experts[2];
+    struct prs_fused_error error;
+    struct prs_moe_plan *plan;
+    struct prs_moe_batch b;
+    struct prs_moe_info info;
+    struct prs_fused *ctx;
+    uint32_t *count = device(sizeof(*count), 0), all[2];
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    cr_assert_eq(prs_moe_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_moe_plan_query(plan, &info);
+    make_batch(&w, rank, 0, info.capacity, ranks_upload(key_of_weights(rank), 2ull * w.hidden * w.columns), &b);
+    b.count_on_device = count;
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cr_assert_eq(prs_moe_dispatch_gemm(plan, &b, stream), 0);
+    cr_assert_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cr_assert_eq(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (uint32_t i = 0; i < 4; i++) {
+        cr_assert_eq(cudaMemcpy(count, &x->counts[i], sizeof(*count), cudaMemcpyHostToDevice), cudaSuccess);
+        cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+        cr_assert_eq(cudaGraphLaunch(exec, stream), cudaSuccess);
+        cr_assert_eq(cudaStreamSynchronize(stream), cudaSuccess);
+        (void)cudaMemcpy(experts, b.expert_rows, sizeof(experts), cudaMemcpyDeviceToHost);
+        (void)cudaMemcpy(&x->status[i][rank], b.status, sizeof(*b.status), cudaMemcpyDeviceToHost);
+        x->rows[i][rank] = experts[0].rows + experts[1].rows;
+        (void)ranks_allgather(self, &rank, all, sizeof(rank));
+    }
+    cr_assert_eq(prs_fused_poll_error(ctx, &error), 0, "%s", error.text);
+    prs_moe_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+/* More than the plan's most are not dispatched. */
+Test(moe, a_graph_serves_any_count, .timeout = 600)
+{
+    struct replays x = {.counts = {MOST_TOKENS, 0, 7, 60}};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, replay_on_rank, &x);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint64_t dispatched = x.counts[i] < MOST_TOKENS ? x.counts[i] : MOST_TOKENS;
+        cr_assert_eq(x.rows[i][0] + x.rows[i][1], dispatched * 2 * 2, "launch %u: %llu and %llu rows", i,
+                     (unsigned long long)x.rows[i][0], (unsigned long long)x.rows[i][1]);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            cr_assert_eq(x.status[i][rank].tokens_dropped, x.counts[i] - dispatched);
+    }
+}
+
 Test(moe, skewed_choices_are_right, .timeout = 900)
 {
     static const struct row rows[] = {

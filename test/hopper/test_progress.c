@@ -256,30 +256,27 @@ static const struct crossing first_launch = {.world = 2, .rounds = 1, .collectiv
 /* As few SMs as are left beside a collective that takes nearly all. */
 static const struct crossing few_sms = {.world = 3, .rounds = 1, .collective_first = 5, .held = 3};
 
-/* Kernels whose work is dealt out to CTAs that must all run. */
-enum { GEMM_WAITS_FOR_CTAS = 1, MOE_WAITS_FOR_CTAS = 0 };
-
 /* Each family has a process of its own: whether a kernel is loaded is a matter of the process. */
-#define BESIDE_A_COLLECTIVE(family, waits)                                                                             \
-    Test(progress, family##_when_it_comes_first_on_one_of_two_ranks, .timeout = 600, .disabled = waits)                \
+#define BESIDE_A_COLLECTIVE(family)                                                                                    \
+    Test(progress, family##_when_it_comes_first_on_one_of_two_ranks, .timeout = 600)                                   \
     {                                                                                                                  \
         assert_no_circle(&two_ranks, ALL_OF(family##_kernels));                                                        \
     }                                                                                                                  \
-    Test(progress, family##_when_it_comes_first_on_two_of_four_ranks, .timeout = 600, .disabled = waits)               \
+    Test(progress, family##_when_it_comes_first_on_two_of_four_ranks, .timeout = 600)                                  \
     {                                                                                                                  \
         assert_no_circle(&four_ranks, ALL_OF(family##_kernels));                                                       \
     }                                                                                                                  \
-    Test(progress, family##_when_it_is_beside_the_first_launch, .timeout = 600, .disabled = waits)                     \
+    Test(progress, family##_when_it_is_beside_the_first_launch, .timeout = 600)                                        \
     {                                                                                                                  \
         assert_no_circle(&first_launch, ALL_OF(family##_kernels));                                                     \
     }
 
-BESIDE_A_COLLECTIVE(gemm, GEMM_WAITS_FOR_CTAS)
-BESIDE_A_COLLECTIVE(moe, MOE_WAITS_FOR_CTAS)
-BESIDE_A_COLLECTIVE(attention, 0)
+BESIDE_A_COLLECTIVE(gemm)
+BESIDE_A_COLLECTIVE(moe)
+BESIDE_A_COLLECTIVE(attention)
 
-/* A cluster of two CTAs needs two. */
-Test(progress, moe_when_one_sm_is_left, .timeout = 600, .disabled = MOE_WAITS_FOR_CTAS)
+/* Not GEMM: a cluster of two CTAs needs two SMs. */
+Test(progress, moe_when_one_sm_is_left, .timeout = 600)
 {
     assert_no_circle(&few_sms, ALL_OF(moe_kernels));
 }
