@@ -80,7 +80,9 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t de
     errno = 0;
     queue->base.qp = prs_efa_create_srd(domain->context, &attr);
     if (!queue->base.qp)
-        return prs_nic_fail(link->base.rail, errno, "cannot create an SRD queue; out of queues or locked memory?");
+        return prs_nic_fail(link->base.rail, errno,
+                            "cannot create an SRD queue; out of queues (an EFA has 256, and each connection takes "
+                            "one or two) or of locked memory?");
     queue->ex = prs_verbs.qp_to_qp_ex(queue->base.qp);
     return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue does not support posting by ibv_wr");
 }
