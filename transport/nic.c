@@ -19,7 +19,7 @@ int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
 
 static int create_cq(struct prs_link *link, const struct prs_link_options *options, uint32_t receive_depth)
 {
-    int entries = (int)(options->queues * (options->depth + receive_depth) + options->depth);
+    int entries = (int)(options->queues * (options->depth + receive_depth) + options->loopback_depth);
 
     errno = 0;
     link->cq = prs_verbs.create_cq(options->rail->domain->context, entries, link, NULL, 0);
@@ -39,7 +39,7 @@ int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *opti
     for (; link->queue_count < options->queues; link->queue_count++) {
         uint32_t id = options->ids[link->queue_count];
 
-        r = open(link, id, receives, &link->by_id[id]);
+        r = open(link, id, options->depth, receives, &link->by_id[id]);
         if (r)
             return r;
         link->queue[link->queue_count] = link->by_id[id];

@@ -45,9 +45,10 @@ struct prs_link_options {
     int traffic_class;
     int service_level;
     uint32_t queues;
-    const uint32_t *ids;    /* one for each queue */
-    uint32_t depth;         /* send slots of each queue; a power of two */
-    uint32_t receive_depth; /* of each queue: arrivals that may wait to be polled */
+    const uint32_t *ids;     /* one for each queue */
+    uint32_t depth;          /* send slots of each queue; a power of two */
+    uint32_t loopback_depth; /* of the loopback queue */
+    uint32_t receive_depth;  /* of each queue: arrivals that may wait to be polled */
 };
 
 /* What the other side needs to reach a queue. */
@@ -117,8 +118,8 @@ int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
 
 /* For back ends: create a link's completion queue, with room for everything that may complete at once (the loopback
  * queue included), and its queues by open(). Return 0 or -errno, logged; prs_nic_close_link() undoes a partial open. */
-typedef int prs_queue_open_fn(struct prs_link *link, uint32_t id, const struct prs_receive_sizes *receives,
-                              struct prs_queue **out);
+typedef int prs_queue_open_fn(struct prs_link *link, uint32_t id, uint32_t depth,
+                              const struct prs_receive_sizes *receives, struct prs_queue **out);
 int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
                       const struct prs_receive_sizes *receives, prs_queue_open_fn *open);
 

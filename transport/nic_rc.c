@@ -20,14 +20,13 @@ enum {
     MIN_RNR_TIMER = 6,
     RNR_FOREVER = 7, /* a slow receiver is not an error */
     MAX_READS = 16,  /* reads and atomics in flight on a queue */
+    POST_MOST = 32,  /* requests of one call of the driver, and so of one doorbell */
 };
 
 struct rc_queue {
     struct prs_queue base;
-    struct ibv_send_wr *wr; /* by position; each is linked to the next, the last to the first */
-    struct ibv_sge *sge;    /* by position */
-    unsigned ibv_flags[8];  /* enum prs_wr_flags -> ibv_send_flags */
-    uint64_t wr_id_high;    /* id << 32 */
+    unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
+    uint64_t wr_id_high;   /* id << 32 */
     uint32_t start;
     bool connected;
     struct prs_receives receives;
@@ -38,9 +37,13 @@ struct rc_link {
     const struct prs_config *config;
     int traffic_class;
     int service_level;
-    uint32_t depth;
+    uint32_t loopback_depth;
     struct prs_receive_sizes receives;
     struct ibv_wc wc[PRS_POLL_MOST];
+    /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
+     * Each is linked to the next. */
+    struct ibv_send_wr wr[POST_MOST + 1];
+    struct ibv_sge sge[POST_MOST];
 };
 
 static struct rc_link *to_rc_link(struct prs_link *link)
@@ -55,25 +58,29 @@ static struct rc_queue *to_rc_queue(struct prs_queue *queue)
 
 /* ---- queues ---- */
 
-static void prepare_requests(struct rc_queue *queue, uint32_t depth)
+static void prepare_requests(struct rc_link *link)
+{
+    for (uint32_t i = 0; i < POST_MOST; i++) {
+        link->wr[i].next = &link->wr[i + 1];
+        link->wr[i].sg_list = &link->sge[i];
+    }
+}
+
+static void prepare_flags(struct rc_queue *queue)
 {
     queue->wr_id_high = (uint64_t)queue->base.id << 32;
-    for (uint32_t i = 0; i < depth; i++) {
-        queue->wr[i].next = &queue->wr[(i + 1) & (depth - 1)];
-        queue->wr[i].sg_list = &queue->sge[i];
-    }
     for (unsigned i = 0; i < 8; i++)
         queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
                               (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
                               (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
 }
 
-static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t receive_depth)
+static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t depth, uint32_t receive_depth)
 {
     struct ibv_qp_init_attr attr = {
         .send_cq = link->base.cq,
         .recv_cq = link->base.cq,
-        .cap = {.max_send_wr = link->depth,
+        .cap = {.max_send_wr = depth,
                 .max_recv_wr = receive_depth,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
@@ -119,12 +126,11 @@ static void queue_close(struct prs_queue *base)
         return;
     if (base->qp && prs_verbs.destroy_qp(base->qp))
         PRS_WARN("%s: cannot destroy queue pair %u", base->link->rail->info.name, base->qp->qp_num);
-    free(queue->wr);
-    free(queue->sge);
     free(queue);
 }
 
-static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
+static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const struct prs_receive_sizes *sizes,
+                      struct prs_queue **out)
 {
     struct rc_link *link = to_rc_link(base);
     struct rc_queue *queue = calloc(1, sizeof(*queue));
@@ -133,18 +139,14 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     if (!queue)
         return prs_nic_fail(base->rail, ENOMEM, "queue");
     queue->base = (struct prs_queue){.link = base, .id = id};
-    queue->wr = calloc(link->depth, sizeof(*queue->wr));
-    queue->sge = calloc(link->depth, sizeof(*queue->sge));
-    r = queue->wr && queue->sge ? 0 : prs_nic_fail(base->rail, ENOMEM, "queue");
-    if (!r)
-        r = create_qp(link, queue, sizes->depth);
+    r = create_qp(link, queue, depth, sizes->depth);
     if (!r)
         r = to_init(link, queue);
     if (!r && getrandom(&queue->start, sizeof(queue->start), 0) != sizeof(queue->start))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
-        prepare_requests(queue, link->depth);
+        prepare_flags(queue);
     if (!r)
         r = prs_receives_open(&queue->receives, &queue->base, sizes, NULL);
     if (r) {
@@ -172,8 +174,9 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->config = options->config;
     link->traffic_class = options->traffic_class;
     link->service_level = options->service_level;
-    link->depth = options->depth;
+    link->loopback_depth = options->loopback_depth;
     link->receives = prs_receives_sizes(options->receive_depth);
+    prepare_requests(link);
     r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
     if (r) {
         rc_close(&link->base);
@@ -317,7 +320,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
 
     memcpy(self.gid, base->own.gid, sizeof(self.gid));
     if (!base->loopback) {
-        r = queue_open(base, id, &none, &base->loopback);
+        r = queue_open(base, id, to_rc_link(base)->loopback_depth, &none, &base->loopback);
         if (r)
             return r;
     }
@@ -364,18 +367,21 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
 static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
     struct rc_queue *queue = to_rc_queue(base);
-    struct ibv_send_wr *head = &queue->wr[first & mask], *next = head, *last, *bad;
+    struct rc_link *link = to_rc_link(base->link);
     uint32_t position = first;
+    struct ibv_send_wr *bad;
     int r;
 
     do { /* a chain has at least one request */
-        last = next;
-        fill_request(queue, last, &ring[position & mask], position);
-        next = last->next;
-    } while (++position != first + count);
-    last->next = NULL;
-    r = ibv_post_send(queue->base.qp, head, &bad);
-    last->next = next; /* close the ring of requests again */
+        uint32_t left = first + count - position, now = left < POST_MOST ? left : POST_MOST;
+        struct ibv_send_wr *last = &link->wr[now - 1];
+
+        for (uint32_t i = 0; i < now; i++, position++)
+            fill_request(queue, &link->wr[i], &ring[position & mask], position);
+        last->next = NULL;
+        r = ibv_post_send(queue->base.qp, link->wr, &bad);
+        last->next = last + 1;
+    } while (!r && position != first + count);
     return r > 0 ? -r : r;
 }
 

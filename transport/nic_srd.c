@@ -37,7 +37,7 @@ struct srd_queue {
 
 struct srd_link {
     struct prs_link base;
-    uint32_t depth;
+    uint32_t loopback_depth;
     struct prs_receive_sizes receives;
     uint16_t pkey_index;
     int traffic_class;
@@ -61,13 +61,13 @@ static struct srd_queue *to_srd_queue(struct prs_queue *queue)
 
 /* ---- queues ---- */
 
-static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t receive_depth)
+static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t depth, uint32_t receive_depth)
 {
     const struct prs_domain *domain = link->base.rail->domain;
     struct ibv_qp_init_attr_ex attr = {
         .send_cq = link->base.cq,
         .recv_cq = link->base.cq,
-        .cap = {.max_send_wr = link->depth,
+        .cap = {.max_send_wr = depth,
                 .max_recv_wr = receive_depth ? receive_depth : 1,
                 .max_send_sge = 1,
                 .max_recv_sge = 1},
@@ -80,7 +80,9 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t re
     errno = 0;
     queue->base.qp = prs_efa_create_srd(domain->context, &attr);
     if (!queue->base.qp)
-        return prs_nic_fail(link->base.rail, errno, "cannot create an SRD queue; out of queues or locked memory?");
+        return prs_nic_fail(link->base.rail, errno,
+                            "cannot create an SRD queue; out of queues (an EFA has 256, and each connection takes "
+                            "one or two) or of locked memory?");
     queue->ex = prs_verbs.qp_to_qp_ex(queue->base.qp);
     return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue does not support posting by ibv_wr");
 }
@@ -120,7 +122,8 @@ static void queue_close(struct prs_queue *base)
     free(queue);
 }
 
-static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
+static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const struct prs_receive_sizes *sizes,
+                      struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
     struct srd_queue *queue = calloc(1, sizeof(*queue));
@@ -131,13 +134,13 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     queue->base = (struct prs_queue){.link = base, .id = id};
     queue->bit = base->queue_count; /* position among the data queues; srd_loopback() sets LOOPBACK */
     queue->wr_id_high = (uint64_t)id << 32;
-    r = prs_reorder_init(&queue->reorder, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
+    r = prs_reorder_init(&queue->reorder, depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
     /* Random, so that requests meant for an earlier queue with this number are refused. */
     if (!r && getrandom(&queue->key, sizeof(queue->key), 0) != sizeof(queue->key))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
     if (!r)
-        r = create_qp(link, queue, sizes->depth);
+        r = create_qp(link, queue, depth, sizes->depth);
     if (!r)
         r = start_qp(link, queue);
     if (!r)
@@ -175,7 +178,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
     link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own};
-    link->depth = options->depth;
+    link->loopback_depth = options->loopback_depth;
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
     link->receives = prs_receives_sizes(options->receive_depth);
@@ -252,7 +255,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
     if (!base->loopback) {
-        r = queue_open(base, id, &none, &base->loopback);
+        r = queue_open(base, id, link->loopback_depth, &none, &base->loopback);
         if (r)
             return r;
         base->by_id[id] = base->loopback;

@@ -27,7 +27,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     bool waits;
 
     if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
-        options->depth == 0 || (options->depth & (options->depth - 1)))
+        options->depth == 0 || (options->depth & (options->depth - 1)) ||
+        (options->probe_depth & (options->probe_depth - 1)))
         return prs_fail(-EINVAL, "order: impossible shape: %u paths, %u queues, window %u, depth %u", paths, data,
                         options->max_ops, options->depth);
     memset(order, 0, sizeof(*order));
@@ -57,16 +58,22 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     for (uint32_t i = 1; i < paths; i++)
         if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
             order->add_path = i;
+    if (order->may_hold) {
+        order->held = calloc(PRS_ORDER_HELD, sizeof(*order->held));
+        if (!order->held)
+            return prs_fail(-ENOMEM, "order: no memory for %d signals that wait", PRS_ORDER_HELD);
+    }
     prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
+        uint32_t depth = i < data || !options->probe_depth ? options->depth : options->probe_depth;
 
-        queue->mask = options->depth - 1;
+        queue->mask = depth - 1;
         queue->path = i < data ? i % paths : i - data;
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
-        queue->wr = calloc(options->depth, sizeof(*queue->wr));
-        queue->owner = calloc(options->depth, sizeof(*queue->owner));
+        queue->wr = calloc(depth, sizeof(*queue->wr));
+        queue->owner = calloc(depth, sizeof(*queue->owner));
         if (!queue->wr || !queue->owner) {
             prs_order_fini(order);
             return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
@@ -82,6 +89,7 @@ void prs_order_fini(struct prs_order *order)
         free(order->queue[i].owner);
     }
     free(order->tally);
+    free(order->held);
     memset(order, 0, sizeof(*order));
 }
 

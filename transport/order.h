@@ -159,7 +159,7 @@ struct prs_order {
     struct prs_order_path path[PRS_MAX_RAILS];
     struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
     struct prs_order_group group[PRS_ORDER_GROUPS];
-    struct prs_order_held held[PRS_ORDER_HELD];
+    struct prs_order_held *held; /* [PRS_ORDER_HELD]; NULL unless may_hold */
 };
 
 struct prs_order_options {
@@ -169,7 +169,8 @@ struct prs_order_options {
     uint32_t max_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
-    uint32_t depth; /* slots of each send queue; a power of two */
+    uint32_t depth;       /* slots of each send queue; a power of two */
+    uint32_t probe_depth; /* likewise, of each probe queue; 0: depth */
     uint64_t max_part_bytes;
     uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */

@@ -301,7 +301,7 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
                              r ? "not of this protocol" : "but the caller asked for no notifications");
     if (unlikely(imm.sized && !peer->sizes))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: no sizes were announced", event->value);
-    r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
+    r = prs_arrivals_add(peer->arriving, &imm, event->bytes, &notice);
     if (!r)
         return 0;
     if (unlikely(r < 0))
@@ -319,7 +319,7 @@ static inline int take_arrival(struct prs_peer *peer, const struct prs_event *ev
 
     peer->arrivals++;
     /* Most arrivals are whole runs: there are no parts to assemble. */
-    if (unlikely(!prs_imm_is_run(value) || peer->arriving.wanted[id] || !peer->on_notify))
+    if (unlikely(!prs_imm_is_run(value) || !peer->on_notify || peer->arriving->wanted[id]))
         return take_irregular_arrival(peer, event);
     notify(peer, id - run + 1, run, event->bytes);
     return 0;

@@ -38,7 +38,7 @@ struct prs_peer {
     struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
-    struct prs_arrivals arriving;
+    struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     /* Set once. */
     const struct prs_fabric *fabric;
     int traffic_class;

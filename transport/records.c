@@ -24,7 +24,12 @@ int prs_records_open(struct prs_peer *peer)
     records = calloc(1, sizeof(*records));
     if (!records)
         return prs_fail(-ENOMEM, "no memory for signal records");
-    peer->records = records; /* from here on prs_records_close() cleans up */
+    peer->records = records;                            /* from here on prs_records_close() cleans up */
+    if (peer->path_count > 1 || !peer->nic->in_order) { /* arrivals of data may be unordered */
+        records->ready_at = calloc(PRS_RECORDS, sizeof(*records->ready_at));
+        if (!records->ready_at)
+            return prs_fail(-ENOMEM, "no memory for signal records");
+    }
     records->memory = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (records->memory == MAP_FAILED) {
         records->memory = NULL;
@@ -57,6 +62,7 @@ void prs_records_close(struct prs_peer *peer)
             prs_verbs.dereg_mr(records->mr[i]);
     if (records->memory)
         munmap(records->memory, MEMORY_BYTES);
+    free(records->ready_at);
     free(records);
     peer->records = NULL;
 }
@@ -82,6 +88,8 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
         records->unordered++;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
+    if (imm->tag >= PRS_RECORDS)
+        return -EPROTO; /* no such slot */
     memcpy(&record, records->memory + imm->tag * sizeof(record), sizeof(record));
     return prs_counts_record(&records->counts, imm->tag, &record);
 }
@@ -122,8 +130,12 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
 static int flush_before(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_records *records = peer->records;
-    uint64_t *ready_at = &records->ready_at[record->number % PRS_RECORDS];
+    uint64_t *ready_at;
     uint32_t key;
+
+    if (!records->unordered)
+        return 0;
+    ready_at = &records->ready_at[record->number % PRS_RECORDS];
 
     if (records->flushing && records->flush.status != PRS_OP_PENDING) {
         records->flushed = records->flush_covers;
@@ -184,7 +196,8 @@ int prs_records_raise(struct prs_peer *peer)
             return r;
         if (r)
             break; /* not ready yet, or no room: the next progress tries again */
-        records->ready_at[record->number % PRS_RECORDS] = 0;
+        if (records->ready_at)
+            records->ready_at[record->number % PRS_RECORDS] = 0;
         prs_counts_raised(counts, record);
     }
     if ((records->credits_wanted || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&

@@ -22,7 +22,7 @@ struct prs_records {
     /* Flushing: reads that make data visible before a signal in device memory (see flush_before()). */
     uint64_t unordered;             /* arrivals of data that needs it */
     uint64_t flushed, flush_covers; /* how many of them are visible; how many will be when the flush is done */
-    uint64_t ready_at[PRS_RECORDS]; /* unordered + 1 when the record was first found complete; 0: not yet */
+    uint64_t *ready_at; /* [PRS_RECORDS]: unordered + 1 when the record was first found complete; 0: not yet */
     uint64_t flushes;
     bool flushing;
     struct prs_op flush;

@@ -17,9 +17,12 @@
 enum {
     DEFAULT_MAX_OPS = 256,
     LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
+    MOST_SLOTS = 256,                   /* of a queue: more in flight gains nothing, and every peer has them */
     RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
     MAX_PART_BYTES = 1 << 30,
     MAX_SERVICE_LEVEL = 15,
+    /* Slots of a loopback queue, which raises signals and flushes: the caller of a full one tries again. */
+    LOOPBACK_DEPTH = 64,
 };
 
 int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
@@ -92,10 +95,13 @@ static uint32_t power_of_two_up_to(uint32_t limit)
     return power;
 }
 
-/* Send slots: max_ops, if the devices have that many. */
+/* Send slots: max_ops, if that is no more than the devices have, or than is worth their memory. */
 static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 {
     uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
+
+    if (wanted > MOST_SLOTS)
+        wanted = MOST_SLOTS;
 
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
@@ -108,6 +114,11 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
         }
     }
     return wanted;
+}
+
+static uint32_t loopback_depth(uint32_t depth)
+{
+    return depth < LOOPBACK_DEPTH ? depth : LOOPBACK_DEPTH;
 }
 
 static bool routes_adaptively(const struct prs_peer *peer)
@@ -128,6 +139,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
+                                      .probe_depth = loopback_depth(depth),
                                       .split_queues = peer->fabric->config.split_queues,
                                       .adaptive_bytes =
                                           routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
@@ -169,6 +181,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
             .queues = peer->queues_per_path,
             .ids = ids,
             .depth = depth,
+            .loopback_depth = loopback_depth(depth),
             .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
         int r;
 
@@ -188,7 +201,7 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
     size_t each = (size_t)depth * PRS_INLINE_BYTES;
 
-    peer->inline_room = each * (peer->queues + 1);
+    peer->inline_room = each * peer->queues + (size_t)loopback_depth(depth) * PRS_INLINE_BYTES;
     peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (peer->inline_bytes == MAP_FAILED) {
         peer->inline_bytes = NULL;
@@ -276,6 +289,13 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     r = open_order(peer, options, remote_position, depth, why, sizeof(why));
     if (r)
         goto free_peer;
+    if (options->on_notify) {
+        peer->arriving = calloc(1, sizeof(*peer->arriving));
+        if (!peer->arriving) {
+            r = prs_fail(-ENOMEM, "no memory for notifications");
+            goto close_order;
+        }
+    }
     r = open_links(peer, depth);
     if (!r)
         r = open_inline(peer, depth);
@@ -291,6 +311,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     *out = peer;
     return 0;
 
+close_order:
+    prs_order_fini(&peer->order);
 free_peer:
     free(peer);
     return r;
@@ -440,5 +462,6 @@ void prs_peer_close(struct prs_peer *peer)
         close(peer->stream_fd);
     }
     prs_order_fini(&peer->order);
+    free(peer->arriving);
     free(peer);
 }

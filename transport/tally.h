@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 enum {
-    PRS_RECORDS = 1024,      /* slots of the receiver's record ring; a slot number fits the tag field of an immediate */
-    PRS_TAGS = 1024,         /* tag 0 means none */
+    PRS_RECORDS = 512,       /* slots of the receiver's record ring; a slot number fits the tag field of an immediate */
+    PRS_TAGS = 512,          /* tag 0 means none; each waits for a record, so more would be of no use */
     PRS_RECORD_CREDIT = 256, /* raised records after which the receiver returns credits */
     PRS_TALLY_SLOTS = 32,    /* group slots: as many as the order engine has */
 };

@@ -17,6 +17,14 @@ static int count_receives(struct ibv_qp *to, struct ibv_recv_wr *wr, struct ibv_
     return 0;
 }
 
+static int count_sends(struct ibv_qp *to, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    fake_verbs.send_calls++;
+    for (; wr; wr = wr->next)
+        fake_verbs.send_ids[fake_verbs.sends++ % 256] = wr->wr_id;
+    return 0;
+}
+
 static int bring(struct ibv_cq *from, int most, struct ibv_wc *wc)
 {
     int count = 0;
@@ -225,6 +233,7 @@ void fake_verbs_install(void)
     prs_verbs.dereg_mr = drop_mr;
     fake_verbs.extended.context.ops.post_recv = count_receives;
     fake_verbs.extended.context.ops.poll_cq = bring;
+    fake_verbs.extended.context.ops.post_send = count_sends;
     prs_verbs.create_cq = make_cq;
     prs_verbs.destroy_cq = drop_cq;
     prs_verbs.create_qp = make_qp;

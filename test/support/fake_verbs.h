@@ -27,6 +27,8 @@ struct fake_verbs {
     uint32_t asked_receives;  /* depth asked for when the queue pair was created */
     uint32_t posted_receives; /* so far, and their pieces of memory */
     uint32_t receive_pieces;
+    uint32_t sends, send_calls;        /* requests posted, and calls that posted them */
+    uint64_t send_ids[256];            /* wr_id of each request */
     struct ibv_ece ece, asked_ece;     /* of the queue pair; that it was last asked for */
     struct ibv_qp_attr init, rtr, rts; /* the last that the queue pair was given on its way to each state */
     struct ibv_wc queued[128];         /* completions that polling returns, in this order */

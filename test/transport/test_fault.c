@@ -419,3 +419,18 @@ Test(fault, no_call_waits_for_a_farewell)
 {
     pair_run(&(struct pair_spec){.b_dies = true}, fail_a_lazy_put, stop_the_queues);
 }
+
+/* An immediate has room for more slots than there are records. */
+static void take_records_of_no_slot(struct pair *pair)
+{
+    for (uint32_t slot = PRS_RECORDS; slot <= PRS_IMM_MAX_TAG; slot++) {
+        struct prs_imm imm = {.bare = true, .kind = PRS_BARE_RECORD, .tag = (uint16_t)slot};
+
+        must(prs_records_arrive(pair->peer, &imm, 0) == -EPROTO, "slot %u", slot);
+    }
+}
+
+Test(fault, a_record_of_no_slot_is_refused)
+{
+    pair_run(&(struct pair_spec){.policy = "counted"}, take_records_of_no_slot, do_nothing);
+}

@@ -45,8 +45,14 @@ Test(domain, an_overrun_completion_queue_is_an_error_of_its_peer_only, .timeout 
     static const struct prs_rail_address own;
     static const uint32_t id = 0;
     struct prs_rail rail = {.port = 1};
-    struct prs_link_options options = {
-        .rail = &rail, .own = &own, .config = &config, .queues = 1, .ids = &id, .depth = 64, .receive_depth = 64};
+    struct prs_link_options options = {.rail = &rail,
+                                       .own = &own,
+                                       .config = &config,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = 64,
+                                       .loopback_depth = 64,
+                                       .receive_depth = 64};
     struct prs_link *link;
     const char *event;
 

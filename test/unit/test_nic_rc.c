@@ -35,6 +35,7 @@ ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)
                                        .queues = 1,
                                        .ids = &id,
                                        .depth = 64,
+                                       .loopback_depth = 64,
                                        .receive_depth = row->depth};
     struct prs_event events[PRS_POLL_MOST];
     struct prs_link *link;
@@ -93,6 +94,7 @@ static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_
                                        .queues = 1,
                                        .ids = &id,
                                        .depth = 64,
+                                       .loopback_depth = 64,
                                        .receive_depth = 64};
     struct prs_link *link;
 
@@ -188,5 +190,30 @@ Test(nic_rc, queues_agree_on_what_both_nics_can_do)
     link = open_queue(&rail, &own, 0);
     prs_nic_rc.address(link->queue[0], &connector);
     cr_assert_eq(connector.ece.vendor, 0);
+    prs_nic_rc.close(link);
+}
+
+/* A call of the driver takes a few at a time, whatever the length of the chain and wherever the ring wraps. */
+Test(nic_rc, a_long_chain_is_posted_whole_and_in_order)
+{
+    static const uint32_t lengths[] = {1, 31, 32, 33, 64};
+    static const struct prs_rail_address own;
+    static struct prs_wr ring[64];
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    uint32_t first = 50;
+    struct prs_link *link;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+        fake_verbs.sends = fake_verbs.send_calls = 0;
+        cr_assert_eq(prs_nic_rc.post(link->queue[0], ring, 63, first, lengths[i]), 0);
+        cr_assert_eq(fake_verbs.sends, lengths[i]);
+        cr_assert_eq(fake_verbs.send_calls, (lengths[i] + 31) / 32);
+        for (uint32_t k = 0; k < lengths[i]; k++)
+            cr_assert_eq((uint32_t)fake_verbs.send_ids[k], first + k, "request %u of %u", k, lengths[i]);
+        first += lengths[i];
+    }
     prs_nic_rc.close(link);
 }

@@ -63,7 +63,8 @@ static void choose_parts(void)
     keep_part(order->path, sizeof(order->path));
     keep_part(order->queue, QUEUES * sizeof(*order->queue));
     keep_part(order->group, GROUPS * sizeof(*order->group));
-    keep_part(order->held, (SIGNALS + 1) * sizeof(*order->held));
+    if (order->held)
+        keep_part(order->held, (SIGNALS + 1) * sizeof(*order->held));
     for (int q = 0; q < QUEUES; q++) {
         keep_part(order->queue[q].wr, KEPT * sizeof(*order->queue[q].wr));
         keep_part(order->queue[q].owner, KEPT * sizeof(*order->queue[q].owner));

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What peers cost: memory, descriptors, and the time of a round of progress over all of them. Both ends are in this
+ * process, so N connections are 2 N peers. Memory is what libperseus allocates, and what of the process is resident,
+ * which includes the software NIC's queues. Prints one JSON object; exits with 1 if a word is wrong.
+ *
+ * usage: peers CONNECTIONS POLICY [MOST_KIB]. Policy net: peers as the plugin's net comms, without signals. Exits with
+ * 1 also if a peer allocates more than MOST_KIB. */
+#include <perseus/perseus.h>
+
+#include <dirent.h>
+#include <link.h>
+#include <malloc.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- what the library allocates ---- */
+
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+void __libc_free(void *memory);
+
+static long allocated; /* bytes that libperseus holds, from malloc() and by mmap() */
+static uintptr_t library_start, library_end;
+
+static int find_library(struct dl_phdr_info *info, size_t bytes, void *arg)
+{
+    (void)bytes;
+    (void)arg;
+    if (!strstr(info->dlpi_name, "libperseus.so"))
+        return 0;
+    library_start = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz > library_end)
+            library_end = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz;
+    return 1;
+}
+
+#define FROM_LIBRARY() ((uintptr_t)__builtin_return_address(0) - library_start < library_end - library_start)
+
+void *malloc(size_t bytes)
+{
+    void *memory = __libc_malloc(bytes);
+
+    allocated += FROM_LIBRARY() ? (long)malloc_usable_size(memory) : 0;
+    return memory;
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+    void *memory = __libc_calloc(count, bytes);
+
+    allocated += FROM_LIBRARY() ? (long)malloc_usable_size(memory) : 0;
+    return memory;
+}
+
+void free(void *memory)
+{
+    allocated -= FROM_LIBRARY() ? (long)malloc_usable_size(memory) : 0;
+    __libc_free(memory);
+}
+
+void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    allocated += FROM_LIBRARY() ? (long)bytes : 0;
+    return (void *)syscall(SYS_mmap, at, bytes, protection, flags, fd, offset); /* NOLINT */
+}
+
+int munmap(void *at, size_t bytes)
+{
+    allocated -= FROM_LIBRARY() ? (long)bytes : 0;
+    return (int)syscall(SYS_munmap, at, bytes);
+}
+
+/* ---- peers ---- */
+
+enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 20, PAYLOAD = 64 };
+
+static uint64_t notified;
+
+static void on_notify(void *user, uint32_t id, uint64_t bytes)
+{
+    (void)user;
+    (void)id;
+    notified += bytes == PAYLOAD;
+}
+
+static double now_s(void)
+{
+    struct timespec at;
+
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+static void stop(const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, prs_error_text());
+    exit(1);
+}
+
+/* KiB of memory that only this process has: not what the software NIC shares with others. */
+static long own_kib(void)
+{
+    FILE *file = fopen("/proc/self/status", "re");
+    char line[256];
+    long kib = 0;
+
+    while (file && fgets(line, sizeof(line), file))
+        if (!strncmp(line, "RssAnon:", 8))
+            kib = strtol(line + 8, NULL, 10);
+    if (file)
+        fclose(file);
+    return kib;
+}
+
+static int open_files(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (directory && readdir(directory))
+        count++;
+    if (directory)
+        closedir(directory);
+    return count;
+}
+
+static void *map(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+    if (memory == MAP_FAILED)
+        stop("mmap");
+    return memory;
+}
+
+static void connect_pair(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_listener *listener,
+                         const struct prs_handle *handle, const struct prs_peer_options *options,
+                         struct prs_peer *peer[2])
+{
+    struct prs_connector *connector;
+    int r[2] = {PRS_AGAIN, PRS_AGAIN};
+
+    if (prs_connect(fabric, rails, handle, options, &connector))
+        stop("connect");
+    while (r[0] == PRS_AGAIN || r[1] == PRS_AGAIN) {
+        if (r[0] == PRS_AGAIN)
+            r[0] = prs_connector_step(connector, &peer[0]);
+        if (r[1] == PRS_AGAIN)
+            r[1] = prs_accept(listener, options, &peer[1]);
+        if (r[0] < 0 || r[1] < 0)
+            stop("connect");
+    }
+}
+
+/* Use every slot of the queues and rings: SIGNALS puts, each with a signal, or with a notification. */
+static void use(struct prs_peer *peer[2], struct prs_region *region, uint64_t *words, const struct prs_keys *keys,
+                bool is_net)
+{
+    static struct prs_op put_op[SIGNALS], signal_op[SIGNALS];
+    uint64_t wanted = notified + SIGNALS;
+
+    words[0] = 0;
+    for (int i = 0; i < SIGNALS; i++) {
+        struct prs_put put = {.src = region,
+                              .src_addr = words + 64,
+                              .dst_addr = (uintptr_t)(words + 128),
+                              .dst = keys,
+                              .len_bytes = PAYLOAD,
+                              .notify_id = (uint32_t)i % 512,
+                              .group = is_net ? PRS_GROUP_NONE : 0,
+                              .flags = is_net ? PRS_PUT_NOTIFY : 0};
+        struct prs_signal signal = {.dst_addr = (uintptr_t)words, .dst = keys, .value = 1, .kind = PRS_SIGNAL_ADD};
+
+        while (prs_peer_put(peer[0], &put_op[i], &put) == PRS_BUSY)
+            if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+                stop("put");
+        while (!is_net && prs_peer_signal(peer[0], &signal_op[i], &signal) == PRS_BUSY)
+            if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+                stop("signal");
+        if (i % 100 == 99) /* not more at a time than ids */
+            while (is_net ? notified < wanted - SIGNALS + (uint64_t)i + 1
+                          : __atomic_load_n(words, __ATOMIC_ACQUIRE) < (uint64_t)i + 1)
+                if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+                    stop("progress");
+    }
+    while (put_op[SIGNALS - 1].status == PRS_OP_PENDING || (!is_net && signal_op[SIGNALS - 1].status == PRS_OP_PENDING))
+        if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+            stop("progress");
+    if (is_net ? notified != wanted : words[0] != SIGNALS)
+        stop("a signal or a notification is missing, or came twice");
+}
+
+int main(int argc, char **argv)
+{
+    int count = argc == 3 || argc == 4 ? atoi(argv[1]) : 0;
+    bool is_net = count > 0 && !strcmp(argv[2], "net");
+    struct prs_peer_options options = {.traffic_class = -1, .max_ops = MAX_OPS};
+    struct rlimit files = {0};
+    struct prs_rail_set rails = {.count = 1};
+    struct prs_mem mem = {.len_bytes = 4096, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT, .dmabuf_fd = -1};
+    struct prs_peer *(*peer)[2];
+    struct prs_listener *listener;
+    struct prs_region *region;
+    struct prs_fabric *fabric;
+    struct prs_handle handle;
+    struct prs_keys keys;
+    long before, connected, used, allocated_before, allocated_after;
+    int files_before, files_after;
+    double rounds_s = 1e9, kib;
+
+    if (count < 2) {
+        fprintf(stderr, "usage: peers CONNECTIONS POLICY|net [MOST_KIB]; at least 2 connections\n");
+        return 2;
+    }
+    options.policy = is_net ? NULL : argv[2];
+    options.on_notify = is_net ? on_notify : NULL;
+    dl_iterate_phdr(find_library, NULL);
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+    peer = calloc((size_t)count, sizeof(*peer));
+    mem.addr = map(mem.len_bytes);
+    if (!peer || prs_fabric_open(NULL, &fabric) || prs_fabric_rails(fabric) < 1 ||
+        prs_region_register(fabric, &rails, &mem, &region) || prs_listen(fabric, &rails, &handle, &listener))
+        stop("open");
+    prs_region_keys(region, &keys);
+    connect_pair(fabric, &rails, listener, &handle, &options, peer[0]); /* what is made once exists now */
+    use(peer[0], region, mem.addr, &keys, is_net);
+    before = own_kib();
+    allocated_before = allocated;
+    files_before = open_files();
+    for (int i = 1; i < count; i++)
+        connect_pair(fabric, &rails, listener, &handle, &options, peer[i]);
+    connected = own_kib();
+    allocated_after = allocated;
+    files_after = open_files();
+    for (int i = 1; i < count; i++)
+        use(peer[i], region, mem.addr, &keys, is_net);
+    used = own_kib();
+    for (int round = 0; round < ROUNDS; round++) { /* the best one: others shared the core */
+        double took, began = now_s();
+
+        for (int i = 0; i < count; i++)
+            if (prs_peer_progress(peer[i][0]) < 0 || prs_peer_progress(peer[i][1]) < 0)
+                stop("progress");
+        took = now_s() - began;
+        rounds_s = took < rounds_s ? took : rounds_s;
+    }
+    kib = (double)(allocated_after - allocated_before) / 1024 / (2 * (count - 1));
+    printf("{\"peers\": %d, \"policy\": \"%s\", \"allocated_kib_a_peer\": %.1f, \"connected_kib_a_peer\": %.1f, "
+           "\"used_kib_a_peer\": %.1f, "
+           "\"files_a_peer\": %.2f, \"round_us\": %.1f, \"round_ns_a_peer\": %.1f}\n",
+           2 * count, argv[2], kib, (double)(connected - before) / (2 * (count - 1)),
+           (double)(used - before) / (2 * (count - 1)), (double)(files_after - files_before) / (2 * (count - 1)),
+           rounds_s * 1e6, rounds_s / (2 * count) * 1e9);
+    fflush(stdout);
+    if (argc == 4 && kib > atof(argv[3])) {
+        fprintf(stderr, "a peer allocates %.1f KiB, more than %s\n", kib, argv[3]);
+        _Exit(1);
+    }
+    _Exit(0); /* the kernel takes all back faster */
+}
