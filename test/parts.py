@@ -16,7 +16,7 @@ PARTS = {  # what a part installs beside documents: all of these, and nothing th
     "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1", r"lib(mlx5|rdmacm|efa|ibverbs).*"],
     "transport": [r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh"],
     "fused": [r"libperseus-fused\.so.*", r"perseus-fused\.pc", r".*\.h", r"device\.cuh"],
-    "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh",
+    "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r".*\.cluster", r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh",
               r"libperseus-perf-gpu\.so"],
 }
 WARNING = re.compile(r"WARNING|DEPRECATION|NOTICE|deprecated", re.IGNORECASE)

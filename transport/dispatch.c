@@ -115,7 +115,7 @@ static int take_commands(struct prs_dispatch *d)
 
     if (d->drain.waits && !end_stall(d))
         return 0;
-    while (taken < TAKE_BATCH && d->ring->taken - d->retired < d->entry_count) {
+    while (taken < (int)TAKE_BATCH && d->ring->taken - d->retired < d->entry_count) {
         uint64_t position = d->ring->taken;
         struct prs_dispatch_entry *entry = entry_of(d, position);
         int r;

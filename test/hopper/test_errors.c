@@ -45,12 +45,13 @@ static void launch_and_abort(uint32_t rank, struct ranks_self *self, void *user)
     if (rank == job->aborts_at)
         (void)pthread_create(&watchdog, NULL, abort_soon, ctx);
     if (rank < job->launching)
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){.a = a, .b = b, .c = c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     if (rank == job->aborts_at)
         (void)pthread_join(watchdog, NULL);
     (void)prs_fused_poll_error(ctx, &job->error[rank]);
-    job->next[rank] = rank < job->launching ? prs_fused_launch(plan, a, b, c, NULL) : 0;
+    job->next[rank] =
+        rank < job->launching ? prs_fused_launch(plan, &(struct prs_fused_operands){.a = a, .b = b, .c = c}, NULL) : 0;
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
 }
