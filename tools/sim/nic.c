@@ -295,12 +295,10 @@ static void send_from(struct sim *sim, struct sim_port *port)
     struct sim_queue *queue = port->first;
     uint64_t wr_ps = sim_ps(sim->cluster.wr_ns), free_ps;
 
-    port->sending = false;
-    if (!queue)
-        return;
-    if (!serve(sim, queue)) {
+    /* port->sending is still set, so that what joins the turn here adds no event. */
+    if (queue && !serve(sim, queue)) {
         leave_turn(port);
-    } else if (!sim->cluster.whole_messages && queue->next) {
+    } else if (queue && !sim->cluster.whole_messages && queue->next) {
         leave_turn(port);
         join_turn(sim, queue);
     }
