@@ -135,7 +135,7 @@ def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str) -> tor
     if c.numel() == 0:
         return c
     # The ranks store into each other's C, which must be symmetric memory; a result of torch's own is a copy of it.
-    shared = group.symmetric(group.all_reduce_rows(m) * n * 2)
+    shared = group.symmetric(group.rows(m) * n * 2)
     plan, place = group.product(ALLREDUCE, m, n, b.shape[0], b_is_n_k), group.place
     operands = plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), shared.data_ptr(), m
