@@ -48,7 +48,6 @@ class Group:
         self.number = -1 if self.device.type == "cpu" else index  # as Tensor.get_device() says it
         self.thread = threading.get_ident()
         self._plans: dict[Any, Plan] = {}
-        self._rows_vary = hasattr(self.library.prs_fused_operands, "m")  # else a launch has the m of its plan
         self._symmetric: list[tuple[int, torch.Tensor]] = []
         self._handle: int | None = None
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
@@ -57,6 +56,9 @@ class Group:
         if self.exchange:
             config.allgather = self.exchange.callback
         self._handle = self._open("prs_fused_open", ctypes.byref(config))
+        traffic = self.library.structs["prs_fused_traffic"]()
+        self.library.prs_fused_traffic(self._handle, ctypes.byref(traffic))
+        self.nodes = traffic.nodes
 
     # ---- opening ----
 
@@ -80,7 +82,7 @@ class Group:
 
     def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool) -> Plan:
         """The plan of a product; one serves all m up to the next power of two of rows a rank."""
-        key = (op, n, k, b_is_n_k, self._row_class(m))
+        key = (op, n, k, b_is_n_k, self.rows(m))
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
@@ -88,14 +90,10 @@ class Group:
             plan = self._new_plan(key, "fused", shape, lib.prs_fused_operands(), key[-1])
         return plan
 
-    def all_reduce_rows(self, m: int) -> int:
-        return self._row_class(m)
-
-    def _row_class(self, m: int) -> int:
-        if not self._rows_vary:
-            return m
-        rows = max(-(-m // self.world), LEAST_ROWS)
-        return self.world << (rows - 1).bit_length()
+    def rows(self, m: int) -> int:
+        """The most rows of the plans that serve m: a power of two for each rank. Between nodes a plan whose rows the ranks divide serves no others."""
+        most = self.world << (max(-(-m // self.world), LEAST_ROWS) - 1).bit_length()
+        return most - 1 if self.nodes > 1 and m % self.world else most
 
     def moe(self, **fields: int) -> Plan:
         key = ("moe", *fields.items())

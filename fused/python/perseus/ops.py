@@ -19,6 +19,7 @@ from ._group import Group, GroupLike, find, name_of, world_of
 from ._library import PerseusError
 
 GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/header.py compares
+MOE_STATUS_WORDS = 8  # of struct prs_moe_status
 _bf16 = torch.bfloat16
 _library = torch.library.Library("perseus", "DEF")
 _fixed = (torch._C.Tag.needs_fixed_stride_order,)
@@ -135,7 +136,7 @@ def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str) -> tor
     if c.numel() == 0:
         return c
     # The ranks store into each other's C, which must be symmetric memory; a result of torch's own is a copy of it.
-    shared = group.symmetric(group.all_reduce_rows(m) * n * 2)
+    shared = group.symmetric(group.rows(m) * n * 2)
     plan, place = group.product(ALLREDUCE, m, n, b.shape[0], b_is_n_k), group.place
     operands = plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), shared.data_ptr(), m
@@ -302,7 +303,7 @@ def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grou
 # ---- MoE ----
 
 def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int, capacity: int,
-                       group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                       group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     group, op = find(group_name), "moe_dispatch_gemm"
     _check_tensor(group, op, "tokens", tokens, _bf16, (-1, -1))
     count, hidden = tokens.shape
@@ -320,28 +321,28 @@ def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
     plan = group.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=local * group.world, top_k=top_k, capacity=capacity,
                      weights_are_n_h=int(transposed))
     out = tokens.new_empty(capacity, columns)
-    rows, expert_rows = tokens.new_empty(capacity, 4, dtype=torch.int32), tokens.new_empty(local, 2, dtype=torch.int32)
+    rows, expert_rows, status = (tokens.new_empty(*shape, dtype=torch.int32) for shape in ((capacity, 4), (local, 2), (MOE_STATUS_WORDS,)))
     batch, place = plan.operands, group.place
     batch.count = count
     for field, tensor in (("tokens", tokens), ("chosen", chosen), ("router_weights", router_weights),
                           ("weights", weights.transpose(1, 2) if transposed else weights)):
         setattr(batch, field, place.read(tensor))
-    for field, tensor in (("out", out), ("rows", rows), ("expert_rows", expert_rows)):
+    for field, tensor in (("out", out), ("rows", rows), ("expert_rows", expert_rows), ("status", status)):
         setattr(batch, field, place.write(tensor))
     group.launch(group.library.prs_moe_dispatch_gemm, plan.handle, plan.reference)
-    return out, rows, expert_rows
+    return out, rows, expert_rows, status
 
 
 def _moe_dispatch_gemm_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int,
-                            capacity: int, group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                            capacity: int, group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (tokens.new_empty(capacity, weights.shape[2]), tokens.new_empty(capacity, 4, dtype=torch.int32),
-            tokens.new_empty(weights.shape[0], 2, dtype=torch.int32))
+            tokens.new_empty(weights.shape[0], 2, dtype=torch.int32), tokens.new_empty(MOE_STATUS_WORDS, dtype=torch.int32))
 
 
 _define("ring_attention(Tensor q, Tensor k, Tensor v, str group_name, bool causal=False, float scale=0.0, bool heads_first=False) -> (Tensor, Tensor)",
         _ring_attention, _ring_attention_fake)
 _define("moe_dispatch_gemm(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor weights, int max_tokens, int capacity, str group_name)"
-        " -> (Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
+        " -> (Tensor, Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
 
 
 def _forward_only(name: str) -> None:
@@ -429,21 +430,22 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
 
 
 def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, *, max_tokens: int,
-                      capacity: int, group: GroupLike = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                      capacity: int, group: GroupLike = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sends each token to the ranks of its experts, and multiplies it there by each of them. Forward only.
 
     tokens: bf16 [count, H], count <= max_tokens, may differ between ranks. chosen: int64 [count, top_k], experts 0 ... E - 1, negative: none.
     router_weights: fp32 [count, top_k]. weights: bf16 [E / W, H, N] of this rank's experts, or .transpose(1, 2) of an [E / W, N, H] tensor.
     max_tokens, and all sizes but count and capacity, are the same on all ranks.
-    Returns (out, rows, expert_rows): out bf16 [capacity, N], rows of expert e from expert_rows[e, 0], expert_rows[e, 1] of them; expert_rows int32
+    Returns (out, rows, expert_rows, status): out bf16 [capacity, N], rows of expert e from expert_rows[e, 0], expert_rows[e, 1] of them; expert_rows int32
     [E / W, 2]; rows int32 [capacity, 4]: source rank, token, slot (-1 in rows that only fill up), and the router's weight (.view(torch.float32)).
-    With more rows than capacity nothing is computed on that rank, and the next call raises PerseusError.
+    status int32 [8], of this launch on this rank: rows needed; choices that found no room and were dropped; choices of experts that do not exist,
+    which are ignored; the first token with such a choice, or -1. Nothing is dropped while rows needed <= capacity.
 
     Example::
 
         capacity = perseus.moe_capacity(max_tokens=4096, hidden=H, columns=N, experts=64, top_k=8)
         weight, chosen = torch.topk(router(x).softmax(-1), 8)
-        out, rows, expert_rows = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096, capacity=capacity)
+        out, rows, expert_rows, status = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096, capacity=capacity)
     """
     return _ops.moe_dispatch_gemm(tokens, chosen, router_weights, weights, max_tokens, capacity, name_of(group))
 
