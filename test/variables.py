@@ -3,7 +3,7 @@
 """Fail when doc/variables.md and the code do not name the same environment variables.
 
 A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in doc/variables.md,
-and the other way round.
+and the other way round. transport/config.c has a list of our own names too, to warn of others.
 """
 import pathlib
 import re
@@ -27,6 +27,12 @@ def read_by_code(root):
     return found
 
 
+def known_to_config(root):
+    """The names of which transport/config.c says that they are ours."""
+    text = re.search(r"\*const known\[\] = {(.*?)}", (root / "transport/config.c").read_text(), re.S).group(1)
+    return {"PERSEUS_" + word for word in re.findall(r'"(\w+)"', text)}
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
     named, read = set(NAMED.findall((root / "doc/variables.md").read_text())), read_by_code(root)
@@ -34,7 +40,10 @@ def main():
         print(f"{variable}: read in {read[variable]}, but doc/variables.md does not name it")
     for variable in sorted(named - read.keys()):
         print(f"{variable}: named in doc/variables.md, but nothing reads it")
-    return 1 if named != read.keys() or not read else 0
+    ours = {variable for variable in named if variable.startswith("PERSEUS_")}
+    for variable in sorted(ours ^ known_to_config(root)):
+        print(f"{variable}: either in doc/variables.md or in the list of transport/config.c, but not in both")
+    return 1 if ours != known_to_config(root) or named != read.keys() or not read else 0
 
 
 if __name__ == "__main__":

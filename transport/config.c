@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "transport/order.h"
 #include "transport/util/env.h"
@@ -126,6 +127,64 @@ static int read_words(struct prs_config *config)
     return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
 }
 
+/* Edits that make one word of the other: a letter more, a letter less, or another letter. */
+static int word_distance(const char *a, const char *b)
+{
+    enum { LONGEST = 32 };
+    int row[LONGEST + 1], length = (int)strlen(b);
+
+    if (length > LONGEST)
+        return LONGEST;
+    for (int k = 0; k <= length; k++)
+        row[k] = k;
+    for (int i = 1; *a; a++, i++) {
+        int diagonal = row[0];
+
+        row[0] = i;
+        for (int k = 1; k <= length; k++) {
+            int least = diagonal + (*a != b[k - 1]);
+
+            diagonal = row[k];
+            if (diagonal + 1 < least)
+                least = diagonal + 1;
+            if (row[k - 1] + 1 < least)
+                least = row[k - 1] + 1;
+            row[k] = least;
+        }
+    }
+    return row[length];
+}
+
+/* A misspelt name would have no effect, and nothing else would say so. */
+static void warn_unknown(void)
+{
+    static const char prefix[] = "PERSEUS_";
+    /* test/variables.py compares them with doc/variables.md. */
+    static const char *const known[] = {
+        "REQUIRED", "ORDER", "TIMEOUT_MS", "GIN_TIMEOUT_MS", "GIN_HOLD_NS", "NODE", "FUSED_TUNING", "METRICS", "LOG"};
+
+    for (char **at = environ; at && *at; at++) {
+        const char *name = *at + sizeof(prefix) - 1, *nearest = NULL;
+        char word[64];
+        int least = 4;
+
+        if (strncmp(*at, prefix, sizeof(prefix) - 1) || !strncmp(name, "TEST_", 5))
+            continue;
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(name, "="), name);
+        for (size_t i = 0; i < sizeof(known) / sizeof(*known) && least; i++) {
+            int distance = word_distance(word, known[i]);
+
+            if (distance < least) {
+                least = distance;
+                nearest = known[i];
+            }
+        }
+        if (least)
+            PRS_WARN("%s%s is no variable of Perseus and has no effect%s%s%s", prefix, word,
+                     nearest ? ": did you mean PERSEUS_" : "", nearest ? nearest : "", nearest ? "?" : "");
+    }
+}
+
 void prs_config_warn_ignored(void)
 {
     static const struct {
@@ -154,6 +213,7 @@ void prs_config_warn_ignored(void)
         if (value)
             PRS_WARN("%s=%s has no effect: %s", ignored[i].name, value, ignored[i].why);
     }
+    warn_unknown();
 }
 
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out)

@@ -46,7 +46,8 @@ struct prs_config {
  * a variable of our own, has an impossible value. */
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
 
-/* Warn about each variable that is set, and that NCCL's own transport uses but this one does not. */
+/* Warn about each variable that is set and has no effect: those that only NCCL's own transport uses, and names that
+ * begin with PERSEUS_ and are not known. */
 void prs_config_warn_ignored(void);
 
 #endif

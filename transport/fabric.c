@@ -10,6 +10,7 @@
 
 #include "transport/nic.h"
 #include "transport/policy.h"
+#include "transport/socket.h"
 #include "transport/util/error.h"
 #include "transport/util/fork.h"
 #include "transport/util/log.h"
@@ -273,6 +274,26 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
     if (!r)
         snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
     return r;
+}
+
+int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes)
+{
+    const struct prs_hca_filter *filter = &fabric->config.ifname;
+    const char *why = "running, and preferred over loopback, docker, veth and virbr";
+    union prs_address address;
+    char name[64], host[PRS_ADDRESS_TEXT];
+    int r = prs_socket_interface(&fabric->config, &address, name, sizeof(name));
+
+    if (r)
+        return r;
+    prs_address_text(&address, host);
+    *strrchr(host, ':') = '\0'; /* the port */
+    if (filter->count && !filter->exclude)
+        why = "admitted by NCCL_SOCKET_IFNAME";
+    else if (!strcmp(name, "lo"))
+        why = "no other is up with an address, so only ranks of this host can connect";
+    snprintf(text, bytes, "%s %s (%s)", name, host, why);
+    return 0;
 }
 
 int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)

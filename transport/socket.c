@@ -105,6 +105,17 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
     return score;
 }
 
+/* Is the word one of a list separated by spaces? */
+static bool contains_word(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+
+    for (const char *at = list; (at = strstr(at, word)); at += length)
+        if (at > list && at[-1] == ' ' && (at[length] == ' ' || !at[length]))
+            return true;
+    return false;
+}
+
 int prs_socket_interface(const struct prs_config *config, union prs_address *out, char *name, size_t name_bytes)
 {
     struct ifaddrs *list, *best = NULL;
@@ -116,7 +127,7 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
     for (struct ifaddrs *at = list; at; at = at->ifa_next) {
         int score = interface_score(config, at);
 
-        if (at->ifa_addr && at->ifa_addr->sa_family != AF_PACKET)
+        if (at->ifa_addr && at->ifa_addr->sa_family != AF_PACKET && !contains_word(seen, at->ifa_name))
             snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), " %s", at->ifa_name);
         if (score > best_score) {
             best = at;

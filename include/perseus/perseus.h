@@ -147,6 +147,11 @@ PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_r
 PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
                               size_t bytes);
 
+/**
+ * The network interface that prs_listen() would listen on, as "name address (why)". Return 0 or -ENODEV (the settings
+ * admit none: prs_error_text() names those that there are). */
+PRS_API int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes);
+
 /** Who raises signals over these rails: 1 the receiver, inside its prs_peer_progress(); 0 the sender's NIC, alone.
  * Errors as in prs_fabric_policy(). */
 PRS_API int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);

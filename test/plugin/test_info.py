@@ -3,8 +3,10 @@
 """test_info.py SOFTNIC-RUN PERSEUS-INFO [efa]: what perseus-info prints with rails, without rails, and with a wrong setting."""
 import json
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 
 failed = 0
 
@@ -57,7 +59,27 @@ def main():
     status, text, _ = run([*world, "--json"], PERSEUS_ORDER="soon")
     report(status == 1 and "PERSEUS_ORDER=soon" in json.loads(text)["error"], "an impossible value is named", text)
     status, _, said = run([*world, "--nonsense"])
-    report(status == 2 and "usage" in said, "an unknown option is refused", said)
+    report(status == 2 and "'--nonsense' is not an option" in said, "an unknown option is refused", said)
+    status, text, _ = run([*world, "--json"])
+    report(status == 0 and " (running" in json.loads(text)["interface"], "the interface of handshakes is named, with the reason", text)
+    status, text, _ = run([*world, "--json"], NCCL_SOCKET_IFNAME="=lo")
+    report(json.loads(text)["interface"].startswith("lo 127.0.0.1 (admitted"), "a named interface is taken", text)
+    status, text, _ = run([*world, "--json"], PERSEUS_ORDER="nonsense")
+    report([p["class"] for p in json.loads(text)["problems"]] == ["setting"], "a wrong setting is a problem of that class, and the only one", text)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libnccl-net.so", "libnccl-net-perseus.so", "libnccl-netless.so"):
+            pathlib.Path(folder, name).touch()
+        # The launcher puts its own folders before this one.
+        command = [softnic, "--quiet", "--", "sh", "-c", f'LD_LIBRARY_PATH="$LD_LIBRARY_PATH:{folder}" exec "$0" --json', info]
+        status, text, _ = run(command)
+        told = json.loads(text)
+        here = {p["path"]: p["perseus"] for p in told["plugins"] if folder in p["path"]}
+        report(status == 0 and here == {f"{folder}/libnccl-net-perseus.so": True, f"{folder}/libnccl-net.so": False},
+               "net plugins on the linker's path are named", text)
+        report(any(p["class"] == "plugin" and f"{folder}/libnccl-net.so" in p["what"] for p in told["problems"]),
+               "one that NCCL would load by itself is a problem", text)
+        status, text, _ = run(command, NCCL_NET_PLUGIN="perseus")
+        report(not any(p["class"] == "plugin" for p in json.loads(text)["problems"]), "not where NCCL is told which one to load", text)
     return 1 if failed else 0
 
 

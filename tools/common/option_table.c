@@ -20,6 +20,7 @@ static void print_help(const struct option_table *table)
         snprintf(name, sizeof(name), "%s %s", row->name, row->value_name ? row->value_name : "");
         printf("  --%-22s %s\n", name, row->help);
     }
+    printf("  --%-22s %s\n  --%-22s %s\n", "help", "print this", "version", "print the version");
     fputs(table->tail ? table->tail : "", stdout);
 }
 
@@ -189,16 +190,21 @@ void option_table_set(const struct option_table *table, void *options, const cha
 
 int option_table_parse(const struct option_table *table, void *options, int argc, char **argv)
 {
-    struct option rows[ROWS_MAX + 2] = {{0}};
+    struct option rows[ROWS_MAX + 3] = {{0}};
     int index = 0, c;
 
     for (uint32_t i = 0; i < table->count && i < ROWS_MAX; i++)
         rows[i] = (struct option){table->rows[i].name, table->rows[i].value_name ? 1 : 0, NULL, 0};
     rows[table->count] = (struct option){"help", 0, NULL, 'h'};
+    rows[table->count + 1] = (struct option){"version", 0, NULL, 'v'};
     optind = 0; /* getopt_long() starts again, with a program's second command line too */
     while ((c = getopt_long(argc, argv, ":h", rows, &index)) != -1) {
         if (c == 'h') {
             print_help(table);
+            exit(0);
+        }
+        if (c == 'v') {
+            printf("%s %s\n", table->program, PRS_VERSION);
             exit(0);
         }
         if (c == ':')

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A command line by a table: each row names an option, says in which field of the program's options its value goes, and
  * which values are allowed. Usable from C and from C++. Wrong options end the program with status 2 and a line on
- * stderr that names the option, the value and what is allowed. --help prints the table and ends with status 0. */
+ * stderr that names the option, the value and what is allowed. --help prints the table, --version the version, and both
+ * end with status 0. */
 #ifndef TOOLS_COMMON_OPTION_TABLE_H
 #define TOOLS_COMMON_OPTION_TABLE_H
 
@@ -47,7 +48,7 @@ struct option_row {
 
 struct option_table {
     const char *program;
-    const char *head, *tail; /* lines before and after the rows in the help text; tail may be NULL */
+    const char *head, *tail; /* lines before and after the rows in the help text, with an example; tail may be NULL */
     const struct option_row *rows;
     uint32_t count;
 };

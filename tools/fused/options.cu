@@ -158,10 +158,19 @@ static const struct option_table TABLE = {
     "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
     "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal]\n"
     "       perseus-fused-bench --kernel moe --preset NAME [--preset ...] --tokens T [--tokens ...] [--zipf S ...]\n",
-    NULL,
+    "Example, two GPUs:\n"
+    "  perseus-fused-bench --gpus 2 --kernel reduce_scatter --shape 8192x8192x4096\n",
     ROWS,
     sizeof(ROWS) / sizeof(ROWS[0]),
 };
+
+static const char *name_of(uint32_t kernels)
+{
+    for (uint32_t i = 0; i < 4; i++)
+        if (kernels == 1u << i)
+            return BENCH_KERNELS[i];
+    return "all";
+}
 
 /* Each requested kernel needs a shape to run on. */
 static void check_kernels(struct bench_options *o)
@@ -169,10 +178,18 @@ static void check_kernels(struct bench_options *o)
     struct bench_attention_options *a = &o->attention;
     if (!o->kernels && !o->moe.on && !a->on)
         option_table_refuse(&TABLE, "--kernel is missing");
-    if (o->moe.on ? o->moe.shape_count == 0 || o->moe.token_count == 0 : (o->kernels != 0) != (o->shape_count != 0))
-        option_table_refuse(&TABLE, "want --kernel and --shape, or --kernel moe, --preset and --tokens");
-    if ((a->on != 0) != (a->shape_count != 0))
-        option_table_refuse(&TABLE, "--kernel attention and --shape BxHqxHkvxSxD: want both or neither");
+    if (o->moe.on && o->moe.shape_count == 0)
+        option_table_refuse(&TABLE, "--kernel moe: --preset NAME is missing");
+    if (o->moe.on && o->moe.token_count == 0)
+        option_table_refuse(&TABLE, "--kernel moe: --tokens N is missing");
+    if (a->on && a->shape_count == 0)
+        option_table_refuse(&TABLE, "--kernel attention: --shape BxHqxHkvxSxD is missing");
+    if (o->kernels && o->shape_count == 0)
+        option_table_refuse(&TABLE, "--kernel %s: --shape MxNxK is missing", name_of(o->kernels));
+    if (!o->kernels && o->shape_count != 0)
+        option_table_refuse(&TABLE, "--shape MxNxK: want --kernel gemm, reduce_scatter, allgather, allreduce or all");
+    if (!a->on && a->shape_count != 0)
+        option_table_refuse(&TABLE, "--shape BxHqxHkvxSxD: want --kernel attention");
     if (a->causal && o->loopback)
         option_table_refuse(&TABLE, "--loopback: not with --causal, whose ranks do not send alike");
     for (uint32_t i = 0; i < a->shape_count; i++) {

@@ -72,7 +72,12 @@ double bench_median(double *v, uint32_t count)
 static void *run_member(void *arg)
 {
     struct member *m = (struct member *)arg;
-    BENCH_CUDA(cudaSetDevice(m->rank.device));
+    cudaError_t e = cudaSetDevice(m->rank.device);
+    if (e != cudaSuccess) {
+        fprintf(stderr, "perseus-fused-bench: no usable GPU %d for rank %u: %s\n", m->rank.device, m->rank.rank,
+                cudaGetErrorString(e));
+        exit(1);
+    }
     m->result = m->fn(&m->rank, m->user);
     return NULL;
 }

@@ -5,7 +5,7 @@
 
 #include <perseus/perseus.h>
 
-enum { INFO_RAILS = 64, INFO_GPUS = 32, INFO_PROBLEMS = 64, INFO_LINES = 128 };
+enum { INFO_RAILS = 64, INFO_GPUS = 32, INFO_PROBLEMS = 64, INFO_LINES = 128, INFO_PLUGINS = 32 };
 
 struct gpu {
     char address[32];   /* PCI, as in 0000:18:00.0 */
@@ -15,7 +15,14 @@ struct gpu {
 };
 
 struct problem {
+    const char *class; /* setting, driver, device, port, memory, network, policy or plugin */
     char what[256], fix[256];
+};
+
+/* A net plugin of NCCL in a folder where the dynamic linker looks. */
+struct plugin_file {
+    char path[512];
+    bool is_perseus;
 };
 
 struct machine {
@@ -26,6 +33,11 @@ struct machine {
     int gpu_count;
     struct gpu gpu[INFO_GPUS];
     char policy[256];
+    int policy_error;
+    char interface[256];
+    int interface_error;
+    int plugin_count; /* in the order in which the linker would find them */
+    struct plugin_file plugin[INFO_PLUGINS];
     int problem_count;
     struct problem problem[INFO_PROBLEMS];
     int line_count; /* what the transport logged about the devices that it found */
@@ -37,6 +49,9 @@ void gpu_find(struct machine *machine);
 
 /* How far apart two PCI devices are, in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS; "-" when one has no path. */
 const char *distance_name(const char *path_a, int numa_a, const char *path_b, int numa_b);
+
+/* Find libnccl-net*.so in LD_LIBRARY_PATH and the linker's default folders. */
+void plugins_find(struct machine *machine);
 
 /* Look for common mistakes in the configuration. */
 void problems_find(struct machine *machine);

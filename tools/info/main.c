@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tools/common/option_table.h"
 #include "tools/info/machine.h"
 
 /* A prs_log_fn that keeps what the transport logs about each device. */
@@ -32,36 +33,57 @@ static void find_rails(struct machine *machine)
         if (all.count < PRS_MAX_RAILS)
             all.rail[all.count++] = i;
     }
-    if (all.count && prs_fabric_policy(fabric, &all, machine->policy, sizeof(machine->policy)) < 0)
+    if (all.count)
+        machine->policy_error = prs_fabric_policy(fabric, &all, machine->policy, sizeof(machine->policy));
+    if (machine->policy_error)
         snprintf(machine->policy, sizeof(machine->policy), "none: %s", prs_error_text());
+    machine->interface_error = prs_fabric_interface(fabric, machine->interface, sizeof(machine->interface));
+    if (machine->interface_error)
+        snprintf(machine->interface, sizeof(machine->interface), "none: %s", prs_error_text());
     prs_fabric_close(fabric);
 }
+
+struct options {
+    const char *job;
+    bool json;
+};
+
+static const struct option_row rows[] = {
+    {OPTION_SET, "json", NULL, "one JSON object, to attach to a report", OPTION_FIELD(struct options, json), 1},
+    {OPTION_TEXT, "job", "PID", "the counters of a process that runs with PERSEUS_METRICS=FOLDER",
+     OPTION_FIELD(struct options, job)},
+};
+
+static const struct option_table table = {
+    "perseus-info",
+    "usage: perseus-info [options]\n"
+    "Shows the rails that Perseus would use, GPUs and their distance to them, how memory would be registered, the\n"
+    "ordering policy and why, the interface of handshakes, other net plugins of NCCL, and what is wrong and how to\n"
+    "fix it.\n",
+    "Exit status 1: a job could not use RDMA here, since there is no rail, no interface, or not the policy asked for.\n"
+    "Example, without a NIC:\n"
+    "  softnic-run --nics 2 -- perseus-info --json\n",
+    rows,
+    sizeof(rows) / sizeof(rows[0]),
+};
 
 int main(int argc, char **argv)
 {
     static struct machine machine;
-    bool is_json = argc == 2 && !strcmp(argv[1], "--json");
+    struct options options = {0};
 
-    if (argc == 3 && !strcmp(argv[1], "--job"))
-        return job_print(argv[2]);
-    if (argc > 1 && !is_json) {
-        bool is_help = argc == 2 && !strcmp(argv[1], "--help");
-
-        fprintf(is_help ? stdout : stderr,
-                "usage: perseus-info [--json]\n"
-                "       perseus-info --job PID    the counters of a process that runs with PERSEUS_METRICS=FOLDER\n"
-                "Shows the rails that Perseus would use, GPUs and their distance to them, how memory would be "
-                "registered, the\nordering policy and why, and what is wrong and how to fix it. Exit status 1: "
-                "nothing to use.\n");
-        return is_help ? 0 : 2;
-    }
+    if (option_table_parse(&table, &options, argc, argv) < argc)
+        option_table_refuse(&table, "'%s' is not an option", argv[argc - 1]);
+    if (options.job)
+        return job_print(options.job);
     prs_log_set(keep_line, &machine);
     find_rails(&machine);
     gpu_find(&machine);
+    plugins_find(&machine);
     problems_find(&machine);
-    if (is_json)
+    if (options.json)
         print_json(&machine);
     else
         print_text(&machine);
-    return machine.rail_count ? 0 : 1;
+    return machine.rail_count && !machine.policy_error && !machine.interface_error ? 0 : 1;
 }

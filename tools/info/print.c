@@ -49,11 +49,16 @@ void print_text(const struct machine *machine)
     print_gpus(machine);
     printf("order of a peer over all rails: %s\n",
            machine->policy[0] ? machine->policy : "none, since there is no rail");
+    printf("interface of handshakes: %s\n", machine->interface[0] ? machine->interface : "not asked for");
+    printf("net plugins of NCCL in the linker's folders: %d\n", machine->plugin_count);
+    for (int i = 0; i < machine->plugin_count; i++)
+        printf("  %s%s\n", machine->plugin[i].path, machine->plugin[i].is_perseus ? "  (Perseus)" : "");
     for (int i = 0; i < machine->line_count; i++)
         printf("  log: %s\n", machine->line[i]);
     printf("problems: %d\n", machine->problem_count);
     for (int i = 0; i < machine->problem_count; i++)
-        printf("  - %s\n    fix: %s\n", machine->problem[i].what, machine->problem[i].fix);
+        printf("  - %s: %s\n    fix: %s\n", machine->problem[i].class, machine->problem[i].what,
+               machine->problem[i].fix);
 }
 
 /* ---- JSON ---- */
@@ -99,9 +104,16 @@ void print_json(const struct machine *machine)
         json_print(stdout, i ? "," : "");
         json_gpu(machine, &machine->gpu[i]);
     }
+    json_print(stdout, "],interface:%s,plugins:[", machine->interface);
+    for (int i = 0; i < machine->plugin_count; i++)
+        json_print(stdout, i ? ",{path:%s,perseus:%hhd}" : "{path:%s,perseus:%hhd}", machine->plugin[i].path,
+                   machine->plugin[i].is_perseus);
+    json_print(stdout, "],log:[");
+    for (int i = 0; i < machine->line_count; i++)
+        json_print(stdout, i ? ",%s" : "%s", machine->line[i]);
     json_print(stdout, "],problems:[");
     for (int i = 0; i < machine->problem_count; i++)
-        json_print(stdout, i ? ",{what:%s,fix:%s}" : "{what:%s,fix:%s}", machine->problem[i].what,
-                   machine->problem[i].fix);
+        json_print(stdout, i ? ",{class:%s,what:%s,fix:%s}" : "{class:%s,what:%s,fix:%s}", machine->problem[i].class,
+                   machine->problem[i].what, machine->problem[i].fix);
     json_print(stdout, "]}\n");
 }

@@ -29,7 +29,11 @@ static const struct option_row rows[] = {
 };
 
 static const struct option_table table = {
-    "perseus-nccl-ranks", "usage: perseus-nccl-ranks [options]\n", NULL, rows, sizeof(rows) / sizeof(rows[0]),
+    "perseus-nccl-ranks",
+    "usage: perseus-nccl-ranks [options]\nThe ranks of perseus-nccl on one host.\n",
+    NULL,
+    rows,
+    sizeof(rows) / sizeof(rows[0]),
 };
 
 const char *collective_name(enum collective op)

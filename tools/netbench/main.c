@@ -2,9 +2,11 @@
 /* perseus-netbench: starts the ranks and watches over them. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tools/common/rank_processes.h"
-#include "tools/netbench/bandwidth.h"
+#include "tools/netbench/net.h"
 #include "tools/netbench/rank.h"
 
 enum { GRACE_S = 15 /* for what a rank does besides waiting: fill, check, close */ };
@@ -53,6 +55,27 @@ static uint64_t count_beats(void *user)
     return sum;
 }
 
+/* Try in a process of its own, so that a plugin that cannot be loaded is reported once and not by each rank. The ranks
+ * load it themselves, since a plugin reads the environment of its rank. */
+static bool can_load(const struct options *options)
+{
+    int status = 1;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct net net;
+
+        _exit(net_load(&net, options->plugin, options->api) < 0 ? 1 : 0);
+    }
+    if (pid < 0)
+        perror("perseus-netbench: fork");
+    else
+        waitpid(pid, &status, 0);
+    if (pid > 0 && WIFSIGNALED(status))
+        fprintf(stderr, "perseus-netbench: %s: loading it ended with signal %d\n", options->plugin, WTERMSIG(status));
+    return pid > 0 && status == 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct run all;
@@ -69,7 +92,8 @@ int main(int argc, char **argv)
     options_parse(&all.options, argc, argv);
     if (job_open(options, &all.job) < 0)
         return 1;
-    bandwidth_print_head(options);
+    if (!can_load(options))
+        return 1;
     ranks.count = (uint32_t)options->ranks;
     ranks.limit_s =
         (uint32_t)(options->setup_timeout_s > options->timeout_s ? options->setup_timeout_s : options->timeout_s);

@@ -58,7 +58,8 @@ static const struct option_table table = {
     "perseus-netbench",
     "usage: perseus-netbench --plugin FILE [options]\n"
     "Drives an NCCL net plugin the way NCCL does, with rank processes of this machine, and checks the data.\n",
-    NULL,
+    "Example, without a NIC:\n"
+    "  softnic-run -- perseus-netbench --plugin ./libnccl-net-perseus.so --op allreduce --ranks 4 --check\n",
     rows,
     sizeof(rows) / sizeof(rows[0]),
 };

@@ -502,6 +502,8 @@ int rank_run(const struct options *options, struct job *job, int id)
     if (r < 0)
         goto finalize;
     await_phase(&rank, SERVICE_OPEN);
+    if (id == 0 && rank.service_result == 0)
+        bandwidth_print_head(options);
     r = run_sizes(&rank);
     set_phase(&rank, SERVICE_CLOSING);
     pthread_join(rank.service, NULL);

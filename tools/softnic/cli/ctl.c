@@ -34,7 +34,12 @@ static void usage(FILE *to)
                 "                        for requests posted from now on; values as for softnic-run\n"
                 "  qp-error QPN          put a queue pair into the error state, as a fatal NIC fault does\n"
                 "  sweep                 remove worlds whose processes are all gone\n"
-                "The world is --world, else SOFTNIC_WORLD, else the only one there is.\n");
+                "  --help                print this\n"
+                "  --version             print the version\n"
+                "The world is --world, else SOFTNIC_WORLD, else the only one there is.\n"
+                "Example, a job that loses its link for a second:\n"
+                "  softnic-run --name lab -- ./job &\n"
+                "  softnicctl --world lab link softnic0 down; sleep 1; softnicctl --world lab link softnic0 up\n");
 }
 
 struct only {
@@ -65,9 +70,13 @@ static int find_world(const struct request *q, char *path, size_t bytes)
         snprintf(path, bytes, "%s", only.path);
         return 0;
     }
-    fprintf(stderr,
-            "softnicctl: there %s %u worlds: name one with --world or SOFTNIC_WORLD (softnicctl worlds lists them)\n",
-            only.count > 1 ? "are" : "is none;", only.count);
+    if (only.count == 0)
+        fprintf(stderr, "softnicctl: no world is running: start one with softnic-run\n");
+    else
+        fprintf(stderr,
+                "softnicctl: %u worlds are running: name one with --world or SOFTNIC_WORLD (softnicctl worlds lists "
+                "them)\n",
+                only.count);
     return -ENOENT;
 }
 
@@ -108,7 +117,11 @@ static int set_command(struct sn_world *world, const char *device, const char *w
         return EXIT_USAGE;
     }
     if (r) {
-        fprintf(stderr, "softnicctl: set: %s cannot be '%s'\n", what, text);
+        const char *want = !strcmp(what, "rate")      ? "rate: want bits per second with K, M, G or T, such as 400G"
+                           : !strcmp(what, "latency") ? "latency: want a time in ns, us, ms or s, such as 2us"
+                                                      : "loss: want 0 to 1, such as 0.001, or a percentage";
+
+        fprintf(stderr, "softnicctl: set: '%s' is not a %s, or off\n", text, want);
         return EXIT_USAGE;
     }
     dev = find_device(world, "set", device);
@@ -188,12 +201,22 @@ static int parse(struct request *q, int argc, char **argv)
             usage(stdout);
             return EXIT_OK + 1;
         }
+        if (!strcmp(argv[i], "--version")) {
+            printf("softnicctl %s\n", PRS_VERSION);
+            return EXIT_OK + 1;
+        }
         if (!strcmp(argv[i], "--json")) {
             q->json = true;
         } else if (!strcmp(argv[i], "--world") && i + 1 < argc) {
             q->world_name = argv[++i];
-        } else if (argv[i][0] == '-' || q->num_words == 4) {
-            fprintf(stderr, "softnicctl: '%s' is not understood here\n", argv[i]);
+        } else if (!strcmp(argv[i], "--world")) {
+            fprintf(stderr, "softnicctl: --world: needs a value (softnicctl --help lists the options)\n");
+            return EXIT_USAGE + 1;
+        } else if (argv[i][0] == '-') {
+            fprintf(stderr, "softnicctl: '%s' is not an option (softnicctl --help lists the options)\n", argv[i]);
+            return EXIT_USAGE + 1;
+        } else if (q->num_words == 4) {
+            fprintf(stderr, "softnicctl: '%s' is one word too many (softnicctl --help lists the commands)\n", argv[i]);
             return EXIT_USAGE + 1;
         } else {
             q->words[q->num_words++] = argv[i];
@@ -205,18 +228,26 @@ static int parse(struct request *q, int argc, char **argv)
 int main(int argc, char **argv)
 {
     static const struct {
-        const char *name;
+        const char *name, *arguments;
         int words;
-    } commands[] = {{"worlds", 1}, {"sweep", 1}, {"status", 1},  {"counters", 1},
-                    {"link", 3},   {"set", 4},   {"qp-error", 2}};
+    } commands[] = {
+        {"worlds", "no argument", 1},   {"sweep", "no argument", 1},   {"status", "no argument", 1},
+        {"counters", "no argument", 1}, {"link", "DEVICE up|down", 3}, {"set", "DEVICE rate|latency|loss VALUE", 4},
+        {"qp-error", "QPN", 2},
+    };
     struct request q = {0};
     int r = parse(&q, argc, argv);
 
     if (r)
         return r - 1;
     for (size_t i = 0; q.num_words && i < sizeof(commands) / sizeof(commands[0]); i++) {
-        if (strcmp(q.words[0], commands[i].name) || q.num_words != commands[i].words)
+        if (strcmp(q.words[0], commands[i].name))
             continue;
+        if (q.num_words != commands[i].words) {
+            fprintf(stderr, "softnicctl: %s: wants %s (softnicctl --help lists the commands)\n", q.words[0],
+                    commands[i].arguments);
+            return EXIT_USAGE;
+        }
         if (!strcmp(q.words[0], "worlds")) {
             sn_report_worlds(q.json);
             return EXIT_OK;
@@ -227,6 +258,11 @@ int main(int argc, char **argv)
         }
         return in_world(&q);
     }
-    usage(stderr);
+    if (q.num_words)
+        fprintf(stderr,
+                "softnicctl: '%s' is not a command: want worlds, status, counters, link, set, qp-error or sweep\n",
+                q.words[0]);
+    else
+        fprintf(stderr, "softnicctl: want a command (softnicctl --help lists them)\n");
     return EXIT_USAGE;
 }

@@ -53,8 +53,8 @@ static const struct flag {
     {"name", NAME, 0, 0, 0, "W         name the world, or join the one that has this name"},
     {"no-sysfs", NO_SYSFS, 0, 0, 0, "        leave /sys/class/infiniband as it is"},
     {"quiet", QUIET, 0, 0, 0, "           say nothing unless it fails"},
-    {"help", HELP, 0, 0, 0, ""},
-    {"version", VERSION, 0, 0, 0, ""},
+    {"help", HELP, 0, 0, 0, " print this"},
+    {"version", VERSION, 0, 0, 0, " print the version"},
 };
 enum { NUM_FLAGS = sizeof(flags) / sizeof(flags[0]) };
 
@@ -62,10 +62,17 @@ static void usage(FILE *to)
 {
     fprintf(to, "usage: softnic-run [options] [--] command [arguments]\n"
                 "Runs a command, and all it starts, with software RDMA devices in place of hardware.\n");
-    for (int i = 0; i < NUM_FLAGS; i++)
-        if (flags[i].help[0])
-            fprintf(to, "  --%s %s\n", flags[i].name, flags[i].help);
-    fprintf(to, "Rates take K, M, G, T; times take ns, us, ms, s. See doc/softnic.md.\n");
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        const char *help = flags[i].help; /* begins with the value's name, or with a space */
+        int value = (int)strcspn(help, " ");
+        char name[64];
+
+        snprintf(name, sizeof(name), "%s %.*s", flags[i].name, value, help);
+        fprintf(to, "  --%-18s %s\n", name, help + value + strspn(help + value, " "));
+    }
+    fprintf(to, "Rates take K, M, G, T; times take ns, us, ms, s. See doc/softnic.md.\n"
+                "Example, two NICs of a node, each with 100 Gbit/s and 5 us of latency:\n"
+                "  softnic-run --nics 2 --rate 100G --latency 5us -- ibv_devinfo\n");
 }
 
 static bool is_world_name(const char *name)
@@ -214,8 +221,7 @@ int sn_launcher_options_parse(struct sn_launcher_options *o, int argc, char **ar
     }
     o->command = argv + optind;
     if (!*o->command) {
-        fprintf(stderr, "softnic-run: no command to run\n");
-        usage(stderr);
+        fprintf(stderr, "softnic-run: no command to run (softnic-run --help lists the options)\n");
         return EXIT_USAGE;
     }
     return 0;
