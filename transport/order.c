@@ -237,7 +237,7 @@ static bool notifies_apart(const struct prs_order *order, const struct prs_put *
         return false;
     if (!(put->flags & PRS_PUT_NOTIFY))
         return order->policy == PRS_POLICY_COUNTED && put->group != PRS_GROUP_NONE;
-    /* MUTANT(order) a message of many parts has one immediate a part: s/parts <= PRS_IMM_MAX_SIZED_PARTS/true/ */
+    /* More parts than such an immediate can number carry it themselves. */
     return order->size_addr && parts <= PRS_IMM_MAX_SIZED_PARTS;
 }
 

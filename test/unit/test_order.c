@@ -433,3 +433,24 @@ Test(order, under_adaptive_routing_long_bytes_go_without_an_immediate)
         cr_assert(queue->wr[1].remote_addr == (1 << 20) + 7 * 8 && queue->wr[1].remote_key == 99);
     }
 }
+
+/* It takes two requests a part, so a short queue could never hold it. */
+Test(order, a_message_that_fills_its_queue_keeps_its_immediates)
+{
+    static const uint32_t key[PRS_MAX_RAILS];
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 10 << 20, .notify_id = 1, .flags = PRS_PUT_NOTIFY};
+    struct prs_op op[3];
+
+    bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+    prs_order_set_sizes(&bench->order, 1 << 20, key);
+    cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0);
+    cr_assert_eq(bench->order.queue[0].head, 20, "10 parts, each notified apart");
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), PRS_BUSY, "12 of 20 slots are free");
+    bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+    prs_order_set_sizes(&bench->order, 1 << 20, key);
+    put.len_bytes = 20 << 20;
+    cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0, "it would never fit with 40");
+    cr_assert_eq(bench->order.queue[0].head, 20);
+}
