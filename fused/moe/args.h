@@ -39,7 +39,7 @@ struct prs_moe_claims {
     /* The routing kernel: chunks that are claimed, counted and sent; parts of what is received that are claimed. */
     uint32_t chunks, counted, sent, parts;
     uint32_t wrong, wrong_token; /* wrong choices; ~ of the first token with one */
-    /* The product's kernel: units; lists of deliveries; rows in groups of ROWS_PER_CLAIM (rows.cuh). */
+    /* The product's kernel: units; lists of deliveries; rows. */
     uint32_t units, deliveries, pushed, relayed, forwarded;
     uint32_t left; /* CTAs that have ended */
 };
