@@ -86,18 +86,18 @@ setup_cuda() {
     [ -e "$setup_nvcc_root/lib64" ] || ln -s lib "$setup_nvcc_root/lib64" # where nvcc looks; the wheels have lib/
 }
 
-# A Python with torch for test/python, in build/torch. torch's own wheels need CUDA's libraries, 2 GB more: the toolkit's serve, with three
+# A Python with torch for test/python, in build/torch-env. torch's own wheels need CUDA's libraries, 2 GB more: the toolkit's serve, with three
 # small wheels that it lacks. Nothing is fetched where there is no toolkit; the tests are then skipped.
 setup_torch() {
-    local venv=$root/build/torch
+    local venv=$root/build/torch-env
     local libraries=/usr/local/cuda/lib64
-    LD_LIBRARY_PATH=$libraries "$venv/bin/python" -c 'import torch' 2>/dev/null && return 0
-    python3 -c 'import torch' 2>/dev/null && return 0
+    LD_LIBRARY_PATH=$libraries "$venv/bin/python" -c 'from torch import Tensor' 2>/dev/null && return 0
+    python3 -c 'from torch import Tensor' 2>/dev/null && return 0
     if [ ! -e "$libraries/libcudnn.so.9" ] || [ ! -e "$libraries/libcublasLt.so.13" ]; then
         setup_say "skipped: tests of the Python package, which need torch: install it into a virtual environment $venv"
         return 0
     fi
-    setup_say "no torch: fetching $setup_torch_version into build/torch"
+    setup_say "no torch: fetching $setup_torch_version into build/torch-env"
     setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
     rm -rf "$venv"
     if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps \

@@ -197,7 +197,7 @@ def main():
     world = int(os.environ.get("GPUS", "2"))
     ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:]],
                               env=dict(os.environ, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                                       MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")) for r in range(world)]
+                                       MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")) for r in range(world)]
     ends = [p.wait(timeout=290) for p in ranks]
     return ends[0]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this one, or that of BUILD/torch
+"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this one, or that of BUILD/torch-env
 (tools/setup.sh). Where neither has it, the test is skipped."""
 import os
 import pathlib
@@ -21,14 +21,14 @@ def environment(source, build):
 def main():
     source, build, test = map(pathlib.Path, sys.argv[1:4])
     env, said = environment(source, build), "no torch"
-    for python in (sys.executable, str(build / "torch/bin/python"), str(source / "build/torch/bin/python")):
+    for python in (sys.executable, str(build / "torch-env/bin/python"), str(source / "build/torch-env/bin/python")):
         if not os.path.exists(python):
             continue
-        found = subprocess.run([python, "-c", "import torch"], env=env, capture_output=True, text=True)
+        found = subprocess.run([python, "-c", "from torch import Tensor"], env=env, capture_output=True, text=True)
         if found.returncode == 0:
             return subprocess.run([python, str(test)], env=env).returncode
         said = (found.stderr.strip().splitlines() or [said])[-1]
-    print(f"skipped: needs torch (tools/setup.sh installs it into build/torch): {said}")
+    print(f"skipped: needs torch (tools/setup.sh installs it into build/torch-env): {said}")
     return SKIP
 
 
