@@ -92,23 +92,12 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
 /* ---- claims ---- */
 enum { DELIVERIES_PER_CLAIM = 16 };
 
-/* A position in a list of rows that all CTAs share, and the next one, which is claimed while this row is moved. One row a
- * claim: receivers need rows in the order of the list, and a CTA that claimed several would send them one after the
- * other while others send later ones (4 rows a claim: 2048 tokens took 9 % longer). */
-struct row_claims {
-    uint32_t at, next;
-};
-
-PRS_DEVICE struct row_claims claim_rows(uint32_t *counter)
+/* Claims the next position in a list of rows that all CTAs share. One row a claim, and not before it can be moved:
+ * receivers need rows in the order of the list, and a CTA that held several would send them one after the other while
+ * others send later ones. */
+PRS_DEVICE uint32_t claim_row(uint32_t *counter)
 {
-    uint32_t at = atomicAdd(counter, 1u);
-    return {at, atomicAdd(counter, 1u)};
-}
-
-PRS_DEVICE void next_row(uint32_t *counter, struct row_claims *c)
-{
-    c->at = c->next;
-    c->next = atomicAdd(counter, 1u);
+    return atomicAdd(counter, 1u);
 }
 
 /* ---- warp 3: own rows for this node ---- */
@@ -117,18 +106,17 @@ struct pushed_row {
     uint32_t at, p, row, token; /* at: position in the list */
 };
 
-/* Moves to the first existing row at this position or later; its position is `end` or more if there is none. */
-PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, struct row_claims *claims, uint32_t end)
+/* Claims the next row that exists; its position is `end` or more if there is none. */
+PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t end)
 {
     const struct prs_route *r = &args.route;
-    uint32_t others = r->place.local_ranks - 1;
-    for (; claims->at < end; next_row(&args.claims->pushed, claims)) {
-        uint32_t at = claims->at;
+    uint32_t others = r->place.local_ranks - 1, at;
+    while ((at = claim_row(&args.claims->pushed)) < end) {
         uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, 1 + at % others)), row = at / others;
         if (row < args.totals->sent[p])
             return {at, p, row, args.sent[(uint64_t)p * r->tokens + row]};
     }
-    return {claims->at, 0, 0, 0};
+    return {at, 0, 0, 0};
 }
 
 /* Pushes rows to all destinations in turn, to each in the order in which it computes. Looks up the next row while one
@@ -138,7 +126,6 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 {
     const struct prs_route *r = &args.route;
     uint32_t most = 0;
-    struct row_claims claims = claim_rows(&args.claims->pushed);
     struct pushed_row now, last = {0, 0, 0, 0};
     int64_t next = 0;
     auto signal_last = [&]() {
@@ -152,7 +139,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
         most = args.totals->sent[p] > most ? args.totals->sent[p] : most;
     }
     uint32_t end = most * (r->place.local_ranks - 1);
-    for (now = find_row(args, &claims, end); now.at < end;) {
+    for (now = find_row(args, end); now.at < end;) {
         struct pushed_row after;
         pause(next);
         next = clock64() + args.push_gap;
@@ -163,8 +150,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
                            bytes);
             },
             [&]() {
-                next_row(&args.claims->pushed, &claims);
-                after = find_row(args, &claims, end);
+                after = find_row(args, end);
                 signal_last();
             });
         last = now, now = after;
@@ -217,9 +203,8 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
     };
     for (uint32_t n = 1; n < r->place.nodes; n++)
         most = args.totals->relayed[n] > most ? args.totals->relayed[n] : most;
-    uint32_t *counter = &args.claims->relayed;
-    for (struct row_claims at = claim_rows(counter); at.at < most * others; next_row(counter, &at)) {
-        uint32_t n = 1 + at.at % others, row = at.at / others;
+    for (uint32_t at; (at = claim_row(&args.claims->relayed)) < most * others;) {
+        uint32_t n = 1 + at % others, row = at / others;
         if (row >= args.totals->relayed[n])
             continue;
         copy_row_of(
@@ -236,9 +221,8 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
 /* Rows that counterparts put here: the row that this CTA forwards next, from all nodes in turn, and the previous row
  * until its receivers' flags are raised. */
 struct incoming {
-    struct row_claims claims;
-    uint32_t end;    /* of the list */
-    uint32_t n, row; /* row `row` of those from the node at distance n */
+    uint32_t at, end; /* position in the list, and its end */
+    uint32_t n, row;  /* row `row` of those from the node at distance n */
     uint32_t last_n;
     const int32_t *last; /* its row of the forwarding table; NULL: it is flagged */
 };
@@ -253,8 +237,8 @@ PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32
 PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
     uint32_t others = args.route.place.nodes - 1;
-    for (; in->claims.at < in->end; next_row(&args.claims->forwarded, &in->claims)) {
-        in->n = 1 + in->claims.at % others, in->row = in->claims.at / others;
+    for (; in->at < in->end; in->at = claim_row(&args.claims->forwarded)) {
+        in->n = 1 + in->at % others, in->row = in->at / others;
         if (in->row < forwarding_of(args, epoch, in->n)[0])
             return;
     }
@@ -262,7 +246,7 @@ PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, s
 
 PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint32_t epoch)
 {
-    struct incoming in = {claim_rows(&args.claims->forwarded), 0, 0, 0, 0, NULL};
+    struct incoming in = {claim_row(&args.claims->forwarded), 0, 0, 0, 0, NULL};
     for (uint32_t n = 1; n < args.route.place.nodes; n++) {
         uint32_t rows = forwarding_of(args, epoch, n)[0];
         in.end = rows > in.end ? rows : in.end;
@@ -309,11 +293,11 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
     const struct prs_route *r = &args.route;
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
     const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
-    if (in->claims.at >= in->end || load_acquire_sys(flag) != epoch) {
+    if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
         /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
          * the last row that was forwarded is flagged: delete */
         flag_incoming(args, epoch, in);
-        if (!waits || in->claims.at >= in->end)
+        if (!waits || in->at >= in->end)
             return false;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
@@ -329,7 +313,7 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
         },
         [&]() { flag_incoming(args, epoch, in); });
     in->last = places, in->last_n = in->n;
-    next_row(&args.claims->forwarded, &in->claims);
+    in->at = claim_row(&args.claims->forwarded);
     find_incoming(args, epoch, in);
     return true;
 }
@@ -476,8 +460,6 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
     while ((first = first_delivery(__shfl_sync(~0u, list, 0))) < deliveries) {
         struct placed_row mine = {0, 0, 0, first + lane * gridDim.x};
         uint32_t here = 0;
-        if (lane == 0)
-            list = atomicAdd(&args.claims->deliveries, 1u); /* comes while this list is placed */
         if (lane < DELIVERIES_PER_CLAIM && mine.place < deliveries) {
             const struct prs_route_delivery *delivery = delivery_at(args, mine.place);
             mine.peer = delivery->peer, mine.at = delivery->at, mine.targets = delivery->targets;
@@ -500,6 +482,8 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
             deliver_row(args, &b, delivery, row, last, last_row);
             last = delivery, last_row = row;
         }
+        if (lane == 0)
+            list = atomicAdd(&args.claims->deliveries, 1u);
     }
     count_delivery(args, last, last_row);
 }
