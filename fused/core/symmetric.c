@@ -26,7 +26,6 @@ struct prs_chunk {
     size_t bytes;
     uint8_t *at[PRS_MAX_LOCAL_RANKS];
     bool opened[PRS_MAX_LOCAL_RANKS];  /* [p]: mapped from another process */
-    bool imported;                     /* the memory is the caller's */
     struct prs_region *region;         /* between nodes; NULL otherwise */
     struct prs_window_remote *remotes; /* between nodes: [world] */
 };
@@ -371,18 +370,25 @@ static int take_pieces(struct prs_fused *ctx, const struct prs_need *needs, cons
     return 0;
 }
 
+/* The lowest number of a holding that is free: the same on all ranks. */
+static int find_slot(const struct prs_memory *m, uint32_t *slot)
+{
+    for (*slot = 1; *slot < PRS_MOST_HOLDINGS; ++*slot)
+        if (!m->holding[*slot].used)
+            return 0;
+    return prs_fail(-ENOMEM, "fused: a context holds at most %d plans and allocations", PRS_MOST_HOLDINGS - 1);
+}
+
 int prs_symmetric_hold(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint32_t *holding)
 {
     struct prs_memory *m = ctx->memory;
     uint64_t more[PRS_SYMMETRIC_USES] = {0};
-    uint32_t slot = 1;
-    int r = 0;
+    uint32_t slot;
+    int r = find_slot(m, &slot);
     *holding = 0;
-    while (slot < PRS_MOST_HOLDINGS && m->holding[slot].used)
-        slot++;
-    if (slot == PRS_MOST_HOLDINGS)
-        return prs_fail(-ENOMEM, "fused: a context holds at most %d plans and allocations", PRS_MOST_HOLDINGS - 1);
+    if (r)
+        return r;
     r = take_pieces(ctx, needs, bytes, count, pieces, more);
     for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r; u++)
         if (more[u] != 0) {
@@ -667,6 +673,87 @@ int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out)
     return r;
 }
 
+/* ---- memory of the caller ---- */
+static int check_import(const struct prs_fused *ctx, void *const *at, size_t bytes)
+{
+    if (bytes == 0)
+        return prs_fail(-EINVAL, "fused: 0 bytes of memory to import");
+    for (uint32_t i = 0; i < ctx->place.local_ranks; i++)
+        if (!at[i] || (uintptr_t)at[i] % 16 != 0)
+            return prs_fail(-EINVAL, "fused: memory to import of local rank %u is at %p: 16-byte aligned, not NULL", i,
+                            at[i]);
+    return 0;
+}
+
+/* Collective, between nodes: what windows of the memory need. */
+static int exchange_keys(struct prs_fused *ctx, struct prs_chunk *c, const struct offer *mine)
+{
+    struct offer *all = calloc(ctx->config.world, sizeof(*all));
+    int r = all ? prs_context_allgather(ctx, mine, all, sizeof(*mine))
+                : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        c->remotes[i] = (struct prs_window_remote){.base = all[i].address, .keys = all[i].keys};
+    free(all);
+    return r;
+}
+
+/* Collective, for memory that is mapped and registered. */
+static int hold_import(struct prs_fused *ctx, struct prs_symmetric *s, const struct offer *mine)
+{
+    struct prs_memory *m = ctx->memory;
+    static const char *const names[] = {"bytes"};
+    struct prs_call call = {.kind = PRS_CALL_IMPORT, .error = mine->error};
+    uint32_t slot;
+    int r;
+    prs_call_term(&call, s->bytes);
+    r = prs_meet(ctx, &call, names);
+    if (!r)
+        r = find_slot(m, &slot);
+    if (!r && ctx->network)
+        r = exchange_keys(ctx, s->chunk, mine);
+    if (!r && ctx->network)
+        r = open_window(ctx, s);
+    if (r)
+        return r;
+    m->holding[slot] = (struct holding){.used = true, .piece = {s}};
+    s->next = m->pieces;
+    m->pieces = s;
+    return 0;
+}
+
+int prs_fused_import(struct prs_fused *ctx, void *const *at, size_t bytes)
+{
+    const struct prs_place *place = &ctx->place;
+    struct prs_chunk *c = calloc(1, sizeof(*c));
+    struct prs_symmetric *s = calloc(1, sizeof(*s));
+    struct offer mine;
+    int before, r = prs_context_enter(ctx, &before);
+    memset(&mine, 0, sizeof(mine));
+    if (!r && (!c || !s))
+        r = prs_fail(-ENOMEM, "fused: no memory");
+    if (r) {
+        free(c);
+        free(s);
+        return r;
+    }
+    mine.error = check_import(ctx, at, bytes);
+    for (uint32_t p = 0; p < place->local_ranks; p++)
+        s->at[p] = c->at[p] = at[(place->local_rank + p) % place->local_ranks];
+    s->bytes = c->bytes = bytes;
+    s->chunk = c, s->use = PRS_SYMMETRIC_CLEAN, s->holders = 1, s->lent = true;
+    mine.address = (uint64_t)(uintptr_t)s->at[0];
+    if (!mine.error)
+        mine.error = register_chunk(ctx, c, s->use, &mine);
+    r = hold_import(ctx, s, &mine);
+    if (r) {
+        unmap_chunk(ctx, c);
+        free(c);
+        free(s);
+    }
+    prs_context_leave(before);
+    return r;
+}
+
 int prs_fused_free(struct prs_fused *ctx, void *ptr)
 {
     struct prs_memory *m = ctx->memory;
@@ -675,6 +762,7 @@ int prs_fused_free(struct prs_fused *ctx, void *ptr)
     for (uint32_t i = 1; i < PRS_MOST_HOLDINGS; i++) {
         const struct prs_symmetric *s = m->holding[i].piece[0];
         if (m->holding[i].used && !m->holding[i].closed && s && s->at[0] == ptr && s->lent) {
+            m->holding[i].piece[0]->lent = false; /* no launch may name it any more */
             prs_symmetric_drop(ctx, i);
             return 0;
         }

@@ -365,7 +365,8 @@ static int encode_results(struct prs_fused_plan *p)
         home = prs_symmetric_find(p->base.ctx, c, bytes);
         if (!home)
             return prs_fail(-EINVAL,
-                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
+                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in memory of "
+                            "prs_fused_alloc() or prs_fused_import()",
                             c, (unsigned long long)bytes);
     }
     if (home && s->place.nodes > 1) {

@@ -92,9 +92,17 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
- * ALLREDUCE must lie in such memory, at the same offset on every rank. Free it with prs_fused_free(), not with
- * cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in a context. */
+ * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank. Free it with
+ * prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
+/** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory for
+ * example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order and this
+ * rank included, as kernels of this rank reach it, 16-byte aligned; `bytes` is the same on all ranks. Results of
+ * ALLREDUCE may then lie there. The memory stays the caller's. Give it up with prs_fused_free(ctx, at[own]), after which
+ * the caller may unmap and free it on one node. Several nodes: the memory is registered with the network too, and must
+ * stay until a collective call after which all ranks have given it up. -EINVAL, -ENOMEM; several nodes: -ENOTSUP, -EIO
+ * when it cannot be registered. */
+PRS_API int prs_fused_import(struct prs_fused *ctx, void *const *at, size_t bytes);
 /** Local. No launch of this rank that uses the memory may be in flight. -EINVAL: not the start of such memory. */
 PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);
 

@@ -557,6 +557,75 @@ Test(opening, plans_of_many_batch_sizes_share_memory, .timeout = 300)
     }
 }
 
+/* ---- memory of the caller ---- */
+/* The result must be the same, bit by bit, in memory of the library and in memory that the ranks have mapped
+ * themselves. */
+static void reduce_into_imported_memory(uint32_t rank, struct ranks_self *self, void *user)
+{
+    enum { ROWS = 512, COLUMNS = 256, K = 64, BYTES = ROWS * COLUMNS * 2 };
+    struct prs_fused_tuning tuning = {.path = *(const enum prs_fused_path *)user};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, ROWS, COLUMNS, K, 1};
+    struct prs_fused_operands x = {.a = ranks_upload(1 + rank, ROWS * K), .b = ranks_upload(7 + rank, COLUMNS * K)};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    static uint16_t want[2][ROWS * COLUMNS], have[2][ROWS * COLUMNS];
+    struct prs_fused_plan *plan;
+    void *own, *all[2], *lent;
+    cr_assert_eq(cudaMalloc(&own, BYTES), cudaSuccess);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_fused_alloc(ctx, BYTES, &lent), 0);
+    x.c = own;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "not symmetric yet");
+    (void)ranks_allgather(self, &own, all, sizeof(own));
+    cr_assert_eq(prs_fused_import(ctx, all, BYTES), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+    x.c = lent;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(want[rank], lent, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(have[rank], own, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(memcmp(want[rank], have[rank], BYTES), 0, "rank %u: other bits in imported memory", rank);
+    cr_assert_eq(prs_fused_free(ctx, own), 0);
+    x.c = own;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "given up");
+    cr_assert_eq(prs_fused_free(ctx, own), -EINVAL, "given up twice");
+    cr_assert_eq(cudaFree(own), cudaSuccess);
+    cr_assert_eq(prs_fused_free(ctx, lent), 0);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(opening, results_may_lie_in_imported_memory, .timeout = 60)
+{
+    enum prs_fused_path path = PRS_PATH_FUSED;
+    hopper_setup(2, 4, 0);
+    ranks_run(2, reduce_into_imported_memory, &path);
+}
+
+Test(opening, unfused_results_may_lie_in_imported_memory, .timeout = 60)
+{
+    enum prs_fused_path path = PRS_PATH_UNFUSED;
+    hopper_setup(2, 4, 0);
+    ranks_run(2, reduce_into_imported_memory, &path);
+}
+
+static void import_nothing(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    void *at[2] = {ctx, rank == 1 ? NULL : ctx};
+    keep_result(user, rank, prs_fused_import(ctx, at, 4096));
+    prs_fused_close(ctx);
+}
+
+Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, import_nothing, &both);
+    cr_assert(both.result[0] == -EINVAL && both.result[1] == -EINVAL, "%d and %d", both.result[0], both.result[1]);
+    cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
+    cr_assert_not_null(strstr(both.text[1], "local rank 1"), "%s", both.text[1]);
+}
+
 /* ---- invalid arguments ---- */
 Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 60)
 {

@@ -165,7 +165,10 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
         home = prs_symmetric_find(p->base.ctx, c, slice.all * 2);
         if (!home)
-            return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
+            return prs_fail(
+                -EINVAL,
+                "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or prs_fused_import()",
+                c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
