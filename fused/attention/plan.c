@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring attention: plans and launches. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "fused/attention/copies.h"
 #include "fused/attention/deal.h"
@@ -23,9 +23,7 @@ struct prs_attention_plan {
     struct prs_attention_kernel kernel;
     struct prs_attention_args args; /* all but what each launch brings */
     const void *k, *v;              /* of the launch that is being enqueued */
-    uint8_t *deal;                  /* pieces of work, memory for the parts of tasks, and counters */
-    struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
-    struct prs_symmetric *flags;    /* arrival counters, credits */
+    struct prs_attention_tuning wanted;
 };
 
 static struct prs_attention_plan *self(struct prs_plan *p)
@@ -95,11 +93,11 @@ static int encode_received(struct prs_attention_plan *p)
     const struct prs_attention_schedule *s = &p->args.schedule;
     struct box box = box_of_block(p);
     if (p->args.planes != 0)
-        return encode_tensors(p, p->staging->at[0], prs_attention_tensor(s->place.world, 0), p->shape.heads_kv, box,
+        return encode_tensors(p, p->args.staging[0], prs_attention_tensor(s->place.world, 0), p->shape.heads_kv, box,
                               &p->args.received);
     uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
     uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
-    struct prs_tensor_view v = {.base = p->staging->at[0],
+    struct prs_tensor_view v = {.base = p->args.staging[0],
                                 .size = {SWIZZLE_COLUMNS, s->segment_rows, parts, prs_attention_stages(s), 1},
                                 .stride = {row, SWIZZLE_COLUMNS * BF16_BYTES, stage, stage},
                                 .box = {SWIZZLE_COLUMNS, box.rows, parts, 1, 1},
@@ -107,8 +105,8 @@ static int encode_received(struct prs_attention_plan *p)
     return prs_tensor_view_encode(&v, &p->args.received);
 }
 
-/* One allocation of device memory: pieces, partial results of parts, claims, parts, the parts' counters, finished
- * groups, pieces of each group. */
+/* One piece of memory: pieces, partial results of parts, claims, parts, the parts' counters, finished groups, pieces of
+ * each group. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
@@ -120,28 +118,25 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t at_partial = (pieces + 127) / 128 * 128, at_claims = at_partial + partial;
     size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
     size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups, all = at_groups + groups;
-    int r = prs_cuda_check(cudaMalloc((void **)&p->deal, all), "cudaMalloc of the tasks of an attention plan");
-    if (!r)
-        r = prs_cuda_check(cudaMemset(p->deal, 0, all), "cudaMemset of the tasks of an attention plan");
-    if (!r)
-        r = prs_cuda_check(cudaMemcpy(p->deal, d->pieces, pieces, cudaMemcpyHostToDevice), "cudaMemcpy of pieces");
+    struct prs_fused *ctx = p->base.ctx;
+    int r = prs_plan_local(&p->base, all, all);
+    uint8_t *deal = p->base.own.at;
+    if (r)
+        return r;
+    r = prs_context_upload(ctx, deal, d->pieces, pieces, "cudaMemcpy of pieces");
     if (r == 0 && parts != 0)
-        r = prs_cuda_check(cudaMemcpy(p->deal + at_parts, d->parts, parts, cudaMemcpyHostToDevice),
-                           "cudaMemcpy of parts");
+        r = prs_context_upload(ctx, deal + at_parts, d->parts, parts, "cudaMemcpy of parts");
     if (!r)
-        r = prs_cuda_check(cudaMemcpy(p->deal + at_groups, d->pieces_of, groups, cudaMemcpyHostToDevice),
-                           "cudaMemcpy of how many pieces a group has");
-    if (!r)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
-    a->pieces = (const struct prs_attention_piece *)p->deal;
-    a->partial = (float *)(p->deal + at_partial);
-    a->parts = (const struct prs_attention_part *)(p->deal + at_parts);
-    a->parts_done = (uint32_t *)(p->deal + at_counters);
-    a->claims = (struct prs_attention_claims *)(p->deal + at_claims);
-    a->finished = (uint32_t *)(p->deal + at_finished);
-    a->pieces_of = (const uint32_t *)(p->deal + at_groups);
+        r = prs_context_upload(ctx, deal + at_groups, d->pieces_of, groups,
+                               "cudaMemcpy of how many pieces a group has");
+    a->pieces = (const struct prs_attention_piece *)deal;
+    a->partial = (float *)(deal + at_partial);
+    a->parts = (const struct prs_attention_part *)(deal + at_parts);
+    a->parts_done = (uint32_t *)(deal + at_counters);
+    a->claims = (struct prs_attention_claims *)(deal + at_claims);
+    a->finished = (uint32_t *)(deal + at_finished);
+    a->pieces_of = (const uint32_t *)(deal + at_groups);
     a->pieces_count = d->pieces_count;
-    p->base.workspace_bytes += all;
     return r;
 }
 
@@ -156,52 +151,46 @@ static int open_deal(struct prs_attention_plan *p)
     return r;
 }
 
-static int open_workspace(struct prs_plan *base)
+/* Numbers of the plan's needs. Staging: keys and values of the other ranks. Flags: arrival counters in two banks,
+ * credits. */
+enum { STAGING, FLAGS, SIGNALS };
+
+/* Of one bank. */
+static uint32_t arrival_count(const struct prs_attention_schedule *s)
+{
+    return prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+}
+
+static int need_workspace(struct prs_attention_plan *p)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    if (s->place.world == 1)
+        return 0;
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_attention_tuning_staging(&p->shape, s));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+                  (2ull * arrival_count(s) + prs_attention_credit(s, s->place.local_ranks, 0)) * sizeof(uint32_t));
+    if (s->place.nodes > 1)
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                      prs_attention_far_words(s) * sizeof(uint64_t));
+    return p->args.planes != 0 ? prs_plan_copies(&p->base) : 0;
+}
+
+static int place(struct prs_plan *base)
 {
     struct prs_attention_plan *p = self(base);
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
-    uint32_t arrivals, credits;
-    int r;
     if (s->place.world == 1)
         return 0;
-    a->arrival_words = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
-    arrivals = 2 * a->arrival_words;
-    credits = prs_attention_credit(s, s->place.local_ranks, 0);
-    r = prs_plan_memory(base, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
-    if (!r)
-        r = prs_plan_flags(base, (size_t)arrivals + credits, &p->flags);
-    if (r)
-        return r;
+    a->arrival_words = arrival_count(s);
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
-        a->staging[peer] = p->staging->at[peer];
-        a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
-        a->credits[peer] = a->arrivals[peer] + arrivals;
+        a->staging[peer] = base->memory[STAGING]->at[peer];
+        a->arrivals[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
+        a->credits[peer] = a->arrivals[peer] + 2 * a->arrival_words;
     }
     if (s->place.nodes > 1)
-        r = prs_plan_signals(base, p->staging, prs_attention_far_words(s), &a->far);
-    if (!r && a->planes != 0)
-        r = prs_copy_stream_open(&base->copies);
-    return r ? r : encode_received(p);
-}
-
-/* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for a rank that failed with r. */
-static int default_limit(struct prs_fused *ctx, int r, uint64_t *limit)
-{
-    size_t free_bytes = 0, total;
-    uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
-    if (!r)
-        r = !all ? prs_fail(-ENOMEM, "attention: no memory for the limits of %u ranks", ctx->config.world)
-                 : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
-    mine = r == 0 ? free_bytes / 2 : 0;
-    r = prs_context_agree(ctx, r);
-    if (!r)
-        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
-    *limit = UINT64_MAX;
-    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
-        *limit = all[i] < *limit ? all[i] : *limit;
-    free(all);
-    return r;
+        prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &a->far);
+    return encode_received(p);
 }
 
 static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
@@ -225,24 +214,29 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
     if (r)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
                         p->base.ctx->config.device);
+    *ctas = prs_context_clusters(p->base.ctx, *ctas, 1);
     t->block_rows = s->block_rows = p->kernel.block_rows;
     t->overlap = p->kernel.overlap;
     s->tile_rows = p->kernel.tile_rows;
     return 0;
 }
 
-static int choose(struct prs_attention_plan *p)
+/* The default limit is half of what is free on the fullest GPU. */
+static int choose(struct prs_attention_plan *p, const struct prs_hint *agreed)
 {
     struct prs_attention_tuning *t = &p->info.tuning;
-    uint64_t limit;
+    size_t free_bytes, total;
     uint32_t ctas;
-    int r = default_limit(p->base.ctx, choose_kernel(p, &ctas), &limit);
+    int r = choose_kernel(p, &ctas);
     if (r == 0 && t->mover == PRS_MOVED_BY_COPY_ENGINES)
         r = prs_context_check_copies(p->base.ctx);
+    if (!r)
+        r = prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     if (r)
         return r;
+    p->base.call.hint.least = agreed ? agreed->least : free_bytes / 2;
     if (t->workspace_limit == 0)
-        t->workspace_limit = limit;
+        t->workspace_limit = p->base.call.hint.least;
     if (p->base.ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
     return prs_attention_tuning_choose(&p->shape, &p->base.ctx->place, ctas, &p->info, &p->args.schedule);
@@ -261,19 +255,36 @@ static void fill_args(struct prs_attention_plan *p)
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
-static int open_own(struct prs_plan *base)
+static const char *const terms[] = {"batch",     "heads_q",     "heads_kv", "head_dim", "seq",
+                                    "causal",    "heads_first", "mode",     "ctas",     "heads_per_step",
+                                    "slab_rows", "block_rows",  "overlap",  "mover",    "bytes of arguments"};
+
+static void add_terms(struct prs_attention_plan *p)
+{
+    const struct prs_attention_shape *sh = &p->shape;
+    const struct prs_attention_tuning *t = &p->info.tuning;
+    const uint64_t values[] = {sh->batch,       sh->heads_q,          sh->heads_kv, sh->head_dim, sh->seq,
+                               sh->causal != 0, sh->heads_first != 0, t->mode,      t->ctas,      t->heads_per_step,
+                               t->slab_rows,    t->block_rows,        t->overlap,   t->mover,     sizeof(p->args)};
+    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
+        prs_plan_term(&p->base, values[i]);
+}
+
+static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
     struct prs_attention_plan *p = self(base);
-    int r = choose(p);
+    int r = prs_attention_tuning_check(&p->shape, base->ctx->config.world);
+    if (r)
+        return r;
+    p->info.tuning = p->wanted;
+    r = choose(p, agreed);
     if (r)
         return r;
     fill_args(p);
-    return open_deal(p);
-}
-
-static void close_deal(struct prs_plan *base)
-{
-    (void)cudaFree(self(base)->deal);
+    add_terms(p);
+    r = need_workspace(p);
+    return r ? r : open_deal(p);
 }
 
 static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
@@ -290,25 +301,27 @@ static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 static int enqueue_copies(struct prs_plan *base)
 {
     struct prs_attention_plan *p = self(base);
-    return prs_attention_copies_enqueue(&base->copies, &p->args, p->k, p->v);
+    return prs_attention_copies_enqueue(base->copies, &p->args, p->k, p->v);
 }
 
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                             const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
 {
-    static const struct prs_plan_steps steps = {"ring attention", open_own,     open_workspace, close_deal,
-                                                launch_kernel,    begin_copies, enqueue_copies};
-    struct prs_attention_plan *p;
-    int r = prs_attention_tuning_check(shape, ctx->config.world);
-    if (r)
-        return r;
-    p = prs_plan_new(ctx, &steps, sizeof(*p));
+    static const struct prs_plan_steps steps = {.name = "ring attention",
+                                                .kind = PRS_CALL_ATTENTION,
+                                                .terms = terms,
+                                                .decide = decide,
+                                                .place = place,
+                                                .kernel = launch_kernel,
+                                                .begin_copies = begin_copies,
+                                                .copies = enqueue_copies};
+    struct prs_attention_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->base.sync = &p->args.sync;
     p->shape = *shape;
     if (tuning)
-        p->info.tuning = *tuning;
+        p->wanted = *tuning;
     return prs_plan_open(&p->base, (void **)out);
 }
 

@@ -2,14 +2,23 @@
 #include "fused/core/context.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
 
+#include "fused/core/board.h"
 #include "fused/core/network.h"
+#include "fused/core/symmetric.h"
+#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/node.h"
 
-enum { DEFAULT_TIMEOUT_MS = 600000 }; /* as long as NCCL's watchdog in torch waits */
+enum {
+    DEFAULT_TIMEOUT_MS = 600000, /* as long as NCCL's watchdog in torch waits */
+    LEAVING_MS = 5000,           /* how long a rank that closes waits for the others of its node */
+};
 
 int prs_cuda_check(cudaError_t e, const char *what)
 {
@@ -40,10 +49,17 @@ int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, si
         return 0;
     }
     r = ctx->config.allgather(ctx->config.user, mine, all, bytes);
+    ctx->parted |= r != 0;
     if (r > 0) /* MPI and others return positive error codes */
         return prs_fail(-EIO, "rank %u: the caller's allgather of %zu bytes failed: it returned %d", ctx->config.rank,
                         bytes, r);
     return r == 0 ? 0 : prs_fail(r, "rank %u: the caller's allgather of %zu bytes failed", ctx->config.rank, bytes);
+}
+
+int prs_context_upload(struct prs_fused *ctx, void *to, const void *from, size_t bytes, const char *what)
+{
+    int r = prs_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, ctx->stream), what);
+    return r ? r : prs_cuda_check(cudaStreamSynchronize(ctx->stream), what);
 }
 
 int prs_context_barrier(struct prs_fused *ctx)
@@ -72,21 +88,31 @@ static int check_config(const struct prs_fused_config *c)
                         PRS_CMD_PEERS);
     if (c->world > 1 && !c->allgather)
         return prs_fail(-EINVAL, "fused: world %u needs an allgather callback", c->world);
+    if (c->max_sms == 1)
+        return prs_fail(-EINVAL, "fused: max_sms 1: kernels need at least 2 SMs");
     return 0;
 }
 
 static int check_device(struct prs_fused *ctx)
 {
     int major = 0, minor = 0, sms = 0, device = ctx->config.device;
+    struct cudaDeviceProp properties;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return prs_fail(-ENODEV, "fused: CUDA device %d cannot be queried: %s", device,
+                        cudaGetErrorString(cudaGetLastError()));
+    if (cudaGetDeviceProperties(&properties, device) != cudaSuccess)
         return prs_fail(-ENODEV, "fused: CUDA device %d cannot be queried: %s", device,
                         cudaGetErrorString(cudaGetLastError()));
     if (major != 9 || minor != 0)
         return prs_fail(-ENODEV, "fused: device %d has compute capability %d.%d; the kernels need 9.0 (Hopper)", device,
                         major, minor);
     ctx->sms = (uint32_t)sms;
+    if (ctx->config.max_sms != 0 && ctx->config.max_sms < ctx->sms)
+        ctx->sms = ctx->config.max_sms;
+    ctx->capability = (uint32_t)(major * 10 + minor);
+    (void)snprintf(ctx->gpu, sizeof(ctx->gpu), "%s", properties.name);
     return 0;
 }
 
@@ -105,8 +131,11 @@ static int open_fault(struct prs_fused *ctx)
 /* What ranks tell each other first. */
 struct hello {
     uint64_t node, device; /* device: its PCI slot; CUDA's numbers differ between processes */
+    uint64_t name;         /* of the boards; that of rank 0 counts */
     int32_t error;         /* this rank failed: all ranks fail together */
-    int32_t pad;
+    uint32_t sms, capability;
+    char gpu[64], version[32];
+    uint32_t pad;
 };
 
 static uint64_t pci_slot(int device)
@@ -131,49 +160,155 @@ static bool share_device(const struct hello *all, uint32_t world)
     return false;
 }
 
+/* Plans decide by these, so that ranks which differ would decide differently. */
+static int check_machine(const struct prs_fused *ctx, const struct hello *mine, const struct hello *all)
+{
+    for (uint32_t i = 0; i < ctx->config.world; i++) {
+        const struct hello *other = &all[i];
+        if (strcmp(other->version, mine->version) != 0)
+            return prs_fail(-EINVAL, "fused: rank %u has version %s of the library, rank %u %s: all need the same", i,
+                            other->version, ctx->config.rank, mine->version);
+        if (strcmp(other->gpu, mine->gpu) != 0 || other->capability != mine->capability)
+            return prs_fail(-EINVAL, "fused: rank %u has a GPU %s, rank %u %s: all need the same", i, other->gpu,
+                            ctx->config.rank, mine->gpu);
+        if (other->sms != mine->sms)
+            return prs_fail(-EINVAL, "fused: rank %u may use %u SMs, rank %u %u: all need the same (max_sms, MIG, MPS)",
+                            i, other->sms, ctx->config.rank, mine->sms);
+    }
+    return 0;
+}
+
+static void fill_hello(struct prs_fused *ctx, int mine, struct hello *h)
+{
+    memset(h, 0, sizeof(*h));
+    h->node = ctx->config.node != 0 ? ctx->config.node : prs_node_id();
+    h->device = pci_slot(ctx->config.device);
+    h->error = mine;
+    h->sms = ctx->sms;
+    h->capability = ctx->capability;
+    (void)snprintf(h->gpu, sizeof(h->gpu), "%s", ctx->gpu);
+    (void)snprintf(h->version, sizeof(h->version), "%s", PRS_VERSION);
+    if (getrandom(&h->name, sizeof(h->name), 0) != sizeof(h->name))
+        h->name = prs_clock_ns() ^ (uint64_t)getpid() << 40;
+}
+
 /* Collective: finds out which ranks share a node. mine: what this rank's opening returned so far. */
-static int find_place(struct prs_fused *ctx, int mine)
+static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
 {
     uint32_t world = ctx->config.world;
-    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_slot(ctx->config.device), mine,
-                          0};
-    struct hello *all = calloc(world, sizeof(*all));
+    struct hello hello, *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));
     int r = all && ids ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
+    fill_hello(ctx, mine, &hello);
     if (!r)
         r = prs_context_allgather(ctx, &hello, all, sizeof(hello));
     for (uint32_t i = 0; i < world && r == 0; i++) {
         ids[i] = all[i].node;
         if (all[i].error != 0)
-            r = i == ctx->config.rank ? mine : prs_fail(all[i].error, "fused: rank %u could not open its device", i);
+            r = mine ? mine : prs_fail(all[i].error, "fused: rank %u could not open its device", i);
     }
     if (!r)
-        r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
+        r = check_machine(ctx, &hello, all);
     if (!r)
+        r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
+    if (!r) {
         ctx->shared_device = share_device(all, world);
+        *name = all[0].name;
+    }
     free(ids);
     free(all);
     return r;
 }
 
+static int open_own(struct prs_fused *ctx)
+{
+    int r = open_fault(ctx);
+    if (!r)
+        r = prs_symmetric_open(ctx);
+    if (!r)
+        r = prs_cuda_check(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return r;
+}
+
+/* Collective. */
+static int open_node(struct prs_fused *ctx, uint64_t name)
+{
+    bool alone = ctx->place.local_ranks == 1;
+    int r = prs_context_agree(ctx, alone ? 0 : prs_board_open(name, &ctx->place, &ctx->board));
+    if (ctx->board && ctx->place.local_rank == 0)
+        prs_board_hide(ctx->board);
+    return r;
+}
+
+/* Collective. */
+static int open_alarm(struct prs_fused *ctx)
+{
+    static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, false, 0};
+    static const uint64_t bytes = sizeof(uint32_t);
+    uint32_t holding; /* it stays until the context is closed */
+    return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
+}
+
 static int open_parts(struct prs_fused *ctx)
 {
+    uint64_t name = 0;
     int before, r = check_device(ctx);
     if (!r)
         r = prs_context_enter(ctx, &before);
     if (r)
-        return find_place(ctx, r);
-    r = find_place(ctx, open_fault(ctx));
+        return find_place(ctx, r, &name);
+    r = find_place(ctx, open_own(ctx), &name);
+    if (!r)
+        r = open_node(ctx, name);
+    if (!r)
+        prs_symmetric_sweep(ctx->config.device);
     if (r == 0 && ctx->place.nodes > 1)
         r = prs_network_open(ctx, &ctx->network);
+    if (r == 0 && ctx->place.local_ranks > 1)
+        r = open_alarm(ctx);
     prs_context_leave(before);
     return r;
+}
+
+bool prs_context_lost(struct prs_fused *ctx)
+{
+    uint32_t alarm = 0;
+    int r = 0;
+    if (ctx->parted || prs_sync_lost(ctx))
+        return true;
+    if (ctx->alarm)
+        r = prs_cuda_check(
+            cudaMemcpyAsync(&alarm, ctx->alarm->at[0], sizeof(alarm), cudaMemcpyDeviceToHost, ctx->stream),
+            "cudaMemcpy of the alarm");
+    return (ctx->alarm && r != 0) || cudaStreamSynchronize(ctx->stream) != cudaSuccess || alarm != 0;
+}
+
+/* healthy: the others come too. The context's device is current. */
+static void release(struct prs_fused *ctx, bool healthy)
+{
+    if (ctx->network) {
+        prs_network_stop(ctx->network, healthy);
+        if (healthy) /* a team that closes while a peer still polls is an error at the peer */
+            healthy = prs_context_barrier(ctx) == 0;
+    }
+    prs_copy_stream_close(&ctx->copies);
+    if (ctx->lt.close)
+        ctx->lt.close(ctx->lt.data);
+    if (ctx->memory) {
+        prs_symmetric_close(ctx, healthy ? LEAVING_MS : 0);
+    } else {
+        (void)cudaFreeHost(ctx->fault);
+        prs_board_close(ctx->board);
+    }
+    prs_network_close(ctx->network);
+    if (ctx->stream)
+        (void)cudaStreamDestroy(ctx->stream);
 }
 
 int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out)
 {
     struct prs_fused *ctx;
-    int r = check_config(config);
+    int before, r = check_config(config);
     if (r)
         return r;
     ctx = calloc(1, sizeof(*ctx));
@@ -185,10 +320,13 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
     r = open_parts(ctx);
     if (!r) {
         *out = ctx;
-    } else {
-        (void)cudaFreeHost(ctx->fault);
-        free(ctx);
+        return 0;
     }
+    if (prs_context_enter(ctx, &before) == 0) {
+        release(ctx, false);
+        prs_context_leave(before);
+    }
+    free(ctx);
     return r;
 }
 
@@ -197,10 +335,9 @@ void prs_fused_close(struct prs_fused *ctx)
     int before;
     if (!ctx)
         return;
-    if (ctx->network && prs_context_enter(ctx, &before) == 0) {
-        prs_network_close(ctx, ctx->network);
+    if (prs_context_enter(ctx, &before) == 0) {
+        release(ctx, !prs_context_lost(ctx));
         prs_context_leave(before);
     }
-    (void)cudaFreeHost(ctx->fault);
     free(ctx);
 }

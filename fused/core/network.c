@@ -15,7 +15,11 @@
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-enum { RING_SLOTS = 4096, CONTEXT = 0 }; /* slots: puts of a few milliseconds; an SM waits when the ring is full */
+enum {
+    RING_SLOTS = 4096, /* puts of a few milliseconds; an SM waits when the ring is full */
+    CONTEXT = 0,
+    SETTLE_MS = 5000 /* a round trip, if the peers' processes run */
+};
 
 /* How many components the PCI paths of the GPU and the rail have in common. */
 static int common_path(const char *a, const char *b)
@@ -172,14 +176,18 @@ int prs_network_open(struct prs_fused *ctx, struct prs_network **out)
     return 0;
 }
 
-void prs_network_close(struct prs_fused *ctx, struct prs_network *n)
+void prs_network_stop(struct prs_network *n, bool settle)
 {
-    if (!n)
-        return;
+    if (settle)
+        (void)prs_proxy_settle(n->proxy, SETTLE_MS);
     prs_proxy_close(n->proxy);
     n->proxy = NULL;
-    (void)prs_context_barrier(ctx); /* a team that closes while a peer still polls is an error at the peer */
-    release(n);
+}
+
+void prs_network_close(struct prs_network *n)
+{
+    if (n)
+        release(n);
 }
 
 void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic)

@@ -23,8 +23,11 @@ struct prs_network {
 
 /* Collective; the context's device is current. -ENODEV on every rank when one of them has no RDMA device. */
 int prs_network_open(struct prs_fused *ctx, struct prs_network **out);
-/* Collective, after all windows have been closed. NULL does nothing. */
-void prs_network_close(struct prs_fused *ctx, struct prs_network *n);
+/* Closing: first the proxy, in some seconds at most; then the caller releases the regions; then the rest. settle: what
+ * was sent arrives before. A healthy context meets the others in between. */
+void prs_network_stop(struct prs_network *n, bool settle);
+/* NULL does nothing. */
+void prs_network_close(struct prs_network *n);
 
 /* Registers memory of the context's device on its rails; signals: the memory holds signal words. */
 int prs_network_register(struct prs_network *n, void *at, size_t bytes, bool signals, struct prs_region **out);

@@ -21,12 +21,62 @@ void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, si
     return p;
 }
 
-static int open_own(struct prs_plan *p)
+enum { MOST_DECISIONS = 3 };
+
+/* Undoes what decide() and place() did. */
+static void undo(struct prs_plan *p)
 {
-    int r = p->steps->own(p);
+    if (p->steps->close)
+        p->steps->close(p);
+    prs_local_give_back(p->ctx, &p->own);
+    prs_local_give_back(p->ctx, &p->words);
+    p->copies = NULL;
+    p->needs = 0;
+    p->workspace_bytes = p->shared_bytes = 0;
+    p->call = (struct prs_call){.kind = p->steps->kind};
+}
+
+static int decide(struct prs_plan *p, const struct prs_hint *agreed)
+{
+    int r = p->steps->decide(p, agreed);
     if (!r)
-        r = prs_sync_open(p->ctx, p->sync);
+        r = prs_sync_open(p->ctx, p->sync, &p->words);
     p->workspace_bytes += sizeof(*p->sync->words);
+    if (agreed) {
+        uint32_t flags = p->call.hint.flags;
+        p->call.hint = *agreed;
+        p->call.hint.flags |= flags;
+    }
+    return r;
+}
+
+/* Collective, unless the plan is alone. */
+static int agree(struct prs_plan *p)
+{
+    struct prs_hint agreed;
+    int r = PRS_DECIDE_AGAIN;
+    p->call.kind = p->steps->kind;
+    for (uint32_t i = 0; i < MOST_DECISIONS && r == PRS_DECIDE_AGAIN; i++) {
+        r = decide(p, i == 0 ? NULL : &agreed);
+        if (p->alone)
+            return r;
+        p->call.error = r;
+        r = prs_meet(p->ctx, &p->call, p->steps->terms);
+        agreed = p->call.hint;
+        if (r == PRS_DECIDE_AGAIN)
+            undo(p);
+    }
+    return r == PRS_DECIDE_AGAIN
+               ? prs_fail(-EINVAL, "fused: the ranks decide differently about %s, whatever they know", p->steps->name)
+               : r;
+}
+
+static int hold(struct prs_plan *p)
+{
+    int r = prs_symmetric_hold(p->ctx, p->need, p->call.need, p->needs, p->memory, &p->holding);
+    for (uint32_t i = 0; i < p->needs && !r; i++)
+        if (p->memory[i])
+            *(p->memory[i]->pool != 0 ? &p->shared_bytes : &p->workspace_bytes) += p->memory[i]->bytes;
     return r;
 }
 
@@ -37,14 +87,11 @@ int prs_plan_open(struct prs_plan *p, void **out)
         free(p);
         return r;
     }
-    r = open_own(p);
-    if (!p->alone)
-        r = prs_context_agree(p->ctx, r); /* in shared() ranks wait for each other */
-    if (!r) {
-        r = p->steps->shared(p);
-        if (!p->alone)
-            r = prs_context_agree(p->ctx, r); /* what needed no other rank may have failed on one */
-    }
+    r = agree(p);
+    if (!r && !p->alone)
+        r = hold(p);
+    if (!r)
+        r = p->steps->place(p);
     if (r)
         prs_plan_close(p);
     else
@@ -58,41 +105,33 @@ void prs_plan_close(struct prs_plan *p)
     int before;
     if (!p || prs_context_enter(p->ctx, &before))
         return;
-    prs_copy_stream_close(&p->copies);
-    p->steps->close(p);
-    while (p->memories > 0)
-        prs_symmetric_close(p->ctx, p->memory[--p->memories]);
-    prs_sync_close(p->sync);
+    undo(p);
+    prs_symmetric_drop(p->ctx, p->holding);
     free(p);
     prs_context_leave(before);
 }
 
-static void keep(struct prs_plan *p, struct prs_symmetric *memory)
+uint32_t prs_plan_need(struct prs_plan *p, struct prs_need need, uint64_t bytes)
 {
-    p->memory[p->memories++] = memory;
-    p->workspace_bytes += memory->bytes;
+    p->need[p->needs] = need;
+    p->call.need[p->needs] = bytes;
+    return p->needs++;
 }
 
-int prs_plan_memory(struct prs_plan *p, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out)
+int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean)
 {
-    int r = prs_symmetric_open(p->ctx, bytes, use, out);
-    if (!r)
-        keep(p, *out);
-    return r;
+    p->workspace_bytes += bytes;
+    return prs_local_take(p->ctx, bytes, clean, &p->own);
 }
 
-int prs_plan_flags(struct prs_plan *p, size_t words, struct prs_symmetric **out)
+int prs_plan_copies(struct prs_plan *p)
 {
-    int r = prs_plan_memory(p, (words + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, out);
-    return r ? r : prs_sync_share(p->ctx, *out, p->sync);
-}
-
-int prs_plan_signals(struct prs_plan *p, const struct prs_symmetric *data, uint64_t words, struct prs_far *far)
-{
-    struct prs_symmetric *signals;
-    int r = prs_symmetric_open_signals(p->ctx, data, words, far, &signals);
-    if (!r)
-        keep(p, signals);
+    struct prs_copy_stream *copies = &p->ctx->copies;
+    int r = copies->stream ? 0 : prs_copy_stream_open(copies);
+    if (r)
+        prs_copy_stream_close(copies);
+    else
+        p->copies = copies;
     return r;
 }
 
@@ -114,10 +153,10 @@ static int launched(const struct prs_plan *p, int r)
  * that the other ranks' kernels wait for, so the copies go first. */
 static int launch_both(struct prs_plan *p, cudaStream_t stream)
 {
-    int r = p->copies.go_first ? p->steps->copies(p) : 0;
+    int r = p->copies->go_first ? p->steps->copies(p) : 0;
     if (!r)
         r = launched(p, p->steps->kernel(p, stream));
-    if (!r && !p->copies.go_first)
+    if (!r && !p->copies->go_first)
         r = p->steps->copies(p);
     return r;
 }
@@ -125,12 +164,12 @@ static int launch_both(struct prs_plan *p, cudaStream_t stream)
 int prs_plan_launch(struct prs_plan *p, cudaStream_t stream)
 {
     int r;
-    if (!p->copies.stream)
+    if (!p->copies)
         return launched(p, p->steps->kernel(p, stream));
     r = launched(p, p->steps->begin_copies(p, stream));
     if (!r)
-        r = prs_copy_stream_fork(&p->copies, stream);
+        r = prs_copy_stream_fork(p->copies, stream);
     if (!r)
         r = launch_both(p, stream);
-    return r ? r : prs_copy_stream_join(&p->copies, stream);
+    return r ? r : prs_copy_stream_join(p->copies, stream);
 }

@@ -13,30 +13,37 @@ struct prs_plan;
 /* The steps that differ from kernel to kernel; all but close() return 0 or -errno. The context's device is current. */
 struct prs_plan_steps {
     const char *name; /* for error texts */
-    /* Opening. own() needs no other rank. shared() is collective and runs when own() has succeeded on all ranks. */
-    int (*own)(struct prs_plan *p);
-    int (*shared)(struct prs_plan *p);
-    /* Releases what own() and shared() opened, except memory of prs_plan_memory() and the copy stream. Runs also after
-     * they failed. */
+    enum prs_call_kind kind;
+    const char *const *terms; /* names of what must be the same on all ranks */
+    /* Opening. decide() needs no other rank: it checks the arguments, loads the kernels, decides everything, and says
+     * what memory the plan needs and which terms must agree. agreed: NULL, or what all ranks know; then an earlier
+     * decide() was undone by close(). */
+    int (*decide)(struct prs_plan *p, const struct prs_hint *agreed);
+    /* When all ranks have decided alike, and memory[] is there. Local. */
+    int (*place)(struct prs_plan *p);
+    /* Releases what decide() and place() opened, except memory of prs_plan_need() and prs_plan_local(). Runs also after
+     * they failed. Local. NULL: nothing. */
     void (*close)(struct prs_plan *p);
-    /* Launching. The last two are for plans whose `copies` shared() has opened. begin_copies() enqueues the kernel that
-     * the copies wait for; copies() enqueues the copies on the copy stream, which runs beside the fused kernel. */
+    /* Launching. The last two are for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for;
+     * copies() enqueues the copies on the copy stream, which runs beside the fused kernel. */
     int (*kernel)(struct prs_plan *p, cudaStream_t stream);
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
 };
-
-enum { PRS_PLAN_MEMORIES = 5 };
 
 struct prs_plan {
     struct prs_fused *ctx;
     const struct prs_plan_steps *steps;
     struct prs_sync *sync; /* part of the kernel's arguments */
     bool alone;            /* no other rank takes part: opening is not collective */
-    struct prs_symmetric *memory[PRS_PLAN_MEMORIES];
-    uint32_t memories;
-    struct prs_copy_stream copies;
-    uint64_t workspace_bytes; /* device memory on this rank */
+    struct prs_call call;  /* while the plan is opened */
+    struct prs_need need[PRS_CALL_NEEDS];
+    uint32_t needs, holding;
+    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL where it was for 0 bytes */
+    struct prs_local words, own;
+    struct prs_copy_stream *copies; /* the context's; NULL: no copies */
+    uint64_t workspace_bytes;       /* device memory of this plan on this rank */
+    uint64_t shared_bytes;          /* what it shares with other plans */
 };
 
 /* A zeroed plan of `bytes` bytes, aligned for the tensor maps in it. The kernel's own fields are filled before
@@ -47,15 +54,20 @@ void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, si
  * the plan; on failure the plan is freed and *out is unchanged. */
 int prs_plan_open(struct prs_plan *p, void **out);
 
-/* Collective. NULL does nothing. */
+/* Local. NULL does nothing. */
 void prs_plan_close(struct prs_plan *p);
 
-/* Collective, for shared(): opens symmetric memory. The plan counts it, and releases it in reverse order of opening. */
-int prs_plan_memory(struct prs_plan *p, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out);
-/* The same for `words` flags. With their last word the node's ranks also tell each other that they gave up. */
-int prs_plan_flags(struct prs_plan *p, size_t words, struct prs_symmetric **out);
-/* The same for the signal words between nodes; also fills `far`. */
-int prs_plan_signals(struct prs_plan *p, const struct prs_symmetric *data, uint64_t words, struct prs_far *far);
+/* For decide(): symmetric memory. Returns its number in memory[]. */
+uint32_t prs_plan_need(struct prs_plan *p, struct prs_need need, uint64_t bytes);
+/* For decide(): a term that must be the same on all ranks. */
+static inline void prs_plan_term(struct prs_plan *p, uint64_t value)
+{
+    prs_call_term(&p->call, value);
+}
+/* For decide(): p->own, memory of this rank, of which the first `clean` bytes are zero. Once. */
+int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
+/* For decide(): the plan has copies. */
+int prs_plan_copies(struct prs_plan *p);
 
 /* Before a launch: 0 when nothing has failed on the context; its device is then current, and *before is the argument of
  * prs_context_leave(). */

@@ -1,38 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that every rank allocates and all map. */
+/* Memory that every rank has and all ranks of a node map. It is allocated in chunks, which the ranks map when the arena
+ * grows; plans and allocations take pieces of chunks. All ranks take and release pieces in the same order, so that a
+ * piece lies at the same place on all ranks although nobody says where.
+ *
+ * What a call holds is a *holding*. A rank closes a holding alone and at once. Its pieces are free when all ranks have
+ * closed it, which they learn at the next meeting. */
 #ifndef PERSEUS_FUSED_SYMMETRIC_H
 #define PERSEUS_FUSED_SYMMETRIC_H
 
 #include "fused/core/context.h"
 #include "fused/core/far.h"
+#include "fused/core/meeting.h"
 
-/* Which ranks write to the memory. If only ranks of the same node do, it needs no window. */
+/* What is in the memory at first, and who writes to it. Each use has chunks of its own. */
 enum prs_symmetric_use {
-    PRS_SYMMETRIC_NODE,   /* ranks of this node, by stores; no window */
-    PRS_SYMMETRIC_DATA,   /* also other ranks, by puts; and it may be the source of puts */
-    PRS_SYMMETRIC_SIGNALS /* signal words: never in a region with relaxed ordering */
+    PRS_SYMMETRIC_DATA,    /* anything; written and read by ranks of this node and, through a window, of others */
+    PRS_SYMMETRIC_CLEAN,   /* zeros; the same */
+    PRS_SYMMETRIC_SIGNALS, /* zeros; signal words: never in a region with relaxed ordering */
+    PRS_SYMMETRIC_USES
 };
 
-/* One symmetric allocation. */
+/* Memory that plans share, which run one after the other. */
+enum prs_pool { PRS_POOL_NONE, PRS_POOL_UNFUSED };
+
+struct prs_block;
+struct prs_chunk;
+
+/* A piece of a chunk. */
 struct prs_symmetric {
     struct prs_symmetric *next;
     size_t bytes;
-    uint8_t *at[PRS_MAX_LOCAL_RANKS]; /* [p]: the allocation of rank (local + p) % locals of this node; [0] own */
-    bool opened[PRS_MAX_LOCAL_RANKS]; /* [p]: mapped from another process */
-    struct prs_region *region;        /* between nodes; NULL otherwise */
-    uint32_t window;                  /* of ctx->network->device, when has_window; the same on all ranks */
+    uint8_t *at[PRS_MAX_LOCAL_RANKS]; /* [p]: at rank (local + p) % locals of this node; [0] own */
+    struct prs_chunk *chunk;
+    struct prs_block *block; /* NULL: the whole of an imported chunk */
+    enum prs_symmetric_use use;
+    uint32_t pool, holders; /* 0: not shared */
+    uint32_t window;        /* of ctx->network->device, when has_window; the same on all ranks */
     bool has_window;
+    bool lent; /* to the caller */
 };
 
-/* Collective. Zeroed on every rank before any of them gets it. */
-int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out);
-void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s);
+/* What a call asks for. */
+struct prs_need {
+    enum prs_symmetric_use use;
+    bool far;      /* other nodes reach it: it gets a window. Without other nodes this says nothing */
+    uint32_t pool; /* not 0: holdings with needs of the same pool share a piece that is large enough */
+};
 
-/* Between nodes: signal words, and what kernels need to put to `data` and to signal. Collective. */
-int prs_symmetric_open_signals(struct prs_fused *ctx, const struct prs_symmetric *data, uint64_t words,
-                               struct prs_far *far, struct prs_symmetric **out);
+int prs_symmetric_open(struct prs_fused *ctx);
+/* Gives all memory of the context back, also that of the fault report and the board: at once when all ranks of the node
+ * have left, and otherwise when a later context finds that they have. patience_ms: how long to wait for them now; 0: nothing is freed now, because that
+ * waits for the kernels of the device. No proxy may be open. */
+void prs_symmetric_close(struct prs_fused *ctx, uint32_t patience_ms);
+/* Frees what earlier contexts of this process left behind on a device and nobody can touch any more. */
+void prs_symmetric_sweep(int device);
 
-/* The allocation that holds ptr .. ptr + bytes, or NULL. */
+/* For prs_meet(): which holdings this rank has closed; and releases those that all ranks have. */
+int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed);
+void prs_symmetric_release(struct prs_fused *ctx, const uint8_t *closed);
+
+/* After a meeting that succeeded: takes memory for its needs. Collective where an arena has to grow. *holding names it,
+ * and is 0 on failure. */
+int prs_symmetric_hold(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
+                       struct prs_symmetric **pieces, uint32_t *holding);
+/* Local. 0 does nothing. */
+void prs_symmetric_drop(struct prs_fused *ctx, uint32_t holding);
+
+/* Between nodes: what kernels need to put to `data` and to signal. */
+void prs_symmetric_far(const struct prs_fused *ctx, const struct prs_symmetric *data,
+                       const struct prs_symmetric *signals, struct prs_far *far);
+
+/* The piece that holds ptr .. ptr + bytes, or NULL. */
 const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes);
+
+/* ---- memory of this rank alone ---- */
+/* The first `clean` bytes are zero. Not collective. */
+int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct prs_local *out);
+void prs_local_give_back(struct prs_fused *ctx, struct prs_local *l);
 
 #endif

@@ -11,38 +11,29 @@
 #include "fused/core/symmetric.h"
 #include "transport/util/error.h"
 
-int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
+int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local *memory)
 {
-    int r = prs_cuda_check(cudaMalloc((void **)&sync->words, sizeof(*sync->words)), "cudaMalloc of plan words");
-    if (!r)
-        r = prs_cuda_check(cudaMemset(sync->words, 0, sizeof(*sync->words)), "cudaMemset of plan words");
-    if (!r)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
-    sync->fault = ctx->fault_device;
-    sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
-    return r;
-}
-
-int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
-{
-    struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.local_ranks - 1};
-    size_t last = flags->bytes / sizeof(uint32_t) - 1;
-    int r;
+    struct prs_plan_words words = {.rank = ctx->config.rank};
+    int r = prs_local_take(ctx, sizeof(words), 0, memory);
+    if (r)
+        return r;
+    words.neighbours = ctx->alarm ? ctx->place.local_ranks - 1 : 0;
     for (uint32_t i = 0; i < words.neighbours; i++)
-        words.alarm[i] = (uint32_t *)flags->at[i + 1] + last;
+        words.alarm[i] = (uint32_t *)ctx->alarm->at[i + 1];
     words.network = !ctx->network ? NULL : &ctx->network->device.local->failed;
-    sync->alarm = (uint32_t *)flags->at[0] + last;
-    r = prs_cuda_check(cudaMemcpy(sync->words, &words, sizeof(words), cudaMemcpyHostToDevice),
-                       "cudaMemcpy of plan words");
-    if (!r)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    return prs_context_agree(ctx, r); /* between nodes a collective call follows: no rank may be missing in it */
+    sync->words = (struct prs_plan_words *)memory->at;
+    sync->fault = ctx->fault_device;
+    sync->alarm = ctx->alarm ? (uint32_t *)ctx->alarm->at[0] : NULL;
+    sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
+    return prs_context_upload(ctx, sync->words, &words, sizeof(words), "cudaMemcpy of plan words");
 }
 
-void prs_sync_close(struct prs_sync *sync)
+bool prs_sync_lost(const struct prs_fused *ctx)
 {
-    (void)cudaFree(sync->words);
-    sync->words = NULL;
+    const struct prs_fault *f = ctx->fault;
+    if (__atomic_load_n(&f->abort, __ATOMIC_RELAXED) || (ctx->network && prs_proxy_check(ctx->network->proxy) != 0))
+        return true;
+    return __atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 0 && f->what != PRS_FAULT_ROWS;
 }
 
 int prs_sync_check(struct prs_fused *ctx)

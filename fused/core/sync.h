@@ -5,12 +5,13 @@
 #define PERSEUS_FUSED_SYNC_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "fused/core/place.h"
 
 struct prs_fused;
-struct prs_symmetric;
+struct prs_local;
 
 /* What a flag stands for. */
 enum prs_awaited {
@@ -82,12 +83,12 @@ struct prs_sync {
 extern "C" {
 #endif
 
-/* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
-int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
-/* Collective, before any launch: from now on a rank that gives up says so to the others of its node in the last word of
- * these flags, which nothing else uses. If one rank fails, all do. 0 or -EIO. */
-int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
-void prs_sync_close(struct prs_sync *sync);
+/* Words for a plan, in *memory, which the plan gives back. 0, -ENOMEM or -EIO. */
+int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local *memory);
+
+/* Whether a kernel gave up, the network failed, or the caller aborted. False for what is wrong with the caller's data:
+ * other ranks go on then. */
+bool prs_sync_lost(const struct prs_fused *ctx);
 
 /* 0 when a launch may be enqueued; otherwise the error of a fault in an earlier launch on this context, which is
  * logged. */

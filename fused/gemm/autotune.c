@@ -110,7 +110,7 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
         }
     }
     if (r == 0 && ctx->config.rank == 0)
-        r = prs_tuning_append(shape, &ctx->place, best);
+        r = prs_tuning_append(ctx, shape, best);
     (void)cudaEventDestroy(events[1]);
 destroy_first:
     (void)cudaEventDestroy(events[0]);

@@ -21,8 +21,8 @@ static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
         rows = s->block_rows - row;
     if (begin + width > pitch)
         width = pitch - begin;
-    r = prs_copy_stream_rows(&p->base.copies, to, pitch, from, from_pitch, width, rows);
-    return r ? r : prs_copy_stream_word(&p->base.copies, flag, &args->sync.words->copying);
+    r = prs_copy_stream_rows(p->base.copies, to, pitch, from, from_pitch, width, rows);
+    return r ? r : prs_copy_stream_word(p->base.copies, flag, &args->sync.words->copying);
 }
 
 int prs_copies_enqueue(struct prs_fused_plan *p)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/gemm/plan.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fused/core/tensor_map.h"
 #include "fused/gemm/copies.h"
@@ -42,51 +44,77 @@ static struct prs_fused_plan *self(struct prs_plan *p)
     return (struct prs_fused_plan *)p;
 }
 
-static int open_copies(struct prs_fused_plan *p)
-{
-    const struct prs_schedule *s = &p->args.schedule;
-    struct prs_tensor t = {.base = p->staging->at[0],
-                           .columns = p->shape.k,
-                           .box_rows = PRS_TILE_M,
-                           .swizzled = true,
-                           .rows = (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M};
-    int r = prs_tensor_map_encode(&t, &p->args.gathered);
-    return r ? r : prs_copy_stream_open(&p->base.copies);
-}
+/* Numbers of the plan's needs. */
+enum { STAGING, FLAGS, SIGNALS };
 
-static int open_workspace(struct prs_fused_plan *p)
+static void fill_args(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
     struct prs_schedule *s = &a->schedule;
-    uint64_t flags, counters, done = 2 * s->place.local_ranks;
-    int r;
     if (prs_tuning_copies(&p->info.tuning))
         s->segments = p->info.tuning.segments;
     a->paced = p->info.tuning.paced == PRS_PACED;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
     s->group = p->info.tuning.tiles_per_signal;
     a->flag_bank = (uint32_t)flag_count(s);
-    flags = (s->op == PRS_FUSED_ALLGATHER && s->segments == 0 ? 2 : 1) * (uint64_t)a->flag_bank;
-    counters = s->place.nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
     a->staging_bank_bytes = bank_bytes(p);
-    if (!a->staging_bank_bytes)
+}
+
+/* All banks of flags or counters. */
+static uint64_t flag_words(const struct prs_fused_plan *p)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    return (s->op == PRS_FUSED_ALLGATHER && s->segments == 0 ? 2 : 1) * (uint64_t)p->args.flag_bank;
+}
+
+static int need_workspace(struct prs_fused_plan *p)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    uint64_t counters = s->place.nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
+    fill_args(p);
+    if (!p->args.staging_bank_bytes)
         return 0;
     /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one bank, and wait until
      * the other ranks have read it. */
-    r = prs_plan_memory(&p->base, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
-    if (!r)
-        r = prs_plan_flags(&p->base, flags + done + counters, &p->flags);
-    if (r)
-        return r;
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
+                  (s->segments != 0 ? 1 : 2) * p->args.staging_bank_bytes);
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+                  (flag_words(p) + 2 * s->place.local_ranks + counters) * sizeof(uint32_t));
+    if (s->place.nodes > 1)
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                      prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
+    return s->segments != 0 ? prs_plan_copies(&p->base) : 0;
+}
+
+static int place_copies(struct prs_fused_plan *p)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_tensor t = {.base = p->args.staging[0],
+                           .columns = p->shape.k,
+                           .box_rows = PRS_TILE_M,
+                           .swizzled = true,
+                           .rows = (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M};
+    return prs_tensor_map_encode(&t, &p->args.gathered);
+}
+
+static int place(struct prs_plan *base)
+{
+    struct prs_fused_plan *p = self(base);
+    struct prs_kernel_args *a = &p->args;
+    const struct prs_schedule *s = &a->schedule;
+    if (base->needs == 0)
+        return 0;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
-        a->staging[peer] = p->staging->at[peer];
-        a->flags[peer] = (uint32_t *)p->flags->at[peer];
-        a->done[peer] = a->flags[peer] + flags;
+        a->staging[peer] = base->memory[STAGING]->at[peer];
+        a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
+        a->done[peer] = a->flags[peer] + flag_words(p);
     }
-    if (s->place.nodes == 1)
-        return s->segments != 0 ? open_copies(p) : 0;
-    a->far.counters = a->done[0] + done; /* only this rank uses them, but they lie behind its flags */
-    return prs_plan_signals(&p->base, p->staging, prs_schedule_row_word(s, 0, s->pairs * 2), &a->far);
+    if (s->place.nodes > 1) {
+        a->far.counters =
+            a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */
+        prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &a->far);
+    }
+    return base->copies ? place_copies(p) : 0;
 }
 
 static int check_stride(char name, uint32_t ld, uint32_t columns)
@@ -131,63 +159,93 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     return check_strides(ctx, shape);
 }
 
-/* Without cuBLASLt on any rank (they agree), a plan that only prefers the unfused path takes the fused one: it is
- * slower, but right. */
-static int open_path(struct prs_plan *base)
+/* Flags of the hint. */
+enum { WITHOUT_LT = 1 }; /* cuBLASLt cannot run the shape on some rank */
+
+/* What rank 0 finds in its tuning file holds for all: it alone writes to the file, may just have done so, and other
+ * ranks may not see that file. */
+struct finding {
+    uint32_t found;
+    struct prs_fused_tuning tuning;
+};
+static_assert(sizeof(struct finding) <= sizeof(((struct prs_hint *)NULL)->first), "a finding fits a hint");
+
+/* Without cuBLASLt a plan that only prefers the unfused path takes the fused one: it is slower, but right. */
+static int choose_path(struct prs_fused_plan *p, const struct prs_hint *agreed)
 {
-    struct prs_fused_plan *p = self(base);
     bool demanded = p->wanted && p->wanted->path == PRS_PATH_UNFUSED;
-    int r;
-    if (p->info.tuning.path == PRS_PATH_FUSED)
-        return open_workspace(p);
-    r = prs_unfused_open(p);
+    int r = agreed && (agreed->flags & WITHOUT_LT) ? -ENOTSUP : prs_unfused_open(p);
     if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.place.world))
         return r;
+    p->base.call.hint.flags |= WITHOUT_LT;
     p->info.tuning.path = PRS_PATH_FUSED;
     p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
-    return open_workspace(p);
+    return need_workspace(p);
 }
 
-/* What a rank finds in its tuning file. */
-struct finding {
-    struct prs_fused_tuning tuning;
-    uint32_t found;
-};
+static const char *const terms[] = {"operation",
+                                    "m",
+                                    "n",
+                                    "k",
+                                    "b_is_n_k",
+                                    "activation",
+                                    "ldc",
+                                    "path",
+                                    "clusters",
+                                    "band",
+                                    "mover",
+                                    "segments",
+                                    "spread",
+                                    "paced",
+                                    "tiles_per_signal",
+                                    "bytes of arguments"};
 
-/* All ranks take what rank 0 finds: it alone writes to the file, may just have done so, and other ranks may not see
- * that file. */
-static int read_tuning_file(struct prs_fused_plan *p, struct finding *out)
+static void add_terms(struct prs_fused_plan *p)
 {
-    struct prs_fused *ctx = p->base.ctx;
-    struct finding mine = {.found = 0}, *all;
-    int r;
-    mine.found = prs_tuning_read(ctx, &p->shape, &mine.tuning);
-    *out = mine;
-    if (p->base.alone)
-        return 0;
-    all = calloc(ctx->config.world, sizeof(*all));
-    if (!all)
-        return prs_fail(-ENOMEM, "fused: no memory for the tunings of %u ranks", ctx->config.world);
-    r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
-    *out = all[0];
-    free(all);
-    return r;
+    const struct prs_fused_shape *sh = &p->shape;
+    const struct prs_fused_tuning *t = &p->info.tuning;
+    const uint64_t values[] = {sh->op,
+                               sh->m,
+                               sh->n,
+                               sh->k,
+                               sh->b_is_n_k != 0,
+                               sh->activation,
+                               sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
+                               t->path,
+                               t->clusters,
+                               t->band,
+                               t->mover,
+                               t->segments,
+                               t->spread,
+                               t->paced,
+                               t->tiles_per_signal,
+                               sizeof(p->args)};
+    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
+        prs_plan_term(&p->base, values[i]);
 }
 
-static int open_own(struct prs_plan *base)
+static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
     struct prs_fused_plan *p = self(base);
     const struct prs_fused_shape *shape = &p->shape;
     struct prs_fused *ctx = base->ctx;
-    struct finding file;
+    struct finding file = {0};
     uint32_t clusters, world = base->alone ? 1 : ctx->config.world, nodes = base->alone ? 1 : ctx->place.nodes;
     bool from_file;
-    int r = read_tuning_file(p, &file);
+    int r = check_shape(ctx, shape);
     if (r)
         return r;
+    p->info = (struct prs_fused_plan_info){.reason = NULL};
+    if (agreed)
+        memcpy(&file, agreed->first, sizeof(file));
+    else if (!p->wanted)
+        file.found = prs_tuning_read(ctx, shape, &file.tuning);
+    memcpy(base->call.hint.first, &file, sizeof(file));
     r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
     if (r)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
+    clusters = prs_context_clusters(ctx, clusters, 2);
     from_file = !p->wanted && file.found;
     r = prs_tuning_choose(ctx, shape, from_file ? &file.tuning : p->wanted, from_file, clusters, &p->info);
     if (r)
@@ -196,12 +254,15 @@ static int open_own(struct prs_plan *base)
                       shape->k, p->info.tuning.band);
     p->args.n = shape->n;
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
-    return 0;
+    r = p->info.tuning.path == PRS_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
+    add_terms(p);
+    return r;
 }
 
 static void close_lt(struct prs_plan *base)
 {
     prs_lt_close(self(base)->lt);
+    self(base)->lt = NULL;
 }
 
 static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
@@ -223,13 +284,16 @@ static int enqueue_copies(struct prs_plan *base)
 int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                         const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
 {
-    static const struct prs_plan_steps steps = {"a matrix product", open_own,     open_path,     close_lt,
-                                                launch_kernel,      begin_copies, enqueue_copies};
-    struct prs_fused_plan *p;
-    int r = check_shape(ctx, shape);
-    if (r)
-        return r;
-    p = prs_plan_new(ctx, &steps, sizeof(*p));
+    static const struct prs_plan_steps steps = {.name = "a matrix product",
+                                                .kind = PRS_CALL_GEMM,
+                                                .terms = terms,
+                                                .decide = decide,
+                                                .place = place,
+                                                .close = close_lt,
+                                                .kernel = launch_kernel,
+                                                .begin_copies = begin_copies,
+                                                .copies = enqueue_copies};
+    struct prs_fused_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->base.sync = &p->args.sync;
@@ -249,6 +313,7 @@ void prs_fused_plan_query(const struct prs_fused_plan *p, struct prs_fused_plan_
 {
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
+    info->shared_bytes = p->base.shared_bytes;
 }
 
 static int encode_inputs(struct prs_fused_plan *p)
@@ -300,7 +365,8 @@ static int encode_results(struct prs_fused_plan *p)
         home = prs_symmetric_find(p->base.ctx, c, bytes);
         if (!home)
             return prs_fail(-EINVAL,
-                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
+                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in memory of "
+                            "prs_fused_alloc() or prs_fused_import()",
                             c, (unsigned long long)bytes);
     }
     if (home && s->place.nodes > 1) {

@@ -26,11 +26,9 @@ struct prs_fused_plan {
     const struct prs_fused_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
     struct prs_kernel_args args;           /* all but the maps of A, B and C, which each launch fills */
     struct prs_fused_operands operands;    /* of the launch that is being enqueued */
-    uint32_t rows;                 /* of that launch; while the plan is opened, and with m_on_device, the most */
-    struct prs_schedule schedule;  /* of the launch that is being enqueued, as far as the host knows it */
-    struct prs_symmetric *staging; /* partial sums or gathered A, two banks; NULL without communication */
-    struct prs_symmetric *flags;   /* flags or counters, then one broadcast counter per rank of the node */
-    struct prs_lt *lt;             /* unfused path; else NULL */
+    uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
+    struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
+    struct prs_lt *lt;            /* unfused path; else NULL */
 };
 
 #endif

@@ -159,32 +159,17 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
         info->predicted_us = PRS_START_US + (longest > far ? longest : far);
 }
 
-/* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not
- * fit. */
-static const char LINE[] = "v3 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u";
+/* One line per GPU and shape; the last that fits wins, so that tuning again only appends. A line of another version
+ * does not fit. */
+static const char LINE[] = "v4 %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u";
 
-static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
-                        struct prs_fused_tuning *t)
+/* As one word of a line. */
+static void gpu_word(const struct prs_fused *ctx, char word[sizeof(ctx->gpu)])
 {
-    FILE *f = fopen(path, "re");
-    char line[256];
-    bool found = false;
-    if (!f)
-        return false; /* nothing has been tuned yet */
-    while (fgets(line, sizeof(line), f)) {
-        unsigned op, m, n, k, nk, w, d;
-        struct prs_fused_tuning have = {0};
-        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.mover, &have.segments,
-                   &have.paced, &have.spread, &have.tiles_per_signal) != 14)
-            continue;
-        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
-            w == at->world && d == at->nodes) {
-            *t = have;
-            found = true;
-        }
-    }
-    (void)fclose(f);
-    return found;
+    memcpy(word, ctx->gpu[0] ? ctx->gpu : "?", ctx->gpu[0] ? sizeof(ctx->gpu) : 2);
+    for (char *c = word; *c; c++)
+        if (*c == ' ')
+            *c = '_';
 }
 
 static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
@@ -193,14 +178,44 @@ static const struct prs_place *place_of(const struct prs_fused *ctx, const struc
     return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
 }
 
+static bool read_tuning(const char *path, const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                        struct prs_fused_tuning *t)
+{
+    const struct prs_place *at = place_of(ctx, shape);
+    char own[sizeof(ctx->gpu)], gpu[64];
+    FILE *f = fopen(path, "re");
+    char line[256];
+    bool found = false;
+    if (!f)
+        return false; /* nothing has been tuned yet */
+    gpu_word(ctx, own);
+    while (fgets(line, sizeof(line), f)) {
+        unsigned sms, op, m, n, k, nk, w, d;
+        struct prs_fused_tuning have = {0};
+        if (sscanf(line, LINE, gpu, &sms, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.mover,
+                   &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 16)
+            continue;
+        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
+            w == at->world && d == at->nodes && sms == ctx->sms && strcmp(gpu, own) == 0) {
+            *t = have;
+            found = true;
+        }
+    }
+    (void)fclose(f);
+    return found;
+}
+
 bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
-    return path && read_tuning(path, shape, place_of(ctx, shape), t);
+    return path && read_tuning(path, ctx, shape, t);
 }
 
-int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
+int prs_tuning_append(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                      const struct prs_fused_tuning *t)
 {
+    const struct prs_place *at = place_of(ctx, shape);
+    char gpu[sizeof(ctx->gpu)];
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
     int written;
@@ -210,9 +225,10 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
     if (!f)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
-    written = fprintf(f, "v3 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
-                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->mover, t->segments,
-                      t->paced, t->spread, t->tiles_per_signal);
+    gpu_word(ctx, gpu);
+    written = fprintf(f, "v4 %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u\n", gpu, ctx->sms, (unsigned)shape->op,
+                      shape->m, shape->n, shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band,
+                      t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;

@@ -31,7 +31,7 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
                      const struct prs_schedule *s, uint32_t *push, uint32_t *store);
 
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */
-int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at,
+int prs_tuning_append(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                       const struct prs_fused_tuning *t);
 
 #endif

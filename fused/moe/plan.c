@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of MoE dispatch + grouped product. */
+#include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 
 #include "fused/moe/args.h"
 #include "fused/core/machine.h"
@@ -30,7 +30,7 @@ struct prs_moe_plan {
     struct prs_moe_shape shape;
     struct prs_moe_info info;
     struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
-    uint8_t *own;             /* tables, then the rows of all experts */
+    struct prs_moe_tuning wanted;
 };
 
 static struct prs_moe_plan *self(struct prs_plan *p)
@@ -193,103 +193,109 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
 static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    uint64_t bytes = lay_out(a, NULL);
+    uint64_t bytes = lay_out(a, NULL), tables;
     struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
-    int r = prs_cuda_check(cudaMalloc((void **)&p->own, bytes), "cudaMalloc of the rows of a MoE plan");
+    int r;
+    tables = bytes - (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
+    r = prs_plan_local(&p->base, bytes, tables); /* the tables must be empty before the first launch */
     if (r)
         return r;
-    lay_out(a, p->own);
-    /* The tables must be empty before the first launch. */
-    r = prs_cuda_check(cudaMemset(p->own, 0, (size_t)(a->row_bytes - p->own)), "cudaMemset of MoE tables");
-    if (!r)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    lay_out(a, p->base.own.at);
     t.base = a->row_bytes;
     t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
-    p->base.workspace_bytes += bytes;
-    return r != 0 ? r : prs_tensor_map_encode(&t, &a->rows);
+    return prs_tensor_map_encode(&t, &a->rows);
 }
 
-/* Between nodes: tokens on their way, and signal words. */
-static int open_far(struct prs_moe_plan *p, const struct prs_symmetric *messages)
+/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks. Flags: one for each sender of
+ * messages, then one for each row of staging. Between nodes also tokens on their way, and signal words. */
+enum { MESSAGES, STAGING, FLAGS, RELAY, SIGNALS };
+
+static void need_shared(struct prs_moe_plan *p)
 {
-    struct prs_moe_far *far = &p->args.far;
     const struct prs_route *r = &p->args.route;
-    uint64_t words = prs_route_relay_word(r, r->place.nodes, 0);
-    struct prs_symmetric *relay, *signals;
-    int e = prs_plan_memory(&p->base, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &relay);
-    if (!e)
-        e = prs_plan_memory(&p->base, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &signals);
-    if (e)
-        return e;
-    far->device = p->base.ctx->network->device;
-    far->signals = (uint64_t *)signals->at[0];
-    far->relay = relay->at[0];
-    far->message_window = messages->window;
-    far->relay_window = relay->window;
-    far->signal_window = signals->window;
+    bool several = r->place.world > 1;
+    uint64_t rows = several ? prs_route_row_flag(r, r->place.world, 0) : 0;
+    /* Zeros at first: a launch that gives up goes on with the counts and places that are there. */
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, 0}, prs_route_messages_bytes(r));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
+                  several ? prs_route_staging_at(r, r->place.world, 0) : 0);
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+                  (r->place.world + rows) * sizeof(uint32_t));
+    if (r->place.nodes == 1)
+        return;
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_route_relay_at(r, 2, 1, 0));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                  prs_route_relay_word(r, r->place.nodes, 0) * sizeof(uint64_t));
+}
+
+static int place(struct prs_plan *base)
+{
+    struct prs_moe_args *a = &self(base)->args;
+    const struct prs_route *r = &a->route;
+    struct prs_symmetric *const *memory = base->memory;
+    for (uint32_t q = 0; q < r->place.local_ranks; q++) {
+        a->messages[q] = memory[MESSAGES]->at[q];
+        a->message_flags[q] = (uint32_t *)memory[FLAGS]->at[q];
+        a->staging_flags[q] = a->message_flags[q] + r->place.world;
+        a->staging[q] = memory[STAGING] ? memory[STAGING]->at[q] : NULL;
+    }
+    if (r->place.nodes == 1)
+        return 0;
+    a->far.device = base->ctx->network->device;
+    a->far.signals = (uint64_t *)memory[SIGNALS]->at[0];
+    a->far.relay = memory[RELAY]->at[0];
+    a->far.message_window = memory[MESSAGES]->window;
+    a->far.relay_window = memory[RELAY]->window;
+    a->far.signal_window = memory[SIGNALS]->window;
     return 0;
 }
 
-/* Messages: route.h. Staging: tokens of other ranks. Flags: one for each sender of messages, then one for each row of
- * staging. */
-static int open_shared(struct prs_plan *base)
-{
-    struct prs_moe_plan *p = self(base);
-    struct prs_moe_args *a = &p->args;
-    const struct prs_route *r = &a->route;
-    uint64_t rows = r->place.world > 1 ? prs_route_row_flag(r, r->place.world, 0) : 0;
-    struct prs_symmetric *messages, *flags, *staging = NULL;
-    int e = prs_plan_memory(base, prs_route_messages_bytes(r), PRS_SYMMETRIC_DATA, &messages);
-    if (!e && r->place.world > 1)
-        e = prs_plan_memory(base, prs_route_staging_at(r, r->place.world, 0), PRS_SYMMETRIC_NODE, &staging);
-    if (!e)
-        e = prs_plan_flags(base, r->place.world + rows, &flags);
-    if (e)
-        return e;
-    for (uint32_t q = 0; q < r->place.local_ranks; q++) {
-        a->messages[q] = messages->at[q];
-        a->message_flags[q] = (uint32_t *)flags->at[q];
-        a->staging_flags[q] = a->message_flags[q] + r->place.world;
-        a->staging[q] = staging ? staging->at[q] : NULL;
-    }
-    return r->place.nodes > 1 ? open_far(p, messages) : 0;
-}
-
 /* ---- plans ---- */
-/* Ranks read each other's routing entries, so their sizes must agree. */
-static int agree_on_shape(struct prs_fused *ctx, const struct prs_moe_shape *shape)
+/* Ranks read each other's routing entries, so their sizes must agree. Between nodes they count each other's puts. */
+static const char *const terms[] = {"tokens",          "hidden",       "experts", "top_k",
+                                    "rows_per_signal", "rows_per_put", "passes",  "bytes of arguments"};
+
+static void add_terms(struct prs_moe_plan *p)
 {
-    struct prs_moe_shape all[PRS_ROUTE_MAX_WORLD];
-    int r = prs_context_allgather(ctx, shape, all, sizeof(*shape));
-    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
-        if (all[i].tokens != shape->tokens || all[i].hidden != shape->hidden || all[i].experts != shape->experts ||
-            all[i].top_k != shape->top_k)
-            return prs_fail(-EINVAL, "fused: rank %u's MoE plan (%u tokens of %u, %u experts, top %u) is not rank %u's",
-                            i, all[i].tokens, all[i].hidden, all[i].experts, all[i].top_k, ctx->config.rank);
-    return r;
+    const struct prs_moe_shape *s = &p->shape;
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    bool far = p->base.ctx->place.nodes > 1;
+    const uint64_t values[] = {s->tokens,
+                               s->hidden,
+                               s->experts,
+                               s->top_k,
+                               far ? t->rows_per_signal : 0,
+                               far ? t->rows_per_put : 0,
+                               far ? t->passes : 0,
+                               sizeof(p->args)};
+    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
+        prs_plan_term(&p->base, values[i]);
 }
 
-static int open_own(struct prs_plan *base)
+static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
     struct prs_moe_plan *p = self(base);
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t clusters, ctas;
-    int r;
+    int r = check_shape(base->ctx, &p->shape);
+    (void)agreed; /* nothing depends on what only one rank knows */
+    if (r)
+        return r;
+    p->info.tuning = p->wanted;
     choose(p);
     init_route(p);
     r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->cluster, &clusters);
     if (r)
         return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
                         base->ctx->config.device);
+    clusters = prs_context_clusters(base->ctx, clusters, t->cluster);
     ctas = clusters * t->cluster;
     t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->cluster, clusters) * t->cluster;
     predict(p);
+    need_shared(p);
+    add_terms(p);
     return open_tables(p);
-}
-
-static void close_own(struct prs_plan *base)
-{
-    (void)cudaFree(self(base)->own);
 }
 
 static int launch_kernels(struct prs_plan *base, cudaStream_t stream)
@@ -302,21 +308,19 @@ static int launch_kernels(struct prs_plan *base, cudaStream_t stream)
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
                       struct prs_moe_plan **out)
 {
-    static const struct prs_plan_steps steps = {
-        .name = "MoE", .own = open_own, .shared = open_shared, .close = close_own, .kernel = launch_kernels};
-    struct prs_moe_plan *p;
-    int r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's error must not leave others waiting */
-    if (!r)
-        r = agree_on_shape(ctx, shape);
-    if (r)
-        return r;
-    p = prs_plan_new(ctx, &steps, sizeof(*p));
+    static const struct prs_plan_steps steps = {.name = "MoE",
+                                                .kind = PRS_CALL_MOE,
+                                                .terms = terms,
+                                                .decide = decide,
+                                                .place = place,
+                                                .kernel = launch_kernels};
+    struct prs_moe_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->base.sync = &p->args.sync;
     p->shape = *shape;
     if (tuning)
-        p->info.tuning = *tuning;
+        p->wanted = *tuning;
     return prs_plan_open(&p->base, (void **)out);
 }
 

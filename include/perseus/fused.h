@@ -21,10 +21,17 @@
  *
  * Returns. 0 or -errno. An error is logged where it is found; prs_fused_error_text() returns the text.
  *
- * Threads. A context and its plans must be used by one thread at a time. Different contexts are independent; ranks may
- * be threads of one process or processes of one host. Calls marked *collective* must be made by all ranks in the same
- * order; they block in the caller's allgather. Functions make the context's device current while they run and restore
- * the caller's device.
+ * Threads. A context and its plans must be used by one thread at a time, but for prs_fused_poll_error() and
+ * prs_fused_abort(). Different contexts are independent; ranks may be threads of one process or processes of one host.
+ * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. Where one
+ * rank fails, or passes something that must be the same on all ranks and is not, the call fails on all ranks, and the
+ * text names the rank and what differs. Functions make the context's device current while they run and restore the
+ * caller's device.
+ *
+ * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. Where
+ * there is room, opening a plan costs one allgather, no cudaMalloc() and no synchronisation of the device. Closing a
+ * plan and freeing memory are local and wait for nobody. The memory can be used again when all ranks have closed it,
+ * which they learn in the next collective call, and goes back to CUDA when the context is closed.
  *
  * Ownership. Plans and symmetric memory belong to their context and must be released before it, by their own calls.
  * What a caller passes in structs is copied; buffers of a launch must stay until it is done in stream order.
@@ -63,21 +70,40 @@ struct prs_fused_config {
     void *user;                        /**< for allgather */
     /** Ranks with equal numbers share a node. 0: PERSEUS_NODE, else the machine's boot id and network. */
     uint64_t node;
+    /** SMs that the fused kernels of this context take at most, so that others run beside them; the same on all ranks.
+     * 0: all. */
+    uint32_t max_sms;
 };
 
 /** *Collective.* -ENODEV: no Hopper GPU, or several nodes and no RDMA device. -EXDEV: a peer's memory cannot be mapped.
- * -EINVAL: also for nodes of unequal size, or whose ranks are not consecutive. -ETIMEDOUT: a rank cannot be reached;
+ * -EINVAL: also for nodes of unequal size, or whose ranks are not consecutive, and for ranks that differ in the version
+ * of the library, the name of their GPU, or the SMs that they may use. -ETIMEDOUT: a rank cannot be reached;
  * the text names it. -ENOMEM, -EIO. */
 PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out);
-/** *Collective* when there are several nodes. Plans and symmetric memory of the context must have been released. NULL
- * does nothing. */
+/** Plans and symmetric memory of the context must have been released, and none of its launches may run. NULL does
+ * nothing.
+ *
+ * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for them
+ * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not -EINVAL: a
+ * number of rows that cannot be), or prs_fused_abort(), the call is local and meets nobody: survivors of a lost rank
+ * close, and open a smaller world. What could not be freed is freed when a context is opened on the same device after
+ * all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have seen
+ * no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
- * ALLREDUCE must lie in such memory, at the same offset on every rank. Free it with prs_fused_free(), not with
- * cudaFree(). */
+ * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank. Free it with
+ * prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
-/** *Collective.* No launch that uses the memory may be in flight. */
+/** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory for
+ * example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order and this
+ * rank included, as kernels of this rank reach it, 16-byte aligned; `bytes` is the same on all ranks. Results of
+ * ALLREDUCE may then lie there. The memory stays the caller's. Give it up with prs_fused_free(ctx, at[own]), after which
+ * the caller may unmap and free it on one node. Several nodes: the memory is registered with the network too, and must
+ * stay until a collective call after which all ranks have given it up. -EINVAL, -ENOMEM; several nodes: -ENOTSUP, -EIO
+ * when it cannot be registered. */
+PRS_API int prs_fused_import(struct prs_fused *ctx, void *const *at, size_t bytes);
+/** Local. No launch of this rank that uses the memory may be in flight. -EINVAL: not the start of such memory. */
 PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);
 
 /* ---- matrix products ---- */
@@ -125,13 +151,13 @@ enum prs_mover { PRS_MOVED_BY_COPY_ENGINES = 1, PRS_MOVED_BY_CTAS = 2 };
 
 /** A field that is 0 is chosen by the plan. The same on all ranks. */
 struct prs_fused_tuning {
-    uint32_t path;      /**< enum prs_fused_path */
-    uint32_t clusters;  /**< pairs of SMs that work, at most half the SMs */
-    uint32_t band;      /**< row pairs (256 rows) that are communicated together */
-    uint32_t mover;     /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
-    uint32_t segments;  /**< ALLGATHER by copy engines: pieces along k in which a band travels */
-    uint32_t spread;    /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
-    uint32_t paced;     /**< enum prs_fused_pace */
+    uint32_t path;     /**< enum prs_fused_path */
+    uint32_t clusters; /**< pairs of SMs that work, at most half the SMs */
+    uint32_t band;     /**< row pairs (256 rows) that are communicated together */
+    uint32_t mover;    /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
+    uint32_t segments; /**< ALLGATHER by copy engines: pieces along k in which a band travels */
+    uint32_t spread;   /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
+    uint32_t paced;    /**< enum prs_fused_pace */
     /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
     uint32_t tiles_per_signal;
 };
@@ -139,13 +165,14 @@ struct prs_fused_tuning {
 /** What a plan of a product has decided. */
 struct prs_fused_plan_info {
     struct prs_fused_tuning tuning; /**< all fields decided */
-    uint64_t workspace_bytes;       /**< device memory on this rank beside A, B and C */
+    uint64_t workspace_bytes;       /**< device memory on this rank beside A, B and C, of this plan alone */
     uint64_t sent_bytes;            /**< per launch over NVLink, from this rank */
     uint64_t far_bytes;             /**< per launch to other nodes, from this rank */
     /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
      * ALLGATHER on one node: the schedule played step by step, or an estimate for pushing. */
     double predicted_us;
-    const char *reason; /**< why the path was chosen; static text */
+    const char *reason;    /**< why the path was chosen; static text */
+    uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */
 };
 
 /** *Collective.* tuning NULL: the entry that rank 0 finds in its tuning file (PERSEUS_FUSED_TUNING), or the analytic
@@ -154,7 +181,8 @@ struct prs_fused_plan_info {
  * it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                                 const struct prs_fused_tuning *tuning, struct prs_fused_plan **out);
-/** *Collective*, except for GEMM. No launch of the plan may be in flight. NULL does nothing. */
+/** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
+ * nothing. */
 PRS_API void prs_fused_plan_close(struct prs_fused_plan *plan);
 PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_fused_plan_info *info);
 
@@ -185,10 +213,9 @@ struct prs_fused_operands {
  * timing, without host synchronisation in between. A launch may be captured into a CUDA graph and replayed. A and B
  * must not change, and C must not be read, until the launch is done in stream order. `operands` is copied.
  *
- * Launches of one plan must not overlap on one rank. Launches of different plans may overlap, but a launch that waits
- * for other ranks holds its SMs. Two launches on different streams, which ranks start in different orders, can
- * therefore deadlock until the time limit (-ETIMEDOUT), unless both fit on the GPU (tuning: clusters, ctas). Use one
- * stream, or events between the streams.
+ * The launches of a context run one after the other on each rank, in one stream or with events between streams, because
+ * plans share memory; and all ranks enqueue them in the same order, like calls on an NCCL communicator. For launches
+ * that shall overlap open a context each.
  *
  * -EINVAL: a wrong pointer. -EIO: CUDA refuses the launch. The error of an earlier launch on this context, when one has
  * failed: then C is not valid, see prs_fused_poll_error().
@@ -302,7 +329,7 @@ struct prs_moe_plan;
  * -ENOTSUP, -EIO. */
 PRS_API int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape,
                               const struct prs_moe_tuning *tuning, struct prs_moe_plan **out);
-/** *Collective.* No launch of the plan may be in flight. NULL does nothing. */
+/** Local, as prs_fused_plan_close(). */
 PRS_API void prs_moe_plan_close(struct prs_moe_plan *plan);
 PRS_API void prs_moe_plan_query(const struct prs_moe_plan *plan, struct prs_moe_info *info);
 
@@ -376,7 +403,7 @@ struct prs_attention_info {
  * fit the limit. -ENOTSUP: the kernel does not fit this GPU. -EIO. */
 PRS_API int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                                     const struct prs_attention_tuning *tuning, struct prs_attention_plan **out);
-/** *Collective.* No launch of the plan may be in flight. NULL does nothing. */
+/** Local, as prs_fused_plan_close(). */
 PRS_API void prs_attention_plan_close(struct prs_attention_plan *plan);
 PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, struct prs_attention_info *info);
 

@@ -173,6 +173,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));
+    prs_fused_abort(ctx); /* ranks that have seen no error would wait for the others to close */
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
 }
@@ -238,15 +239,15 @@ Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
 /* ---- a rank that fails while a plan is opened ---- */
 static __thread int copies_until_failure; /* counted per thread; 0: none fails */
 
-cudaError_t __real_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
-cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
+cudaError_t __real_cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s);
+cudaError_t __wrap_cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s);
 
-/* The linker redirects every call of cudaMemcpy() here. */
-cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+/* The linker redirects every call of cudaMemcpyAsync() here. */
+cudaError_t __wrap_cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s)
 {
     if (copies_until_failure > 0 && --copies_until_failure == 0)
         return cudaErrorIllegalAddress;
-    return __real_cudaMemcpy(to, from, bytes, kind);
+    return __real_cudaMemcpyAsync(to, from, bytes, kind, s);
 }
 
 static void open_with_a_failing_copy(uint32_t rank, struct ranks_self *self, void *user)

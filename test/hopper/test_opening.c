@@ -9,36 +9,56 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/hopper/hopper.h"
+#include "fused/core/meeting.h"
 #include "test/hopper/ranks.h"
+#include "tools/hopper/hopper.h"
 
 /* This is rank 0 of two. Rank 1 is an echo: it gives what rank 0 gives, except for its GPU and what the test demands.
- * An all-gather of one int is a word about errors; a longer one with a memory handle, after process and device, is an
- * offer. */
+ * What is as long as a struct prs_call is one; an int is a word about errors; something longer with a memory handle,
+ * after process and device, is an offer. */
 struct echo {
-    uint32_t words, error_at; /* the word in which the echo says -ENOMEM; 0: never */
+    uint32_t words, error_at; /* the word or call in which the echo says -ENOMEM; 0: never */
     uint32_t offers, lost_at; /* the offer in which the echo's device cannot be reached; 0: never */
     uint32_t ignored;         /* offers that rank 0 made after the error */
-    int told, gave;           /* the error of the echo; the first error of rank 0 */
-    bool same_gpu;            /* the echo has the GPU of rank 0 */
+    uint32_t calls;
+    int told, gave; /* the error of the echo; the first error of rank 0 */
+    bool same_gpu;  /* the echo has the GPU of rank 0 */
+    bool greeted;
+    uint64_t more;           /* added to the first term of the echo's call */
+    const char *has, *gives; /* the echo greets with other text in place of this */
 };
 
 static int echo_allgather(void *user, const void *mine, void *all, size_t bytes)
 {
     struct echo *e = user;
-    bool offer = bytes >= sizeof(cudaIpcMemHandle_t);
+    void *others = (char *)all + bytes;
+    bool call = bytes == sizeof(struct prs_call), word = bytes == sizeof(int);
     memcpy(all, mine, bytes);
-    memcpy((char *)all + bytes, mine, bytes);
-    if (bytes == 3 * sizeof(uint64_t)) /* node, GPU, error */
-        ((uint64_t *)((char *)all + bytes))[1] ^= e->same_gpu ? 0 : 1;
-    if (bytes == sizeof(int) && e->gave == 0)
+    memcpy(others, mine, bytes);
+    e->calls++;
+    if (!e->greeted) { /* node, GPU */
+        void *text = e->has ? memmem(others, bytes, e->has, strlen(e->has)) : NULL;
+        ((uint64_t *)others)[1] ^= e->same_gpu ? 0 : 1;
+        if (text)
+            memcpy(text, e->gives, strlen(e->gives));
+        e->greeted = true;
+        return 0;
+    }
+    if (word && e->gave == 0)
         e->gave = *(const int *)mine;
-    if (bytes == sizeof(int) && ++e->words == e->error_at)
-        ((int *)all)[1] = e->told = -ENOMEM;
-    if (offer && e->told != 0)
-        e->ignored++;
-    if (offer && ++e->offers == e->lost_at)
-        ((int32_t *)((char *)all + bytes))[1] = 99;
+    if ((word || call) && ++e->words == e->error_at) {
+        e->told = -ENOMEM;
+        *(word ? (int32_t *)others : &((struct prs_call *)others)->error) = e->told;
+    }
+    if (call)
+        ((struct prs_call *)others)->term[0] += e->more;
+    if (word || call)
+        return 0;
+    e->ignored += e->told != 0;
+    if (++e->offers == e->lost_at) /* of whatever memory it is */
+        for (size_t i = 0; i + 8 <= bytes; i += 8)
+            if (((int32_t *)mine)[i / 4] == (int32_t)getpid())
+                ((int32_t *)others)[i / 4 + 1] = 99;
     return 0;
 }
 
@@ -49,6 +69,13 @@ static struct prs_fused *open_with_echo(struct echo *e)
     hopper_setup(1, 4, 0);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     return ctx;
+}
+
+/* The echo would not close its context. */
+static void close_with_echo(struct prs_fused *ctx)
+{
+    prs_fused_abort(ctx);
+    prs_fused_close(ctx);
 }
 
 static const struct ways {
@@ -63,13 +90,13 @@ enum { WAYS = sizeof(ways) / sizeof(ways[0]), MEETINGS = 100 };
 
 Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeout = 60)
 {
-    struct echo e = {0};
-    struct prs_fused *ctx = open_with_echo(&e);
     for (uint32_t way = 0; way < WAYS; way++) {
+        struct echo e = {0};
+        struct prs_fused *ctx = open_with_echo(&e);
         for (uint32_t at = 1; at < MEETINGS; at++) {
             struct prs_fused_plan *plan = NULL;
             int r;
-            e = (struct echo){.error_at = at};
+            e = (struct echo){.error_at = at, .greeted = true};
             r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
             cr_assert_eq(r, e.told, "way %u, word %u: %d", way, at, r);
             cr_assert_eq(e.ignored, 0, "way %u, word %u: went on for %u meetings", way, at, e.ignored);
@@ -81,19 +108,19 @@ Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeou
             }
             cr_assert_not_null(strstr(prs_fused_error_text(), "rank 1"), "%s", prs_fused_error_text());
         }
+        close_with_echo(ctx);
     }
-    prs_fused_close(ctx);
 }
 
 Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
 {
-    struct echo e = {0};
-    struct prs_fused *ctx = open_with_echo(&e);
     for (uint32_t way = 0; way < WAYS; way++) {
+        struct echo e = {0};
+        struct prs_fused *ctx = open_with_echo(&e);
         for (uint32_t at = 1; at < MEETINGS; at++) {
             struct prs_fused_plan *plan = NULL;
             int r;
-            e = (struct echo){.lost_at = at};
+            e = (struct echo){.lost_at = at, .greeted = true};
             r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
             if (!r) {
                 cr_assert_gt(at, 1);
@@ -103,8 +130,8 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
             cr_assert_eq(r, -EXDEV, "way %u, offer %u: %d", way, at, r);
             cr_assert_eq(e.gave, -EXDEV, "way %u, offer %u: told the others %d", way, at, e.gave);
         }
+        close_with_echo(ctx);
     }
-    prs_fused_close(ctx);
 }
 
 Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
@@ -119,7 +146,53 @@ Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
     cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &tuning, &attention), -EINVAL);
     cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
-    prs_fused_close(ctx);
+    close_with_echo(ctx);
+}
+
+/* Both ranks must decide alike, so what one would decide differently is named. */
+Test(opening, what_differs_between_ranks_is_named, .timeout = 60)
+{
+    static const char *const want[] = {"rank 1 allocates symmetric memory with bytes 4097, rank 0 with 4096",
+                                       "rank 1 opens a matrix product with operation 4, rank 0 with 3",
+                                       "rank 1 opens MoE with tokens 65, rank 0 with 64",
+                                       "rank 1 opens ring attention with batch 2, rank 0 with 1"};
+    struct prs_attention_shape attention_shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_moe_shape moe_shape = {.tokens = 64, .hidden = 64, .columns = 64, .experts = 4, .top_k = 2};
+    struct prs_attention_plan *attention;
+    struct prs_fused_plan *plan;
+    struct prs_moe_plan *moe;
+    struct echo e = {0};
+    struct prs_fused *ctx = open_with_echo(&e);
+    void *memory;
+    e.more = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        int r = i == 0   ? prs_fused_alloc(ctx, 4096, &memory)
+                : i == 1 ? prs_fused_plan_open(ctx, &ways[0].shape, &ways[0].tuning, &plan)
+                : i == 2 ? prs_moe_plan_open(ctx, &moe_shape, NULL, &moe)
+                         : prs_attention_plan_open(ctx, &attention_shape, NULL, &attention);
+        cr_assert_eq(r, -EINVAL, "call %u: %d", i, r);
+        cr_assert_not_null(strstr(prs_fused_error_text(), want[i]), "%s", prs_fused_error_text());
+    }
+    close_with_echo(ctx);
+}
+
+/* Ranks that run something else would decide differently, or read each other's words wrongly. */
+Test(opening, ranks_with_another_library_or_gpu_are_named, .timeout = 60)
+{
+    static const struct {
+        const char *has, *gives, *want;
+    } rows[] = {
+        {PRS_VERSION, "9", "rank 1 has version 9"},
+        {"emulated Hopper", "imagined Hopper", "rank 1 has a GPU imagined Hopper GPU"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct echo e = {.has = rows[i].has, .gives = rows[i].gives};
+        struct prs_fused_config config = {.world = 2, .allgather = echo_allgather, .user = &e};
+        struct prs_fused *ctx;
+        hopper_setup(1, 4, 0);
+        cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
+        cr_assert_not_null(strstr(prs_fused_error_text(), rows[i].want), "%s", prs_fused_error_text());
+    }
 }
 
 /* ---- two ranks ---- */
@@ -219,7 +292,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
         usleep(1000);
     if (rank == 0) {
         f = fopen(both->file, "w");
-        cr_assert(f && fprintf(f, "v2 3 2048 256 64 1 2 1 : 0 1 0 0 0 0 33 0\n") > 0);
+        cr_assert(f && fprintf(f, "v4 emulated_Hopper_GPU 4 3 2048 256 64 1 2 1 : 0 1 0 0 0 33 0\n") > 0);
         (void)fclose(f);
     }
     keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
@@ -245,6 +318,312 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
     cr_assert_eq(both.info[0].tuning.band, 1);
     cr_assert_eq(both.info[1].tuning.band, 1, "rank 1 took %u", both.info[1].tuning.band);
     cr_assert_eq(both.info[1].tuning.spread, 33, "rank 1 took %u", both.info[1].tuning.spread);
+}
+
+/* Rank 1 has a tuning that rank 0 does not have: the field is named, not only that something differs. */
+static void open_with_own_tuning(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED, .band = 1 + rank};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    struct prs_fused_plan *plan;
+    keep_result(user, rank, prs_fused_plan_open(ctx, &shape, &tuning, &plan));
+    prs_fused_close(ctx);
+}
+
+Test(opening, a_tuning_that_differs_is_named, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_with_own_tuning, &both);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_eq(both.result[rank], -EINVAL, "%d", both.result[rank]);
+        cr_assert_not_null(strstr(both.text[rank], "opens a matrix product with band"), "%s", both.text[rank]);
+    }
+}
+
+/* Rank 1 makes another call. */
+static void make_another_call(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    struct prs_fused_plan *plan;
+    void *memory;
+    keep_result(user, rank,
+                rank == 0 ? prs_fused_plan_open(ctx, &shape, NULL, &plan) : prs_fused_alloc(ctx, 4096, &memory));
+    prs_fused_close(ctx);
+}
+
+Test(opening, calls_in_another_order_are_named, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, make_another_call, &both);
+    cr_assert_eq(both.result[0], -EINVAL, "%d", both.result[0]);
+    cr_assert_not_null(strstr(both.text[0], "rank 1 allocates symmetric memory"), "%s", both.text[0]);
+    cr_assert_eq(both.result[1], -EINVAL, "%d", both.result[1]);
+}
+
+/* ---- a limit of SMs ---- */
+static void open_with_few_sms(uint32_t rank, struct ranks_self *self, void *user)
+{
+    const uint32_t *most = user;
+    struct prs_fused_config config = {rank, 2, (int)rank, 0, ranks_allgather, self, 0, most[rank]};
+    struct prs_fused_shape gemm = {PRS_FUSED_ALLREDUCE, 2048, 512, 64, 1};
+    struct prs_attention_shape attention = {1, 8, 8, 128, 1024, 0, 0, 0};
+    struct prs_moe_shape moe = {.tokens = 64, .hidden = 64, .columns = 512, .experts = 4, .top_k = 2};
+    struct prs_attention_info attention_info;
+    struct prs_attention_plan *attention_plan;
+    struct prs_fused_plan_info gemm_info;
+    struct prs_moe_info moe_info;
+    struct prs_fused_plan *gemm_plan;
+    struct prs_moe_plan *moe_plan;
+    struct prs_fused *ctx;
+    (void)cudaSetDevice((int)rank);
+    if (most[0] != most[1]) {
+        cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
+        cr_assert_not_null(strstr(prs_fused_error_text(), "SMs"), "%s", prs_fused_error_text());
+        return;
+    }
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &gemm, NULL, &gemm_plan), 0);
+    cr_assert_eq(prs_moe_plan_open(ctx, &moe, NULL, &moe_plan), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &attention, NULL, &attention_plan), 0);
+    prs_fused_plan_query(gemm_plan, &gemm_info);
+    prs_moe_plan_query(moe_plan, &moe_info);
+    prs_attention_plan_query(attention_plan, &attention_info);
+    cr_assert_leq(2 * gemm_info.tuning.clusters, most[rank], "%u clusters", gemm_info.tuning.clusters);
+    cr_assert_leq(moe_info.tuning.ctas, most[rank], "%u CTAs", moe_info.tuning.ctas);
+    cr_assert_leq(moe_info.tuning.route_ctas, most[rank], "%u CTAs", moe_info.tuning.route_ctas);
+    cr_assert_leq(attention_info.tuning.ctas, most[rank], "%u CTAs", attention_info.tuning.ctas);
+    prs_attention_plan_close(attention_plan);
+    prs_moe_plan_close(moe_plan);
+    prs_fused_plan_close(gemm_plan);
+    prs_fused_close(ctx);
+}
+
+Test(opening, all_kernels_keep_to_the_most_sms, .timeout = 60)
+{
+    uint32_t most[2] = {4, 4};
+    hopper_setup(2, 8, 0);
+    ranks_run(2, open_with_few_sms, most);
+}
+
+Test(opening, ranks_that_may_use_other_numbers_of_sms_are_named, .timeout = 60)
+{
+    uint32_t most[2] = {4, 6};
+    hopper_setup(2, 8, 0);
+    ranks_run(2, open_with_few_sms, most);
+}
+
+/* ---- what opening costs ---- */
+/* Of the calling thread, which is a rank. The linker redirects every call here. */
+static __thread struct cost {
+    uint32_t exchanges, allocations, synchronisations;
+    uint64_t bytes;
+} cost;
+
+cudaError_t __real_cudaMalloc(void **out, size_t bytes);
+cudaError_t __wrap_cudaMalloc(void **out, size_t bytes);
+cudaError_t __wrap_cudaMalloc(void **out, size_t bytes)
+{
+    cost.allocations++;
+    cost.bytes += bytes;
+    return __real_cudaMalloc(out, bytes);
+}
+
+cudaError_t __real_cudaFree(void *memory);
+cudaError_t __wrap_cudaFree(void *memory);
+cudaError_t __wrap_cudaFree(void *memory)
+{
+    cost.synchronisations++;
+    return __real_cudaFree(memory);
+}
+
+cudaError_t __real_cudaDeviceSynchronize(void);
+cudaError_t __wrap_cudaDeviceSynchronize(void);
+cudaError_t __wrap_cudaDeviceSynchronize(void)
+{
+    cost.synchronisations++;
+    return __real_cudaDeviceSynchronize();
+}
+
+static int costly_allgather(void *user, const void *mine, void *all, size_t bytes)
+{
+    cost.exchanges++;
+    return ranks_allgather(user, mine, all, bytes);
+}
+
+/* One of each kind. */
+static int open_kind(struct prs_fused *ctx, uint32_t kind, void **plan)
+{
+    static const struct prs_fused_shape gemm = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
+    static const struct prs_fused_shape gather = {PRS_FUSED_ALLGATHER, 512, 256, 64, 1};
+    static const struct prs_fused_tuning fused = {.path = PRS_PATH_FUSED}, unfused = {.path = PRS_PATH_UNFUSED};
+    static const struct prs_fused_tuning copies = {.path = PRS_PATH_FUSED, .mover = PRS_MOVED_BY_COPY_ENGINES};
+    static const struct prs_attention_shape attention = {1, 2, 2, 128, 512, 0, 0, 0};
+    static const struct prs_moe_shape moe = {.tokens = 64, .hidden = 64, .columns = 64, .experts = 4, .top_k = 2};
+    switch (kind) {
+    case 0:
+        return prs_fused_plan_open(ctx, &gemm, &fused, (struct prs_fused_plan **)plan);
+    case 1:
+        return prs_fused_plan_open(ctx, &gemm, &unfused, (struct prs_fused_plan **)plan);
+    case 2:
+        return prs_fused_plan_open(ctx, &gather, &copies, (struct prs_fused_plan **)plan);
+    case 3:
+        return prs_moe_plan_open(ctx, &moe, NULL, (struct prs_moe_plan **)plan);
+    case 4:
+        return prs_attention_plan_open(ctx, &attention, NULL, (struct prs_attention_plan **)plan);
+    default:
+        return prs_fused_alloc(ctx, 4096, plan);
+    }
+}
+enum { KINDS = 6 };
+
+static void close_kind(struct prs_fused *ctx, uint32_t kind, void *plan)
+{
+    if (kind <= 2)
+        prs_fused_plan_close(plan);
+    else if (kind == 3)
+        prs_moe_plan_close(plan);
+    else if (kind == 4)
+        prs_attention_plan_close(plan);
+    else
+        cr_assert_eq(prs_fused_free(ctx, plan), 0);
+}
+
+static void open_twice(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused *ctx = open_rank(rank, costly_allgather, self);
+    void *plan;
+    for (uint32_t kind = 0; kind < KINDS; kind++) {
+        struct cost opened, closed;
+        cr_assert_eq(open_kind(ctx, kind, &plan), 0, "kind %u: %s", kind, prs_fused_error_text());
+        close_kind(ctx, kind, plan);
+        cost = (struct cost){0};
+        cr_assert_eq(open_kind(ctx, kind, &plan), 0, "kind %u: %s", kind, prs_fused_error_text());
+        opened = cost;
+        close_kind(ctx, kind, plan);
+        closed = cost;
+        cr_assert_eq(opened.exchanges, 1, "kind %u: %u exchanges", kind, opened.exchanges);
+        cr_assert_eq(opened.allocations, 0, "kind %u: %u allocations", kind, opened.allocations);
+        cr_assert_eq(opened.synchronisations, 0, "kind %u: %u synchronisations", kind, opened.synchronisations);
+        cr_assert_eq(memcmp(&opened, &closed, sizeof(opened)), 0, "closing kind %u costs something", kind);
+    }
+    prs_fused_close(ctx);
+}
+
+Test(opening, where_memory_is_there_it_costs_one_exchange, .timeout = 60)
+{
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_twice, NULL);
+}
+
+/* The layers of a 70B Llama on four GPUs, at 67 batch sizes. */
+static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct prs_fused_shape layers[] = {{PRS_FUSED_ALLGATHER, 0, 2560, 8192, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 0, 8192, 2048, 1},
+                                                    {PRS_FUSED_ALLGATHER, 0, 14336, 8192, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 0, 8192, 7168, 1}};
+    static struct prs_fused_plan *plans[4][4 * 67];
+    struct prs_fused_config config = {rank, 4, (int)rank, 0, costly_allgather, self};
+    struct prs_fused *ctx;
+    uint32_t count = 0;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    for (uint32_t size = 8; size <= 67 * 8; size += 8)
+        for (uint32_t i = 0; i < 4; i++) {
+            struct prs_fused_shape shape = layers[i];
+            shape.m = size;
+            cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plans[rank][count++]), 0, "%s",
+                         prs_fused_error_text());
+        }
+    ((struct cost *)user)[rank] = cost;
+    while (count > 0)
+        prs_fused_plan_close(plans[rank][--count]);
+    prs_fused_close(ctx);
+}
+
+Test(opening, plans_of_many_batch_sizes_share_memory, .timeout = 300)
+{
+    struct cost costs[4];
+    hopper_setup(4, 132, 0);
+    ranks_run(4, open_every_batch_size, costs);
+    for (int rank = 0; rank < 4; rank++) {
+        cr_assert_leq(costs[rank].bytes, 1ull << 30, "rank %d: %llu MB", rank,
+                      (unsigned long long)costs[rank].bytes >> 20);
+        cr_assert_leq(costs[rank].exchanges, 4 * 67 + 40, "rank %d: %u exchanges", rank, costs[rank].exchanges);
+    }
+}
+
+/* ---- memory of the caller ---- */
+/* The result must be the same, bit by bit, in memory of the library and in memory that the ranks have mapped
+ * themselves. */
+static void reduce_into_imported_memory(uint32_t rank, struct ranks_self *self, void *user)
+{
+    enum { ROWS = 512, COLUMNS = 256, K = 64, BYTES = ROWS * COLUMNS * 2 };
+    struct prs_fused_tuning tuning = {.path = *(const enum prs_fused_path *)user};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, ROWS, COLUMNS, K, 1};
+    struct prs_fused_operands x = {.a = ranks_upload(1 + rank, ROWS * K), .b = ranks_upload(7 + rank, COLUMNS * K)};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    static uint16_t want[2][ROWS * COLUMNS], have[2][ROWS * COLUMNS];
+    struct prs_fused_plan *plan;
+    void *own, *all[2], *lent;
+    cr_assert_eq(cudaMalloc(&own, BYTES), cudaSuccess);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_fused_alloc(ctx, BYTES, &lent), 0);
+    x.c = own;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "not symmetric yet");
+    (void)ranks_allgather(self, &own, all, sizeof(own));
+    cr_assert_eq(prs_fused_import(ctx, all, BYTES), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+    x.c = lent;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(want[rank], lent, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(have[rank], own, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(memcmp(want[rank], have[rank], BYTES), 0, "rank %u: other bits in imported memory", rank);
+    cr_assert_eq(prs_fused_free(ctx, own), 0);
+    x.c = own;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "given up");
+    cr_assert_eq(prs_fused_free(ctx, own), -EINVAL, "given up twice");
+    cr_assert_eq(cudaFree(own), cudaSuccess);
+    cr_assert_eq(prs_fused_free(ctx, lent), 0);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(opening, results_may_lie_in_imported_memory, .timeout = 60)
+{
+    enum prs_fused_path path = PRS_PATH_FUSED;
+    hopper_setup(2, 4, 0);
+    ranks_run(2, reduce_into_imported_memory, &path);
+}
+
+Test(opening, unfused_results_may_lie_in_imported_memory, .timeout = 60)
+{
+    enum prs_fused_path path = PRS_PATH_UNFUSED;
+    hopper_setup(2, 4, 0);
+    ranks_run(2, reduce_into_imported_memory, &path);
+}
+
+static void import_nothing(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
+    void *at[2] = {ctx, rank == 1 ? NULL : ctx};
+    keep_result(user, rank, prs_fused_import(ctx, at, 4096));
+    prs_fused_close(ctx);
+}
+
+Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, import_nothing, &both);
+    cr_assert(both.result[0] == -EINVAL && both.result[1] == -EINVAL, "%d and %d", both.result[0], both.result[1]);
+    cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
+    cr_assert_not_null(strstr(both.text[1], "local rank 1"), "%s", both.text[1]);
 }
 
 /* ---- invalid arguments ---- */

@@ -36,7 +36,7 @@ static __global__ void multiply(const struct product_args p)
 
 static const struct launch_shape few_threads = {1, 64, 0};
 
-extern "C" int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
+extern "C" int prs_lt_open(void **, void *, const struct prs_fused_shape *shape, uint32_t, struct prs_lt **out)
 {
     uint32_t clusters;
     if (launch_prepare(multiply, &few_threads, &clusters) != 0)
@@ -51,6 +51,10 @@ extern "C" int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **
 extern "C" void prs_lt_close(struct prs_lt *lt)
 {
     free(lt);
+}
+
+extern "C" void prs_lt_release(void *)
+{
 }
 
 extern "C" int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,

@@ -118,6 +118,15 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     return cudaSuccess;
 }
 
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device)
+{
+    if (device < 0 || device >= (int)hopper_devices())
+        return result(cudaErrorInvalidDevice);
+    memset(properties, 0, sizeof(*properties));
+    strcpy(properties->name, "emulated Hopper GPU");
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceCanAccessPeer(int *can, int, int)
 {
     *can = 1;

@@ -13,7 +13,6 @@
 #include "transport/util/error.h"
 
 enum {
-    WORKSPACE_BYTES = 32 << 20,
     FEWEST_ROWS = 32, /* from here to shape.m an algorithm is chosen for each power of two */
     MOST_SIZES = 32
 };
@@ -105,12 +104,14 @@ static int load_api(void)
 }
 
 /* cuBLASLt has column-major matrices, so it computes the transpose of C as transpose(B) transpose(A). */
-static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
+static int describe(struct prs_lt *lt, const struct prs_fused_shape *s, int32_t sms)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
     uint64_t b_rows = s->b_is_n_k ? s->k : s->n, b_columns = s->b_is_n_k ? s->n : s->k;
-    if (api.create(&lt->handle) != CUBLAS_STATUS_SUCCESS ||
-        api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
+    if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
+        return -1;
+    if (sms != 0 &&
+        api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof(sms)) != CUBLAS_STATUS_SUCCESS)
         return -1;
     if (s->b_is_n_k &&
         api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != CUBLAS_STATUS_SUCCESS)
@@ -129,7 +130,7 @@ static int limit(cublasLtMatmulPreference_t preference)
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    size_t workspace = WORKSPACE_BYTES;
+    size_t workspace = PRS_LT_WORKSPACE;
     uint32_t alignment = 16; /* prs_fused_launch() requires it */
     uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
@@ -206,7 +207,7 @@ static int load_kernels(struct prs_lt *lt)
     return r;
 }
 
-int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
+int prs_lt_open(void **handle, void *workspace, const struct prs_fused_shape *shape, uint32_t sms, struct prs_lt **out)
 {
     struct prs_lt *lt;
     int r = load_api();
@@ -215,8 +216,11 @@ int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
     lt = calloc(1, sizeof(*lt));
     if (!lt)
         return prs_fail(-ENOMEM, "fused: no memory for cuBLASLt");
-    r = prs_cuda_check(cudaMalloc(&lt->workspace, WORKSPACE_BYTES), "cudaMalloc of cuBLASLt's workspace");
-    if (r == 0 && (describe(lt, shape) != 0 || choose_all(lt, shape->m) != 0))
+    if (!*handle && api.create((cublasLtHandle_t *)handle) != CUBLAS_STATUS_SUCCESS)
+        r = prs_fail(-ENOTSUP, "fused: cuBLASLt gives no handle");
+    lt->handle = *handle;
+    lt->workspace = workspace;
+    if (r == 0 && (describe(lt, shape, (int32_t)sms) != 0 || choose_all(lt, shape->m) != 0))
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt has nothing for %u x %u x %u", shape->m, shape->n, shape->k);
     if (!r)
         r = load_kernels(lt);
@@ -239,10 +243,12 @@ void prs_lt_close(struct prs_lt *lt)
         (void)api.layout_destroy(lt->c);
     if (lt->desc)
         (void)api.desc_destroy(lt->desc);
-    if (lt->handle)
-        (void)api.destroy(lt->handle);
-    (void)cudaFree(lt->workspace);
     free(lt);
+}
+
+void prs_lt_release(void *handle)
+{
+    (void)api.destroy(handle);
 }
 
 int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
@@ -256,6 +262,6 @@ int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, cons
     if (set_rows(lt, m) != 0)
         return prs_fail(-EIO, "fused: cuBLASLt refused a matrix of %u rows", m);
     e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &beta, add ? add : c, lt->c, c, lt->c,
-                   &lt->sizes[i].algo, lt->workspace, WORKSPACE_BYTES, stream);
+                   &lt->sizes[i].algo, lt->workspace, PRS_LT_WORKSPACE, stream);
     return e == CUBLAS_STATUS_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", (int)e);
 }

@@ -9,10 +9,15 @@
 
 struct prs_lt;
 
+enum { PRS_LT_WORKSPACE = 32 << 20 };
+
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
- * prs_lt_run() may launch. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
-int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out);
+ * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases it
+ * after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall take
+ * at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
+int prs_lt_open(void **handle, void *workspace, const struct prs_fused_shape *shape, uint32_t sms, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
+void prs_lt_release(void *handle);
 /* add: is added to the product, laid out like C, may be C; or NULL. */
 int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
                cudaStream_t stream);

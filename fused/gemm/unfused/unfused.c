@@ -24,30 +24,39 @@ static uint64_t staging_bytes(const struct prs_fused_plan *p)
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
 
+/* One handle and one workspace serve all plans of a context, whose launches run one after the other. */
+static int open_lt(struct prs_fused_plan *p)
+{
+    struct prs_fused *ctx = p->base.ctx;
+    int r = ctx->lt.workspace.at ? 0 : prs_local_take(ctx, PRS_LT_WORKSPACE, 0, &ctx->lt.workspace);
+    if (!r)
+        r = prs_lt_open(&ctx->lt.data, ctx->lt.workspace.at, &p->shape, ctx->config.max_sms, &p->lt);
+    if (ctx->lt.data)
+        ctx->lt.close = prs_lt_release;
+    p->base.shared_bytes += r ? 0 : PRS_LT_WORKSPACE;
+    return r;
+}
+
 int prs_unfused_open(struct prs_fused_plan *p)
 {
-    struct prs_kernel_args *a = &p->args;
-    bool far = a->schedule.place.nodes > 1;
-    int r = prs_lt_open(&p->shape, &p->lt);
-    if (r == 0 && prs_unfused_prepare() != 0)
+    const struct prs_schedule *s = &p->args.schedule;
+    bool far = s->place.nodes > 1;
+    int r = open_lt(p);
+    if (!r && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
                      p->base.ctx->config.device);
-    if (a->schedule.place.world == 1)
+    if (s->place.world == 1 || r)
         return r;
-    r = prs_context_agree(p->base.ctx, r); /* so that no rank waits for one that failed or took another path */
-    if (!r)
-        r = prs_plan_memory(&p->base, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
-    if (!r)
-        r = prs_plan_flags(&p->base, PRS_MAX_LOCAL_RANKS, &p->flags);
-    if (r)
-        return r;
-    for (uint32_t peer = 0; peer < a->schedule.place.local_ranks; peer++) {
-        a->staging[peer] = p->staging->at[peer];
-        a->flags[peer] = (uint32_t *)p->flags->at[peer];
-    }
-    if (!far)
-        return 0;
-    return prs_plan_signals(&p->base, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far);
+    /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
+     * use the same memory. Between nodes each plan awaits credit for memory of its own. */
+    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? 0 : PRS_POOL_UNFUSED},
+                        staging_bytes(p));
+    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+                        PRS_MAX_LOCAL_RANKS * sizeof(uint32_t));
+    if (far)
+        (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                            prs_exchange_word(s, PRS_EXCHANGE_WORDS, 0) * sizeof(uint64_t));
+    return 0;
 }
 
 /* Adds CUDA's reason to the error of a refused launch. */
@@ -156,7 +165,10 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
         home = prs_symmetric_find(p->base.ctx, c, slice.all * 2);
         if (!home)
-            return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
+            return prs_fail(
+                -EINVAL,
+                "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or prs_fused_import()",
+                c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {

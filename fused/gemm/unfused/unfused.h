@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-/* Opens workspace and cuBLASLt for a plan whose args.schedule has rank and world. Collective. */
+/* For decide() of a plan whose args.schedule has rank and world: cuBLASLt, and what memory is needed. */
 int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
 

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Divides chunks of memory into blocks. It touches no memory, and the same calls give the same blocks: ranks that take
+ * and give back in the same order need not tell each other where their blocks lie. Plain C, no CUDA. */
+#ifndef PERSEUS_FUSED_ARENA_H
+#define PERSEUS_FUSED_ARENA_H
+
+#include <stdint.h>
+
+enum { PRS_ARENA_ALIGNMENT = 512 };
+
+/* A part of a chunk that is in use. */
+struct prs_block {
+    struct prs_block *next; /* in order of chunk and place */
+    uint32_t chunk;
+    uint64_t at, bytes; /* at: offset in the chunk; bytes: rounded up to the alignment */
+};
+
+struct prs_arena {
+    struct prs_block *used;
+    uint64_t *chunk_bytes; /* [chunks] */
+    uint32_t chunks;
+};
+
+/* The first place that is large enough. 0, -ENOSPC (no chunk has room; not logged) or -ENOMEM. */
+int prs_arena_take(struct prs_arena *a, uint64_t bytes, struct prs_block **out);
+/* NULL does nothing. */
+void prs_arena_give_back(struct prs_arena *a, struct prs_block *block);
+
+/* How large a chunk should be that is added for a block of `bytes` bytes: not smaller than all chunks so far (up to a
+ * limit), so that an arena that grows block by block has few chunks. */
+uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes);
+/* Its number is the count before. 0 or -ENOMEM. */
+int prs_arena_add(struct prs_arena *a, uint64_t bytes);
+
+void prs_arena_fini(struct prs_arena *a);
+
+#endif

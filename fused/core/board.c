@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/core/board.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "transport/util/error.h"
+
+/* A process id may be given again, so a process is known by its start too, and both count in one namespace only. */
+struct process {
+    uint64_t namespace, start;
+    uint32_t pid;
+};
+
+/* One line a rank, with one writer. */
+struct line {
+    _Alignas(64) struct process process;
+    uint32_t left;
+};
+
+struct page {
+    struct line rank[PRS_MAX_LOCAL_RANKS];
+};
+
+struct prs_board {
+    struct page *page;
+    uint32_t own, ranks;
+    char name[48];
+};
+
+/* When a process began, in clock ticks since boot; 0: there is no such process, or it has ended and nobody has waited
+ * for it. */
+static uint64_t start_of(uint32_t pid)
+{
+    char path[48], text[512];
+    const char *at;
+    char state = 'Z';
+    unsigned long long start = 0;
+    size_t got;
+    FILE *f;
+    (void)snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    f = fopen(path, "re");
+    if (!f)
+        return 0;
+    got = fread(text, 1, sizeof(text) - 1, f);
+    (void)fclose(f);
+    text[got] = '\0';
+    at = strrchr(text, ')'); /* the name before it may hold anything */
+    if (!at || sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                      &state, &start) != 2)
+        return 0;
+    return state == 'Z' || state == 'X' ? 0 : start;
+}
+
+static struct process this_process(void)
+{
+    struct process p = {.pid = (uint32_t)getpid()};
+    struct stat s;
+    p.start = start_of(p.pid);
+    if (p.start != 0 && stat("/proc/self/ns/pid", &s) == 0)
+        p.namespace = (uint64_t)s.st_ino;
+    return p;
+}
+
+/* False also where it cannot be told. */
+static bool has_ended(const struct process *p, const struct process *own)
+{
+    return p->namespace != 0 && p->namespace == own->namespace && start_of(p->pid) != p->start;
+}
+
+int prs_board_open(uint64_t name, const struct prs_place *at, struct prs_board **out)
+{
+    struct prs_board *b = calloc(1, sizeof(*b));
+    int fd;
+    if (!b)
+        return prs_fail(-ENOMEM, "fused: no memory for the board of a node");
+    b->own = at->local_rank;
+    b->ranks = at->local_ranks;
+    (void)snprintf(b->name, sizeof(b->name), "/perseus-%016" PRIx64 "-%u", name, at->node);
+    fd = shm_open(b->name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 && ftruncate(fd, sizeof(*b->page)) == 0)
+        b->page = mmap(NULL, sizeof(*b->page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd < 0 || !b->page || b->page == MAP_FAILED) {
+        int r = prs_fail(-EXDEV, "fused: rank %u cannot open shared memory %s of its node: %s (is /dev/shm full?)",
+                         at->rank, b->name, strerror(errno));
+        if (fd >= 0)
+            (void)close(fd);
+        free(b);
+        return r;
+    }
+    (void)close(fd);
+    b->page->rank[b->own].process = this_process();
+    *out = b;
+    return 0;
+}
+
+void prs_board_hide(const struct prs_board *b)
+{
+    (void)shm_unlink(b->name);
+}
+
+void prs_board_close(struct prs_board *b)
+{
+    if (!b)
+        return;
+    (void)munmap(b->page, sizeof(*b->page));
+    free(b);
+}
+
+void prs_board_leave(struct prs_board *b)
+{
+    __atomic_store_n(&b->page->rank[b->own].left, 1, __ATOMIC_RELEASE);
+}
+
+bool prs_board_all_left(const struct prs_board *b)
+{
+    struct process own = b->page->rank[b->own].process;
+    for (uint32_t i = 0; i < b->ranks; i++)
+        if (i != b->own && !__atomic_load_n(&b->page->rank[i].left, __ATOMIC_ACQUIRE) &&
+            !has_ended(&b->page->rank[i].process, &own))
+            return false;
+    return true;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A page of host memory that all ranks of a node share. A rank says there that it will not touch the memory of the
+ * others any more. Reading and writing it waits for nobody, so it serves where a rank may be lost. */
+#ifndef PERSEUS_FUSED_BOARD_H
+#define PERSEUS_FUSED_BOARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fused/core/place.h"
+
+struct prs_board;
+
+/* Every rank of a node calls it with the same name, which no other board has. 0, -EXDEV or -ENOMEM. */
+int prs_board_open(uint64_t name, const struct prs_place *at, struct prs_board **out);
+/* The name may go when all ranks of the node have opened the board; one of them says so. */
+void prs_board_hide(const struct prs_board *b);
+/* NULL does nothing. */
+void prs_board_close(struct prs_board *b);
+
+/* This rank has unmapped the memory of all others, and none of its kernels runs. */
+void prs_board_leave(struct prs_board *b);
+/* Whether all other ranks have left, or their processes have ended. */
+bool prs_board_all_left(const struct prs_board *b);
+
+#endif

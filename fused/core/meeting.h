@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ranks tell each other in every collective call: one all-gather. */
+#ifndef PERSEUS_FUSED_MEETING_H
+#define PERSEUS_FUSED_MEETING_H
+
+#include <stdint.h>
+
+struct prs_fused;
+
+/* Which call this is. */
+enum prs_call_kind { PRS_CALL_ALLOC = 1, PRS_CALL_IMPORT, PRS_CALL_GEMM, PRS_CALL_MOE, PRS_CALL_ATTENTION };
+
+/* What a rank knows and others may not. Decisions that it leads to are made again when ranks decide differently. */
+struct prs_hint {
+    uint32_t flags;     /* all take those of any rank */
+    uint32_t first[11]; /* all take those of rank 0 */
+    uint64_t least;     /* all take the least */
+};
+
+enum {
+    PRS_CALL_NEEDS = 6,
+    PRS_CALL_TERMS = 32,
+    PRS_MOST_HOLDINGS = 4096 /* plans and allocations of a context */
+};
+
+struct prs_call {
+    uint32_t kind, terms;
+    int32_t error; /* this rank failed: all ranks fail together */
+    uint32_t pad;
+    struct prs_hint hint;
+    uint64_t term[PRS_CALL_TERMS]; /* what must be the same on all ranks */
+    uint64_t need[PRS_CALL_NEEDS]; /* bytes of symmetric memory; all take the most */
+    uint8_t closed[PRS_MOST_HOLDINGS / 8];
+};
+
+/* Adds a term. Its name comes from the table that prs_meet() gets, in the same order. */
+static inline void prs_call_term(struct prs_call *c, uint64_t value)
+{
+    if (c->terms < PRS_CALL_TERMS)
+        c->term[c->terms] = value;
+    c->terms++;
+}
+
+/* Positive result of prs_meet(): decide again, with the hint that *c now has. */
+enum { PRS_DECIDE_AGAIN = 1 };
+
+/* Collective. names: of the terms. On success *c has what all ranks take, and memory that all ranks have closed is
+ * free. -errno: a rank failed or differs; the text names it. */
+int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names);
+
+#endif
