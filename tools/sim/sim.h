@@ -76,6 +76,7 @@ struct sim_queue {
 struct sim_link {
     struct prs_link base;
     struct sim_end *end;
+    uint32_t loopback_depth; /* send slots of its loopback queue */
     struct prs_queue *queues[PRS_ORDER_MAX_QUEUES_PER_RAIL];
     struct sim_completion {
         uint32_t kind, queue, value, bytes;
