@@ -12,7 +12,7 @@ CLUSTERS = sorted(path.stem for path in (ROOT / "tools/sim/clusters").glob("*.cl
 
 
 def sim(*arguments, status=0):
-    done = subprocess.run([SIM, *arguments], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([SIM, *arguments], capture_output=True, text=True, timeout=300)
     if done.returncode != status:
         raise SystemExit(f"{arguments}: status {done.returncode}, expected {status}: {done.stderr}")
     return done
@@ -40,15 +40,15 @@ def a_sender_has_a_request_for_each_put_and_signal():
 
 def every_policy_keeps_order_on_every_cluster():
     for cluster in CLUSTERS:
-        for workload in ("putsignal", "--all"), ("moe", "--tokens", "64"), ("alltoall",):
+        for workload in ("putsignal", "--all", "--concurrency", "48", "--iterations", "1"), ("moe", "--tokens", "64"), ("alltoall",):
             out = rows(*workload, "--cluster", cluster, "--nodes", "3", "--band", "fast,slow", "--queues", "2")
             assert out and all(row["errors"] == 0 for row in out), (cluster, workload)
 
 
 def in_order_over_ways_that_reorder_is_found():
     """What `auto` avoids: a signal overtakes data where adaptive routing shows messages out of order."""
-    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "8", "--bytes", "64K", "--set", "routing=2", "--set", "adaptive_unordered=1",
-           "--group", "coupled")
+    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "3", "--bytes", "64K", "--set", "jitter_ns=5000", "--set", "routing=2", "--set", "adaptive_unordered=1",
+           "--set", "gpus_per_node=4", "--concurrency", "48", "--iterations", "1", "--group", "coupled")
     done = sim(*bad, "--policy", "in_order", status=1)
     assert "order broken" in done.stderr, done.stderr
     for row in rows(*bad, "--policy", "auto,drain,counted"):

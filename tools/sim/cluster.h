@@ -30,7 +30,7 @@ struct sim_cluster {
 
 /* Read a file. Then take one end of the ranges. Return 0, or -errno: the reason is on stderr. */
 int sim_cluster_read(const char *path, enum sim_band band, struct sim_cluster *out);
-/* Set one parameter by "name=value"; name=low..high takes the band's end. Return 0, or -EINVAL with a line on stderr. */
+/* Set one parameter by "name=value"; low..high takes the band's end. Return 0 or -EINVAL, with a line on stderr. */
 int sim_cluster_set(struct sim_cluster *cluster, const char *text, enum sim_band band);
 /* Complain about values that no cluster can have. Return 0, or -EINVAL with a line on stderr. */
 int sim_cluster_check(const struct sim_cluster *cluster);

@@ -30,6 +30,7 @@ static int open_side(struct sim *sim, struct sim_end *end, struct prs_wire_queue
     for (uint32_t i = 0; i < sim->rails; i++) {
         path[i].local_rail = (int)i;
         path[i].peer.speed_mbps = sim->fabric->rail[i].info.speed_mbps;
+        path[i].peer.adds = sim->nic.adds;
         position[i] = i;
     }
     sim->opening = end;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rail-optimised fat tree of two levels: the NICs of one rail of neighbouring nodes share a leaf switch, and leaves
- * reach each other over spines. Each direction of each cable has a clock, and parts of messages take their turn at it in
- * the order in which they come: so what many senders send to one port at once shares its rate fairly. Switches drop
+ * reach each other over spines. Each direction of each cable has a clock, and parts of messages take their turn at it
+ * in the order in which they come: so what many senders send to one port at once shares its rate fairly. Switches drop
  * nothing and hold nobody back: an ideal congestion control. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fused matrix products between nodes, by their own schedule (fused/gemm/schedule.h): which unit comes when on which
- * rank, which tiles share a put and a signal, and what waits for what. A cluster of CTAs computes one unit after
+/* The fused matrix products between nodes, by their own schedule (fused/gemm/schedule.h): which unit comes when on
+ * which rank, which tiles share a put and a signal, and what waits for what. A cluster of CTAs computes one unit after
  * another. Times of units are the tensor cores' rate alone. */
 #include <errno.h>
 #include <stdio.h>
@@ -281,8 +281,8 @@ static void raised(struct sim *sim, uint32_t rank, uint32_t signal)
 
 /* ---- all-gather: sending ---- */
 
-/* A group of strips has been copied to where puts read it: to the neighbours it goes by stores, to counterparts by a put
- * and a signal each. */
+/* A group of strips has been copied to where puts read it: to the neighbours it goes by stores, to counterparts by a
+ * put and a signal each. */
 void fused_gather_send(struct sim *sim, uint32_t rank, uint32_t index)
 {
     const struct prs_schedule *s = &state_of(sim)->rank[rank].s;

@@ -43,8 +43,8 @@ uint32_t sim_ledger_signal(struct sim_ledger *ledger, uint32_t from, uint32_t to
 uint32_t sim_ledger_put(struct sim_ledger *ledger, uint32_t from, uint32_t to, uint64_t bytes, uint32_t signal);
 void sim_ledger_arrive(struct sim_ledger *ledger, uint64_t address, uint64_t bytes);
 void sim_ledger_raise(struct sim_ledger *ledger, uint32_t signal, uint64_t now_ps);
-/* Are all signals raised and all bytes here? Return 0, or -EPROTO with a line on stderr that says which are not, or which
- * came early. */
+/* Are all signals raised and all bytes here? Return 0, or -EPROTO with a line on stderr that says which are not, or
+ * which came early. */
 int sim_ledger_check(const struct sim_ledger *ledger);
 /* Forget everything: the next iteration begins. */
 void sim_ledger_clear(struct sim_ledger *ledger);

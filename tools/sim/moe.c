@@ -16,7 +16,7 @@ const char *const moe_model_names[] = {"qwen3-30b", "gpt-oss-120b", "deepseek-v3
 
 enum { BYTES_OF_VALUE = 2, PRODUCTS = 3 /* gate, up, down */ };
 
-/* A transfer is the rows of one rank for one expert: from * experts + expert. Tokens of signals: transfer << 2 | leg. */
+/* A transfer is one rank's rows for one expert: from * experts + expert. Tokens of signals: transfer << 2 | leg. */
 enum leg {
     DISPATCH, /* reaches the owner of the expert */
     COMBINE,  /* back at the rank that the rows are of */
@@ -122,7 +122,7 @@ static uint32_t node_of(const struct state *state, uint32_t rank)
     return rank / state->local;
 }
 
-/* The number of a transfer among those to its destination, dispatched or combined. With relays that is all of a node. */
+/* The number of a transfer among those to its destination, dispatched or combined. With relays that is a node. */
 static uint32_t lane_of(const struct state *state, uint32_t transfer)
 {
     uint32_t expert = transfer % state->experts;
@@ -183,7 +183,7 @@ static void send_rows(struct sim *sim, uint32_t from, uint32_t to, uint32_t tran
         send_near(sim, from, hop, transfer, COMBINE_RELAY);
 }
 
-/* Rank `from` sends its rows to all experts: the first expert of every owner, then the second; the next rank's first. */
+/* Rank `from` sends its rows to all experts: the first expert of every owner, then the second; next rank first. */
 static void dispatch(struct sim *sim, uint32_t from)
 {
     struct state *state = state_of(sim);

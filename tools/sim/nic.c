@@ -77,6 +77,8 @@ static int nic_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
     struct prs_team *rank = queue->end->rank;
     struct sim *sim = rank->sim;
 
+    if (mask != queue->mask)
+        return -EINVAL; /* the transport has another depth in mind than it asked for */
     queue->ring = ring;
     rank->cpu_ps += sim_ps(sim->cluster.post_ns);
     sim_add_event(sim, rank->cpu_ps + sim_ps(sim->cluster.post_latency_ns), SIM_DOORBELL, queue, first + count, 0);
@@ -139,6 +141,7 @@ static int nic_open(const struct prs_link_options *options, struct prs_link **ou
     link->base.ops = &sim->nic;
     link->base.rail = options->rail;
     link->base.queue = link->queues;
+    link->loopback_depth = options->loopback_depth;
     for (; !r && link->base.queue_count < options->queues; link->base.queue_count++)
         r = open_queue(link, options->ids[link->base.queue_count], options->depth, false,
                        &link->queues[link->base.queue_count]);
@@ -150,7 +153,7 @@ static int nic_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     int r = 0;
 
     if (!base->loopback)
-        r = open_queue(to_link(base), id, to_queue(base->queue[0])->mask + 1, true, &base->loopback);
+        r = open_queue(to_link(base), id, to_link(base)->loopback_depth, true, &base->loopback);
     *out = base->loopback;
     return r;
 }

@@ -43,6 +43,7 @@ static int open_rails(struct sim *sim)
         return -ENOMEM;
     sim_nic_init(sim);
     sim->domain.nic = &sim->nic;
+    sim->domain.adds = sim->nic.adds;
     sim->domain.context = (struct ibv_context *)(void *)sim; /* nic.c finds the cluster here */
     sim->fabric->owner = getpid();
     sim->fabric->rail_count = (int)sim->rails;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One simulated cluster: ranks with proxies, their NICs, and the network between them. README.md is the map.
  *
- * What runs here unmodified is the transport: a rank's kernel writes commands into a real ring (ring.c), dispatch.c takes
- * them, peer.c, order*.c and tally.c turn them into requests, records.c raises signals at the receiver. The simulator is
- * what surrounds them: the NIC back end below peer.c, the clock, and the cost of each step. */
+ * What runs here unmodified is the transport: a rank's kernel writes commands into a real ring (ring.c), dispatch.c
+ * takes them, peer.c, order*.c and tally.c turn them into requests, records.c raises signals at the receiver. The
+ * simulator is what surrounds them: the NIC back end below peer.c, the clock, and the cost of each step. */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
@@ -76,6 +76,7 @@ struct sim_queue {
 struct sim_link {
     struct prs_link base;
     struct sim_end *end;
+    uint32_t loopback_depth; /* send slots of its loopback queue */
     struct prs_queue *queues[PRS_ORDER_MAX_QUEUES_PER_RAIL];
     struct sim_completion {
         uint32_t kind, queue, value, bytes;
@@ -211,8 +212,8 @@ uint64_t sim_random(struct sim *sim, uint64_t n);
 
 /* ---- for workloads ---- */
 
-/* The kernel of a rank issues a put, or a signal, by the ledger's number (ledger.h). Between GPUs of a node they go over
- * NVLink and take no proxy. */
+/* The kernel of a rank issues a put, or a signal, by the ledger's number (ledger.h). Between GPUs of a node they go
+ * over NVLink and take no proxy. */
 void sim_put(struct sim *sim, uint32_t put, uint32_t group);
 void sim_signal(struct sim *sim, uint32_t signal, uint32_t group);
 /* The rank computes for so long, after what it computes already; then call(rank, token). */
