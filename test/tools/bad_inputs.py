@@ -90,7 +90,7 @@ INPUTS = [
     Bad(53, ["tools/perseus-compare", "--peer", "/nonexistent.so"], 2, r"--peer '/nonexistent.so': No such file", lines=1),
     Bad(54, [INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_ORDER=bogus.*fix: ", {"PERSEUS_ORDER": "bogus"}, never="libibverbs"),
     Bad(55, [*IN_WORLD, INFO], 1, r"(?s)problems.*GID 77 \(NCCL_IB_GID_INDEX\)", {"NCCL_IB_GID_INDEX": "77"}, never="load the NIC's driver"),
-    Bad(56, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: NCCL_IB_TC=abc", {"NCCL_IB_TC": "abc"}, never="libibverbs"),
+    Bad(56, [*IN_WORLD, INFO], 0, r"(?s)problems.*setting: NCCL_IB_TC=abc: must be a whole number", {"NCCL_IB_TC": "abc"}, never="libibverbs"),
     Bad(57, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_IB_HCA=mlx5_9 .*softnic0", {"NCCL_IB_HCA": "mlx5_9"}, never="load the NIC's driver"),
     Bad(58, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_SOCKET_IFNAME=nope0", {"NCCL_SOCKET_IFNAME": "nope0"}),
     Bad(59, [*IN_WORLD, INFO], 0, r"(?s)problems.*PERSEUS_REQIRED.*PERSEUS_REQUIRED", {"PERSEUS_REQIRED": "1"}),
@@ -101,7 +101,7 @@ INPUTS = [
     Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
     Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "nope0"},
         never=r"\blo\b.*\blo\b", lines=6),
-    Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_IB_TIMEOUT=99: must be", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
+    Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 0, r"NCCL_IB_TIMEOUT=99: must be a whole number.*31 is used", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
 ]
 
 
