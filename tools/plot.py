@@ -184,8 +184,15 @@ def draw(rows):
     return "\n".join(parts) + "\n</svg>\n"
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the options)\n")
+
+
 def main():
-    parser = argparse.ArgumentParser(prog="perseus-plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="perseus-plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    epilog="example:\n  perseus-perf putsignal --json | perseus-plot -o putsignal.svg\n")
+    parser.add_argument("--version", action="version", version="%(prog)s @VERSION@")
     parser.add_argument("results", nargs="*", type=argparse.FileType(), default=[sys.stdin])
     parser.add_argument("-o", dest="out", type=argparse.FileType("w"), default=sys.stdout, help="the SVG (standard output)")
     args = parser.parse_args()

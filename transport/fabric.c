@@ -279,7 +279,7 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
 int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes)
 {
     const struct prs_hca_filter *filter = &fabric->config.ifname;
-    const char *why = "running, and preferred over loopback, docker, veth and virbr";
+    const char *why = "first by preference: running, then IP over InfiniBand, then the subnet of NCCL_COMM_ID";
     union prs_address address;
     char name[64], host[PRS_ADDRESS_TEXT];
     int r = prs_socket_interface(&fabric->config, &address, name, sizeof(name));

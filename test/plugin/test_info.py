@@ -61,7 +61,7 @@ def main():
     status, _, said = run([*world, "--nonsense"])
     report(status == 2 and "'--nonsense' is not an option" in said, "an unknown option is refused", said)
     status, text, _ = run([*world, "--json"])
-    report(status == 0 and " (running" in json.loads(text)["interface"], "the interface of handshakes is named, with the reason", text)
+    report(status == 0 and " (first by preference" in json.loads(text)["interface"], "the interface of handshakes is named, with the reason", text)
     status, text, _ = run([*world, "--json"], NCCL_SOCKET_IFNAME="=lo")
     report(json.loads(text)["interface"].startswith("lo 127.0.0.1 (admitted"), "a named interface is taken", text)
     status, text, _ = run([*world, "--json"], PERSEUS_ORDER="nonsense")

@@ -3,8 +3,10 @@
 """perseus-netbench finds the faults of a plugin in bounded time, and no fault in a plugin that works."""
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
 FAULTS = {  # TOY_FAULT: what netbench must print, and its options
@@ -35,6 +37,17 @@ def main():
             good = status == 0 and len(rows) == 15 and not any(row["errors"] for row in rows)
             print("ok" if good else "FAIL", "a working plugin has no errors:", op, *more, "" if good else said)
             failed += not good
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(plugin, folder)
+        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "8:512:x64", "--iters", "2000")
+        good = status == 0 and [row["bytes"] for row in rows] == [8, 8, 8, 512, 512, 512] and {plugin, copy} == {r["plugin"] for r in rows if "plugin" in r}
+        good = good and all(row["slices"] > 0 and row["time_ratio_p25"] <= row["time_ratio"] <= row["time_ratio_p75"] for row in rows if "slices" in row)
+        print("ok" if good else "FAIL", "two plugins take turns in one run", "" if good else f"{rows} {said}")
+        failed += not good
+        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "1000", "--chunk", "200", fault="corrupt")
+        good = status != 0 and "bytes are wrong" in said
+        print("ok" if good else "FAIL", "a fault is found in turns, too", "" if good else said)
+        failed += not good
     for fault, (words, *more) in FAULTS.items():
         status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", *more, fault=fault)
         good = status != 0 and words in said

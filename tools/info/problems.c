@@ -87,11 +87,15 @@ static void find_no_rail(struct machine *machine)
             "no RDMA device was found");
 }
 
-static void find_unknown_variables(struct machine *machine)
+/* Settings of which the transport warned; it goes on with others. */
+static void find_warned_variables(struct machine *machine)
 {
-    for (int i = 0; i < machine->line_count; i++)
+    for (int i = 0; i < machine->line_count; i++) {
         if (strstr(machine->line[i], " is no variable of Perseus"))
             add(machine, "setting", "correct the name, or unset it: doc/variables.md has all", "%s", machine->line[i]);
+        if (strstr(machine->line[i], ": must be a whole number") && !machine->open_error)
+            add(machine, "setting", "give it a value that the text allows, or unset it", "%s", machine->line[i]);
+    }
 }
 
 static void find_policy(struct machine *machine)
@@ -196,7 +200,7 @@ void problems_find(struct machine *machine)
     find_no_rail(machine);
     find_policy(machine);
     find_interface(machine);
-    find_unknown_variables(machine);
+    find_warned_variables(machine);
     find_other_plugins(machine);
     find_memlock(machine);
     find_ports(machine);

@@ -74,12 +74,31 @@ void bandwidth_print_size(const struct options *options, const struct net *net, 
                    "{plugin:%s,name:%s,api:%d,op:%s,ranks:%d,nodes:%d,comms:%d,outstanding:%d,group:%d,chunk:%zu,"
                    "bytes:%zu,iterations:%d,usec_min:%.2f,usec_p50:%.2f,usec_p99:%.2f,algbw_GBps:%.4f,busbw_GBps:%.4f,"
                    "checked:%hhd,errors:%llu}\n",
-                   options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
+                   net->file, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
                    options->comms, options->outstanding, options->per_receive, options->chunk_bytes, bytes,
                    options->iters, usec.least, usec.p50, usec.p99, alg, bus, options->check,
                    (unsigned long long)errors);
     else
-        printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu\n", bytes, "v", net->version, usec.p50, usec.p99, alg, bus,
-               (unsigned long long)errors);
+        printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu%s%s\n", bytes, "v", net->version, usec.p50, usec.p99, alg,
+               bus, (unsigned long long)errors, options->peer ? "  " : "", options->peer ? net->name : "");
+    fflush(stdout);
+}
+
+void bandwidth_print_ratio(const struct options *options, size_t bytes, struct ratios *ratios)
+{
+    const double *value = ratios->value;
+    int count = ratios->count;
+
+    if (count == 0) {
+        fprintf(stderr, "perseus-netbench: %zu bytes: no two slices to compare: raise --iters\n", bytes);
+        return;
+    }
+    qsort(ratios->value, (size_t)count, sizeof(*value), by_value);
+    if (options->json)
+        json_print(stdout, "{bytes:%zu,slices:%d,time_ratio:%.4f,time_ratio_p25:%.4f,time_ratio_p75:%.4f}\n", bytes,
+                   count, value[count / 2], value[count / 4], value[count * 3 / 4]);
+    else
+        printf("%13zu time of the plugin by the peer's: %.3f (quartiles %.3f and %.3f of %d pairs of slices)\n", bytes,
+               value[count / 2], value[count / 4], value[count * 3 / 4], count);
     fflush(stdout);
 }

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare two NCCL net plugins on the software NIC: time, requests to the NIC, and instructions.
 
-usage: perseus-compare --peer FILE [--plugin FILE] [--api v8] [--rounds 7] [--json]
-
-Runs alternate (plugin, peer, plugin, peer ...), so that slow changes of the machine affect both alike, and medians over rounds are
-compared. The NIC's own counters (work requests, doorbells, completions) are read after many 8-byte messages with 8 outstanding, for two
-numbers of messages: their difference leaves out connecting and closing. Instructions (--callgrind) are those of the plugin's own file, by
-Valgrind's callgrind.
+Times are of one run of perseus-netbench, in which both plugins have turns of some 10 ms: the ratio is the median over pairs of turns that
+followed each other, so a machine that changes its speed changes both. The NIC's own counters (work requests, doorbells, completions) are
+read after many 8-byte messages with 8 outstanding, for two numbers of messages: their difference leaves out connecting and closing.
+Instructions (--callgrind) are those of the plugin's own file, by Valgrind's callgrind.
 """
 import argparse
 import collections
@@ -15,30 +13,50 @@ import json
 import os
 import pathlib
 import re
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
 
-TOOLS = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parent
+EXAMPLES = """example:
+  perseus-compare --peer /opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so --sizes 8:8K:x4@40000
+"""
 MESSAGE = 8  # bytes of a message where messages are counted
-RUNS = 2     # netbench runs one iteration before the timed ones, so with one timed iteration everything is sent twice
+RUNS = 2  # netbench runs one iteration before the timed ones, so with one timed iteration everything is sent twice
 COUNTERS = ["send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv"]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the options)\n")
+
+
+def tool(name):
+    """A program of the build or of the installation."""
+    for path in (HERE / name, HERE / "softnic" / name):
+        if path.exists():
+            return str(path)
+    found = shutil.which(name)
+    return found if found else sys.exit(f"perseus-compare: no program {name} beside this one or in PATH")
 
 
 def netbench(plugin, args, *options, prefix=()):
     """Rows of one run in a world of its own, and the NIC's counters at its end."""
-    run = [str(TOOLS / "softnic/softnic-run"), "--quiet", "--nics", "1", "--"]
-    command = [*prefix, str(TOOLS / "perseus-netbench"), "--plugin", plugin, "--api", args.api, "--op", "sendrecv", "--ranks", "2",
+    run = [tool("softnic-run"), "--quiet", "--nics", "1", "--"]
+    command = [*prefix, tool("perseus-netbench"), "--plugin", plugin, "--api", args.api, "--op", "sendrecv", "--ranks", "2",
                "--check", "--json", "--yield", str(args.idle_passes), *options]
     script = '"$@" && exec "$0" counters --json'
-    done = subprocess.run([*run, "sh", "-c", script, str(TOOLS / "softnic/softnicctl"), *command], capture_output=True, text=True,
-                          timeout=args.timeout, env=dict(os.environ, NCCL_IB_GID_INDEX="1"), check=False)
+    try:
+        done = subprocess.run([*run, "sh", "-c", script, tool("softnicctl"), *command], capture_output=True, text=True,
+                              timeout=args.timeout, env=dict(os.environ, NCCL_IB_GID_INDEX="1"), check=False)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"perseus-compare: {plugin}: not done within {args.timeout} s (--timeout)")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    rows = [line for line in lines if "usec_p50" in line]
-    if done.returncode != 0 or not rows or any(row["errors"] for row in rows):
+    rows = [line for line in lines if "bytes" in line]
+    if done.returncode != 0 or not rows or any(row.get("errors") for row in rows):
         sys.exit(f"perseus-compare: {plugin}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return rows, [line for line in lines if "usec_p50" not in line]
+    return rows, [line for line in lines if "bytes" not in line]
 
 
 def device_counters(objects):
@@ -57,28 +75,23 @@ def device_counters(objects):
 
 
 def sizes_and_iterations(args):
-    for group in args.sizes or ["8:8K:x4@20000", "64K:16M:x4@100"]:
+    for group in args.sizes or ["8:8K:x4@40000", "64K:16M:x4@400"]:
         sizes, _, iterations = group.partition("@")
         yield sizes, iterations or "200"
 
 
 def times(args, plugins):
-    samples = collections.defaultdict(list)
-    for _ in range(args.rounds):
-        for name, plugin in plugins.items():
-            for sizes, iterations in sizes_and_iterations(args):
-                # A quarter of untimed iterations first: after them, rings of a thousand entries are in the caches for both.
-                for row in netbench(plugin, args, "--sizes", sizes, "--iters", iterations, "--warmup", str(int(iterations) // 4))[0]:
-                    samples[row["bytes"], name].append(row)
-    for size in sorted({size for size, _ in samples}):
-        row = {"measure": "time", "bytes": size, "rounds": args.rounds, "yield": args.idle_passes,
-               "iterations": samples[size, "plugin"][0]["iterations"]}
-        for name in plugins:
-            row[name + "_usec_p50"] = round(statistics.median(s["usec_p50"] for s in samples[size, name]), 2)
-            row[name + "_GBps"] = round(statistics.median(s["algbw_GBps"] for s in samples[size, name]), 4)
-        row["time_ratio"] = round(row["plugin_usec_p50"] / row["peer_usec_p50"], 3)
-        row["bandwidth_ratio"] = round(row["plugin_GBps"] / max(row["peer_GBps"], 1e-9), 3)
-        yield row
+    for sizes, iterations in sizes_and_iterations(args):
+        # A quarter of untimed iterations first: after them, rings of a thousand entries are in the caches for both.
+        rows = netbench(plugins["plugin"], args, "--peer", plugins["peer"], "--sizes", sizes, "--iters", iterations, "--warmup",
+                        str(int(iterations) // 4))[0]
+        for size in dict.fromkeys(row["bytes"] for row in rows):
+            of = {row["plugin"]: row for row in rows if row["bytes"] == size and "plugin" in row}
+            ratio = next((row for row in rows if row["bytes"] == size and "time_ratio" in row), {})
+            row = {"measure": "time", "bytes": size, "slices": ratio.get("slices", 0), "yield": args.idle_passes, "iterations": int(iterations)}
+            for name, plugin in plugins.items():
+                row[name + "_usec_p50"], row[name + "_GBps"] = of[plugin]["usec_p50"], of[plugin]["algbw_GBps"]
+            yield row | {key: ratio.get(key) for key in ("time_ratio", "time_ratio_p25", "time_ratio_p75")}
 
 
 def burst(messages):
@@ -132,24 +145,47 @@ def instructions(args, plugins):
         yield {"measure": "instructions", "who": name, "messages": counted, "per_message": round((cost[1] - cost[0]) / counted, 1)}
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="perseus-compare", description=__doc__.split("\n")[0])
-    parser.add_argument("--plugin", default=str(TOOLS / "../plugin/libnccl-net-perseus.so"))
-    parser.add_argument("--peer", required=True, help="the other plugin's shared library")
+def parse_arguments():
+    parser = Parser(prog="perseus-compare", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version="%(prog)s @VERSION@")
+    parser.add_argument("--plugin", metavar="FILE", help="the Perseus plugin (that of this installation)", default=next(
+        (str(path) for path in (HERE / "../plugin/libnccl-net-perseus.so", pathlib.Path("@LIBDIR@/libnccl-net-perseus.so")) if path.exists()),
+        str(HERE / "../lib/libnccl-net-perseus.so")))
+    parser.add_argument("--peer", metavar="FILE", help="the other plugin's shared library (must be given)")
     parser.add_argument("--api", default="v8", help="table both have (%(default)s)")
     parser.add_argument("--sizes", action="append", metavar="A:B:xF[@ITERATIONS]",
-                        help="may be given several times (8:8K:x4@20000 and 64K:16M:x4@100)")
-    parser.add_argument("--rounds", type=int, default=7)
+                        help="may be given several times (8:8K:x4@40000 and 64K:16M:x4@400)")
     parser.add_argument("--yield", dest="idle_passes", type=int, default=1, metavar="N",
                         help="idle passes of a progress thread between two yields; NCCL yields after each (%(default)s)")
-    parser.add_argument("--messages", type=int, default=50000, help="of each rank, where messages are counted (%(default)s)")
+    parser.add_argument("--messages", type=int, default=50000, metavar="N", help="of each rank, where messages are counted (%(default)s)")
     parser.add_argument("--callgrind", action="store_true", help="count instructions as well (minutes; needs valgrind)")
-    parser.add_argument("--timeout", type=int, default=600)
+    parser.add_argument("--timeout", type=int, default=600, metavar="SECONDS", help="for one run (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one object a line")
     args = parser.parse_args()
+    if not args.peer:
+        parser.error("--peer FILE is missing")
+    for option, path in (("plugin", args.plugin), ("peer", args.peer)):
+        if not os.path.exists(path):
+            parser.error(f"--{option} '{path}': No such file")
+    if os.path.samefile(args.plugin, args.peer):
+        parser.error(f"--peer '{args.peer}': is the plugin itself: copy it to compare it with itself")
+    for group in args.sizes or []:
+        if not re.fullmatch(r"[0-9KMG:x+]+(@[1-9]\d{0,6})?", group):
+            parser.error(f"--sizes '{group}': want A:B:xF@ITERATIONS, such as 8:8K:x4@40000")
+    if args.messages < 2000 or args.timeout < 1 or args.idle_passes < 1:
+        parser.error("want --messages of at least 2000, and --timeout and --yield of at least 1")
+    if args.callgrind and not shutil.which("valgrind"):
+        parser.error("--callgrind: there is no program valgrind")
+    return args
+
+
+def main():
+    args = parse_arguments()
     plugins = {"plugin": str(pathlib.Path(args.plugin).resolve()), "peer": str(pathlib.Path(args.peer).resolve())}
     measures = [times, requests] + ([instructions] if args.callgrind else [])
     for measure in measures:
+        if sys.stderr.isatty():
+            print(f"perseus-compare: {measure.__name__} ...", file=sys.stderr)
         for row in measure(args, plugins):
             print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items() if k != "measure"), flush=True)
     return 0

@@ -24,10 +24,14 @@ struct job {
     int ranks, comms;
     uint32_t stop;                /* a rank failed: all end */
     uint32_t arrived, generation; /* barrier */
+    bool slice_is_over;           /* rank 0 writes it between two barriers */
     struct rank_state rank[RANKS_MAX];
     struct meeting *meeting; /* [receiver][sender][comm] */
     double *usec;            /* [rank][iteration] */
 };
+
+/* Two plugins in one run have a job each. */
+enum { SIDES_MAX = 2 };
 
 /* Before the ranks are forked. Return 0 or -errno after printing why. */
 int job_open(const struct options *options, struct job **out);

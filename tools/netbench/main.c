@@ -13,7 +13,7 @@ enum { GRACE_S = 15 /* for what a rank does besides waiting: fill, check, close 
 
 struct run {
     struct options options;
-    struct job *job;
+    struct job *jobs[SIDES_MAX]; /* the second: NULL without --peer */
 };
 
 /* Tell the software NIC and the plugin where the rank is. Must run before the plugin is loaded. */
@@ -37,27 +37,31 @@ static int run(uint32_t rank, void *user)
     struct run *run = user;
 
     set_environment(&run->options, (int)rank);
-    exit(rank_run(&run->options, run->job, (int)rank)); /* runs the plugin's destructors */
+    exit(rank_run(&run->options, run->jobs, (int)rank)); /* runs the plugin's destructors */
 }
 
 static void give_up(void *user)
 {
-    job_stop(((struct run *)user)->job);
+    struct run *run = user;
+
+    for (int i = 0; i < SIDES_MAX && run->jobs[i]; i++)
+        job_stop(run->jobs[i]);
 }
 
 static uint64_t count_beats(void *user)
 {
-    const struct job *job = ((struct run *)user)->job;
+    const struct run *run = user;
     uint64_t sum = 0;
 
-    for (int rank = 0; rank < job->ranks; rank++)
-        sum += __atomic_load_n(&job->rank[rank].beats, __ATOMIC_RELAXED);
+    for (int i = 0; i < SIDES_MAX && run->jobs[i]; i++)
+        for (int rank = 0; rank < run->options.ranks; rank++)
+            sum += __atomic_load_n(&run->jobs[i]->rank[rank].beats, __ATOMIC_RELAXED);
     return sum;
 }
 
 /* Try in a process of its own, so that a plugin that cannot be loaded is reported once and not by each rank. The ranks
  * load it themselves, since a plugin reads the environment of its rank. */
-static bool can_load(const struct options *options)
+static bool can_load(const char *plugin, int api)
 {
     int status = 1;
     pid_t pid = fork();
@@ -65,14 +69,14 @@ static bool can_load(const struct options *options)
     if (pid == 0) {
         struct net net;
 
-        _exit(net_load(&net, options->plugin, options->api) < 0 ? 1 : 0);
+        _exit(net_load(&net, plugin, api) < 0 ? 1 : 0);
     }
     if (pid < 0)
         perror("perseus-netbench: fork");
     else
         waitpid(pid, &status, 0);
     if (pid > 0 && WIFSIGNALED(status))
-        fprintf(stderr, "perseus-netbench: %s: loading it ended with signal %d\n", options->plugin, WTERMSIG(status));
+        fprintf(stderr, "perseus-netbench: %s: loading it ended with signal %d\n", plugin, WTERMSIG(status));
     return pid > 0 && status == 0;
 }
 
@@ -90,9 +94,9 @@ int main(int argc, char **argv)
     };
 
     options_parse(&all.options, argc, argv);
-    if (job_open(options, &all.job) < 0)
+    if (!can_load(options->plugin, options->api) || (options->peer && !can_load(options->peer, options->api)))
         return 1;
-    if (!can_load(options))
+    if (job_open(options, &all.jobs[0]) < 0 || (options->peer && job_open(options, &all.jobs[1]) < 0))
         return 1;
     ranks.count = (uint32_t)options->ranks;
     ranks.limit_s =

@@ -38,7 +38,7 @@ static void log_line(int level, unsigned long subsystems, const char *file, int 
 
 int net_load(struct net *net, const char *file, int version)
 {
-    *net = (struct net){.version = version};
+    *net = (struct net){.version = version, .file = file};
     net->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!net->library) {
         fprintf(stderr, "perseus-netbench: %s\n", dlerror());

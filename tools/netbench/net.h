@@ -8,6 +8,7 @@
 struct net {
     int version;
     const char *name;
+    const char *file;
     void *library;
     void *context; /* v11 on */
     union {

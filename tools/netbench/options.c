@@ -20,6 +20,8 @@ static bool parse_api(void *options, const char *text)
 
 static const struct option_row rows[] = {
     {OPTION_TEXT, "plugin", "FILE", "the shared library, any vendor's", FIELD(plugin)},
+    {OPTION_TEXT, "peer", "FILE",
+     "a second plugin: both run by turns in slices of 10 ms, and are compared pair by pair", FIELD(peer)},
     {OPTION_PARSED, "api", "v6..v12", "table to use (default: the newest that it has)", OPTION_PARSED_BY(parse_api)},
     {OPTION_CHOICE, "op", "NAME", "sendrecv, allreduce, allgather, reducescatter or alltoall (default allreduce)",
      FIELD(op), 0, 0, op_names},

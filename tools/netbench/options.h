@@ -11,7 +11,8 @@ enum { RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, MULTI_MAX = 8, ITER
 
 struct options {
     const char *plugin;
-    int api; /* 0: the newest table that the plugin has */
+    const char *peer; /* NULL, or a second plugin that runs by turns with the first */
+    int api;          /* 0: the newest table that the plugin has */
     enum op op;
     int ranks, nodes, comms, outstanding, iters, warmup;
     int per_receive; /* buffers of one NCCL receive (multi-receive) */

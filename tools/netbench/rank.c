@@ -19,7 +19,9 @@ enum {
     SLOTS_MAX = 17,         /* one to start with, and 16 that are timed */
     SLOTS_BYTES = 64 << 20, /* larger sizes have two slots only */
     COMPLAINTS_MAX = 10,
-    CHECK_EVERY = 256, /* idle passes between checks of the clock */
+    CHECK_EVERY = 256,  /* idle passes between checks of the clock */
+    SLICE_USEC = 10000, /* of a plugin, when two run by turns */
+    SLICE_TIMES = 65536,
 };
 
 enum phase { SERVICE_OPENING, SERVICE_OPEN, SERVICE_CLOSING };
@@ -430,94 +432,215 @@ static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint6
     return batch - 1;
 }
 
-/* Return 0 or -errno; the errors found go to the job. */
-static int run_size(struct rank *rank, size_t bytes)
-{
-    const struct options *options = rank->options;
-    struct rank_state *state = &rank->job->rank[rank->id];
-    int slots = slots_for(options, bytes), r = 0;
-    uint64_t errors = 0;
+/* ---- sizes ---- */
 
-    for (int i = 0; i < rank->stream_count; i++) {
-        rank->streams[i].errors = 0;
-        plan_make(&rank->streams[i].plan, options, bytes, &rank->streams[i].route);
+/* Where a side is in the iterations of one size. */
+struct turn {
+    int done;
+    uint64_t errors;
+};
+
+static bool is_finished(const struct rank *rank, const struct turn *turn)
+{
+    return turn->done >= rank->options->warmup + rank->options->iters;
+}
+
+/* All ranks end a slice after the same batch: rank 0 decides. Return whether it is over, or -errno. */
+static int ask_whether_over(struct rank *rank, double start)
+{
+    int r;
+
+    if (rank->id == 0)
+        rank->job->slice_is_over = job_now() - start > SLICE_USEC;
+    r = job_barrier(rank->job,
+                    rank->options->setup_timeout_s); /* the next batch has one before the word is written again */
+    return r < 0 ? r : rank->job->slice_is_over;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* One plugin's turn: all iterations when it is alone, else those of some 10 ms. *median is the time of an iteration, 0
+ * when there were none; the first batch is left out, since it finds the other plugin's data in the caches. Return 0 or
+ * -errno. */
+static int run_slice(struct rank *rank, size_t bytes, struct turn *turn, double *median)
+{
+    static double sorted[SLICE_TIMES];
+    const double *usec = job_usec(rank->job, rank->id);
+    double start = job_now();
+    int slots = slots_for(rank->options, bytes), timed = 0, over = 0;
+
+    for (bool first = true; !over && !is_finished(rank, turn); first = false) {
+        int r = run_batch(rank, bytes, slots, turn->done, &turn->errors), ran = r;
+
+        if (r < 0)
+            return r;
+        for (int i = turn->done - rank->options->warmup; !first && r-- > 0 && timed < SLICE_TIMES; i++)
+            if (i >= 0)
+                sorted[timed++] = usec[i];
+        turn->done += ran;
+        if (rank->options->peer && !is_finished(rank, turn))
+            over = ask_whether_over(rank, start);
+        if (over < 0)
+            return over;
     }
-    for (int done = 0; done < options->warmup + options->iters; done += r) {
-        r = run_batch(rank, bytes, slots, done, &errors);
+    qsort(sorted, (size_t)timed, sizeof(*sorted), by_value);
+    *median = timed ? sorted[timed / 2] : 0;
+    return 0;
+}
+
+/* Add one ratio of two slices that followed each other: A, B, then B, A, so that a slow drift cancels out. */
+static int run_pair(struct rank *sides, int count, size_t bytes, struct turn *turns, int index, struct ratios *ratios)
+{
+    double median[SIDES_MAX] = {0};
+
+    for (int i = 0; i < count; i++) {
+        int side = index % 2 ? count - 1 - i : i;
+        int r = run_slice(&sides[side], bytes, &turns[side], &median[side]);
+
         if (r < 0)
             return r;
     }
-    for (int i = 0; i < rank->stream_count; i++)
-        errors += rank->streams[i].errors;
-    state->errors = errors;
-    r = job_barrier(rank->job, options->setup_timeout_s);
-    if (r == 0 && rank->id == 0)
-        bandwidth_print_size(options, &rank->net, rank->job, bytes);
-    return r < 0 ? r : job_barrier(rank->job, options->setup_timeout_s);
+    if (median[0] > 0 && median[1] > 0 && ratios->count < RATIOS_MAX)
+        ratios->value[ratios->count++] = median[0] / median[1];
+    return 0;
+}
+
+/* Return 0 or -errno; the errors found go to the jobs. */
+static int run_size(struct rank *sides, int count, size_t bytes)
+{
+    static struct ratios ratios;
+    struct turn turns[SIDES_MAX] = {{0}};
+    int r = 0;
+
+    ratios.count = 0;
+    for (int side = 0; side < count; side++)
+        for (int i = 0; i < sides[side].stream_count; i++) {
+            struct stream *stream = &sides[side].streams[i];
+
+            stream->errors = 0;
+            plan_make(&stream->plan, sides[side].options, bytes, &stream->route);
+        }
+    for (int i = 0; r == 0 && !is_finished(&sides[0], &turns[0]); i++)
+        r = run_pair(sides, count, bytes, turns, i, &ratios);
+    while (r == 0 && count > 1 && !is_finished(&sides[1], &turns[1]))
+        r = run_pair(sides, count, bytes, turns, 0, &ratios);
+    for (int side = 0; side < count && r == 0; side++) {
+        struct rank *rank = &sides[side];
+
+        for (int i = 0; i < rank->stream_count; i++)
+            turns[side].errors += rank->streams[i].errors;
+        rank->job->rank[rank->id].errors = turns[side].errors;
+        r = job_barrier(rank->job, rank->options->setup_timeout_s);
+        if (r == 0 && rank->id == 0)
+            bandwidth_print_size(rank->options, &rank->net, rank->job, bytes);
+        if (r == 0)
+            r = job_barrier(rank->job, rank->options->setup_timeout_s);
+    }
+    if (r == 0 && count > 1 && sides[0].id == 0)
+        bandwidth_print_ratio(sides[0].options, bytes, &ratios);
+    return r;
 }
 
 /* Return 0 or -errno. */
-static int run_sizes(struct rank *rank)
+static int run_sizes(struct rank *sides, int count)
 {
+    const struct options *options = sides[0].options;
     bool is_wrong = false;
-    int r = rank->service_result;
+    int r = 0;
 
-    for (int i = 0; i < (int)rank->options->sizes.count && r == 0; i++) {
-        r = run_size(rank, rank->options->sizes.value[i]);
-        is_wrong |= rank->job->rank[rank->id].errors > 0;
+    for (int i = 0; i < (int)options->sizes.count && r == 0; i++) {
+        r = run_size(sides, count, options->sizes.value[i]);
+        for (int side = 0; side < count; side++)
+            is_wrong |= sides[side].job->rank[sides[side].id].errors > 0;
     }
-    if (r < 0) {
-        if (r == -ETIMEDOUT)
-            fprintf(stderr, "perseus-netbench: rank %d: no progress for %d s (%d s while all ranks meet)\n", rank->id,
-                    rank->options->timeout_s, rank->options->setup_timeout_s);
-        job_stop(rank->job);
-    }
+    if (r == -ETIMEDOUT)
+        fprintf(stderr, "perseus-netbench: rank %d: no progress for %d s (%d s while all ranks meet)\n", sides[0].id,
+                options->timeout_s, options->setup_timeout_s);
     return r < 0 ? r : is_wrong ? -EBADMSG : 0;
 }
 
-int rank_run(const struct options *options, struct job *job, int id)
-{
-    struct rank rank = {.options = options,
-                        .job = job,
-                        .id = id,
-                        .lock = PTHREAD_MUTEX_INITIALIZER,
-                        .changed = PTHREAD_COND_INITIALIZER,
-                        .phase = SERVICE_OPENING};
-    net_result result;
-    int r;
+/* ---- opening and closing ---- */
 
-    r = net_load(&rank.net, options->plugin, options->api);
+/* Return 0 or -errno; then nothing is left open. What the service thread met is in service_result. */
+static int open_side(struct rank *rank, const char *plugin)
+{
+    net_result result;
+    int r = net_load(&rank->net, plugin, rank->options->api);
+
     if (r < 0)
-        goto stop;
-    result = net_init(&rank.net);
+        return r;
+    result = net_init(&rank->net);
     if (result != NET_SUCCESS) {
-        fprintf(stderr, "perseus-netbench: rank %d: init returned %d (%s)\n", id, result, net_result_text(result));
-        r = -EIO;
-        goto unload;
+        fprintf(stderr, "perseus-netbench: rank %d: init returned %d (%s)\n", rank->id, result,
+                net_result_text(result));
+        net_unload(&rank->net);
+        return -EIO;
     }
-    r = make_streams(&rank);
-    if (r < 0)
-        goto finalize;
-    r = -pthread_create(&rank.service, NULL, serve, &rank);
-    if (r < 0)
-        goto finalize;
-    await_phase(&rank, SERVICE_OPEN);
-    if (id == 0 && rank.service_result == 0)
-        bandwidth_print_head(options);
-    r = run_sizes(&rank);
-    set_phase(&rank, SERVICE_CLOSING);
-    pthread_join(rank.service, NULL);
+    r = make_streams(rank);
     if (!r)
-        r = rank.service_result;
-finalize:
-    free(rank.streams);
-    result = net_finalize(&rank.net);
-    if (result != NET_SUCCESS && r == 0)
-        r = -EIO;
-unload:
-    net_unload(&rank.net);
-stop:
+        r = -pthread_create(&rank->service, NULL, serve, rank);
+    if (r < 0) {
+        free(rank->streams);
+        net_finalize(&rank->net);
+        net_unload(&rank->net);
+        return r;
+    }
+    await_phase(rank, SERVICE_OPEN);
+    return 0;
+}
+
+static int close_side(struct rank *rank)
+{
+    net_result result;
+
+    set_phase(rank, SERVICE_CLOSING);
+    pthread_join(rank->service, NULL);
+    free(rank->streams);
+    result = net_finalize(&rank->net);
+    net_unload(&rank->net);
+    return rank->service_result < 0 ? rank->service_result : result != NET_SUCCESS ? -EIO : 0;
+}
+
+static void stop_jobs(struct job *const *jobs)
+{
+    for (int i = 0; i < SIDES_MAX && jobs[i]; i++)
+        job_stop(jobs[i]);
+}
+
+int rank_run(const struct options *options, struct job *const *jobs, int id)
+{
+    const char *const plugins[SIDES_MAX] = {options->plugin, options->peer};
+    struct rank sides[SIDES_MAX];
+    int count = options->peer ? 2 : 1, opened = 0, r = 0;
+
+    while (opened < count && r == 0) {
+        sides[opened] = (struct rank){.options = options,
+                                      .job = jobs[opened],
+                                      .id = id,
+                                      .lock = PTHREAD_MUTEX_INITIALIZER,
+                                      .changed = PTHREAD_COND_INITIALIZER,
+                                      .phase = SERVICE_OPENING};
+        r = open_side(&sides[opened], plugins[opened]);
+        if (r == 0)
+            r = sides[opened++].service_result;
+    }
+    if (r == 0 && id == 0)
+        bandwidth_print_head(options);
+    if (r == 0)
+        r = run_sizes(sides, count);
+    if (r < 0 && r != -EBADMSG)
+        stop_jobs(jobs);
+    while (opened > 0) {
+        int closed = close_side(&sides[--opened]);
+
+        r = r == 0 ? closed : r;
+    }
     if (r < 0)
-        job_stop(job);
+        stop_jobs(jobs);
     return r < 0 ? 1 : 0;
 }

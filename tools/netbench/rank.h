@@ -6,7 +6,7 @@
 #include "tools/netbench/options.h"
 #include "tools/netbench/job.h"
 
-/* Run all sizes; rank 0 prints the results. Return the process's exit status. */
-int rank_run(const struct options *options, struct job *job, int rank);
+/* Run all sizes, with a job for each plugin; rank 0 prints the results. Return the process's exit status. */
+int rank_run(const struct options *options, struct job *const *jobs, int rank);
 
 #endif

@@ -94,9 +94,12 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     "perseus-sim",
-    "perseus-sim WORKLOAD [options]: a model of a cluster that runs the transport's own order engine in virtual time\n"
+    "usage: perseus-sim WORKLOAD [options]\n"
+    "A model of a cluster that runs the transport's own order engine in virtual time.\n"
     "  WORKLOAD                 putsignal  moe  alltoall  fused  nccl  trace\n",
-    "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n",
+    "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n"
+    "Example, where the time of a slow rank goes:\n"
+    "  perseus-sim moe --model deepseek-v3 --nodes 2,4,8,16 --explain\n",
     rows,
     sizeof(rows) / sizeof(rows[0]),
 };

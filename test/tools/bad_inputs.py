@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""bad_inputs.py BUILD [NUMBER...]: what each program says to a wrong input: the exit status, one clear reason, and no wrong one.
+
+Rows with a program that this build does not have are left out. --table prints a line a row for people."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+LIMIT_S = 120
+PLUGIN = "plugin/libnccl-net-perseus.so"
+NETBENCH = "tools/perseus-netbench"
+WORKING = [NETBENCH, "--plugin", PLUGIN]
+RUN = "tools/softnic/softnic-run"
+IN_WORLD = [RUN, "--quiet", "--"]
+CTL = "tools/softnic/softnicctl"
+PERF = "tools/perseus-perf"
+INFO = "tools/perseus-info"
+FUSED = "tools/perseus-fused-bench"
+NCCL = ["tools/perseus-nccl", "--ops", "all_reduce", "--transports", "perseus"]
+NO_DEVICE = "no usable RDMA device|cannot list RDMA devices"
+
+
+class Bad:
+    """An input: its number, words, environment, exit status, what must be said, what must not be said, and most lines on stderr."""
+
+    def __init__(self, number, words, status, said, env=None, never=None, lines=4):
+        self.number, self.words, self.status, self.said = number, words, status, said
+        self.env, self.never, self.lines = env or {}, never, lines
+
+
+INPUTS = [
+    Bad(1, [NETBENCH, "--plugin", "nothere.so"], 1, r"nothere\.so: cannot open shared object", lines=1),
+    Bad(2, [NETBENCH, "--plugin", "/usr/lib/x86_64-linux-gnu/libm.so.6"], 1, r"libm\.so\.6 exports no table", lines=1),
+    Bad(3, [*WORKING, "--op", "broadcast"], 2, r"--op 'broadcast': want one of sendrecv"),
+    Bad(4, [*WORKING, "--sizes", "64M:8"], 2, r"--sizes '64M:8': "),
+    Bad(5, [*WORKING, "--sizes", "abc"], 2, r"--sizes 'abc': "),
+    Bad(6, [*WORKING, "--ranks", "1"], 2, r"--ranks '1': want a number from 2"),
+    Bad(7, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"rank 0: init returned|no usable RDMA device|NCCL_IB_HCA", {"NCCL_IB_HCA": "none9"}, lines=9),
+    Bad(8, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"PERSEUS_REQUIRED=1", {"PERSEUS_REQUIRED": "1", "NCCL_IB_HCA": "none9"},
+        lines=9),
+    Bad(9, [*WORKING, "--api", "v13"], 2, r"--api 'v13': want v6\.\.v12"),
+    Bad(10, [*WORKING, "--mem", "cuda"], 2, r"--mem 'cuda': want one of host"),
+    Bad(11, [*WORKING, "--sizes", "8:8", "extra"], 2, r"'extra' is not an option"),
+    Bad(12, [NETBENCH, "--plugin"], 2, r"--plugin: needs a value"),
+    Bad(13, [RUN, "--nics", "0", "--", "true"], 2, r"--nics: '0' is not between 1 and 16"),
+    Bad(14, [RUN, "--nics", "17", "--", "true"], 2, r"--nics: '17' is not between 1 and 16"),
+    Bad(15, [RUN, "--rate", "400", "--", "true"], 2, r"'400' is not a rate"),
+    Bad(16, [RUN, "--latency", "2", "--", "true"], 2, r"'2' is not a time"),
+    Bad(17, [RUN, "--loss", "200%", "--", "true"], 2, r"--loss: '200%' is too large"),
+    Bad(18, [RUN, "--nodes", "65", "--", "true"], 2, r"--nodes: '65' is not between 1 and 64"),
+    Bad(19, [RUN, "--seed", "abc", "--", "true"], 2, r"--seed: 'abc' is not a whole number"),
+    Bad(20, [RUN, "--name", "a/b", "--", "true"], 2, r"--name: 'a/b' is not a name"),
+    Bad(21, [RUN, "--nics", "4", "--rate", "1G,2G,3G,4G,5G", "--", "true"], 2, r"--rate: 5 values for 4 NICs"),
+    Bad(22, [*IN_WORLD, "nosuchcommand"], 127, r"cannot run nosuchcommand"),
+    Bad(23, [RUN, "--json", "--", "true"], 2, r"'--json'"),
+    Bad(24, [CTL, "--version"], 0, r"^softnicctl \d+\.\d+"),
+    Bad(25, [CTL, "--world", "nope", "status"], 1, r"softnic\.nope: No such file"),
+    Bad(26, [CTL, "frobnicate"], 2, r"'frobnicate' is not a command: want worlds"),
+    Bad(27, [CTL, "link"], 2, r"link: wants DEVICE up\|down"),
+    Bad(28, [*IN_WORLD, CTL, "link", "softnic9", "down"], 1, r"no device softnic9"),
+    Bad(29, [*IN_WORLD, CTL, "link", "softnic0", "sideways"], 2, r"'sideways' is neither up nor down"),
+    Bad(30, [*IN_WORLD, CTL, "set", "softnic0", "rate", "fast"], 2, r"'fast' is not a rate: .*such as 400G"),
+    Bad(31, [*IN_WORLD, CTL, "qp-error", "99999"], 1, r"qp-error 99999: no such queue pair"),
+    Bad(32, [PERF], 2, r"want one operation: putsignal"),
+    Bad(33, [PERF, "frob"], 2, r"'frob': want putsignal"),
+    Bad(34, [*IN_WORLD, PERF, "put", "--peers", "1"], 77, r"no usable (rail|RDMA device)", {"NCCL_IB_HCA": "none9"}),
+    Bad(35, [PERF, "putsignal", "--peers", "0"], 2, r"--peers '0': "),
+    Bad(36, [PERF, "putsignal", "--policy", "fifo"], 2, r"--policy 'fifo': "),
+    Bad(37, [PERF, "putsignal", "--bytes", "7"], 2, r"--bytes '7': "),
+    Bad(38, [*IN_WORLD, PERF, "putsignal", "--plot", "/nonexistent/x.svg"], 2, r"'--plot' is not an option"),
+    Bad(39, [FUSED, "--help"], 0, r"usage: perseus-fused-bench"),
+    Bad(40, [FUSED, "--kernel", "gem", "--shape", "8x8x8"], 2, r"--kernel 'gem': "),
+    Bad(41, [FUSED, "--kernel", "gemm", "--shape", "8x8"], 2, r"--shape '8x8': "),
+    Bad(42, [FUSED, "--kernel", "gemm"], 2, r"--kernel gemm: --shape MxNxK is missing"),
+    Bad(43, [FUSED, "--kernel", "gemm", "--shape", "4096x4096x4096"], 1, r"no usable GPU|CUDA", never=r"ranks\.cu"),
+    Bad(44, [FUSED, "--kernel", "attention", "--shape", "4096x4096x4096"], 2, r"--kernel attention: --shape BxHqxHkvxSxD is missing"),
+    Bad(45, [FUSED, "--kernel", "gemm", "--shape", "8x8x8", "--gpus", "-3"], 2, r"--gpus '-3': want a number from 1"),
+    Bad(46, [*NCCL, "--sizes", "foo"], 2, r"--sizes 'foo': want ", lines=1),
+    Bad(47, ["tools/perseus-nccl", "--transports", "foo"], 2, r"--transports 'foo': want ", lines=1),
+    Bad(48, ["tools/perseus-nccl", "--ops", "foo"], 2, r"--ops 'foo': want ", lines=1),
+    Bad(49, [*NCCL, "--env", "FOO"], 2, r"--env 'FOO': want NAME=VALUE", lines=1),
+    Bad(50, [*NCCL, "--nccl-tests", "/nonexistent"], 2, r"--nccl-tests '/nonexistent': no all_reduce_perf", lines=1),
+    Bad(51, [*NCCL, "--nccl-tests", "/nonexistent", "--sizes", "8"], 2, r"--nccl-tests '/nonexistent': no all_reduce_perf", lines=1),
+    Bad(52, [*NCCL, "--nccl", "/nonexistent/libnccl.so.2"], 2, r"--nccl '/nonexistent/libnccl.so.2': No such file", lines=1),
+    Bad(53, ["tools/perseus-compare", "--peer", "/nonexistent.so"], 2, r"--peer '/nonexistent.so': No such file", lines=1),
+    Bad(54, [INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_ORDER=bogus.*fix: ", {"PERSEUS_ORDER": "bogus"}, never="libibverbs"),
+    Bad(55, [*IN_WORLD, INFO], 1, r"(?s)problems.*GID 77 \(NCCL_IB_GID_INDEX\)", {"NCCL_IB_GID_INDEX": "77"}, never="load the NIC's driver"),
+    Bad(56, [*IN_WORLD, INFO], 0, r"(?s)problems.*setting: NCCL_IB_TC=abc: must be a whole number", {"NCCL_IB_TC": "abc"}, never="libibverbs"),
+    Bad(57, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_IB_HCA=mlx5_9 .*softnic0", {"NCCL_IB_HCA": "mlx5_9"}, never="load the NIC's driver"),
+    Bad(58, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_SOCKET_IFNAME=nope0", {"NCCL_SOCKET_IFNAME": "nope0"}),
+    Bad(59, [*IN_WORLD, INFO], 0, r"(?s)problems.*PERSEUS_REQIRED.*PERSEUS_REQUIRED", {"PERSEUS_REQIRED": "1"}),
+    Bad(60, [RUN, "--quiet", "--efa", "--", INFO], 1, r"(?s)problems.*policy in_order needs queues that keep order", {"PERSEUS_ORDER": "in_order"}),
+    Bad(61, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_LOG=verbose", {"PERSEUS_LOG": "verbose"}, never="libibverbs"),
+    Bad(62, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_TIMEOUT_MS=abc", {"PERSEUS_TIMEOUT_MS": "abc"},
+        never="libibverbs"),
+    Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
+    Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "nope0"},
+        never=r"\blo\b.*\blo\b", lines=6),
+    Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 0, r"NCCL_IB_TIMEOUT=99: must be a whole number.*31 is used", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
+]
+
+
+def run(build, words, env=None):
+    words = [str(build / word) if (build / word).is_file() else word for word in words]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERSEUS_", "NCCL_", "SOFTNIC_"))}
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env={**clean, **(env or {})}, stdin=subprocess.DEVNULL,
+                          check=False)
+
+
+def wrong_with(bad, done):
+    """Why an answer is not good, or None."""
+    text = done.stdout + done.stderr
+    if done.returncode != bad.status:
+        return f"exit {done.returncode}, not {bad.status}"
+    if "Traceback" in text:
+        return "a traceback"
+    if not re.search(bad.said, text, re.M):
+        return f"does not say {bad.said}"
+    if bad.never and re.search(bad.never, text, re.M):
+        return f"says {bad.never}"
+    if len(done.stderr.splitlines()) > bad.lines:
+        return f"{len(done.stderr.splitlines())} lines on stderr, more than {bad.lines}"
+    if done.returncode == 2 and done.stdout:
+        return "a refused command line, and yet there is output on stdout"
+    return None
+
+
+def is_built(build, bad):
+    return all((build / word).is_file() for word in bad.words if word.startswith(("tools/", "plugin/")))
+
+
+def common_style(build):
+    """Every program: --help with an example, --version, and an unknown option by its name."""
+    for path in sorted((build / "tools").glob("perseus-*")) + sorted((build / "tools/softnic").glob("softnic*")):
+        if not path.is_file() or path.suffix or not os.access(path, os.X_OK) or path.name == "perseus-nccl-ranks":
+            continue
+        done = run(build, [path, "--help"])
+        yield f"{path.name} --help", None if done.returncode == 0 and re.match(r"(?i)usage: " + path.name, done.stdout) and \
+            re.search(r"(?im)^examples?\b.*:$", done.stdout) else f"exit {done.returncode}, no usage or no example"
+        done = run(build, [path, "--version"])
+        yield f"{path.name} --version", None if done.returncode == 0 and re.fullmatch(path.name + r" \d+\.\d+\.\d+\S*\n", done.stdout) else \
+            f"exit {done.returncode}: {done.stdout}{done.stderr}"
+        done = run(build, [path, "--no-such-option"])
+        yield f"{path.name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
+            len(done.stderr.splitlines()) <= 2 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
+
+
+def json_of_any_name(build):
+    """A file name with quotes, a backslash and a byte that is not UTF-8 still gives valid JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = os.path.join(os.fsencode(folder), b'we"ird\\\xff.so')
+        os.symlink((build / PLUGIN).resolve(), name)
+        done = subprocess.run([build / RUN, "--quiet", "--", build / NETBENCH, "--plugin", name, "--sizes", "8:8", "--iters", "2", "--json"],
+                              capture_output=True, timeout=LIMIT_S, check=False)
+        rows = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    yield "perseus-netbench --json", None if rows and 'we"ird\\' in rows[0]["plugin"] else f"exit {done.returncode}: {done.stderr}"
+
+
+def main():
+    words = [word for word in sys.argv[1:] if word != "--table"]
+    build, chosen = pathlib.Path(words[0]).resolve(), [int(word) for word in words[1:]]
+    failed = ran = 0
+    for bad in INPUTS:
+        if not is_built(build, bad) or (chosen and bad.number not in chosen):
+            continue
+        ran += 1
+        done = run(build, bad.words, bad.env)
+        why = wrong_with(bad, done)
+        failed += why is not None
+        print(f"{'FAIL' if why else 'ok'} {bad.number}: {' '.join(bad.words)} {bad.env or ''}{': ' + why if why else ''}", flush=True)
+        if why and "--table" not in sys.argv:
+            print("\n".join(("    " + line)[:220] for line in (done.stdout + done.stderr).splitlines()[:8]))
+    for name, why in () if chosen else [*common_style(build), *json_of_any_name(build)]:
+        ran += 1
+        failed += why is not None
+        print(f"{'FAIL' if why else 'ok'} {name}{': ' + why if why else ''}", flush=True)
+    print(f"{ran} inputs, {failed} wrong answers")
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hwcheck/trial.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/util/clock.h"
+
+enum {
+    LIMIT_MS = 30000,
+    LATE_MS = 100,    /* data that is not there by then is wrong, not late */
+    CREDIT_EVERY = 8, /* pairs */
+    BULK_IN_FLIGHT = 8,
+    BULK_NS = 300000000, /* how long bandwidth is measured */
+    LOOKS_PER_YIELD = 64,
+};
+
+static uint64_t load(const uint64_t *word)
+{
+    /* [hwcheck-signal] pairs with the NIC's write of the word: what the policy puts before it is visible after it. */
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+void trial_prepare(struct link *link)
+{
+    memset(link->words, 0, WORDS * sizeof(*link->words));
+    memset(link->data, 0, DATA_BYTES);
+    memset(link->op, 0, sizeof(link->op));
+    link->notified = 0;
+}
+
+/* ---- waiting ---- */
+
+struct wait {
+    uint64_t start_ms;
+    uint32_t looks;
+};
+
+/* One pass of a wait. Return 0 or -errno. */
+static int step(struct link *link, struct wait *wait)
+{
+    int r = prs_peer_progress(link->peer);
+
+    if (r < 0)
+        return r;
+    if (++wait->looks % LOOKS_PER_YIELD)
+        return 0;
+    sched_yield(); /* both sides may share a core */
+    if (!wait->start_ms)
+        wait->start_ms = prs_clock_ms();
+    return prs_clock_ms() - wait->start_ms > LIMIT_MS ? -ETIMEDOUT : 0;
+}
+
+static int wait_word(struct link *link, const uint64_t *word, uint64_t least)
+{
+    struct wait wait = {0};
+    int r = 0;
+
+    while (!r && load(word) < least)
+        r = step(link, &wait);
+    return r;
+}
+
+static int wait_op(struct link *link, const struct prs_op *op)
+{
+    struct wait wait = {0};
+    int r = 0;
+
+    while (!r && op->status == PRS_OP_PENDING)
+        r = step(link, &wait);
+    return r ? r : op->status;
+}
+
+/* ---- transfers ---- */
+
+static int put(struct link *link, struct prs_op *op, size_t from, size_t to, size_t bytes, uint32_t flags, uint32_t id)
+{
+    const struct prs_put put = {
+        .src = link->data_region,
+        .src_addr = link->data + from,
+        .dst_addr = link->remote.data + to,
+        .dst = &link->remote.data_keys,
+        .len_bytes = bytes,
+        .notify_id = id,
+        .flags = flags,
+    };
+    struct wait wait = {0};
+    int r;
+
+    while ((r = prs_peer_put(link->peer, op, &put)) == PRS_BUSY) {
+        r = step(link, &wait);
+        if (r)
+            return r;
+    }
+    return r;
+}
+
+static int signal_word(struct link *link, struct prs_op *op, uint32_t word, uint64_t value, enum prs_signal_kind kind)
+{
+    const struct prs_signal signal = {
+        .dst_addr = link->remote.words + word * sizeof(uint64_t),
+        .dst = &link->remote.words_keys,
+        .value = value,
+        .kind = kind,
+    };
+    struct wait wait = {0};
+    int r;
+
+    while ((r = prs_peer_signal(link->peer, op, &signal)) == PRS_BUSY) {
+        r = step(link, &wait);
+        if (r)
+            return r;
+    }
+    return r;
+}
+
+/* ---- pairs: data, then what announces it ---- */
+
+static void fill(uint8_t *data, size_t bytes, uint64_t value)
+{
+    uint64_t *word = (uint64_t *)(void *)data;
+
+    for (size_t i = 0; i < bytes / sizeof(*word); i++)
+        word[i] = value;
+}
+
+static bool is_whole(const uint8_t *data, size_t bytes, uint64_t value)
+{
+    const volatile uint64_t *word = (const volatile uint64_t *)(const volatile void *)data;
+
+    for (size_t i = bytes / sizeof(*word); i-- > 0;) /* the end first: it is written last */
+        if (word[i] != value)
+            return false;
+    return true;
+}
+
+static size_t small_at(uint32_t slot)
+{
+    return (size_t)SLOTS * SLOT_BYTES + (size_t)slot * SMALL_BYTES;
+}
+
+static int send_pair(struct link *link, enum trial_kind kind, uint32_t slot, uint64_t value, struct prs_op *ops)
+{
+    size_t at = (size_t)slot * SLOT_BYTES;
+    int r;
+
+    fill(link->data + at, SLOT_BYTES, value);
+    r = put(link, &ops[0], at, at, SLOT_BYTES, 0, 0);
+    if (r)
+        return r;
+    if (kind == TRIAL_SET)
+        return signal_word(link, &ops[1], slot, value, PRS_SIGNAL_SET);
+    if (kind == TRIAL_ADD)
+        return signal_word(link, &ops[1], WORD_ADDED, 1, PRS_SIGNAL_ADD);
+    fill(link->data + small_at(slot), SMALL_BYTES, value);
+    return put(link, &ops[1], small_at(slot), small_at(slot), SMALL_BYTES, PRS_PUT_NOTIFY, slot);
+}
+
+static int send_pairs(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome)
+{
+    uint64_t start = prs_clock_ns();
+    int r = 0;
+
+    for (uint32_t i = 1; i <= count && !r; i++) {
+        uint32_t slot = (i - 1) % SLOTS;
+
+        if (i > SLOTS)
+            r = wait_word(link, &link->words[WORD_CREDIT], i - SLOTS);
+        for (int k = 0; k < 2 && !r; k++)
+            r = wait_op(link, &link->op[2 * slot + k]);
+        if (!r)
+            r = send_pair(link, kind, slot, i, &link->op[2 * slot]);
+    }
+    if (!r)
+        r = wait_word(link, &link->words[WORD_CREDIT], count);
+    outcome->value = (double)(prs_clock_ns() - start) / 1e3 / count;
+    for (uint32_t i = 0; i < 2 * SLOTS && !r; i++)
+        r = wait_op(link, &link->op[i]);
+    return r;
+}
+
+/* Wait until the pair is announced. */
+static int wait_announced(struct link *link, enum trial_kind kind, uint32_t slot, uint64_t value)
+{
+    return wait_word(link,
+                     kind == TRIAL_SET   ? &link->words[slot]
+                     : kind == TRIAL_ADD ? &link->words[WORD_ADDED]
+                                         : &link->notified,
+                     value);
+}
+
+/* The claim under test: once the pair is announced, all of its data is here. */
+static int check_pair(struct link *link, uint32_t slot, uint64_t value, struct outcome *outcome)
+{
+    const uint8_t *data = link->data + (size_t)slot * SLOT_BYTES;
+    uint64_t start;
+
+    if (is_whole(data, SLOT_BYTES, value))
+        return 0;
+    start = prs_clock_ms();
+    while (!is_whole(data, SLOT_BYTES, value)) {
+        int r = prs_peer_progress(link->peer);
+
+        if (r < 0)
+            return r;
+        if (prs_clock_ms() - start > LATE_MS) {
+            outcome->wrong++;
+            return 0;
+        }
+    }
+    outcome->late++;
+    return 0;
+}
+
+static int receive_pairs(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome)
+{
+    struct prs_op *credit = &link->op[2 * SLOTS];
+    int r = 0;
+
+    for (uint32_t i = 1; i <= count && !r; i++) {
+        uint32_t slot = (i - 1) % SLOTS;
+
+        r = wait_announced(link, kind, slot, i);
+        if (!r)
+            r = check_pair(link, slot, i, outcome);
+        if (r || (i % CREDIT_EVERY && i < count))
+            continue;
+        r = wait_op(link, credit);
+        if (!r)
+            r = signal_word(link, credit, WORD_CREDIT, i, PRS_SIGNAL_SET);
+    }
+    return r ? r : wait_op(link, credit);
+}
+
+/* ---- latency ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static int ping_pong(struct link *link, uint32_t count, bool starts, double *usec)
+{
+    struct prs_op *op = &link->op[0];
+    int r = 0;
+
+    for (uint32_t i = 1; i <= count && !r; i++) {
+        uint64_t start = prs_clock_ns();
+
+        if (!starts)
+            r = wait_word(link, &link->words[0], i);
+        if (!r)
+            r = wait_op(link, op);
+        if (!r)
+            r = signal_word(link, op, 0, i, PRS_SIGNAL_SET);
+        if (!r && starts)
+            r = wait_word(link, &link->words[0], i);
+        if (starts)
+            usec[i - 1] = (double)(prs_clock_ns() - start) / 2e3;
+    }
+    return r ? r : wait_op(link, op);
+}
+
+static int send_latency(struct link *link, uint32_t count, struct outcome *outcome)
+{
+    double *usec = calloc(count, sizeof(*usec));
+    int r = usec ? ping_pong(link, count, true, usec) : -ENOMEM;
+
+    if (!r) {
+        qsort(usec, count, sizeof(*usec), by_value);
+        outcome->value = usec[count / 2];
+    }
+    free(usec);
+    return r;
+}
+
+/* ---- bandwidth ---- */
+
+static int send_bulk(struct link *link, struct outcome *outcome)
+{
+    struct prs_op *end = &link->op[BULK_IN_FLIGHT];
+    uint64_t start = prs_clock_ns(), sent = 0;
+    int r = 0;
+
+    for (; !r && prs_clock_ns() - start < BULK_NS; sent++) {
+        struct prs_op *op = &link->op[sent % BULK_IN_FLIGHT];
+
+        r = wait_op(link, op);
+        if (!r)
+            r = put(link, op, 0, 0, BULK_BYTES, 0, 0);
+    }
+    for (int i = 0; i < BULK_IN_FLIGHT && !r; i++)
+        r = wait_op(link, &link->op[i]);
+    outcome->value = (double)sent * BULK_BYTES / (double)(prs_clock_ns() - start);
+    if (!r)
+        r = signal_word(link, end, WORD_END, 1, PRS_SIGNAL_SET);
+    return r ? r : wait_op(link, end);
+}
+
+/* ---- both sides ---- */
+
+int trial_send(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome)
+{
+    *outcome = (struct outcome){0};
+    if (kind == TRIAL_LATENCY)
+        return send_latency(link, count, outcome);
+    if (kind == TRIAL_BANDWIDTH)
+        return send_bulk(link, outcome);
+    return send_pairs(link, kind, count, outcome);
+}
+
+int trial_receive(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome)
+{
+    *outcome = (struct outcome){0};
+    if (kind == TRIAL_LATENCY)
+        return ping_pong(link, count, false, NULL);
+    if (kind == TRIAL_BANDWIDTH)
+        return wait_word(link, &link->words[WORD_END], 1);
+    return receive_pairs(link, kind, count, outcome);
+}
