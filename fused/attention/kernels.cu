@@ -4,6 +4,7 @@
 
 #include "fused/attention/kernels.h"
 #include "fused/core/begin_copies.cuh"
+#include "fused/core/load.h"
 
 typedef void (*kernel_fn)(const struct prs_attention_args);
 
@@ -34,6 +35,15 @@ static const struct instance instances[] = {
     make<64, 128, 2, OVERLAP_BOTH, 1>(),
 };
 
+static int load(void)
+{
+    int r = launch_load(begin_copies);
+    for (const struct instance &i : instances)
+        r = r ? r : launch_load(i.fn);
+    return r;
+}
+static const bool added = prs_load_add(load);
+
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
@@ -55,11 +65,8 @@ extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 
 extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
 {
-    static const struct launch_shape one_warp = {1, 32, 0};
     const struct instance *i = find(kernel);
-    uint32_t warps;
-    int r = launch_prepare(begin_copies, &one_warp, &warps); /* else its first launch waits for all running kernels */
-    return r ? r : launch_prepare(i->fn, &i->shape, ctas);
+    return launch_prepare(i->fn, &i->shape, ctas);
 }
 
 extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,

@@ -35,13 +35,6 @@ static __global__ void begin_copies(const __grid_constant__ struct begin_copies_
 
 static const struct launch_shape begin_copies_shape = {1, 32, 0};
 
-/* 0 or -ENOTSUP. */
-static inline int launch_prepare_begin_copies(void)
-{
-    uint32_t clusters;
-    return launch_prepare(begin_copies, &begin_copies_shape, &clusters);
-}
-
 static inline int launch_begin_copies(const struct begin_copies_args &args, cudaStream_t stream)
 {
     return launch_kernel(begin_copies, &begin_copies_shape, 1, stream, args);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fused/core/board.h"
+#include "fused/core/load.h"
 #include "fused/core/network.h"
 #include "fused/core/symmetric.h"
 #include "transport/util/clock.h"
@@ -222,7 +223,9 @@ static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
 
 static int open_own(struct prs_fused *ctx)
 {
-    int r = open_fault(ctx);
+    int r = prs_load_all(ctx->config.device);
+    if (!r)
+        r = open_fault(ctx);
     if (!r)
         r = prs_symmetric_open(ctx);
     if (!r)
@@ -247,27 +250,6 @@ static int open_alarm(struct prs_fused *ctx)
     static const uint64_t bytes = sizeof(uint32_t);
     uint32_t holding; /* it stays until the context is closed */
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
-}
-
-static int open_parts(struct prs_fused *ctx)
-{
-    uint64_t name = 0;
-    int before, r = check_device(ctx);
-    if (!r)
-        r = prs_context_enter(ctx, &before);
-    if (r)
-        return find_place(ctx, r, &name);
-    r = find_place(ctx, open_own(ctx), &name);
-    if (!r)
-        r = open_node(ctx, name);
-    if (!r)
-        prs_symmetric_sweep(ctx->config.device);
-    if (r == 0 && ctx->place.nodes > 1)
-        r = prs_network_open(ctx, &ctx->network);
-    if (r == 0 && ctx->place.local_ranks > 1)
-        r = open_alarm(ctx);
-    prs_context_leave(before);
-    return r;
 }
 
 bool prs_context_lost(struct prs_fused *ctx)
@@ -305,10 +287,34 @@ static void release(struct prs_fused *ctx, bool healthy)
         (void)cudaStreamDestroy(ctx->stream);
 }
 
+/* On failure nothing stays open. */
+static int open_parts(struct prs_fused *ctx)
+{
+    uint64_t name = 0;
+    int before, r = check_device(ctx);
+    if (!r)
+        r = prs_context_enter(ctx, &before);
+    if (r)
+        return find_place(ctx, r, &name);
+    r = find_place(ctx, open_own(ctx), &name);
+    if (!r)
+        r = open_node(ctx, name);
+    if (!r)
+        prs_symmetric_sweep(ctx->config.device);
+    if (r == 0 && ctx->place.nodes > 1)
+        r = prs_network_open(ctx, &ctx->network);
+    if (r == 0 && ctx->place.local_ranks > 1)
+        r = open_alarm(ctx);
+    if (r)
+        release(ctx, false);
+    prs_context_leave(before);
+    return r;
+}
+
 int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out)
 {
     struct prs_fused *ctx;
-    int before, r = check_config(config);
+    int r = check_config(config);
     if (r)
         return r;
     ctx = calloc(1, sizeof(*ctx));
@@ -321,10 +327,6 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
     if (!r) {
         *out = ctx;
         return 0;
-    }
-    if (prs_context_enter(ctx, &before) == 0) {
-        release(ctx, false);
-        prs_context_leave(before);
     }
     free(ctx);
     return r;

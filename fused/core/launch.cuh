@@ -30,20 +30,21 @@ static inline void launch_config(cudaLaunchConfig_t *config, cudaLaunchAttribute
     config->numAttrs = 1;
 }
 
-/* Loads `kernel` on the current device, and prepares it; *clusters: how many can run at once. A kernel that its first
- * launch loads (CUDA_MODULE_LOADING=LAZY, the default) may have to wait there for running kernels, which wait for other
- * ranks: a plan prepares every kernel that it may launch when it is opened. 0 or -ENOTSUP. */
+/* Loads `kernel` on the current device (load.h). 0 or -ENOTSUP. */
+template <class... Args> static int launch_load(void (*kernel)(Args...))
+{
+    struct cudaFuncAttributes loaded;
+    return cudaFuncGetAttributes(&loaded, (const void *)kernel) == cudaSuccess ? 0 : -ENOTSUP;
+}
+
+/* Prepares `kernel` on the current device; *clusters: how many can run at once. 0 or -ENOTSUP. */
 template <class... Args>
 static int launch_prepare(void (*kernel)(Args...), const struct launch_shape *shape, uint32_t *clusters)
 {
     cudaLaunchConfig_t config;
     cudaLaunchAttribute cluster;
-    struct cudaFuncAttributes loaded;
     int count = 0;
-    cudaError_t e = cudaFuncGetAttributes(&loaded, (const void *)kernel);
-    if (e != cudaSuccess)
-        return -ENOTSUP;
-    e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)shape->shared_bytes);
     if (e != cudaSuccess)
         return -ENOTSUP;

@@ -4,6 +4,7 @@
 
 #include "fused/gemm/engine.cuh"
 #include "fused/core/begin_copies.cuh"
+#include "fused/core/load.h"
 
 typedef void (*kernel_fn)(const struct prs_kernel_args);
 
@@ -25,12 +26,23 @@ static kernel_fn kernel_of(uint32_t op, int b_n_major, bool far)
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
+static int load(void)
+{
+    int r = launch_load(begin_copies);
+    for (uint32_t op = PRS_FUSED_GEMM; op <= PRS_FUSED_ALLREDUCE; op++)
+        for (int variant = 0; variant < 4 && r == 0; variant++) {
+            kernel_fn kernel = kernel_of(op, variant & 1, variant > 1);
+            r = kernel ? launch_load(kernel) : 0;
+        }
+    return r;
+}
+static const bool added = prs_load_add(load);
+
 static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
 extern "C" int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters)
 {
-    int r = launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
-    return r != 0 || op != PRS_FUSED_ALLGATHER ? r : launch_prepare_begin_copies();
+    return launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
 }
 
 extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters,

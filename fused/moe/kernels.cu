@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels of MoE dispatch + grouped product and their launch. */
+#include "fused/core/load.h"
 #include "fused/core/launch.cuh"
 #include "fused/moe/engine.cuh"
 #include "fused/moe/route.cuh"
@@ -20,6 +21,19 @@ static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uin
     return route->place.nodes > 1 ? kernel_of_layout<true>(b_n_major, cluster)
                                   : kernel_of_layout<false>(b_n_major, cluster);
 }
+
+static int load(void)
+{
+    int r = launch_load(route_kernel);
+    for (int variant = 0; variant < 8 && r == 0; variant++) {
+        int b_n_major = variant & 1;
+        uint32_t cluster = 1 + (variant >> 1 & 1);
+        r = launch_load(variant < 4 ? kernel_of_layout<false>(b_n_major, cluster)
+                                    : kernel_of_layout<true>(b_n_major, cluster));
+    }
+    return r;
+}
+static const bool added = prs_load_add(load);
 
 static struct launch_shape shape_of(uint32_t cluster)
 {

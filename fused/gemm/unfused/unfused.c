@@ -42,9 +42,6 @@ int prs_unfused_open(struct prs_fused_plan *p)
     const struct prs_schedule *s = &p->args.schedule;
     bool far = s->place.nodes > 1;
     int r = open_lt(p);
-    if (!r && prs_unfused_prepare() != 0)
-        r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
-                     p->base.ctx->config.device);
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of the unfused path: barriers of a node's ranks, copies and sums over mapped memory, puts between nodes. */
 #include "fused/gemm/relay.cuh"
+#include "fused/core/load.h"
 #include "fused/core/epilogue.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
@@ -152,24 +153,18 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     }
 }
 
-extern "C" int prs_unfused_prepare(void)
+static int load(void)
 {
-    uint32_t clusters;
-    int r = launch_prepare(meet, &one_warp, &clusters);
-    if (!r)
-        r = launch_prepare(copy<uint16_t>, &wide_shape, &clusters);
-    if (!r)
-        r = launch_prepare(copy<uint4>, &wide_shape, &clusters);
-    if (!r)
-        r = launch_prepare(sum<false>, &wide_shape, &clusters);
-    if (!r)
-        r = launch_prepare(sum<true>, &wide_shape, &clusters);
-    if (!r)
-        r = launch_prepare(finish_result, &wide_shape, &clusters);
-    if (!r)
-        r = launch_prepare(cross, &one_warp, &clusters);
-    return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
+    int r = launch_load(meet);
+    r = r ? r : launch_load(copy<uint16_t>);
+    r = r ? r : launch_load(copy<uint4>);
+    r = r ? r : launch_load(sum<false>);
+    r = r ? r : launch_load(sum<true>);
+    r = r ? r : launch_load(finish_result);
+    r = r ? r : launch_load(cross);
+    return r ? r : launch_load(finish);
 }
+static const bool added = prs_load_add(load);
 
 extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
 {

@@ -25,10 +25,6 @@ int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
 
 /* ---- unfused.cu ---- */
-/* Loads the kernels on the current device. A kernel that is only loaded at its first launch may have to wait for
- * running kernels, which wait for other ranks. 0 or -ENOTSUP. */
-int prs_unfused_prepare(void);
-
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 
