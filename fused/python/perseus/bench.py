@@ -133,6 +133,7 @@ def captured(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     def replay() -> torch.Tensor:
         graph.replay()
         return out
+    replay.inputs = call  # a graph has addresses only: what it reads must stay
     return replay
 
 
