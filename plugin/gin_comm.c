@@ -203,7 +203,7 @@ static uint32_t contexts_left(struct gin_comm *comm)
 net_result gin_set_create(void *coll_comm, const struct gin_set_options *options, void **out)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
-    int contexts = options->contexts, traffic_class, r;
+    int contexts = options->contexts, traffic_class = -1, r;
     struct gin_set *set;
 
     *out = NULL;

@@ -91,10 +91,13 @@ static void find_no_rail(struct machine *machine)
 static void find_warned_variables(struct machine *machine)
 {
     for (int i = 0; i < machine->line_count; i++) {
-        if (strstr(machine->line[i], " is no variable of Perseus"))
-            add(machine, "setting", "correct the name, or unset it: doc/variables.md has all", "%s", machine->line[i]);
-        if (strstr(machine->line[i], ": must be a whole number") && !machine->open_error)
-            add(machine, "setting", "give it a value that the text allows, or unset it", "%s", machine->line[i]);
+        char text[sizeof(machine->line[0])]; /* with UBSan gcc 12 takes an element of an array for a null pointer */
+
+        memcpy(text, machine->line[i], sizeof(text));
+        if (strstr(text, " is no variable of Perseus"))
+            add(machine, "setting", "correct the name, or unset it: doc/variables.md has all", "%s", text);
+        if (strstr(text, ": must be a whole number") && !machine->open_error)
+            add(machine, "setting", "give it a value that the text allows, or unset it", "%s", text);
     }
 }
 
