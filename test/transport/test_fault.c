@@ -380,7 +380,7 @@ static void vanish_without_a_stream(struct pair *pair)
     pair_vanish();
 }
 
-/* The kernel's soft-RoCE did not report a lost peer in 100 s, on either of two occasions. */
+/* The kernel's soft-RoCE did not report a lost peer in 100 s. */
 static void skip_on_soft_roce(void)
 {
     if (access("/sys/class/infiniband/rxe0", F_OK) == 0)
