@@ -353,7 +353,8 @@ static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;
     struct rank *me = &m->ranks[c->rank];
-    if (me->s.place.node == me->s.place.nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
+    const struct prs_place *at = &me->most.place; /* me->s changes until the epoch has begun */
+    if (at->node == at->nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
         return false;
     if (!watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank))
         return false;
