@@ -39,7 +39,7 @@ static void take_event(struct prs_domain *domain, const struct ibv_async_event *
         PRS_ERROR("%s: %s: a completion queue is overrun, completions are lost", domain->name, name);
         /* Of one peer only. The queue is destroyed only after this event was acknowledged. */
         link = event->element.cq->cq_context;
-        __atomic_store_n(&link->overrun, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&link->overrun, true, __ATOMIC_RELEASE);
         break;
     case IBV_EVENT_DEVICE_FATAL:
         PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);
