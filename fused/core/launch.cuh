@@ -45,7 +45,7 @@ static int launch_prepare(void (*kernel)(Args...), const struct launch_shape *sh
     cudaLaunchAttribute cluster;
     int count = 0;
     cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)shape->shared_bytes);
+                                         (int)shape->shared_bytes);
     if (e != cudaSuccess)
         return -ENOTSUP;
     launch_config(&config, &cluster, shape, 1, 0);
