@@ -6,8 +6,9 @@
 
 Each case runs in processes of its own, with lazy module loading. The first round is cold: the collective and the fused launch are the first of the
 process, apart from the launch that opens NCCL's communicator. In each round one rank enqueues an all-reduce before the fused launch and the other rank
-after it, on two streams; in the next round the other way round. Results must be equal, bit by bit, to those of a launch alone. The longest round must
-stay below 100 ms (and below what the stranger holds its SMs for, added). The exit status is 1 when a case fails.
+after it, on two streams; in the next round the other way round. Rounds take two sets of inputs in turn, and a result is overwritten with NaN once it was
+compared, so that what an earlier round left in memory does not pass. Results must be equal, bit by bit, to those of a launch alone. The longest round
+must stay below 100 ms (and below what the stranger holds its SMs for, added). The exit status is 1 when a case fails.
 """
 import argparse
 import faulthandler
@@ -50,9 +51,9 @@ class Holder:
             self.kernel((sms,), (128,), (self.cupy.uint64(HOLD_MS * 1000000),), shared_mem=200 << 10)
 
 
-def make(kernel, perseus, torch, rank, world, group):
-    """A function that launches the kernel and returns what it computed."""
-    torch.manual_seed(rank)
+def make(kernel, perseus, torch, rank, world, group, inputs):
+    """A function that launches the kernel on a set of inputs (a number) and returns what it computed."""
+    torch.manual_seed(inputs * world + rank)
 
     def matrix(*size):
         return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
@@ -84,8 +85,12 @@ def valid(kernel, result, torch):
     return [out[used], rows[used]]
 
 
-def equal(kernel, result, expected, torch):
-    return all(torch.equal(x, y) for x, y in zip(valid(kernel, result, torch), expected))
+def take(kernel, result, torch):
+    """Copies of what a launch defines of its result, which is then overwritten."""
+    copies = [part.clone() for part in valid(kernel, result, torch)]
+    for tensor in result if kernel == "moe" else (result,):
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    return copies
 
 
 def timed(torch, streams, enqueue, count):
@@ -113,12 +118,22 @@ def run_rank(rank, world, port, kernel, held, rounds, seconds, results):
         dist.all_reduce(payload)
     torch.cuda.synchronize()
     group = perseus.init(watchdog=False, timeout_ms=20000)
-    launch = make(kernel, perseus, torch, rank, world, group)
+    launches = [make(kernel, perseus, torch, rank, world, group, inputs) for inputs in range(2)]
     holder = Holder() if held else None
     if held:
         holder.launch(1, third)
-    with torch.cuda.stream(ours):
-        expected = None if not held else valid(kernel, launch(), torch)
+
+    def alone():
+        """What each set of inputs gives in a launch beside nothing."""
+        torch.cuda.synchronize()
+        copies = []
+        with torch.cuda.stream(ours):
+            for launch in launches:
+                copies.append(take(kernel, launch(), torch))
+        torch.cuda.synchronize()
+        return copies
+
+    expected = alone() if held else None
     dist.barrier()
     torch.cuda.synchronize()
     longest, wrong = 0.0, 0
@@ -132,24 +147,21 @@ def run_rank(rank, world, port, kernel, held, rounds, seconds, results):
                     dist.all_reduce(payload)
             else:
                 with torch.cuda.stream(ours):
-                    result = launch()
+                    result = launches[i % 2]()
         for stream in (ours, other, third):
             stream.synchronize()
         longest = max(longest, (time.perf_counter() - begin) * 1e3) if i or held else longest
         cold = (time.perf_counter() - begin) * 1e3 if i == 0 else cold
-        if expected is None:  # the cold round comes first; then one alone, to compare with
-            torch.cuda.synchronize()
-            first, expected = result, valid(kernel, launch(), torch)
-            torch.cuda.synchronize()
-            result = first
-        wrong += not equal(kernel, result, expected, torch)
+        parts = take(kernel, result, torch)
+        expected = expected or alone()  # the cold round comes first; then those alone, to compare with
+        wrong += not all(torch.equal(x, y) for x, y in zip(parts, expected[i % 2]))
         payload.fill_(1)
         torch.cuda.synchronize()
     count, times = 20, {}
 
-    def alone():
+    def fused():
         with torch.cuda.stream(ours):
-            launch()
+            launches[0]()
 
     def collective():
         with torch.cuda.stream(other):
@@ -157,21 +169,21 @@ def run_rank(rank, world, port, kernel, held, rounds, seconds, results):
 
     def both():
         collective()
-        alone()
+        fused()
 
     payload.fill_(0)
-    for name, enqueue in (("fused", alone), ("nccl", collective), ("both", both)):
+    for name, enqueue in (("fused", fused), ("nccl", collective), ("both", both)):
         for repeat in range(4):
             dist.barrier()
             times.setdefault(name, []).append(timed(torch, (ours, other), enqueue, count) / count)
     error = group.error()
     slowest = torch.tensor([longest, cold, float(wrong), *(statistics.median(v[1:]) for v in times.values())], device="cuda", dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    longest, cold, wrong, fused, nccl, together = slowest.tolist()
+    longest, cold, wrong, fused_ms, nccl_ms, both_ms = slowest.tolist()
     if rank == 0:
         results.put({"kernel": kernel, "sms_held": held, "rounds": rounds, "cold_ms": round(cold, 2), "longest_ms": round(longest, 2), "wrong": int(wrong),
-                     "fused_ms": round(fused, 3), "nccl_ms": round(nccl, 3), "both_ms": round(together, 3),
-                     "both_over_sum": round(together / (fused + nccl), 3), "error": str(error) if error else ""})
+                     "fused_ms": round(fused_ms, 3), "nccl_ms": round(nccl_ms, 3), "both_ms": round(both_ms, 3),
+                     "both_over_sum": round(both_ms / (fused_ms + nccl_ms), 3), "error": str(error) if error else ""})
     dist.barrier()
     perseus.find(group).close()
     dist.destroy_process_group()
