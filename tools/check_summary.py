@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """check_summary.py suites [WITHOUT]: the names of the suites in what "meson introspect --tests" prints, from stdin.
+check_summary.py left_out: how many of these tests only the complete form runs.
 check_summary.py suite NAME LOG: one line about a suite, from Meson's testlog.json.
 check_summary.py report NAME LOG: what failed (with the end of its output) and what was skipped (with its reason); exit 1 if a test
 failed.
@@ -12,6 +13,7 @@ import sys
 
 KIND = {"OK": "passed", "EXPECTEDFAIL": "passed", "SKIP": "skipped"}  # all else, a timeout too, has failed
 TAIL_LINES = 60
+COMPLETE_ONLY = ("long", "rxe")  # suites of the complete form; "long" is always the second suite of a test
 MAY_BE_SKIPPED = ("gpu", "rxe")  # suites that need what a machine may lack; any other suite that runs no test is broken
 
 
@@ -28,14 +30,24 @@ def suite_and_name(test):
     return (suite.split(":")[-1], name) if slash else ("", suite)
 
 
+def suites_of(test):
+    return [name.split(":")[-1] for name in test["suite"]]
+
+
 def output(test):
     return [line for key in ("stdout", "stderr") for line in (test.get(key) or "").splitlines() if line.strip()]
 
 
 def suites(without=""):
     """In the order in which they are defined: the quick ones first."""
-    names = [name.split(":")[-1] for test in json.load(sys.stdin) for name in test["suite"]]
-    print(" ".join(name for name in dict.fromkeys(names) if name != without))
+    names = [name for test in json.load(sys.stdin) for name in suites_of(test)]
+    print(" ".join(name for name in dict.fromkeys(names) if name not in (without, "long")))
+    return 0
+
+
+def left_out():
+    print(sum(any(name in COMPLETE_ONLY for name in suites_of(test)) for test in json.load(sys.stdin)))
+    return 0
 
 
 def count(log):
@@ -75,4 +87,4 @@ def total(steps_failed, logs):
 
 
 if __name__ == "__main__":
-    sys.exit(total(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "total" else {"suites": suites, "suite": suite, "report": report}[sys.argv[1]](*sys.argv[2:]))
+    sys.exit(total(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "total" else {"suites": suites, "left_out": left_out, "suite": suite, "report": report}[sys.argv[1]](*sys.argv[2:]))

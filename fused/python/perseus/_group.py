@@ -149,7 +149,7 @@ class Group:
         with self._alive:
             if self._handle is None or self.library.prs_fused_poll_error(self._handle, ctypes.byref(e)) == 0:
                 return None
-        # -EINVAL and -ENOSPC (MoE), -ETIMEDOUT, -ECANCELED name a rank; the network's errors do not.
+        # -EINVAL (a number of rows), -ETIMEDOUT and -ECANCELED name a rank; the network's errors do not.
         rank = e.from_rank if e.want or e.seen or e.waited_ns or e.flag else None
         return PerseusError(f"perseus: rank {self.rank} of group {self.name}: {e.text.decode(errors='replace')}", e.code, rank)
 
