@@ -49,35 +49,49 @@ template <int N> PRS_DEVICE void activate(uint32_t activation, float (&x)[N])
     }
 }
 
-/* One element of the result. */
-PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, uint64_t row, uint32_t column)
+/* One element of the result. up: gated; columns: of the result. */
+PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, float up, uint64_t row, uint32_t column,
+                                uint32_t columns)
 {
     float x[1] = {sum + (e.bias ? bf16_low(e.bias[column]) : 0)};
     activate(e.activation, x);
+    if (e.gated)
+        x[0] *= up + (e.bias ? bf16_low(e.bias[columns + column]) : 0);
     return x[0] + (e.residual ? bf16_low(e.residual[row * e.residual_pitch + column]) : 0);
 }
 
-/* Where a tile lies in the rank's result, which has this number of rows and columns. columns: a multiple of 8. */
+/* Where a tile, or a quarter of it, lies in the rank's result, which has this number of rows and columns. columns: a
+ * multiple of 8. */
 struct tile_place {
     uint32_t row, column, rows, columns;
 };
 
 /* A quarter of the sums of a warpgroup, 64 rows x 64 columns: thread t holds, of rows t / 32 * 16 + t % 32 / 4 and 8
- * further down, two columns of every eight. */
-PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], const struct tile_place &at)
+ * further down, two columns of every eight. The quarter may be a gate, which is not the result yet, or be multiplied by
+ * one. */
+enum quarter_kind { QUARTER_ALONE, QUARTER_IS_GATE, QUARTER_HAS_GATE };
+
+PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enum quarter_kind kind, const float *gate,
+                               const struct tile_place &at)
 {
     uint32_t lane = threadIdx.x % 32, row = at.row + threadIdx.x % 128 / 32 * 16 + lane / 4;
     uint32_t column = at.column + lane % 4 * 2;
     if (e.bias) {
+        const uint16_t *bias = e.bias + (kind == QUARTER_HAS_GATE ? at.columns : 0);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            uint32_t pair = column + j * 8 < at.columns ? *(const uint32_t *)(e.bias + column + j * 8) : 0;
+            uint32_t pair = column + j * 8 < at.columns ? *(const uint32_t *)(bias + column + j * 8) : 0;
             x[j * 4] += bf16_low(pair), x[j * 4 + 1] += bf16_high(pair);
             x[j * 4 + 2] += bf16_low(pair), x[j * 4 + 3] += bf16_high(pair);
         }
     }
-    activate(e.activation, x);
-    if (!e.residual)
+    if (kind == QUARTER_HAS_GATE)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            x[i] *= gate[i];
+    else
+        activate(e.activation, x);
+    if (!e.residual || kind == QUARTER_IS_GATE)
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -92,16 +106,19 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], con
 }
 
 /* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
- * so that the code of a quarter exists once. */
-PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], struct tile_place at)
+ * so that the code of a quarter exists once. Of a gated tile the result has two quarters, which are then there twice. */
+PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const struct tile_place &tile)
 {
 #pragma unroll 1
-    for (int quarter = 0; quarter < 4; quarter++, at.column += 64) {
+    for (uint32_t quarter = 0; quarter < 4; quarter++) {
+        enum quarter_kind kind = !e.gated ? QUARTER_ALONE : quarter < 2 ? QUARTER_IS_GATE : QUARTER_HAS_GATE;
+        struct tile_place at = tile;
         float x[32];
+        at.column += (e.gated ? quarter % 2 : quarter) * 64;
 #pragma unroll
         for (int i = 0; i < 32; i++)
             x[i] = d[i];
-        finish_quarter(e, x, at);
+        finish_quarter(e, x, kind, &d[64], at); /* two rounds ago it was the gate's turn */
 #pragma unroll
         for (int i = 0; i < 96; i++)
             d[i] = d[i + 32];
@@ -109,6 +126,10 @@ PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], struc
         for (int i = 0; i < 32; i++)
             d[96 + i] = x[i];
     }
+    if (e.gated)
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            d[i] = d[64 + i];
 }
 
 #endif

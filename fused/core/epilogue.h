@@ -1,17 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is applied to a finished sum before it is rounded: C = activation(sum + bias) + residual. Plain C. */
+/* What is applied to a finished sum before it is rounded: C = activation(sum + bias) + residual. A gated product has
+ * twice the columns of its result, first those of the gate: C = activation(gate + bias) * (up + bias) + residual. A
+ * tile then has PRS_TILE_N / 2 columns of the result: its left half are columns of the gate, its right half the same
+ * columns of up, so that one thread holds both factors. Plain C. */
 #ifndef PERSEUS_FUSED_EPILOGUE_H
 #define PERSEUS_FUSED_EPILOGUE_H
 
 #include <stdint.h>
 
+#include "fused/core/tile.h"
+
 /* A rank's rows of the result. Fields that are 0 have no effect. */
 struct prs_epilogue {
-    const uint16_t *bias;     /* bf16, one per column */
+    const uint16_t *bias;     /* bf16, one per column of the product */
     const uint16_t *residual; /* bf16 */
     uint64_t residual_pitch;  /* elements from one row of the residual to the next */
     uint32_t activation;      /* enum prs_fused_activation */
-    uint32_t any;             /* 0: the result is the sum itself */
+    uint32_t gated;
+    uint32_t any; /* 0: the result is the sum itself */
 };
+
+/* Columns of a tile of the result. */
+PRS_SHARED uint32_t prs_epilogue_columns(const struct prs_epilogue *e)
+{
+    return e->gated ? PRS_TILE_N / 2 : PRS_TILE_N;
+}
+
+/* The column of B at which half `half` of a column tile begins; columns: of the result. */
+PRS_SHARED uint32_t prs_epilogue_half(const struct prs_epilogue *e, uint32_t columns, uint32_t tile, uint32_t half)
+{
+    return tile * prs_epilogue_columns(e) + half * (e->gated ? columns : PRS_TILE_N / 2);
+}
 
 #endif

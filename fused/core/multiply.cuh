@@ -135,15 +135,18 @@ PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memor
     left->next = left_over<E>::count;
 }
 
+/* gated: only half of the tile, which finish_tile() has doubled, is handed over: quarters 0 and 1, which is equal to
+ * quarter 3. */
 template <class E>
 PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half,
-                               struct slab_pipeline *ring, bool partial, struct left_over<E> *left)
+                               struct slab_pipeline *ring, bool partial, struct left_over<E> *left, bool gated)
 {
+    static_assert(left_over<E>::count >= 2, "all that is left of a gated tile is its last quarter, or nothing");
     hand_over_rest<E>(left, m, half, ring);
 #pragma unroll
     for (int i = 0; i < left_over<E>::count; i++)
         pack_quarter(left->quarter[i], &d[(E::slabs + i) * 32]);
-    left->next = 0;
+    left->next = gated ? 2 : 0;
     left->partial = partial;
 #pragma unroll
     for (int i = 0; i < E::slabs; i++) {

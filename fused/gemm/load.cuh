@@ -40,12 +40,12 @@ struct a_source {
 
 template <class E>
 PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_memory &m,
-                           const struct cta_position &at, uint32_t stage, const struct a_source &a, int32_t column,
+                           const struct cta_position &at, uint32_t stage, const struct a_source &a, int32_t n,
                            uint32_t step)
 {
     uint64_t *bar = &m.full[stage];
     uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
-    int32_t k = (int32_t)step * PRS_TILE_K, n = column * PRS_TILE_N + (int32_t)at.rank * (PRS_TILE_N / 2);
+    int32_t k = (int32_t)step * PRS_TILE_K;
     mbarrier_expect(bar, PRS_STAGE);
     if (E::gathers && a.tiles)
         bulk_load(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.tiles + (uint64_t)step * PRS_STAGE_A, PRS_STAGE_A, bar);
@@ -186,12 +186,14 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         struct prs_unit u;
         struct a_source a;
         uint32_t ready = 0, unit;
+        int32_t n;
         __syncwarp();
         unit = unit_take(queue, &taken, true);
         if (unit >= s->units)
             break;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
+        n = (int32_t)prs_epilogue_half(&args.epilogue, args.n, u.column, at.rank);
         for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next(&r)) {
             if (E::gathers && u.block != args.schedule.place.rank)
                 await_step(args, at, u, step, &ready);
@@ -199,7 +201,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* a late lane would mistake the phase of the next use for this one */
             if (lane == 0) {
-                load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
+                load_stage<E>(args, m, at, r.stage, a, n, step);
                 if (step == args.claim_step)
                     unit_fetch<E>(claim_counter(args, PRS_CLAIM_UNITS), queue, at, taken.taken);
             }

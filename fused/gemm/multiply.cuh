@@ -51,8 +51,8 @@ PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[128],
     const struct prs_launch *launch = launch_here();
     uint32_t first = prs_schedule_result_row(&launch->schedule, u.block), end = first + launch->schedule.block_rows;
     finish_tile(args.epilogue, d,
-                {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64, u.column * PRS_TILE_N,
-                 end < launch->m ? end : launch->m, args.n});
+                {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
+                 u.column * prs_epilogue_columns(&args.epilogue), end < launch->m ? end : launch->m, args.n});
 }
 
 template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m)
@@ -91,7 +91,7 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
             finish_half(args, d, u, blockIdx.x % E::cluster, half);
         }
-        hand_over_tile<E>(d, m, half, &slabs, partial, &left);
+        hand_over_tile<E>(d, m, half, &slabs, partial, &left, args.epilogue.gated != 0 && !partial);
     }
     hand_over_rest<E>(&left, m, half, &slabs);
 }

@@ -131,14 +131,14 @@ static int check_strides(const struct prs_fused *ctx, const struct prs_fused_sha
     if (!r)
         r = check_stride('B', s->ldb, s->b_is_n_k ? s->k : s->n);
     if (!r)
-        r = check_stride('C', s->ldc, s->n);
+        r = check_stride('C', s->ldc, prs_result_columns(s));
     if (r || !prs_has_gaps(s))
         return r;
-    if (s->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != s->n)
+    if (s->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != prs_result_columns(s))
         return prs_fail(-EINVAL,
                         "fused: between nodes the rows of an all-reduce's C have no gaps, but ldc is %u for %u "
                         "columns",
-                        s->ldc, s->n);
+                        s->ldc, prs_result_columns(s));
     return 0;
 }
 
@@ -156,6 +156,9 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
     if (shape->activation > PRS_ACTIVATION_SILU)
         return prs_fail(-EINVAL, "fused: activation %u is not known", shape->activation);
+    if (shape->gated && shape->n % 2 != 0)
+        return prs_fail(
+            -EINVAL, "fused: a gated product of %u columns: half of them are the gate, so they must be even", shape->n);
     return check_strides(ctx, shape);
 }
 
@@ -190,6 +193,7 @@ static const char *const terms[] = {"operation",
                                     "b_is_n_k",
                                     "activation",
                                     "ldc",
+                                    "gated",
                                     "path",
                                     "clusters",
                                     "band",
@@ -211,6 +215,7 @@ static void add_terms(struct prs_fused_plan *p)
                                sh->b_is_n_k != 0,
                                sh->activation,
                                sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
+                               sh->gated != 0,
                                t->path,
                                t->clusters,
                                t->band,
@@ -252,7 +257,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
                       shape->k, p->info.tuning.band);
-    p->args.n = shape->n;
+    p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
     add_terms(p);
@@ -348,13 +353,13 @@ static int encode_results(struct prs_fused_plan *p)
     void *c = p->operands.c;
     const struct prs_schedule *s = &p->schedule;
     struct prs_tensor t = {.base = c,
-                           .columns = p->shape.n,
+                           .columns = p->args.n,
                            .pitch = p->shape.ldc,
                            .rows = s->block_rows,
                            .planes = s->place.world,
                            .box_rows = 64,
                            .swizzled = true};
-    uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->shape.n) + p->shape.n) * 2;
+    uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
@@ -387,9 +392,10 @@ static struct prs_epilogue epilogue_of(const struct prs_fused_plan *p)
 {
     struct prs_epilogue e = {.bias = p->operands.bias,
                              .residual = p->operands.residual,
-                             .residual_pitch = prs_pitch(p->shape.ldc, p->shape.n),
-                             .activation = p->shape.activation};
-    e.any = e.bias || e.residual || e.activation != PRS_ACTIVATION_NONE;
+                             .residual_pitch = prs_pitch(p->shape.ldc, p->args.n),
+                             .activation = p->shape.activation,
+                             .gated = p->shape.gated != 0};
+    e.any = e.bias || e.residual || e.gated || e.activation != PRS_ACTIVATION_NONE;
     return e;
 }
 

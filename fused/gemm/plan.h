@@ -12,11 +12,17 @@ static inline uint64_t prs_pitch(uint32_t ld, uint32_t columns)
     return ld != 0 ? ld : columns;
 }
 
+/* Columns of C. */
+static inline uint32_t prs_result_columns(const struct prs_fused_shape *s)
+{
+    return s->gated ? s->n / 2 : s->n;
+}
+
 /* Whether rows of A, B or C have gaps. */
 static inline bool prs_has_gaps(const struct prs_fused_shape *s)
 {
     return (s->lda != 0 && s->lda != s->k) || (s->ldb != 0 && s->ldb != (s->b_is_n_k ? s->k : s->n)) ||
-           (s->ldc != 0 && s->ldc != s->n);
+           (s->ldc != 0 && s->ldc != prs_result_columns(s));
 }
 
 struct prs_fused_plan {

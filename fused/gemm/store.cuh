@@ -28,7 +28,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
         bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
         return;
     }
-    int32_t x = (int32_t)(u.column * PRS_TILE_N + quarter * 64);
+    int32_t x = (int32_t)(u.column * prs_epilogue_columns(&args.epilogue) + quarter * 64);
     int32_t y = (int32_t)(u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64);
     int32_t z = E::op == PRS_FUSED_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
@@ -75,7 +75,10 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
     for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < s->units;) {
         struct prs_unit u;
         prs_schedule_unit(s, &cursor, unit, &u);
-        for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {
+        uint32_t quarters = PRS_SLABS_PER_TILE;
+        if (args.epilogue.gated != 0 && (!E::reduces || u.block == s->place.rank))
+            quarters = PRS_SLABS_PER_TILE / 2;
+        for (uint32_t quarter = 0; quarter < quarters; quarter++, stored++) {
             uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
             mbarrier_wait(&m.c_full[slab], phase);
             if (E::reduces && u.block != s->place.rank) {

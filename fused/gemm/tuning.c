@@ -20,13 +20,19 @@ enum {
     MOST_TILES_PER_SIGNAL = 1 << 16
 };
 
+/* How often an element of the product, or of A, goes to the rank that needs it. The result of an all-reduce goes back. */
+static double journeys(const struct prs_fused_shape *shape)
+{
+    return shape->op == PRS_FUSED_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;
+}
+
 /* Bytes that one rank sends to the other ranks of its node. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
 static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
     double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->local_ranks - 1) / at->local_ranks;
-    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+    return elements * 2 * shares * journeys(shape);
 }
 
 /* Bytes to other nodes: one block to each, for an all-reduce one each way. */
@@ -34,7 +40,7 @@ static double far_bytes(const struct prs_fused_shape *shape, const struct prs_pl
 {
     double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
     double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->nodes - 1) / at->world;
-    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+    return elements * 2 * shares * journeys(shape);
 }
 
 static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
@@ -254,8 +260,9 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
 /* Why the fused kernel cannot run this shape; NULL: it can. */
 static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
 {
-    if (shape->n % 8 != 0 || shape->k % 8 != 0)
-        return "n or k is not a multiple of 8: rows are not 16-byte aligned, as the copy engine needs";
+    if (shape->n % 8 != 0 || shape->k % 8 != 0 || prs_result_columns(shape) % 8 != 0)
+        return "k or the columns of B or C are no multiple of 8: rows are not 16-byte aligned, as the copy engine "
+               "needs";
     if (shape->op != PRS_FUSED_GEMM && shape->m % world != 0)
         return "the ranks do not divide m";
     return NULL;
@@ -279,15 +286,24 @@ static const char *why_unfused(const struct prs_fused_shape *shape, const struct
     return NULL;
 }
 
+/* What of the shape the unfused path cannot do; NULL: nothing. */
+static const char *only_fused(const struct prs_fused_shape *shape)
+{
+    if (prs_has_gaps(shape))
+        return "with gaps between rows";
+    if (shape->gated && shape->op != PRS_FUSED_GEMM && shape->op != PRS_FUSED_ALLGATHER)
+        return "gated, with a sum over ranks,";
+    return NULL;
+}
+
 static int choose_path(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters,
                        struct prs_fused_plan_info *info)
 {
-    const char *why = obstacle(shape, at->world);
-    if (prs_has_gaps(shape) && (why || info->tuning.path == PRS_PATH_UNFUSED))
-        return prs_fail(-EINVAL,
-                        "fused: %u x %u x %u with gaps between rows needs the fused path, which cannot take it: %s",
-                        shape->m, shape->n, shape->k, why ? why : "the tuning forces the unfused one");
-    if (prs_has_gaps(shape))
+    const char *why = obstacle(shape, at->world), *only = only_fused(shape);
+    if (only && (why || info->tuning.path == PRS_PATH_UNFUSED))
+        return prs_fail(-EINVAL, "fused: %u x %u x %u %s needs the fused path, which cannot take it: %s", shape->m,
+                        shape->n, shape->k, only, why ? why : "the tuning forces the unfused one");
+    if (only)
         info->tuning.path = PRS_PATH_FUSED;
     if (info->tuning.path == PRS_PATH_FUSED && why)
         return prs_fail(-EINVAL, "fused: %u x %u x %u cannot take the fused path, which the tuning forces: %s",

@@ -143,7 +143,7 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
         find_tile<E>(args, at, &cursor, unit, &t);
         if (tile_has_half(t, half)) {
             multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
-            hand_over_tile<E>(d, m, half, &slabs, false, &left);
+            hand_over_tile<E>(d, m, half, &slabs, false, &left, false);
         } else {
             skip_tile<E>(m, &r, half, args.k_steps, &left, &slabs);
         }

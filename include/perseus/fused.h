@@ -115,7 +115,8 @@ enum prs_fused_op {
     PRS_FUSED_ALLREDUCE = 3
 };
 
-/** What is applied to each element of the finished sum, in fp32: C = activation(sum + bias) + residual. */
+/** What is applied to each element of the finished sum, in fp32: C = activation(sum + bias) + residual; for a gated
+ * product see struct prs_fused_shape. */
 enum prs_fused_activation {
     PRS_ACTIVATION_NONE = 0,
     PRS_ACTIVATION_RELU = 1,
@@ -134,6 +135,10 @@ struct prs_fused_shape {
     /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps the
      * plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
     uint32_t lda, ldb, ldc;
+    /** 1: a gated product, of weights gate | up as torch.cat makes them. The first n / 2 columns of B (rows, when B is
+     * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) + residual.
+     * n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
+    uint32_t gated;
 };
 
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
@@ -191,7 +196,7 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
 struct prs_fused_operands {
     const void *a, *b;
     void *c;
-    /** bf16 [n], added once to every row; or NULL. ALLREDUCE: the same on all ranks. */
+    /** bf16 [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
     const void *bias;
     /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
      * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */

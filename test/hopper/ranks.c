@@ -149,6 +149,12 @@ static uint64_t pitch_of(uint32_t ld, uint32_t columns)
     return ld != 0 ? ld : columns;
 }
 
+/* Of C. */
+static uint32_t columns_of(const struct ranks_product *p)
+{
+    return p->shape.gated ? p->shape.n / 2 : p->shape.n;
+}
+
 static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
 {
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
@@ -158,7 +164,7 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
  * unfused all-reduce assign elements to the same ranks wherever both can run. */
 static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
 {
-    uint64_t each = ((uint64_t)p->shape.m * p->shape.n + p->world - 1) / p->world;
+    uint64_t each = ((uint64_t)p->shape.m * columns_of(p) + p->world - 1) / p->world;
     uint32_t owner = p->shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
     return owner / (p->world / p->nodes);
 }
@@ -179,37 +185,47 @@ static double activated(uint32_t activation, double x)
     }
 }
 
-/* Applies the epilogue to a sum. The steepest activation multiplies an error by 1.13. The unfused path also rounds what
- * it adds up in between. */
-static double finished(const struct ranks_product *p, uint32_t rank, uint64_t row, uint64_t column, double sum,
-                       double *bound)
+/* A number, and how far a right result may be from it. */
+struct estimate {
+    double value, bound;
+};
+
+static double bias_of(const struct ranks_product *p, uint32_t rank, uint64_t column)
 {
-    double x = sum, size = 0;
-    if (!p->bias && p->residual == RANKS_NO_RESIDUAL && p->shape.activation == PRS_ACTIVATION_NONE)
-        return sum;
-    if (p->bias) {
-        double bias = ranks_element(key_bias(p, rank), column);
-        x += bias, size += fabs(bias);
-    }
-    x = activated(p->shape.activation, x);
-    if (p->residual != RANKS_NO_RESIDUAL) {
-        double residual = ranks_element(key_residual(p, rank), row * pitch_of(p->shape.ldc, p->shape.n) + column);
-        x += residual, size += fabs(residual);
-    }
-    *bound = *bound * 1.15 + (fabs(x) + size) * 0x1.02p-8 + 0x1p-18;
-    return x;
+    return p->bias ? ranks_element(key_bias(p, rank), column) : 0;
 }
 
-/* Returns one element of the result. *bound: the error that is allowed: one bf16 rounding of each partial sum, of the
- * sum of each other node and of the result, and fp32 accumulation. */
-static double reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row, uint64_t column,
-                        double *bound)
+/* Applies the epilogue to a sum; up: of the same column, if gated. The steepest activation multiplies an error by 1.13.
+ * The unfused path also rounds what it adds up in between. */
+static struct estimate finished(const struct ranks_product *p, uint32_t rank, uint64_t row, uint64_t column,
+                                struct estimate sum, struct estimate up)
+{
+    double bias = bias_of(p, rank, column), x = sum.value + bias, bound = sum.bound, size = fabs(bias);
+    if (!p->bias && p->residual == RANKS_NO_RESIDUAL && p->shape.activation == PRS_ACTIVATION_NONE && !p->shape.gated)
+        return sum;
+    x = activated(p->shape.activation, x);
+    if (p->shape.gated) {
+        double factor = up.value + bias_of(p, rank, columns_of(p) + column);
+        bound = bound * (fabs(factor) + up.bound) + fabs(x) * up.bound;
+        x *= factor;
+    }
+    if (p->residual != RANKS_NO_RESIDUAL) {
+        double residual = ranks_element(key_residual(p, rank), row * pitch_of(p->shape.ldc, columns_of(p)) + column);
+        x += residual, size += fabs(residual);
+    }
+    return (struct estimate){x, bound * 1.15 + (fabs(x) + size) * 0x1.02p-8 + 0x1p-18};
+}
+
+/* Returns one element of the product, which the owner of the element of C `result` adds up. The error that is allowed:
+ * one bf16 rounding of each partial sum, of the sum of each other node and of the result, and fp32 accumulation. */
+static struct estimate product(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
+                               uint64_t column, uint64_t result)
 {
     const struct prs_fused_shape *s = &p->shape;
     bool reduces = s->op == PRS_FUSED_REDUCE_SCATTER || s->op == PRS_FUSED_ALLREDUCE;
     uint64_t k = s->k, a_row = row;
     double total = 0, partials = 0, magnitude = 0, node = 0;
-    uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, row * s->n + column);
+    uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, result);
     if (s->op == PRS_FUSED_REDUCE_SCATTER)
         a_row += rank * rows_of(p, PRS_FUSED_REDUCE_SCATTER);
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
@@ -233,8 +249,18 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
         if (reduces && t % locals == locals - 1 && t / locals != owner)
             partials += fabs(node);
     }
-    *bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
-    return finished(p, rank, row, column, total, bound);
+    return (struct estimate){total, (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21};
+}
+
+/* Returns one element of C. */
+static struct estimate reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
+                                 uint64_t column)
+{
+    uint64_t columns = columns_of(p), result = row * columns + column;
+    struct estimate sum = product(p, rank, epoch, row, column, result), up = {0, 0};
+    if (p->shape.gated)
+        up = product(p, rank, epoch, row, columns + column, result);
+    return finished(p, rank, row, column, sum, up);
 }
 
 /* What the gaps between rows of C hold before and after a launch. */
@@ -246,7 +272,7 @@ static uint16_t gap_element(const struct ranks_product *p, uint32_t rank, uint64
 /* A result has a gap after it. */
 static uint64_t result_room(const struct ranks_product *p)
 {
-    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, p->shape.n) * 2 + 511) / 256 * 256;
+    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * 2 + 511) / 256 * 256;
 }
 
 /* Beyond the launch's rows nothing may be written, if the host has given their number; else beyond the most rows. */
@@ -254,31 +280,33 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
 {
     struct ranks_product launch = *m->p;
     const struct ranks_product *p = &launch;
-    uint64_t pitch = pitch_of(p->shape.ldc, p->shape.n), most = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch;
+    uint64_t columns = columns_of(p), pitch = pitch_of(p->shape.ldc, (uint32_t)columns);
+    uint64_t most = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch;
     uint64_t room = result_room(p) / 2, rows, count, step, checked = 0, beyond = 0;
     launch.shape.m = p->rows ? p->rows[epoch] : p->shape.m;
-    rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * p->shape.n;
+    rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * columns;
     step = count / (p->epochs > 16 ? FEW_SAMPLES : SAMPLES) + 1;
     char first[160] = "";
     for (uint64_t i = 0; i < count; i++) {
-        double bound = 0, want = 0, have = ranks_float(c[i / p->shape.n * pitch + i % p->shape.n]);
-        if (!isnan(have) && (i + epoch * 7 + i / p->shape.n) % step != 0)
+        struct estimate want;
+        double have = ranks_float(c[i / columns * pitch + i % columns]);
+        if (!isnan(have) && (i + epoch * 7 + i / columns) % step != 0)
             continue;
         checked++;
-        want = reference(p, rank, epoch, i / p->shape.n, i % p->shape.n, &bound);
-        if (fabs(have - want) <= bound)
+        want = reference(p, rank, epoch, i / columns, i % columns);
+        if (fabs(have - want.value) <= want.bound)
             continue;
         if (beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu column %llu: %g, want %g +- %g", rank,
-                           epoch, (unsigned long long)(i / p->shape.n), (unsigned long long)(i % p->shape.n), have,
-                           want, bound);
+                           epoch, (unsigned long long)(i / columns), (unsigned long long)(i % columns), have,
+                           want.value, want.bound);
         if (beyond > SAMPLES)
             break;
     }
     for (uint64_t i = 0; i < rows * pitch; i++)
-        if (i % pitch >= p->shape.n && c[i] != gap_element(p, rank, i) && beyond++ == 0)
+        if (i % pitch >= columns && c[i] != gap_element(p, rank, i) && beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu: the gap after column %u was written", rank,
-                           epoch, (unsigned long long)(i / pitch), p->shape.n);
+                           epoch, (unsigned long long)(i / pitch), (uint32_t)columns);
     for (uint64_t i = p->on_device ? most : rows * pitch; i < room; i++)
         if (c[i] != gap_element(p, rank, i) && beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u: element %llu after %llu is written", rank, epoch,

@@ -382,6 +382,43 @@ Test(hopper, unfused_bias_activation_and_residual_are_applied_to_the_sum, .timeo
     assert_epilogues_right(PRS_PATH_UNFUSED);
 }
 
+/* Tails in the columns of C, of which a tile has 128; both layouts of B, and both counts of store buffers. */
+static void assert_gated_right(enum prs_fused_path path, int operation_count)
+{
+    static const int gated_first[] = {0, 2, 1, 3};
+    for (int i = 0; i < operation_count; i++) {
+        enum prs_fused_op op = operations[gated_first[i]];
+        struct ranks_product p = {.world = op == PRS_FUSED_GEMM ? 1 : 3, .tuning = {.path = path}, .epochs = 3};
+        for (uint32_t nk = 0; nk < 2; nk++) {
+            p.shape = (struct prs_fused_shape){op, 816, 656, 72, nk, PRS_ACTIVATION_SILU, .gated = 1};
+            p.bias = nk == 0;
+            p.residual = nk == 0 ? RANKS_RESIDUAL : RANKS_NO_RESIDUAL;
+            ranks_assert_right(&p);
+        }
+        p.shape = (struct prs_fused_shape){op, 408, 512, 72, 1, PRS_ACTIVATION_NONE, .gated = 1};
+        ranks_assert_right(&p);
+    }
+}
+
+Test(hopper, a_gated_product_is_right, .timeout = 900)
+{
+    assert_gated_right(PRS_PATH_FUSED, 4);
+    ranks_assert_right(&(struct ranks_product){
+        .shape = {PRS_FUSED_ALLREDUCE, 408, 272, 136, 1, PRS_ACTIVATION_GELU, .ldc = 152, .gated = 1},
+        .residual = RANKS_RESIDUAL,
+        .world = 3});
+}
+
+Test(hopper, an_unfused_gated_product_is_right, .timeout = 900)
+{
+    assert_gated_right(PRS_PATH_UNFUSED, 2);
+    ranks_assert_right(
+        &(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 99, 38, 51, 1, PRS_ACTIVATION_SILU, .gated = 1},
+                                .tuning = {.path = PRS_PATH_UNFUSED},
+                                .world = 3,
+                                .epochs = 2});
+}
+
 /* Also: what lies between the rows of C stays as it was. */
 Test(hopper, rows_with_gaps_are_right, .timeout = 900)
 {
@@ -421,6 +458,8 @@ Test(hopper, a_wrong_stride_or_activation_is_refused_by_name, .timeout = 900)
         {{PRS_FUSED_GEMM, 64, 64, 64, .ldc = 63}, "rows of C are 63 elements apart"},
         {{PRS_FUSED_GEMM, 64, 64, 60, .lda = 64}, "with gaps between rows needs the fused path"},
         {{PRS_FUSED_GEMM, 64, 64, 64, .activation = 77}, "activation 77 is not known"},
+        {{PRS_FUSED_GEMM, 64, 63, 64, .gated = 1}, "a gated product of 63 columns"},
+        {{PRS_FUSED_ALLREDUCE, 64, 40, 64, .gated = 1}, "gated, with a sum over ranks, needs the fused path"},
     };
     hopper_setup(1, 4, 0);
     for (size_t i = 0; i < sizeof(list) / sizeof(*list); i++)

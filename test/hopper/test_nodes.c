@@ -64,6 +64,18 @@ Test(nodes, allreduce_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* The sums that travel have twice the columns of the result that travels back. */
+Test(nodes, a_gated_allreduce_is_right, .timeout = 900)
+{
+    ranks_need_a_device();
+    ranks_assert_right(
+        &(struct ranks_product){.shape = {PRS_FUSED_ALLREDUCE, 1632, 656, 136, 1, PRS_ACTIVATION_SILU, .gated = 1},
+                                .world = 4,
+                                .nodes = 2,
+                                .bias = true,
+                                .epochs = 2});
+}
+
 /* One resident cluster does all work, forwarding included, whatever the number of rows of each launch. */
 static void assert_one_cluster_is_enough(enum prs_fused_op op)
 {

@@ -15,10 +15,25 @@ static struct prs_slice slice_of(const struct prs_fused_plan *p)
                         s->op == PRS_FUSED_ALLREDUCE);
 }
 
+/* The memory of a gated product, which the epilogue makes C of. */
+static uint64_t product_bytes(const struct prs_fused_plan *p)
+{
+    return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * 2 : 0;
+}
+
+/* Where it is: after the gathered A of the most rows. */
+static uint64_t product_place(const struct prs_fused_plan *p)
+{
+    uint64_t bytes = (uint64_t)p->shape.m * p->shape.k * 2;
+    return (bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+}
+
 static uint64_t staging_bytes(const struct prs_fused_plan *p)
 {
     struct prs_slice slice = slice_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
+    if (p->shape.op == PRS_FUSED_ALLGATHER && p->shape.gated)
+        return product_place(p) + product_bytes(p);
     if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
         return slice.all * 2;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
@@ -42,6 +57,8 @@ int prs_unfused_open(struct prs_fused_plan *p)
     const struct prs_schedule *s = &p->args.schedule;
     bool far = s->place.nodes > 1;
     int r = open_lt(p);
+    if (!r && s->place.world == 1 && p->shape.gated)
+        r = prs_plan_local(&p->base, product_bytes(p), 0);
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
@@ -183,16 +200,26 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 /* The residual, if cuBLASLt can add it. It may then be C itself, which the product overwrites. */
 static const void *added_by_lt(const struct prs_fused_plan *p)
 {
-    return p->shape.activation == PRS_ACTIVATION_NONE ? p->operands.residual : NULL;
+    return p->shape.activation == PRS_ACTIVATION_NONE && !p->shape.gated ? p->operands.residual : NULL;
 }
 
-/* What is left of the epilogue of a product to which no other rank adds. */
+/* Where cuBLASLt puts a product to which no other rank adds. */
+static void *product_of(const struct prs_fused_plan *p)
+{
+    if (!p->shape.gated)
+        return p->operands.c;
+    return p->args.schedule.place.world == 1 ? p->base.own.at : p->args.staging[0] + product_place(p);
+}
+
+/* What is left of the epilogue of such a product. */
 static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
 {
-    struct prs_unfused_finish f = {p->args.epilogue, p->operands.c, (uint64_t)p->rows * p->shape.n, p->shape.n};
+    struct prs_unfused_finish f = {p->args.epilogue, product_of(p), p->operands.c, (uint64_t)p->rows * p->args.n,
+                                   p->args.n};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
-    f.epilogue.any = f.epilogue.bias || f.epilogue.residual || p->shape.activation != PRS_ACTIVATION_NONE;
+    f.epilogue.any =
+        f.epilogue.bias || f.epilogue.residual || f.epilogue.gated || p->shape.activation != PRS_ACTIVATION_NONE;
     return f.epilogue.any == 0 ? 0 : launched(prs_unfused_finish_result(&f, stream), "an epilogue");
 }
 
@@ -203,14 +230,14 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
     bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
     if (p->args.schedule.place.world == 1) {
-        r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), c, stream);
+        r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), product_of(p), stream);
         return r ? r : finish_result(p, stream);
     }
     if (gathers)
         r = gather(p, a, stream);
     if (!r)
         r = prs_lt_run(p->lt, p->rows, gathers ? p->args.staging[0] : a, b, gathers ? added_by_lt(p) : NULL,
-                       gathers ? c : p->args.staging[0], stream);
+                       gathers ? product_of(p) : p->args.staging[0], stream);
     if (r == 0 && gathers)
         r = finish_result(p, stream);
     if (r == 0 && !gathers)

@@ -68,7 +68,7 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
         if (a.epilogue.any != 0)
             for (uint32_t j = 0; j < (WIDE ? 8 : 1); j++) {
                 uint64_t at = a.first + i * (WIDE ? 8 : 1) + j;
-                s[j] = finish_element(a.epilogue, s[j], at / a.columns, (uint32_t)(at % a.columns));
+                s[j] = finish_element(a.epilogue, s[j], 0, at / a.columns, (uint32_t)(at % a.columns), a.columns);
             }
         uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
                              pack_bf16x2(s[6], s[7]));
@@ -84,10 +84,14 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
 static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
-    __nv_bfloat16 *x = (__nv_bfloat16 *)a.matrix;
-    for (; i < a.elements; i += step)
-        x[i] = __float2bfloat16(
-            finish_element(a.epilogue, __bfloat162float(x[i]), i / a.columns, (uint32_t)(i % a.columns)));
+    const __nv_bfloat16 *x = (const __nv_bfloat16 *)a.from;
+    __nv_bfloat16 *y = (__nv_bfloat16 *)a.to;
+    for (; i < a.elements; i += step) {
+        uint64_t row = i / a.columns, at = a.epilogue.gated ? i + row * a.columns : i;
+        float up = a.epilogue.gated ? __bfloat162float(x[at + a.columns]) : 0;
+        y[i] = __float2bfloat16(
+            finish_element(a.epilogue, __bfloat162float(x[at]), up, row, (uint32_t)(i - row * a.columns), a.columns));
+    }
 }
 
 struct exchange_args {

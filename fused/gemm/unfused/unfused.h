@@ -55,10 +55,12 @@ struct prs_unfused_sum {
 /* 0 or -EIO. */
 int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
 
-/* Applies the epilogue to a matrix without gaps, in place. 0 or -EIO. */
+/* Applies the epilogue to a matrix without gaps. `to` may be `from` unless the epilogue is gated. elements, columns: of
+ * the result. 0 or -EIO. */
 struct prs_unfused_finish {
     struct prs_epilogue epilogue;
-    uint8_t *matrix;
+    const uint8_t *from;
+    uint8_t *to;
     uint64_t elements;
     uint32_t columns;
 };
