@@ -96,7 +96,7 @@ def fused_kernels_end_with_the_puts_of_their_schedule():
 def relayed_rows_take_connections_between_equal_numbers_only():
     common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer", "--statistics")
     direct, = rows(*common)
-    relayed, = rows(*common, "--relay", "--lean")
+    relayed, = rows(*common, "--relay")
     assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
 
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/sim/ledger.h"
+#include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
 #include "transport/peer.h"
 
@@ -199,7 +200,7 @@ void sim_ranks_close(struct sim *sim)
         struct prs_team *rank = &sim->rank[i];
 
         prs_dispatch_fini(&rank->dispatch);
-        free(rank->windows.window); /* remotes belong to all ranks */
+        sim_free(rank->windows.window); /* remotes belong to all ranks */
         prs_ring_fini(&rank->ring);
         free(rank->end);
         free(rank->met);

@@ -96,7 +96,6 @@ struct sim_end {
 
 struct sim_pair {
     struct sim_end end[2];
-    uint64_t number; /* in the order of opening */
     struct sim_pair *newer, *older;
 };
 
@@ -147,7 +146,6 @@ struct sim_options {
     uint32_t
         turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
     bool turn_pairs;   /* a put with its signal is one of them */
-    bool lean;         /* give zero pages of connections back */
     uint64_t seed;
     bool explain;
 };
