@@ -91,13 +91,13 @@ static int nic_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
 static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool loopback, struct prs_queue **out)
 {
     struct sim *sim = link->end->rank->sim;
-    bool parts = sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback;
+    bool software = sim->cluster.software && !loopback, parts = sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback;
     size_t bytes = depth * sizeof(uint8_t);
     uint32_t rail = (uint32_t)(link->base.rail - sim->fabric->rail);
     struct sim_queue *queue;
     char *at;
 
-    bytes += parts ? depth * sizeof(uint32_t) : 0;
+    bytes += (software ? depth * sizeof(uint64_t) : 0) + (parts ? depth * sizeof(uint32_t) : 0);
     queue = sim_calloc(1, sizeof(*queue) + bytes);
     if (!queue)
         return -ENOMEM;
@@ -109,6 +109,10 @@ static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool l
     queue->from = &sim->port[link->end->rank->rank * sim->rails + rail];
     queue->to = loopback ? queue->from : &sim->port[link->end->other->rank->rank * sim->rails + rail];
     at = (char *)(queue + 1);
+    if (software) {
+        queue->done_ps = (uint64_t *)(void *)at;
+        at += depth * sizeof(uint64_t);
+    }
     if (parts) {
         queue->missing = (uint32_t *)(void *)at;
         at += depth * sizeof(uint32_t);
@@ -339,7 +343,7 @@ static void arrive(struct sim *sim, struct sim_queue *queue, uint32_t position, 
 }
 
 /* The request takes effect at its target. */
-static void take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position)
+void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position)
 {
     const struct prs_wr *wr = &queue->ring[position & queue->mask];
     struct sim_end *to = queue->loopback ? queue->end : queue->end->other;
@@ -375,7 +379,9 @@ static void complete(struct sim *sim, struct sim_queue *queue, uint32_t position
     queue->last_done_ps = later(queue->last_done_ps, sim->events.now_ps + back);
     if (wr->opcode == PRS_WR_ADD)
         queue->last_read_ps = queue->last_done_ps;
-    if (wr->flags & PRS_WR_SIGNALED)
+    if (queue->done_ps)
+        queue->done_ps[position & queue->mask] = queue->last_done_ps + sim_ps(sim->cluster.completion_latency_ns);
+    else if (wr->flags & PRS_WR_SIGNALED)
         sim_add_event(sim, queue->last_done_ps + sim_ps(sim->cluster.completion_latency_ns), SIM_DONE, queue, position,
                       0);
 }
@@ -398,12 +404,14 @@ static void deliver(struct sim *sim, struct sim_queue *queue, uint32_t position)
 
     queue->state[position & queue->mask] = SIM_REQUEST_ARRIVED;
     if (!ordered)
-        take_effect(sim, queue, position);
+        sim_nic_take_effect(sim, queue, position);
     while (queue->state[queue->delivered & queue->mask] == SIM_REQUEST_ARRIVED) {
-        if (ordered)
-            take_effect(sim, queue, queue->delivered);
+        if (ordered && !queue->done_ps)
+            sim_nic_take_effect(sim, queue, queue->delivered);
         complete(sim, queue, queue->delivered++);
     }
+    if (queue->done_ps && queue->executed != queue->delivered)
+        sim_executor_due(queue);
     look_at_fence(sim, queue);
 }
 
@@ -460,6 +468,9 @@ void sim_nic_event(struct sim *sim, const struct sim_event *event)
         break;
     case SIM_DELIVER:
         deliver(sim, queue, event->a);
+        break;
+    case SIM_EXECUTED:
+        sim_executor_event(queue, event->a);
         break;
     case SIM_UNFENCE:
         unfence(sim, queue, event->a);

@@ -30,7 +30,7 @@ STUDIES = {
     "softnic": [("putsignal", "--cluster", "softnic-slow", "--nodes", "8", "--turn", "16", "--window", "1024", "--ring", "4096", "--concurrency",
                  "8,16,32,64,96,128")],
     # GPU memory over softnic: a CUDA call a request. 2.6 us is what NVSHMEM's ibrc takes for each of 96 puts alone.
-    "nvshmem": [("putsignal", "--cluster", "softnic-fast", "--nodes", "2", "--policy", "in_order,nic_fence", "--set", "wr_ns=2610", "--concurrency",
+    "nvshmem": [("putsignal", "--cluster", "softnic-fast", "--nodes", "2", "--policy", "in_order,nic_fence", "--set", "wr_ns=2610", "--set", "software=0", "--concurrency",
                  "8,32,96")],
     # What doc/results/fused-nodes-groups-4xH200.json measured; nothing was fitted to it.
     "fused-groups": [("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
