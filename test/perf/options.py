@@ -18,6 +18,7 @@ BAD = [  # arguments, what the message must name
     (["putsignal", "--policy", "hope"], "hope"),
     (["putsignal", "--iterations", "3,4"], "3,4"),
     (["alltoall", "--gpu"], "--gpu"),
+    (["putsignal", "--trace", "/dev/null"], "one --policy"),
     (["put", "--what"], "what"),
 ]
 

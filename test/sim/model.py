@@ -82,6 +82,18 @@ def a_fence_costs_what_the_network_says():
     assert 99 < fenced - free < 101, (fenced, free)  # twice 50 us of latency
 
 
+def threads_of_a_software_nic_run_one_queue_each():
+    """64 KB: one queue takes as long as all its copies, three share two threads. 4 KB: the polling thread copies alone, and 500 ns
+    more for a request that does not follow in memory on the one before."""
+    common = ("putsignal", "--cluster", "softnic-fast", "--nodes", "4", "--peers", "1,3", "--policy", "in_order", "--group", "peer", "--turn", "16",
+              "--window", "1024", "--set", "copy_gbps=50")
+    long_us, short_us = (96 * size * 8 / 50e3 for size in (65536, 4096))
+    one, three = (row["put_only_us"] for row in rows(*common, "--bytes", "64K"))
+    assert long_us < one < 1.1 * long_us and long_us / 2 < three < 0.75 * long_us, (one, three, long_us)
+    one, three = (row["put_only_us"] for row in rows(*common, "--bytes", "4K"))
+    assert short_us < one < short_us + 24 and short_us + 48 < three, (one, three, short_us)
+
+
 def fused_kernels_end_with_the_puts_of_their_schedule():
     """The puts that doc/results/fused-nodes-groups-4xH200.json counted on GPUs: 512, 64, 8 and 2."""
     for tiles, puts in (("1", 512), ("8", 64), ("64", 8), ("4096", 2)):
@@ -96,7 +108,7 @@ def fused_kernels_end_with_the_puts_of_their_schedule():
 def relayed_rows_take_connections_between_equal_numbers_only():
     common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer", "--statistics")
     direct, = rows(*common)
-    relayed, = rows(*common, "--relay", "--lean")
+    relayed, = rows(*common, "--relay")
     assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
 
 

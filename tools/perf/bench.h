@@ -22,6 +22,7 @@ struct bench {
     struct prs_device device;
     uint64_t half;                 /* of the heap's data: sources are below this offset, arrivals above */
     uint64_t slots;                /* of the largest size that fit in one half */
+    struct trace *trace;           /* NULL: of this rank nothing is recorded */
     const struct gpu_library *gpu; /* NULL: the CPU sends and checks */
 };
 

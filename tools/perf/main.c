@@ -8,6 +8,7 @@
 #include "tools/perf/putsignal.h"
 #include "tools/perf/results.h"
 #include "tools/perf/simple.h"
+#include "tools/perf/trace.h"
 
 enum { RESULTS_MAX = 4096 };
 
@@ -55,11 +56,18 @@ static bool is_left_out(const struct bench *bench, const char *policy)
            prs_rail_query(bench->fabric, bench->rails.rail[0], &rail) == 0 && !rail.in_order;
 }
 
+static int open_trace(struct bench *bench)
+{
+    bool wanted = bench->options->trace && bench->bootstrap.rank == 0; /* only this rank sends */
+
+    return wanted ? trace_open(bench->options->trace, &bench->trace) : 0;
+}
+
 static int putsignal_tables(struct bench *bench)
 {
     const struct options *o = bench->options;
     struct table table = {calloc(RESULTS_MAX, sizeof(*table.results)), 0, 0};
-    int r = table.results ? 0 : -1;
+    int r = table.results ? open_trace(bench) : -1, written;
 
     for (uint32_t p = 0; p < o->policies.count && r == 0; p++) {
         const char *policy = options_policy_name(o, p);
@@ -75,6 +83,9 @@ static int putsignal_tables(struct bench *bench)
     }
     if (r == 0 && bench->bootstrap.rank == 0)
         report_fits(table.results, table.count, o->json);
+    written = trace_close(bench->trace, bench->bootstrap.rank, "perseus-perf putsignal, one iteration with signals");
+    if (!r)
+        r = written;
     if (table.errors) {
         fprintf(stderr, "perseus-perf: %llu words were wrong\n", (unsigned long long)table.errors);
         r = 1;

@@ -27,6 +27,8 @@ static const struct option_row rows[] = {
     {OPTION_NUMBER, "nodes", "K", "spread the ranks over K emulated nodes (1)", FIELD(nodes), 1, 64},
     {OPTION_NUMBER, "queues", "N", "queues a rail (the transport's default)", FIELD(queues_per_rail), 1, 16},
     {OPTION_NUMBER, "timeout", "S", "seconds for everything (120)", FIELD(timeout_s), 1, 86400},
+    {OPTION_TEXT, "trace", "FILE",
+     "putsignal of one cell: write the commands of its last iteration, for perseus-sim trace", FIELD(trace)},
     {OPTION_SET, "gpu", NULL, "a persistent kernel pushes the commands", FIELD(gpu), 1},
     {OPTION_SET, "json", NULL, "one object a line (perseus-plot draws them)", FIELD(json), 1},
 };
@@ -85,6 +87,12 @@ void options_parse(int argc, char **argv, struct options *o)
             option_table_refuse(&table, "--bytes '%llu': want multiples of 8", (unsigned long long)o->bytes.value[i]);
     if (o->gpu && o->op != PERF_PUTSIGNAL && o->op != PERF_LATENCY && o->op != PERF_MSGRATE)
         option_table_refuse(&table, "--gpu is for putsignal, latency and msgrate, not for %s", o->op_name);
+    if (o->trace && (o->op != PERF_PUTSIGNAL || o->gpu || o->policies.count != 1 || o->groups.count != 1 ||
+                     o->bytes.count != 1 || o->concurrency.count != 1 || o->peers.count != 1))
+        option_table_refuse(&table,
+                            "--trace %s: want putsignal without --gpu, and one --policy, --group, --bytes, "
+                            "--concurrency and --peers",
+                            o->trace);
     o->every_policy = o->policies.count == 0;
     if (o->every_policy)
         option_table_set(&table, o, "policy", o->op == PERF_PUTSIGNAL ? "drain,nic_fence,in_order,counted" : "auto");

@@ -19,6 +19,7 @@ struct options {
     uint32_t iterations, warmup, nodes, timeout_s;
     uint32_t queues_per_rail; /* 0: the transport's default */
     bool json, gpu;
+    const char *trace; /* NULL: none */
 };
 
 /* Fill *out; wrong options end the program. */

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tools/perf/putsignal_gpu.h"
+#include "tools/perf/trace.h"
 
 enum { TURN_COMMANDS = 16 };
 
@@ -78,6 +79,7 @@ static int push_signals(const struct run *run, uint64_t value)
             struct prs_device_signal signal = signal_of(run, t, value);
 
             r = prs_signal(&run->bench->device, &signal, NULL);
+            trace_signal(run->bench->trace, signal.peer, signal.group);
             if (!r)
                 r = take_turn(run->bench, ++pushed);
         }
@@ -97,6 +99,9 @@ static int push(const struct run *run, bool with_signals, uint64_t value)
 
         r = with_signals && coupled ? prs_put_signal(&bench->device, &put, &signal, NULL)
                                     : prs_put(&bench->device, &put, NULL);
+        trace_put(bench->trace, put.peer, put.bytes, put.group);
+        if (with_signals && coupled)
+            trace_signal(bench->trace, signal.peer, signal.group);
         if (!r)
             r = take_turn(bench, t + 1);
     }
@@ -122,6 +127,7 @@ static int send_once(const struct run *run, uint64_t epoch, bool with_signals, d
     int r;
 
     fill_sources(run, epoch);
+    trace_restart(run->bench->trace); /* the last iteration remains, which has signals */
     start = bench_now_us();
     r = push(run, with_signals, epoch);
     if (!r)

@@ -38,6 +38,11 @@ static const struct row {
     ROW(in_order, CHOICE, 1, 0, 1, "1: queues keep order (RC); 0: they do not (SRD)"),
     ROW(adds, CHOICE, 1, 0, 1, "1: the NIC has remote adds"),
     ROW(whole_messages, CHOICE, 0, 0, 1, "1: a NIC sends one message after another; 0: queues take turns"),
+    ROW(software, CHOICE, 0, 0, 1, "1: threads of the host carry requests out, as in tools/softnic"),
+    ROW(call_ns, 0, 0, 0, 1e6, "software NIC: a call of the kernel, of up to 32 requests of 4 KB or less"),
+    ROW(request_ns, 0, 0, 0, 1e6, "software NIC: a request"),
+    ROW(scatter_ns, 0, 0, 0, 1e6, "software NIC: a request that does not follow in memory on the one before"),
+    ROW(copy_gbps, MORE_IS_FAST, 100, 0.001, 1e5, "software NIC: rate at which a thread copies to another process"),
     ROW(quantum_bytes, 0, 16384, 256, 1e12, "what a queue sends at a turn"),
     ROW(routing, CHOICE, 0, 0, 2, "between leaves: 0 by hash, 1 the least busy uplink, 2 packets sprayed over all"),
     ROW(adaptive_unordered, CHOICE, 0, 0, 1, "1: messages of a queue that took different ways arrive out of order"),
@@ -188,6 +193,10 @@ int sim_cluster_check(const struct sim_cluster *c)
     }
     if (!c->fence_stalls && !c->whole_messages) {
         fprintf(stderr, "perseus-sim: fence_stalls 0 needs whole_messages 1: the NIC keeps one place in a queue\n");
+        return -EINVAL;
+    }
+    if (c->software && (!c->in_order || !c->whole_messages || c->adaptive_unordered)) {
+        fprintf(stderr, "perseus-sim: software 1 needs in_order 1, whole_messages 1 and adaptive_unordered 0\n");
         return -EINVAL;
     }
     return 0;

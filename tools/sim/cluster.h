@@ -17,8 +17,9 @@ struct sim_cluster {
     /* the NIC */
     double link_gbps, pcie_gbps, latency_ns, jitter_ns, wr_ns, doorbell_ns, fence_ns, atomic_ns, loopback_ns;
     double post_latency_ns, completion_latency_ns;
-    double fence_strict, fence_stalls, in_order, adds, whole_messages;
+    double fence_strict, fence_stalls, in_order, adds, whole_messages, software;
     double quantum_bytes;
+    double call_ns, request_ns, scatter_ns, copy_gbps; /* of a software NIC */
     /* the fabric */
     double routing, adaptive_unordered, nodes_per_leaf, oversubscription, hop_ns;
     /* the host */

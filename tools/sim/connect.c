@@ -4,15 +4,14 @@
  * when they are needed: that bounds memory, and changes nothing but the numbers of tags and records. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "tools/sim/host.h"
+#include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
 #include "transport/peer.h"
 #include "transport/setup.h"
 
-enum { LOOK_AT = 64 /* connections that are tried before a new one is opened beyond the limit */ };
+enum { LOOK_AT = 8 /* connections that are tried before a new one is opened beyond the limit */ };
 
 static int open_side(struct sim *sim, struct sim_end *end, struct prs_wire_queues *wire)
 {
@@ -55,13 +54,6 @@ static int exchange(struct sim *sim, struct sim_pair *pair)
         prs_setup_addresses(pair->end[1 - i].peer, &wire[1 - i]);
         r = prs_setup_send_records(pair->end[i].peer, &wire[1 - i].records);
     }
-    for (int i = 0; i < 2 && !r && sim->options.lean; i++) {
-        struct prs_peer *peer = pair->end[i].peer;
-
-        sim_host_trim(peer, sizeof(*peer));
-        if (peer->records)
-            sim_host_trim(peer->records, sizeof(*peer->records));
-    }
     return r;
 }
 
@@ -79,6 +71,20 @@ static void add_counts(struct sim_counts *to, const struct sim_end *end)
     to->bytes += peer->order.stats.bytes;
 }
 
+static void append(struct sim *sim, struct sim_pair *pair)
+{
+    pair->older = sim->newest;
+    pair->newer = NULL;
+    *(sim->newest ? &sim->newest->newer : &sim->oldest) = pair;
+    sim->newest = pair;
+}
+
+static void take_out(struct sim *sim, struct sim_pair *pair)
+{
+    *(pair->older ? &pair->older->newer : &sim->oldest) = pair->newer;
+    *(pair->newer ? &pair->newer->older : &sim->newest) = pair->older;
+}
+
 static void close_pair(struct sim *sim, struct sim_pair *pair)
 {
     for (int i = 0; i < 2; i++) {
@@ -93,10 +99,9 @@ static void close_pair(struct sim *sim, struct sim_pair *pair)
             rank->dispatch.queues[other].peer = NULL;
         }
     }
-    *(pair->older ? &pair->older->newer : &sim->oldest) = pair->newer;
-    *(pair->newer ? &pair->newer->older : &sim->newest) = pair->older;
+    take_out(sim, pair);
     sim->pairs_open--;
-    free(pair);
+    sim_free(pair);
 }
 
 /* Is nothing left to happen on this side, signals included? */
@@ -116,16 +121,18 @@ static bool is_settled(const struct sim_end *end)
     return other->records && other->records->counts.raised == order->tally->next_number;
 }
 
+/* Look at the oldest. One that has not settled counts as new again, so that the next call looks at others. */
 static void close_some(struct sim *sim)
 {
-    struct sim_pair *pair = sim->oldest;
+    for (int i = 0; i < LOOK_AT && sim->oldest && sim->pairs_open >= sim->options.connections; i++) {
+        struct sim_pair *pair = sim->oldest;
 
-    for (int i = 0; i < LOOK_AT && pair && sim->pairs_open >= sim->options.connections; i++) {
-        struct sim_pair *next = pair->newer;
-
-        if (is_settled(&pair->end[0]) && is_settled(&pair->end[1]))
+        if (is_settled(&pair->end[0]) && is_settled(&pair->end[1])) {
             close_pair(sim, pair);
-        pair = next;
+        } else {
+            take_out(sim, pair);
+            append(sim, pair);
+        }
     }
 }
 
@@ -143,17 +150,15 @@ int sim_connect(struct sim *sim, uint32_t a, uint32_t b)
 
     if (sim->pairs_open >= sim->options.connections)
         close_some(sim);
-    pair = calloc(1, sizeof(*pair));
+    pair = sim_calloc(1, sizeof(*pair));
     if (!pair)
         return -ENOMEM;
     for (int i = 0; i < 2; i++) {
         pair->end[i].rank = &sim->rank[i ? b : a];
         pair->end[i].other = &pair->end[1 - i];
     }
-    pair->number = sim->pairs_made++;
-    pair->older = sim->newest;
-    *(sim->newest ? &sim->newest->newer : &sim->oldest) = pair;
-    sim->newest = pair;
+    sim->pairs_made++;
+    append(sim, pair);
     if (++sim->pairs_open > sim->pairs_most)
         sim->pairs_most = sim->pairs_open;
     r = exchange(sim, pair);

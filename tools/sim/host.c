@@ -3,23 +3,14 @@
  * compiled with host.h in front. */
 #include "tools/sim/host.h"
 
-#include <malloc.h>
-#include <stdlib.h>
-#include <string.h>
+#include <errno.h>
 
 #include "tools/sim/sim.h"
 #include "transport/gid.h"
 #include "transport/peer.h"
 #include "transport/raise.h"
 
-enum { POOLS = 8 };
-
 static uint64_t now_ns;
-static struct pool { /* freed pages of one size */
-    size_t bytes;
-    void **free;
-    uint32_t count, room;
-} pools[POOLS];
 struct prs_verbs prs_verbs;
 
 /* ---- clock ---- */
@@ -39,74 +30,22 @@ int sim_clock_gettime(clockid_t clock, struct timespec *out)
 
 /* ---- pages ---- */
 
-static struct pool *pool_of(size_t bytes)
-{
-    for (uint32_t i = 0; i < POOLS; i++)
-        if (pools[i].bytes == bytes || !pools[i].bytes) {
-            pools[i].bytes = bytes;
-            return &pools[i];
-        }
-    return NULL;
-}
-
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset)
 {
-    struct pool *pool = pool_of(bytes);
-    void *memory;
+    void *memory = sim_calloc(1, bytes);
 
     (void)address, (void)protection, (void)flags, (void)fd, (void)offset;
-    if (pool && pool->count)
-        return memset(pool->free[--pool->count], 0, bytes);
-    if (posix_memalign(&memory, 64, bytes))
-        return MAP_FAILED;
-    return memset(memory, 0, bytes);
+    if (memory)
+        return memory;
+    errno = ENOMEM;
+    return MAP_FAILED;
 }
 
 int sim_munmap(void *memory, size_t bytes)
 {
-    struct pool *pool = pool_of(bytes);
-
-    if (pool && pool->count == pool->room) {
-        uint32_t room = pool->room ? 2 * pool->room : 64;
-        void **grown = realloc(pool->free, room * sizeof(void *));
-
-        if (!grown)
-            pool = NULL;
-        else
-            pool->free = grown, pool->room = room;
-    }
-    if (pool)
-        pool->free[pool->count++] = memory;
-    else
-        free(memory);
+    (void)bytes;
+    sim_free(memory);
     return 0;
-}
-
-void sim_host_trim(void *memory, size_t bytes)
-{
-    enum { PAGE = 4096 };
-    static const char zeros[PAGE];
-    uintptr_t first = ((uintptr_t)memory + PAGE - 1) / PAGE * PAGE, end = ((uintptr_t)memory + bytes) / PAGE * PAGE;
-
-    for (uintptr_t at = first; at < end; at += PAGE) {
-        uintptr_t until = at;
-
-        while (until < end && !memcmp((const void *)until, zeros, PAGE))
-            until += PAGE;
-        if (until > at)
-            (void)madvise((void *)at, until - at, MADV_DONTNEED);
-        at = until > at ? until : at;
-    }
-}
-
-void sim_host_fini(void)
-{
-    for (uint32_t i = 0; i < POOLS; i++) {
-        while (pools[i].count)
-            free(pools[i].free[--pools[i].count]);
-        free(pools[i].free);
-        pools[i] = (struct pool){0};
-    }
 }
 
 /* ---- registration, rails ---- */
@@ -127,8 +66,6 @@ static int dereg_mr(struct ibv_mr *mr)
 
 void sim_host_init(void)
 {
-    mallopt(M_TRIM_THRESHOLD, 1 << 30); /* connections come and go: keep their memory */
-    mallopt(M_MMAP_THRESHOLD, 1 << 28);
     prs_verbs.reg_mr = reg_mr;
     prs_verbs.dereg_mr = dereg_mr;
 }

@@ -222,7 +222,6 @@ int main(int argc, char **argv)
                                         .ring_slots = options.ring_slots,
                                         .connections = options.connections,
                                         .turn_commands = options.turn,
-                                        .lean = options.lean,
                                         .seed = options.seed,
                                         .explain = options.explain};
         for (uint32_t n = 0; n < options.nodes.count && !r; n++) {

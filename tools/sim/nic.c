@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The NICs: a back end for transport/peer.c (struct prs_nic_ops) whose requests take virtual time. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tools/sim/ledger.h"
+#include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
 #include "transport/peer.h"
 
@@ -34,7 +34,7 @@ static void push(struct sim_link *link, uint32_t kind, uint32_t queue, uint32_t 
 {
     if (link->count == link->room) {
         uint32_t room = link->room ? 2 * link->room : 16;
-        struct sim_completion *grown = malloc(room * sizeof(*grown));
+        struct sim_completion *grown = sim_calloc(room, sizeof(*grown));
 
         if (!grown) {
             sim_fail(link->end->rank->sim, -ENOMEM);
@@ -42,7 +42,7 @@ static void push(struct sim_link *link, uint32_t kind, uint32_t queue, uint32_t 
         }
         for (uint32_t i = 0; i < link->count; i++)
             grown[i] = link->completion[(link->first + i) & (link->room - 1)];
-        free(link->completion);
+        sim_free(link->completion);
         link->completion = grown;
         link->room = room;
         link->first = 0;
@@ -87,12 +87,18 @@ static int nic_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
 
 /* ---- queues ---- */
 
+/* A queue with its arrays is one piece of memory: connections come and go. */
 static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool loopback, struct prs_queue **out)
 {
     struct sim *sim = link->end->rank->sim;
-    struct sim_queue *queue = calloc(1, sizeof(*queue));
+    bool software = sim->cluster.software && !loopback, parts = sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback;
+    size_t bytes = depth * sizeof(uint8_t);
     uint32_t rail = (uint32_t)(link->base.rail - sim->fabric->rail);
+    struct sim_queue *queue;
+    char *at;
 
+    bytes += (software ? depth * sizeof(uint64_t) : 0) + (parts ? depth * sizeof(uint32_t) : 0);
+    queue = sim_calloc(1, sizeof(*queue) + bytes);
     if (!queue)
         return -ENOMEM;
     *out = &queue->base;
@@ -102,19 +108,17 @@ static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool l
     queue->loopback = loopback;
     queue->from = &sim->port[link->end->rank->rank * sim->rails + rail];
     queue->to = loopback ? queue->from : &sim->port[link->end->other->rank->rank * sim->rails + rail];
-    queue->state = calloc(depth, sizeof(*queue->state));
-    if (sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback)
-        queue->missing = calloc(depth, sizeof(*queue->missing));
-    return queue->state && (queue->missing || sim->cluster.routing != SIM_ROUTING_SPRAY || loopback) ? 0 : -ENOMEM;
-}
-
-static void close_queue(struct prs_queue *base)
-{
-    if (base) {
-        free(to_queue(base)->state);
-        free(to_queue(base)->missing);
+    at = (char *)(queue + 1);
+    if (software) {
+        queue->done_ps = (uint64_t *)(void *)at;
+        at += depth * sizeof(uint64_t);
     }
-    free(base);
+    if (parts) {
+        queue->missing = (uint32_t *)(void *)at;
+        at += depth * sizeof(uint32_t);
+    }
+    queue->state = (uint8_t *)at;
+    return 0;
 }
 
 static void nic_close(struct prs_link *base)
@@ -122,16 +126,16 @@ static void nic_close(struct prs_link *base)
     struct sim_link *link = to_link(base);
 
     for (uint32_t i = 0; i < base->queue_count; i++)
-        close_queue(link->queues[i]);
-    close_queue(base->loopback);
-    free(link->completion);
-    free(link);
+        sim_free(link->queues[i]);
+    sim_free(base->loopback);
+    sim_free(link->completion);
+    sim_free(link);
 }
 
 static int nic_open(const struct prs_link_options *options, struct prs_link **out)
 {
     struct sim *sim = (struct sim *)(void *)options->rail->domain->context; /* sim.c has put it there */
-    struct sim_link *link = calloc(1, sizeof(*link));
+    struct sim_link *link = sim_calloc(1, sizeof(*link));
     int r = link ? 0 : -ENOMEM;
 
     *out = link ? &link->base : NULL;
@@ -339,7 +343,7 @@ static void arrive(struct sim *sim, struct sim_queue *queue, uint32_t position, 
 }
 
 /* The request takes effect at its target. */
-static void take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position)
+void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position)
 {
     const struct prs_wr *wr = &queue->ring[position & queue->mask];
     struct sim_end *to = queue->loopback ? queue->end : queue->end->other;
@@ -375,7 +379,9 @@ static void complete(struct sim *sim, struct sim_queue *queue, uint32_t position
     queue->last_done_ps = later(queue->last_done_ps, sim->events.now_ps + back);
     if (wr->opcode == PRS_WR_ADD)
         queue->last_read_ps = queue->last_done_ps;
-    if (wr->flags & PRS_WR_SIGNALED)
+    if (queue->done_ps)
+        queue->done_ps[position & queue->mask] = queue->last_done_ps + sim_ps(sim->cluster.completion_latency_ns);
+    else if (wr->flags & PRS_WR_SIGNALED)
         sim_add_event(sim, queue->last_done_ps + sim_ps(sim->cluster.completion_latency_ns), SIM_DONE, queue, position,
                       0);
 }
@@ -398,12 +404,14 @@ static void deliver(struct sim *sim, struct sim_queue *queue, uint32_t position)
 
     queue->state[position & queue->mask] = SIM_REQUEST_ARRIVED;
     if (!ordered)
-        take_effect(sim, queue, position);
+        sim_nic_take_effect(sim, queue, position);
     while (queue->state[queue->delivered & queue->mask] == SIM_REQUEST_ARRIVED) {
-        if (ordered)
-            take_effect(sim, queue, queue->delivered);
+        if (ordered && !queue->done_ps)
+            sim_nic_take_effect(sim, queue, queue->delivered);
         complete(sim, queue, queue->delivered++);
     }
+    if (queue->done_ps && queue->executed != queue->delivered)
+        sim_executor_due(queue);
     look_at_fence(sim, queue);
 }
 
@@ -460,6 +468,9 @@ void sim_nic_event(struct sim *sim, const struct sim_event *event)
         break;
     case SIM_DELIVER:
         deliver(sim, queue, event->a);
+        break;
+    case SIM_EXECUTED:
+        sim_executor_event(queue, event->a);
         break;
     case SIM_UNFENCE:
         unfence(sim, queue, event->a);

@@ -83,7 +83,6 @@ static const struct option_row rows[] = {
      "not 0: one thread issues N commands, steps the proxy, and so on, as perseus-perf without a GPU (0)", FIELD(turn),
      0, 1024},
     {OPTION_NUMBER, "connections", "N", "pairs of ranks that stay connected (8192)", FIELD(connections), 1, 1 << 20},
-    {OPTION_SET, "lean", NULL, "give zero pages of new connections back: less memory, more time", FIELD(lean), 1},
     {OPTION_NUMBER, "iterations", "N", "putsignal (3)", FIELD(iterations), 1, 1000000},
     {OPTION_NUMBER, "warmup", "N", "iterations before them (1)", FIELD(warmup), 0, 1000000},
     {OPTION_NUMBER, "seed", "N", "of everything random (1)", FIELD(seed), 0, UINT32_MAX},

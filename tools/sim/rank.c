@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/sim/ledger.h"
+#include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
 #include "transport/peer.h"
 
@@ -199,7 +200,7 @@ void sim_ranks_close(struct sim *sim)
         struct prs_team *rank = &sim->rank[i];
 
         prs_dispatch_fini(&rank->dispatch);
-        free(rank->windows.window); /* remotes belong to all ranks */
+        sim_free(rank->windows.window); /* remotes belong to all ranks */
         prs_ring_fini(&rank->ring);
         free(rank->end);
         free(rank->met);
@@ -421,8 +422,17 @@ void sim_rank_step(struct prs_team *rank)
         rank->issuing = true; /* the kernel sees the credit, and writes on */
         sim_add_event(sim, rank->cpu_ps + 2 * sim_ps(c->ring_latency_ns), SIM_ISSUE, rank, 0, 0);
     }
-    if (r > 0 || pushed) {
+    if (rank->due_first && sim_executor_poll(rank)) {
+        rank->awake = true;
+        rank->polls_left = rank->connected - 1;
+    } else if (r > 0 || pushed) {
         rank->awake = true;
         sim_add_event(sim, rank->cpu_ps, SIM_STEP, rank, 0, 0);
     }
+}
+
+void sim_rank_polled(struct prs_team *rank)
+{
+    if (!rank->polls_left-- || !sim_executor_poll(rank))
+        sim_add_event(rank->sim, rank->cpu_ps, SIM_STEP, rank, 0, 0);
 }

@@ -94,7 +94,7 @@ void sim_close(struct sim *sim)
         sim_ledger_fini(sim->ledger);
     free(sim->ledger);
     free(sim->fabric);
-    sim_host_fini();
+    sim_memory_fini();
 }
 
 /* ---- events ---- */

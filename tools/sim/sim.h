@@ -29,6 +29,7 @@ enum sim_event_kind {
     SIM_DOWNLINK, /* a queue: a part of request a begins to arrive at its spine switch */
     SIM_ARRIVE,   /* a queue: a part of request a begins to arrive at the receiving port */
     SIM_DELIVER,  /* a queue: request a takes effect */
+    SIM_EXECUTED, /* a queue: thread a of a software NIC has carried out what it began */
     SIM_DONE,     /* a queue: the sender learns that request a is complete */
     SIM_UNFENCE,  /* a queue: what its fence waits for is complete */
     SIM_NEAR,     /* between GPUs of a node: put a has arrived, or, with b, signal a */
@@ -70,7 +71,21 @@ struct sim_queue {
     bool fenced;       /* request `sending` waits at its fence, and with fence_stalls all after it */
     uint8_t *state;    /* [mask + 1] enum sim_request_state */
     uint32_t *missing; /* [mask + 1] bytes that have not arrived; only where parts take different ways */
+    /* Of a software NIC (executor.c): */
+    uint32_t executed;          /* next position; all below have taken effect. What is delivered is due */
+    uint64_t *done_ps;          /* [mask + 1] when the sender may learn that a due request is complete */
+    struct sim_queue *next_due; /* in line for a thread */
+    bool lined_up;              /* or run by one */
 };
+
+/* A thread that runs queues of a software NIC. */
+struct sim_thread {
+    struct sim_queue *queue; /* NULL: none */
+    uint32_t first;          /* position with which the run began */
+    uint32_t requests;       /* in the call that it makes */
+    uint64_t bytes;          /* of the run */
+};
+enum { SIM_THREAD_PROXY, SIM_THREAD_ENGINE, SIM_THREADS };
 
 /* Completions and arrivals of one link that its proxy has not polled. */
 struct sim_link {
@@ -96,7 +111,6 @@ struct sim_end {
 
 struct sim_pair {
     struct sim_end end[2];
-    uint64_t number; /* in the order of opening */
     struct sim_pair *newer, *older;
 };
 
@@ -126,8 +140,11 @@ struct prs_team {
     uint64_t compute_ps; /* its product units */
     bool awake;          /* a SIM_STEP event is on its way */
     bool issuing;
-    bool busy;     /* it has issued commands that are not complete */
-    bool draining; /* as dispatch.drain.waits, when the last round ended */
+    bool busy;                              /* it has issued commands that are not complete */
+    bool draining;                          /* as dispatch.drain.waits, when the last round ended */
+    struct sim_queue *due_first, *due_last; /* of a software NIC: queues in line for a thread */
+    struct sim_thread thread[SIM_THREADS];
+    uint32_t polls_left; /* peers that the proxy has not polled in this round */
     uint64_t fences_charged;
     uint32_t fences_open;     /* requests that wait at fences */
     struct sim_counts counts; /* of closed connections */
@@ -147,7 +164,6 @@ struct sim_options {
     uint32_t
         turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
     bool turn_pairs;   /* a put with its signal is one of them */
-    bool lean;         /* give zero pages of connections back */
     uint64_t seed;
     bool explain;
 };
@@ -234,6 +250,8 @@ void sim_ranks_close(struct sim *sim);
 void sim_rank_step(struct prs_team *rank);
 void sim_rank_issue(struct prs_team *rank);
 void sim_rank_wake(struct prs_team *rank, uint64_t at_ps);
+/* The proxy has run a queue of a software NIC. */
+void sim_rank_polled(struct prs_team *rank);
 void sim_rank_list(struct prs_team *rank, struct sim_end *end);
 
 struct sim_end *sim_end_of(struct prs_peer *peer);
@@ -247,6 +265,14 @@ struct prs_peer *sim_peer(struct sim *sim, uint32_t rank, uint32_t other);
 /* nic.c */
 void sim_nic_init(struct sim *sim);
 void sim_nic_event(struct sim *sim, const struct sim_event *event);
+void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position);
+
+/* executor.c */
+/* A request of the queue is due. */
+void sim_executor_due(struct sim_queue *queue);
+/* The proxy polls, and begins to run a queue that is due. Return false when none is. sim_rank_polled() follows. */
+bool sim_executor_poll(struct prs_team *rank);
+void sim_executor_event(struct sim_queue *queue, uint32_t thread);
 
 /* fabric.c */
 int sim_fabric_init(struct sim *sim);

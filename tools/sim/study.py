@@ -17,7 +17,7 @@ BANDS = ("--band", "fast,middle,slow")
 EIGHT_TO_512 = ("--concurrency", "8,32,128,512")
 SIZES = ("--bytes", "256,1K,4K,16K,64K,256K,1M")
 QWEN = ("moe", "--model", "qwen3-30b")
-SCALING = (*QWEN, "--relay", "--lean", "--window", "32", "--group", "8", "--explain", "--statistics")
+SCALING = (*QWEN, "--relay", "--window", "32", "--group", "8", "--explain", "--statistics")
 NODES = ("2,4,8,16,32,64", "128")
 ONE = ("--iterations", "1", "--warmup", "1")
 STUDIES = {
@@ -30,7 +30,7 @@ STUDIES = {
     "softnic": [("putsignal", "--cluster", "softnic-slow", "--nodes", "8", "--turn", "16", "--window", "1024", "--ring", "4096", "--concurrency",
                  "8,16,32,64,96,128")],
     # GPU memory over softnic: a CUDA call a request. 2.6 us is what NVSHMEM's ibrc takes for each of 96 puts alone.
-    "nvshmem": [("putsignal", "--cluster", "softnic-fast", "--nodes", "2", "--policy", "in_order,nic_fence", "--set", "wr_ns=2610", "--concurrency",
+    "nvshmem": [("putsignal", "--cluster", "softnic-fast", "--nodes", "2", "--policy", "in_order,nic_fence", "--set", "wr_ns=2610", "--set", "software=0", "--concurrency",
                  "8,32,96")],
     # What doc/results/fused-nodes-groups-4xH200.json measured; nothing was fitted to it.
     "fused-groups": [("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
@@ -40,7 +40,7 @@ STUDIES = {
     "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", nodes) for nodes in NODES
                     for policy in ("in_order", "drain", "counted", "nic_fence")],
     "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", NODES[0])],
-    "scaling-cx7-bands": [(*QWEN, "--relay", "--lean", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
+    "scaling-cx7-bands": [(*QWEN, "--relay", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
     "map-cx7": [("putsignal", "--all", "--cluster", "cx7", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],
     "map-efa": [("putsignal", "--all", "--cluster", "efa-p5", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],
     "map-slingshot11": [("putsignal", "--all", "--cluster", "slingshot11", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],

@@ -28,6 +28,24 @@ def band(table, value, **wanted):
     return f"{short(found[1])} ({short(min(found))} to {short(max(found))})"
 
 
+def calibration():
+    """What was predicted for 4 and 8 ranks. Spread: of what was measured where policies differ in nothing (puts alone, no immediates)."""
+    table = [row for row in rows("sim-calibration") if row["op"] == "calibration" and row["ranks"] > 2]
+    print("median, worst error, within 25 %, spread of equal measurements")
+    for link in ("softnic-slow", "softnic-fast"):
+        for size in (4096, 65536):
+            cells = pick(table, link=link, bytes=size)
+            errors = sorted(abs(row["error"]) for row in cells)
+            spread = 0.0
+            for ranks in {row["ranks"] for row in cells}:
+                same = [row["measured_us"] for row in pick(cells, ranks=ranks, what="put_only_us") if row["policy"] != "counted"]
+                spread = max([spread, *(abs(value / statistics.median(same) - 1) for value in same)])
+            print(f"| {link} | {size} | {100 * statistics.median(errors):.1f} % | {100 * errors[-1]:.0f} % | "
+                  f"{sum(error <= 0.25 for error in errors)} of {len(errors)} | {100 * spread:.0f} % |")
+    errors = [abs(row["error"]) for row in table]
+    print(f"| all | | {100 * statistics.median(errors):.1f} % | {100 * max(errors):.0f} % | {sum(error <= 0.25 for error in errors)} of {len(errors)} | |")
+
+
 def softnic():
     """Modelled without a fit, against perseus-perf over the software NIC with 8 ranks on an idle machine."""
     measured = {(row["policy"], row["group"], row["concurrency"]): row for row in rows("putsignal-softnic") if row["peers"] == 7}
@@ -107,7 +125,7 @@ def best(name):
             print("|", group, "|", count, "|", " | ".join(line), "|")
 
 
-TABLES = {"softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),
+TABLES = {"calibration": calibration, "softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),
           "scaling-efa": lambda: scaling("efa"), "map-cx7": lambda: best("cx7"), "map-efa": lambda: best("efa"),
           "map-slingshot11": lambda: best("slingshot11")}
 

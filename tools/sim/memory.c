@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/sim/memory.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    LINE = 64,
+    CHUNK = 2 << 20, /* a huge page, with pieces of one size */
+    PIECE_MOST = 128 << 10,
+    SIZES = PIECE_MOST / LINE + 1,
+    AHEAD = 2048, /* a core's own prefetcher stops at each 4 KB */
+};
+#define ARENA ((size_t)32 * CHUNK)
+
+/* At the start of a chunk, whose address is a multiple of CHUNK. */
+struct chunk {
+    size_t piece_bytes; /* 0: one piece, longer than PIECE_MOST */
+    size_t map_bytes;   /* of that one */
+};
+
+/* A piece that is free. */
+struct hole {
+    struct hole *next;
+};
+
+/* Chunks come from arenas, which are listed to be unmapped in the end. */
+struct arena {
+    struct arena *next;
+    size_t bytes;
+};
+
+static struct size {
+    struct hole *holes;
+    char *fresh, *end; /* of its newest chunk: never given out, so all zero */
+} sizes[SIZES];
+static struct arena *arenas;
+static char *chunk_next, *chunk_end;
+
+static void *map_aligned(size_t bytes)
+{
+    char *map = mmap(NULL, bytes + CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t before;
+
+    if (map == MAP_FAILED)
+        return NULL;
+    before = -(uintptr_t)map % CHUNK;
+    if (before)
+        munmap(map, before);
+    munmap(map + before + bytes, CHUNK - before);
+    return map + before;
+}
+
+/* The first chunk of an arena holds only its list entry. */
+static struct chunk *new_chunk(void)
+{
+    struct chunk *chunk;
+
+    if (chunk_next == chunk_end) {
+        struct arena *arena = map_aligned(ARENA);
+
+        if (!arena)
+            return NULL;
+        *arena = (struct arena){.next = arenas, .bytes = ARENA};
+        arenas = arena;
+        chunk_next = (char *)arena + CHUNK;
+        chunk_end = (char *)arena + ARENA;
+        (void)madvise(chunk_next, ARENA - CHUNK, MADV_HUGEPAGE);
+    }
+    chunk = (struct chunk *)(void *)chunk_next;
+    chunk_next += CHUNK;
+    return chunk;
+}
+
+static void *take_long(size_t bytes)
+{
+    size_t map_bytes = (bytes + LINE + CHUNK - 1) / CHUNK * CHUNK;
+    struct chunk *chunk = map_aligned(map_bytes);
+
+    if (!chunk)
+        return NULL;
+    chunk->map_bytes = map_bytes;
+    return (char *)chunk + LINE;
+}
+
+/* Only what is not zero is written: most of a connection was never used, and reading costs less than writing. */
+static void *clear(void *piece, size_t bytes)
+{
+    uint64_t *word = piece;
+
+    for (size_t at = 0; at < bytes / sizeof(*word); at += LINE / sizeof(*word)) {
+        uint64_t any = 0;
+
+        __builtin_prefetch(word + at + AHEAD / sizeof(*word));
+        for (size_t i = 0; i < LINE / sizeof(*word); i++)
+            any |= word[at + i];
+        if (any)
+            memset(word + at, 0, LINE);
+    }
+    return piece;
+}
+
+void *sim_calloc(size_t count, size_t each)
+{
+    size_t bytes = (count * each + LINE - 1) / LINE * LINE;
+    struct size *size = &sizes[bytes / LINE % SIZES];
+    void *piece = size->holes;
+
+    if (!bytes || (each && count > SIZE_MAX / 2 / each))
+        return NULL;
+    if (bytes > PIECE_MOST)
+        return take_long(bytes);
+    if (piece) {
+        size->holes = size->holes->next;
+        return clear(piece, bytes);
+    }
+    if ((size_t)(size->end - size->fresh) < bytes) {
+        struct chunk *chunk = new_chunk();
+
+        if (!chunk)
+            return NULL;
+        chunk->piece_bytes = bytes;
+        size->fresh = (char *)chunk + LINE;
+        size->end = (char *)chunk + CHUNK;
+    }
+    piece = size->fresh;
+    size->fresh += bytes;
+    return piece;
+}
+
+void sim_free(void *piece)
+{
+    struct chunk *chunk = (struct chunk *)((uintptr_t)piece / CHUNK * CHUNK);
+    struct hole *hole = piece;
+
+    if (!piece)
+        return;
+    if (!chunk->piece_bytes) {
+        munmap(chunk, chunk->map_bytes);
+        return;
+    }
+    hole->next = sizes[chunk->piece_bytes / LINE].holes;
+    sizes[chunk->piece_bytes / LINE].holes = hole;
+}
+
+void sim_memory_fini(void)
+{
+    while (arenas) {
+        struct arena *arena = arenas;
+
+        arenas = arena->next;
+        munmap(arena, arena->bytes);
+    }
+    memset(sizes, 0, sizeof(sizes));
+    chunk_next = chunk_end = NULL;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of connections, of which a run opens and closes up to a million: pieces of one size lie together on huge
+ * pages, and a piece that is freed is the next that is given out. */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+
+#include <stddef.h>
+
+/* Zeroed, on a cache line of its own. Return NULL without memory. */
+void *sim_calloc(size_t count, size_t each);
+void sim_free(void *piece);
+/* Give all back to the kernel, also what was not freed. */
+void sim_memory_fini(void);
+
+#endif
