@@ -204,12 +204,90 @@ def a_foreign_file_is_no_world_and_is_left_alone():
     path = SHM / f"softnic.foreign{os.getpid()}"
     try:
         path.write_bytes(b"something else" * 1000)
+        path.chmod(0o600)
         done = ctl("--world", str(path), "status")
         assert done.returncode == 1 and "not a world" in done.stderr, done
         ctl("sweep")
         assert path.exists()
     finally:
         path.unlink()
+
+
+NOBODY = 65534
+
+
+def as_nobody():
+    """The words that make a command run as an unprivileged user; none if this one is."""
+    if os.geteuid():
+        return []
+    words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    if not shutil.which("setpriv") or subprocess.run([*words, RUN, "--version"], capture_output=True).returncode:
+        raise Skip("no other user can run softnic-run here (setpriv, or the build folder is closed to others)")
+    return words
+
+
+def a_world_that_another_user_planted_is_refused():
+    """/dev/shm/softnic.0 is what root's programs open without a launcher, and any user may make it first."""
+    if os.geteuid():
+        raise Skip("needs root and another user")
+    library = pathlib.Path(os.path.realpath(RUN)).parent / "lib"
+    for name in f"plant{os.getpid()}", "0":
+        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", "--no-sysfs", "--name", name, "--", "sh", "-c", SAY_WORLD + "exec sleep 1000"],
+                                   stdout=subprocess.PIPE, text=True)
+        world = pathlib.Path(process.stdout.readline().strip())
+        try:
+            for done in run("--name", name, "--", "true"), ctl("--world", name, "status"):
+                assert done.returncode and f"user {NOBODY}, mode 600" in done.stderr, done
+            if name == "0" and not os.environ.get("SOFTNIC_SANITIZED") and shutil.which("ibv_devices"):
+                done = subprocess.run(["ibv_devices"], capture_output=True, text=True, timeout=LIMIT_S,
+                                      env={**os.environ, "LD_LIBRARY_PATH": str(library)})
+                assert "softnic0" not in done.stdout and f"user {NOBODY}, mode 600" in done.stderr, done
+            process.kill()  # now it is stale, and still not root's
+            process.wait()
+            assert ctl("sweep").returncode == 0 and world.exists(), "another user's file was removed"
+        finally:
+            process.kill()
+            process.wait()
+            world.unlink(missing_ok=True)
+
+
+def a_world_that_others_may_open_is_refused():
+    process, world = start("--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    link = SHM / f"softnic.link{os.getpid()}"
+    try:
+        link.symlink_to(world)
+        for path, mode, telling in (world, 0o620, "mode 620"), (world, 0o604, "mode 604"), (link, 0o600, "symbolic link"):
+            world.chmod(mode)
+            done = ctl("--world", str(path), "status")
+            assert done.returncode == 1 and telling in done.stderr, done
+        process.kill()
+        process.wait()
+        assert ctl("sweep").returncode == 0
+        assert link.is_symlink() and not world.exists(), "only the world itself is swept, not by way of a link"
+    finally:
+        process.kill()
+        process.wait()
+        link.unlink(missing_ok=True)
+        world.unlink(missing_ok=True)
+
+
+def who_joins_is_where_the_maker_is():
+    """In one user namespace: between two, processes of an unprivileged user cannot copy."""
+    name, folder = f"meet{os.getpid()}", tempfile.gettempdir()
+    report = 'echo "$SOFTNIC_WORLD $(readlink /proc/self/ns/user) $(readlink /proc/self/ns/mnt) $PWD"; '
+    for no_sysfs in [], ["--no-sysfs"]:
+        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", *no_sysfs, "--name", name, "--", "sh", "-c", report + "exec sleep 1000"],
+                                   stdout=subprocess.PIPE, text=True, cwd=folder)
+        try:
+            joined = subprocess.run([*as_nobody(), RUN, "--name", name, "--", "sh", "-c", report], cwd=folder, capture_output=True,
+                                    text=True, timeout=LIMIT_S)
+            assert joined.stdout == process.stdout.readline() != "", joined
+            beside = subprocess.run([*as_nobody(), RUN, "--no-sysfs", "--name", name, "--", "sh", "-c", report], cwd="/", capture_output=True,
+                                    text=True, timeout=LIMIT_S)
+            assert beside.stdout.split()[:2] == joined.stdout.split()[:2] and beside.stdout.split()[3] == "/", (beside, joined)
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def a_named_world_is_joined():
@@ -340,13 +418,14 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
+          the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused, a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
+          sysfs_is_private_and_complete, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 
 def main():
     global RUN, CTL
-    RUN, CTL = sys.argv[1], sys.argv[2]
+    RUN, CTL = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
     os.environ.pop("SOFTNIC_WORLD", None)
     for claim in CLAIMS if sys.argv[3] == "all" else [c for c in CLAIMS if c.__name__ == sys.argv[3]]:
         try:

@@ -219,6 +219,55 @@ def modelled_rate_is_what_was_asked(run):
                                         "-n", "500", "--report_gbits"))[3], lambda gbits: 9.5 <= gbits <= 10.5)
 
 
+def as_nobody(run):
+    """The words that make a command run as an unprivileged user; none if this one is."""
+    if os.geteuid():
+        return []
+    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    if not shutil.which("setpriv") or subprocess.run([*words, run, "--version"], capture_output=True).returncode:
+        raise Skip("no other user can run softnic-run here (setpriv, or the build folder is closed to others)")
+    return words
+
+
+def two_ends(first, second, port):
+    """Start first, wait until it listens, and run second. Return (status, output) of each."""
+    server = subprocess.Popen(first, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_listening(port, server)
+        client = subprocess.run(second, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S)
+        out, _ = server.communicate(timeout=LIMIT_S)
+    finally:
+        server.kill()
+        server.wait()
+    return (server.returncode, out), (client.returncode, client.stdout)
+
+
+def two_launchers_of_one_unprivileged_user_meet(run):
+    need("ib_write_lat")
+    port = free_port()
+    launch = [*as_nobody(run), os.path.abspath(run), "--quiet", "--name", f"meet{os.getpid()}", "--"]
+    words = ["ib_write_lat", "-F", "-n", "1000", "-p", str(port)]
+    ends = two_ends(launch + words, [*launch, *words, "127.0.0.1"], port)
+    assert [status for status, _ in ends] == [0, 0], ends
+
+
+def an_initiator_that_the_kernel_refuses_breaks_its_connection(run):
+    """A process in a user namespace of its own may not copy from or to the others. Both ends get errors, and end."""
+    need("ib_send_lat", "unshare")
+    user, name, port = as_nobody(run), f"apart{os.getpid()}", free_port()
+    apart = [*user, "unshare", "-U", "--map-current-user"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        raise Skip(f"no user namespace can be made here ({' '.join(apart)})")
+    words = ["ib_send_lat", "-F", "-n", "1000", "-p", str(port)]
+    run = os.path.abspath(run)
+    first = [*user, run, "--quiet", "--no-sysfs", "--name", name, "--", *words]
+    second = [*apart, "env", f"SOFTNIC_WORLD=/dev/shm/softnic.{name}", f"LD_LIBRARY_PATH={os.path.join(os.path.dirname(run), 'lib')}",
+              *words, "127.0.0.1"]
+    server, client = two_ends(first, second, port)
+    assert server[0] not in (0, 124) and client[0] not in (0, 124), (server, client)
+    assert "outside the softnic-run that made the world" in server[1] + client[1], (server, client)
+
+
 # Inside a world: break something while ib_write_bw runs for a long time, and see how its client ends.
 
 def control(*words):
@@ -281,6 +330,7 @@ def a_queue_pair_error_flushes_what_is_posted(run):
 CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
           a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data,
           threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run,
+          two_launchers_of_one_unprivileged_user_meet, an_initiator_that_the_kernel_refuses_breaks_its_connection,
           perftest_runs_over_srd, libfabric_runs_over_srd_and_finds_its_data_whole,
           a_short_write_takes_three_microseconds, large_writes_reach_eight_gigabytes_per_second,
           modelled_latency_is_what_was_asked, modelled_rate_is_what_was_asked]

@@ -369,7 +369,7 @@ Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
     struct sn_world *world = c.world;
     uint32_t owner = qp->owner, cq = qp->rcq;
 
-    sn_proc_leave(world, owner - 1); /* as its destructors do */
+    sn_proc_leave(world, owner - 1, getenv(SN_WORLD_ENV)); /* as its destructors do */
     cr_assert_eq(sn_proc_sweep(world), 0);
     cr_assert_eq(world->cqs[cq].owner, owner);
     cr_assert_eq(qp->qpn, 0, "nobody reaches a program that exits");
@@ -482,4 +482,39 @@ Test(proc, two_threads_may_share_a_queue_pair)
     cr_assert_eq(*polled, 2 * EACH, "every request completes once");
     end_close(&a);
     end_close(&b);
+}
+
+/* Between finding a world abandoned and removing its file, another process may have removed it and made another. */
+Test(proc, a_path_that_names_another_world_by_now_is_left_alone)
+{
+    struct sn_world *old = test_world(NULL), *young;
+    const char *path = getenv(SN_WORLD_ENV);
+    struct sn_config config;
+
+    sn_config_default(&config);
+    unlink(path);
+    cr_assert_eq(sn_world_create(path, &config, false, &young), 0);
+    cr_assert_not(sn_world_remove(old, path, true));
+    cr_assert_eq(access(path, F_OK), 0, "the other world's file was removed");
+    cr_assert_not(sn_world_remove(young, path, false), "its creator lives");
+    cr_assert(sn_world_remove(young, path, true));
+    cr_assert_eq(access(path, F_OK), -1);
+    sn_world_close(old);
+    sn_world_close(young);
+}
+
+Test(proc, a_world_that_a_process_has_joined_is_not_removed)
+{
+    struct sn_world *world = test_world(NULL);
+    const char *path = getenv(SN_WORLD_ENV);
+    uint32_t index;
+    uint64_t nonce = 1;
+
+    world->creator_start++; /* the creator is gone, and another process has its number */
+    cr_assert_eq(sn_proc_enter(world, nonce, &nonce, 0, &index), 0);
+    cr_assert_not(sn_world_remove(world, path, false));
+    sn_proc_leave(world, index, path);
+    cr_assert_eq(access(path, F_OK), 0, "it is the launcher's, or a sweep's, to remove");
+    cr_assert(sn_world_remove(world, path, false));
+    sn_world_close(world);
 }

@@ -9,6 +9,7 @@
 
 #include "tools/softnic/cli/ctl_report.h"
 #include "tools/softnic/cli/sweep.h"
+#include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/quantity.h"
 #include "tools/softnic/world/queues.h"
 #include "tools/softnic/world/wake.h"
@@ -50,7 +51,7 @@ struct only {
 static void remember(const char *path, struct sn_world *world, void *arg)
 {
     struct only *only = arg;
-    if (!sn_sweep_creator_lives(world) && !sn_sweep_members(world))
+    if (!sn_creator_lives(world) && !sn_sweep_members(world))
         return;
     only->count++;
     snprintf(only->path, sizeof(only->path), "%s", path);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tools/softnic/cli/sweep.h"
+#include "tools/softnic/world/proc.h"
 
 /* Strings in a world are device names and paths that this project made. A quote or control character is dropped rather
  * than escaped. */
@@ -177,7 +178,7 @@ static void qps_report(const struct sn_world *world, bool json)
 
 void sn_report_status(const char *path, struct sn_world *world, bool json)
 {
-    bool creator = sn_sweep_creator_lives(world);
+    bool creator = sn_creator_lives(world);
     sn_sweep_members(world); /* do not report objects of dead processes */
     fputs(json ? "{\"world\": " : "world ", stdout);
     if (json)
@@ -201,7 +202,7 @@ struct listing {
 static void list_one(const char *path, struct sn_world *world, void *arg)
 {
     struct listing *list = arg;
-    bool creator = sn_sweep_creator_lives(world);
+    bool creator = sn_creator_lives(world);
     unsigned members = sn_sweep_members(world);
     if (list->json) {
         printf("%s{\"world\": ", list->count ? ", " : "");

@@ -13,8 +13,10 @@
 
 #include "tools/softnic/cli/launcher_copier.h"
 #include "tools/softnic/cli/launcher_options.h"
+#include "tools/softnic/cli/namespaces.h"
 #include "tools/softnic/cli/sweep.h"
 #include "tools/softnic/cli/sysfs.h"
+#include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/world.h"
 
 enum { STATUS_FAILED = 125, STATUS_CANNOT_RUN = 126, STATUS_NOT_FOUND = 127, STATUS_SIGNAL = 128 };
@@ -23,7 +25,8 @@ struct run {
     struct sn_launcher_options options;
     char path[PATH_MAX]; /* of the world's file */
     struct sn_world *world;
-    bool joined; /* another process made the world and will remove it */
+    bool joined;               /* another process made the world and will remove it */
+    bool in_makers_namespaces; /* the child, after it joined */
     char libdir[PATH_MAX];
     pid_t copier; /* 0: none */
 };
@@ -153,7 +156,7 @@ static void enter_sysfs(struct run *run)
             if (!run->joined)
                 snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", slots[i].path);
         }
-        failed = sn_sysfs_enter(nics, count, story, sizeof(story));
+        failed = sn_sysfs_enter(nics, count, !run->joined, story, sizeof(story));
     }
     /* Most programs need no sysfs, so a failure stops nothing, but it is always reported. */
     if (failed || !run->options.quiet)
@@ -180,10 +183,38 @@ static int set_environment(const void *arg)
     return r;
 }
 
+/* Runs in the child: go where the command of the world's maker is, so that each can reach the other's memory. */
+static bool enter_makers_namespaces(struct run *run)
+{
+    uint32_t pid;
+    int r = sn_namespaces_enter(run->world, !run->options.no_sysfs, &pid);
+
+    if (r >= 0) {
+        run->in_makers_namespaces = r;
+        if (r && !run->options.quiet)
+            fprintf(stderr, "softnic-run: in the user%s namespace of pid %u, the command that world %s was made for\n",
+                    run->options.no_sysfs ? "" : " and mount", pid, run->path);
+        return true;
+    }
+    if (r == -ESRCH)
+        fprintf(stderr, "softnic-run: cannot join the world %s: the command that it was made for has ended\n",
+                run->path);
+    else
+        fprintf(stderr,
+                "softnic-run: cannot join the world %s: the namespaces of pid %u, the command that it was made for, "
+                "cannot be entered (%s), and without them neither could reach the other's memory\n",
+                run->path, pid, strerror(-r));
+    return false;
+}
+
 static _Noreturn void run_child(struct run *run, pid_t parent, const sigset_t *old_mask)
 {
-    if (!run->options.no_sysfs)
+    if (run->joined && !enter_makers_namespaces(run))
+        _exit(STATUS_FAILED);
+    if (!run->options.no_sysfs && !run->in_makers_namespaces)
         enter_sysfs(run);
+    if (!run->joined)
+        __atomic_store_n(&run->world->command_pid, (uint32_t)getpid(), __ATOMIC_RELEASE);
     sigprocmask(SIG_SETMASK, old_mask, NULL);
     /* The command must not outlive its world. Set this after the user namespace, whose change of credentials would
      * reset it. */
@@ -324,7 +355,7 @@ int main(int argc, char **argv)
         print_world(&run);
     int status = run_command(&run);
     if (!run.joined)
-        sn_sweep_remove(run.path, run.world, true);
+        sn_world_remove(run.world, run.path, true);
     sn_world_close(run.world);
     return status;
 }

@@ -5,9 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/proc.h"
 
 static const char prefix[] = "softnic.";
@@ -18,11 +16,6 @@ void sn_sweep_path(const char *name, char *path, size_t bytes)
         snprintf(path, bytes, "%s", name);
     else
         snprintf(path, bytes, "%s/%s%s", SN_WORLD_DIR, prefix, name);
-}
-
-bool sn_sweep_creator_lives(const struct sn_world *world)
-{
-    return sn_pid_runs(world->creator_pid) && sn_pid_start(world->creator_pid) == world->creator_start;
 }
 
 unsigned sn_sweep_members(struct sn_world *world)
@@ -53,23 +46,10 @@ void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void 
     closedir(dir);
 }
 
-bool sn_sweep_remove(const char *path, struct sn_world *world, bool force)
-{
-    if (!force && (sn_sweep_creator_lives(world) || sn_sweep_members(world)))
-        return false;
-    /* A process that opened the file before it was unlinked finds this mark when it enters, and starts over
-     * (proc.h). */
-    sn_lock_take(&world->proc_lock);
-    bool first = !world->dead;
-    world->dead = 1;
-    sn_lock_drop(&world->proc_lock);
-    return unlink(path) == 0 && first;
-}
-
 static void remove_abandoned(const char *path, struct sn_world *world, void *arg)
 {
     unsigned *count = arg;
-    *count += sn_sweep_remove(path, world, false);
+    *count += sn_world_remove(world, path, false);
 }
 
 unsigned sn_sweep_all(void)

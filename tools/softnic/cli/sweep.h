@@ -13,18 +13,11 @@
  * --name. */
 void sn_sweep_path(const char *name, char *path, size_t bytes);
 
-/* True when the process that created the world still runs. */
-bool sn_sweep_creator_lives(const struct sn_world *world);
-
 /* Free what dead processes left, and return how many processes of the world still run. */
 unsigned sn_sweep_members(struct sn_world *world);
 
 /* Call visit for every world file, mapped, in no particular order. */
 void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void *arg), void *arg);
-
-/* Remove the file if its creator and all its processes are gone; with `force`, always. Return whether it was
- * removed. */
-bool sn_sweep_remove(const char *path, struct sn_world *world, bool force);
 
 /* Remove every abandoned world. Return how many. */
 unsigned sn_sweep_all(void);

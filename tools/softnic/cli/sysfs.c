@@ -53,7 +53,7 @@ static int write_text(const char *path, const char *text)
 }
 
 /* Root makes a mount namespace. Anyone else needs a user namespace around it, with the same user and group inside. */
-static int unshare_mounts(bool *user_namespace)
+static int unshare_mounts(bool may_make_user_namespace, bool *user_namespace)
 {
     char map[64];
     uid_t uid = geteuid();
@@ -63,6 +63,8 @@ static int unshare_mounts(bool *user_namespace)
     *user_namespace = false;
     if (!unshare(CLONE_NEWNS))
         return 0;
+    if (!may_make_user_namespace)
+        return -errno;
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
         return -errno;
     *user_namespace = true;
@@ -238,13 +240,14 @@ static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
     return r;
 }
 
-int sn_sysfs_enter(const struct sn_sysfs_nic *nics, uint32_t count, char *story, size_t story_len)
+int sn_sysfs_enter(const struct sn_sysfs_nic *nics, uint32_t count, bool may_make_user_namespace, char *story,
+                   size_t story_len)
 {
     static const char means[] =
         "NCCL will attach the NICs to the first CPU, NVSHMEM will not find them; others need no sysfs";
     bool user_namespace;
     uint32_t real = 0;
-    int r = unshare_mounts(&user_namespace);
+    int r = unshare_mounts(may_make_user_namespace, &user_namespace);
 
     if (r) {
         snprintf(story, story_len, "no /sys/class/infiniband: a private mount namespace was refused (%s): %s",

@@ -85,8 +85,9 @@ static int vm_error(uint32_t pid, int error, const struct vec *vec)
     if (error == ESRCH)
         return -ESRCH;
     if (error == EPERM || error == ENOSYS) {
-        sn_log("process_vm to pid %u: %s: is it another user's, or does a sandbox forbid ptrace (docker: --cap-add "
-               "SYS_PTRACE)?",
+        sn_log("process_vm to pid %u: %s: is it another user's, did an unprivileged user start one of the two outside "
+               "the softnic-run that made the world (give --name to both), or does a sandbox forbid ptrace (docker: "
+               "--cap-add SYS_PTRACE)?",
                pid, strerror(error));
         return -EPERM;
     }

@@ -165,17 +165,39 @@ unlock:
     return r;
 }
 
-bool sn_proc_leave(struct sn_world *world, uint32_t index)
+static bool any_live_locked(const struct sn_world *world)
 {
-    bool last = world->ephemeral;
+    for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
+        if (world->procs[i].state == SN_PROC_LIVE)
+            return true;
+    return false;
+}
 
+void sn_proc_leave(struct sn_world *world, uint32_t index, const char *path)
+{
     sn_lock_take(&world->proc_lock);
     world->procs[index].state = SN_PROC_SWEEP;
     sweep_locked(world);
-    for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-        last = last && world->procs[i].state != SN_PROC_LIVE;
-    if (last)
-        world->dead = 1; /* a process that opened the file just now finds this in sn_proc_enter */
+    if (world->ephemeral && !any_live_locked(world))
+        sn_world_remove_locked(world, path);
     sn_lock_drop(&world->proc_lock);
-    return last;
+}
+
+bool sn_creator_lives(const struct sn_world *world)
+{
+    return sn_pid_runs(world->creator_pid) && sn_pid_start(world->creator_pid) == world->creator_start;
+}
+
+/* Processes are counted under the lock under which they enter: nobody joins a world that is being removed. */
+bool sn_world_remove(struct sn_world *world, const char *path, bool force)
+{
+    bool removed;
+
+    if (!force && sn_creator_lives(world))
+        return false;
+    sn_lock_take(&world->proc_lock);
+    sweep_locked(world);
+    removed = (force || !any_live_locked(world)) && sn_world_remove_locked(world, path);
+    sn_lock_drop(&world->proc_lock);
+    return removed;
 }

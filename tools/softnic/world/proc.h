@@ -20,9 +20,16 @@ uint64_t sn_pid_start(uint32_t pid);
 int sn_proc_enter(struct sn_world *world, uint64_t nonce, const uint64_t *nonce_addr, uint32_t node, uint32_t *index);
 
 /* Leave the table. Objects that are left are hidden, and freed: at once if none is a queue pair, on which threads of
- * this process may be at work, else by a sweep after its end. Return true when the caller was the last and must unlink
- * an ephemeral world. */
-bool sn_proc_leave(struct sn_world *world, uint32_t index);
+ * this process may be at work, else by a sweep after its end. The last process to leave an ephemeral world removes its
+ * file, path. */
+void sn_proc_leave(struct sn_world *world, uint32_t index, const char *path);
+
+/* True when the process that created the world still runs. */
+bool sn_creator_lives(const struct sn_world *world);
+
+/* Remove the world's file, path, if its creator and all its processes are gone; with `force`, always. Return whether it
+ * was removed. */
+bool sn_world_remove(struct sn_world *world, const char *path, bool force);
 
 /* True when that process still runs (reads /proc: some 10 us). */
 bool sn_proc_alive(const struct sn_proc *proc);

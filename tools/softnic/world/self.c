@@ -134,6 +134,5 @@ static __attribute__((destructor)) void self_fini(void)
 
     if (!self || (uint32_t)getpid() != self->world->procs[self->proc].pid)
         return;
-    if (sn_proc_leave(self->world, self->proc))
-        unlink(self->path);
+    sn_proc_leave(self->world, self->proc, self->path);
 }

@@ -75,11 +75,32 @@ static bool pids_are_ours(const struct sn_world *world)
     return !mine || !world->pid_ns || mine == world->pid_ns;
 }
 
+static _Thread_local char refusal[240]; /* why sn_world_open returned -EPERM or -EPROTO */
+
+static int refuse_owner(const struct stat *st)
+{
+    snprintf(refusal, sizeof(refusal), "the file belongs to user %u, mode %03o; a world of this user, %u, has mode 600",
+             (unsigned)st->st_uid, (unsigned)st->st_mode & 0777, (unsigned)geteuid());
+    return -EPERM;
+}
+
+static int refuse_version(const struct stat *st, uint32_t version)
+{
+    snprintf(refusal, sizeof(refusal),
+             "not a world of this version (version %u, want %u; size %lld, want %zu); remove it or name another in %s",
+             version, (unsigned)SN_WORLD_VERSION, (long long)st->st_size,
+             sizeof(struct sn_world) + (size_t)SN_ARENA_BYTES, SN_WORLD_ENV);
+    return -EPROTO;
+}
+
 const char *sn_world_error(int r)
 {
     switch (r) {
+    case -EPERM:
     case -EPROTO:
-        return "not a world of this version";
+        return refusal;
+    case -ELOOP:
+        return "it is a symbolic link, which is not followed";
     case -EXDEV:
         return "it is of another process namespace (a container that shares /dev/shm, but not its processes?)";
     default:
@@ -171,6 +192,7 @@ void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb)
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out)
 {
     char temp[300];
+    struct stat st;
     int fd, r;
 
     if (config->nics == 0 || config->nodes == 0 || (uint64_t)config->nics * config->nodes > SN_MAX_DEVS)
@@ -179,8 +201,16 @@ int sn_world_create(const char *path, const struct sn_config *config, bool ephem
     snprintf(temp, sizeof(temp), "%s.new.%d", path, (int)getpid());
     unlink(temp);
     fd = open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == EEXIST) {
+        sn_log("%s is in the way, and is not this user's", temp);
+        return -EACCES;
+    }
     if (fd < 0)
         return -errno;
+    if (fchmod(fd, 0600) < 0 || fstat(fd, &st) < 0) { /* whatever the umask is */
+        r = -errno;
+        goto remove_temp;
+    }
     if (ftruncate(fd, (off_t)(sizeof(struct sn_world) + SN_ARENA_BYTES)) < 0) {
         r = -errno;
         goto remove_temp;
@@ -194,6 +224,8 @@ int sn_world_create(const char *path, const struct sn_config *config, bool ephem
         goto remove_temp;
     }
     world_init(*out, config, ephemeral);
+    (*out)->file_dev = st.st_dev;
+    (*out)->file_ino = st.st_ino;
     if (link(temp, path) < 0) {
         r = -errno;
         sn_world_close(*out);
@@ -204,40 +236,39 @@ remove_temp:
     return r;
 }
 
+/* What any file may hold must be what this version's programs rely on. */
+static int world_check(const struct sn_world *world, const struct stat *st)
+{
+    if (world->magic != SN_WORLD_MAGIC || world->version != SN_WORLD_VERSION)
+        return refuse_version(st, world->magic == SN_WORLD_MAGIC ? world->version : 0);
+    return pids_are_ours(world) ? 0 : -EXDEV;
+}
+
 int sn_world_open(const char *path, struct sn_world **out)
 {
     struct stat st;
-    uint32_t version = 0; /* unknown */
     int fd, r;
 
-    fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return -errno;
-    if (fstat(fd, &st) < 0) {
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) {
         r = -errno;
-        goto close_fd;
+        return r == -EACCES && lstat(path, &st) == 0 ? refuse_owner(&st) : r;
     }
-    r = -EPROTO;
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != sizeof(struct sn_world) + SN_ARENA_BYTES)
-        goto close_fd;
-    r = world_map(fd, out);
-    if (r < 0)
-        goto close_fd;
-    if ((*out)->magic != SN_WORLD_MAGIC || (*out)->version != SN_WORLD_VERSION) {
-        version = (*out)->magic == SN_WORLD_MAGIC ? (*out)->version : 0;
-        sn_world_close(*out);
-        r = -EPROTO;
-    } else if (!pids_are_ours(*out)) {
-        sn_world_close(*out);
-        r = -EXDEV;
-    }
-close_fd:
+    if (fstat(fd, &st) < 0)
+        r = -errno;
+    /* Anyone may make files in /dev/shm, under the name of any user's world. */
+    else if (st.st_uid != geteuid() || st.st_mode & (S_IRWXG | S_IRWXO))
+        r = refuse_owner(&st);
+    else if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != sizeof(struct sn_world) + SN_ARENA_BYTES)
+        r = refuse_version(&st, 0);
+    else
+        r = world_map(fd, out);
     close(fd);
-    if (r == -EPROTO)
-        sn_log("%s: not a world of this version (version %u, want %u; size %lld, want %zu); remove it or name another "
-               "in %s",
-               path, version, (unsigned)SN_WORLD_VERSION, (long long)st.st_size,
-               sizeof(struct sn_world) + (size_t)SN_ARENA_BYTES, SN_WORLD_ENV);
+    if (r)
+        return r;
+    r = world_check(*out, &st);
+    if (r)
+        sn_world_close(*out);
     return r;
 }
 
@@ -245,4 +276,12 @@ void sn_world_close(struct sn_world *world)
 {
     if (world)
         munmap(world, sizeof(*world) + SN_ARENA_BYTES);
+}
+
+bool sn_world_remove_locked(struct sn_world *world, const char *path)
+{
+    struct stat st;
+
+    world->dead = 1;
+    return lstat(path, &st) == 0 && st.st_dev == world->file_dev && st.st_ino == world->file_ino && unlink(path) == 0;
 }

@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 6,
+    SN_WORLD_VERSION = 7,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -330,8 +330,12 @@ struct sn_world {
     uint32_t creator_pid;
     uint32_t dead; /* removed: a process that still opens it must start over */
     uint64_t creator_start;
-    uint64_t created_ns; /* CLOCK_REALTIME */
-    uint64_t pid_ns;     /* the process namespace that all pids here belong to; 0: unknown */
+    uint64_t created_ns;         /* CLOCK_REALTIME */
+    uint64_t pid_ns;             /* the process namespace that all pids here belong to; 0: unknown */
+    uint64_t file_dev, file_ino; /* this file: another one may have its path now */
+    /* the process that softnic-run made for its command, once it is in its namespaces; 0: not yet, or no launcher */
+    uint32_t command_pid;
+    uint32_t pad;
     struct sn_config config;
     uint32_t dev_count;
     uint32_t wake_next; /* the next number of a socket */
@@ -377,12 +381,18 @@ void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
  * -EEXIST (another process was faster: open it), -ENOSPC, or another -errno. */
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
 
-/* Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), -EXDEV (of another process
- * namespace: its processes cannot be identified or reached from here), or another -errno. */
+/* Map an existing world. All who map it can name each other's memory, so it must belong to this user, and no other may
+ * open it. Return 0, -ENOENT, -EPERM (another user's, or open to others), -ELOOP (a symbolic link), -EPROTO (not a
+ * world, or of another version), -EXDEV (of another process namespace: its processes cannot be identified or reached
+ * from here), or another -errno. */
 int sn_world_open(const char *path, struct sn_world **out);
 
-/* The reason, in words, why a world could not be opened. */
+/* The reason, in words, why sn_world_open of this thread has just returned r. */
 const char *sn_world_error(int r);
+
+/* Remove the file, unless its path names another file by now. Who opened it before finds `dead` and starts over. The
+ * caller holds proc_lock: only then has nobody removed it and made another. Return whether it was removed. */
+bool sn_world_remove_locked(struct sn_world *world, const char *path);
 
 /* Unmap; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
