@@ -68,6 +68,10 @@ static const char *awaited_name(uint32_t what)
         return "a block of rows to be put together";
     case PRS_AWAIT_CTAS:
         return "all CTAs";
+    case PRS_AWAIT_END:
+        return "the end of the launch before";
+    case PRS_AWAIT_SUM:
+        return "a token's result";
     default:
         return "an unknown flag";
     }

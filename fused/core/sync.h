@@ -27,6 +27,8 @@ enum prs_awaited {
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
     PRS_AWAIT_CTAS =
         19, /* this rank's own CTAs: in MoE all that count chunks; in attention all that read or forward a group */
+    PRS_AWAIT_END = 20, /* MoE: that a rank has ended the launch before */
+    PRS_AWAIT_SUM = 21, /* MoE: a rank's sum of the results of a token */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */

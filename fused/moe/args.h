@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structures that the host passes to the kernels of MoE dispatch + grouped product. */
+/* The structures that the host passes to the kernels of MoE. */
 #ifndef PERSEUS_FUSED_MOE_ARGS_H
 #define PERSEUS_FUSED_MOE_ARGS_H
 
@@ -14,8 +14,9 @@
 
 enum { PRS_ROUTE_THREADS = 256 };
 
-/* The routing kernel writes these for the product's kernel. */
+/* The routing kernel writes these for the kernels after it. */
 struct prs_moe_totals {
+    uint32_t tokens; /* of this rank */
     uint32_t blocks; /* row blocks of this rank's experts */
     uint32_t deliveries;
     uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
@@ -41,7 +42,8 @@ struct prs_moe_claims {
     uint32_t wrong, wrong_token; /* wrong choices; ~ of the first token with one */
     /* The product's kernel: units; lists of deliveries; rows. */
     uint32_t units, deliveries, pushed, relayed, forwarded;
-    uint32_t left; /* CTAs that have ended */
+    uint32_t returned, combined; /* combine: deliveries added up for their senders; own tokens */
+    uint32_t left;               /* CTAs that have ended */
 };
 
 struct prs_moe_args {
@@ -64,23 +66,36 @@ struct prs_moe_args {
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
+    uint32_t ends;       /* this kernel is the last one of its launch; 2: of a launch without routing */
 
-    /* This rank's memory: */
+    /* Combine: */
+    const uint8_t *results;  /* rows of the experts */
+    const uint8_t *residual; /* or NULL */
+    uint8_t *combined;       /* [token] */
+    uint32_t unweighted;
+
+    /* The maps of a dispatch: this rank's memory, or the caller's */
     struct prs_moe_totals *totals;
     struct prs_moe_expert_rows *table; /* [expert here] */
-    uint64_t *chunks;                  /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *sent;                    /* [p][i]: the token that is row i of those for the peer at distance p */
     uint8_t *deliveries;
-    uint32_t *ready; /* [block]: number of rows in place; the routing kernel clears it */
+    struct prs_route_source *sources; /* [token][slot] */
+
+    /* This rank's memory: */
+    uint64_t *chunks; /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
+    uint32_t *ready;  /* [block]: number of rows in place; the routing kernel clears it */
     struct prs_moe_claims *claims;
     uint8_t *row_bytes; /* memory of `rows` */
 
     /* Symmetric memory; [q]: at neighbour q of this node. */
     uint8_t *messages[PRS_MAX_LOCAL_RANKS];       /* all messages and forwarding tables: route.h */
     uint32_t *message_flags[PRS_MAX_LOCAL_RANKS]; /* [sender's distance]: epoch */
+    uint32_t *end_flags[PRS_MAX_LOCAL_RANKS];     /* [peer's distance]: epoch of the last launch that it has ended */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* tokens of other ranks */
     uint32_t *staging_flags[PRS_MAX_LOCAL_RANKS]; /* [row]: epoch */
-    struct prs_moe_far far;                       /* several nodes only */
+    uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that come back, at the same places: for token i of p */
+    uint32_t *return_flags[PRS_MAX_LOCAL_RANKS];
+    struct prs_moe_far far; /* several nodes only */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
@@ -112,9 +127,12 @@ extern "C" {
  * run at once. Returns 0 or -ENOTSUP. */
 int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster, uint32_t *clusters);
 
-/* Enqueues the routing kernel, unless args->dispatches is 0, and the product's kernel. Returns 0 or -EIO. */
-int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
-                           cudaStream_t stream);
+/* Each enqueues one kernel. Return 0 or -EIO. */
+int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream);
+int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
+                            cudaStream_t stream);
+int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -198,11 +198,11 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
         break;
     case 2:
         if (args.dispatches != 0)
-            place_rows<E>(args, m, at.epoch);
+            place_rows<E::far>(args, {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0}, at.epoch, gridDim.x);
         break;
     default:
         if (first && args.dispatches != 0)
-            send_rows<E>(args, m, at.epoch);
+            send_rows<E::far>(args, {m.base + PRS_SMEM_PUSH, &m.pushed[0], 0}, at.epoch);
     }
 }
 
@@ -221,12 +221,8 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_consta
         multiply_blocks<E>(args, m, cta_position_here<E>(&args.sync));
     }
     end_roles();
-    if (threadIdx.x != 0)
-        return;
-    if (arrives_last(&args.claims->left, gridDim.x))
-        *args.claims = {}; /* for the next launch */
-    if (args.dispatches != 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
-        network_quiet(&args.sync, &args.far.device);
+    if (threadIdx.x == 0)
+        leave_moe(args);
 }
 
 #endif

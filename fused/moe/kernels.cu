@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of MoE dispatch + grouped product and their launch. */
+/* The kernels of MoE and their launch. */
 #include "fused/core/load.h"
 #include "fused/core/launch.cuh"
+#include "fused/moe/combine.cuh"
+#include "fused/moe/dispatch.cuh"
 #include "fused/moe/engine.cuh"
 #include "fused/moe/route.cuh"
 
@@ -22,9 +24,23 @@ static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uin
                                   : kernel_of_layout<false>(b_n_major, cluster);
 }
 
+static moe_kernel_fn dispatch_of(const struct prs_route *route)
+{
+    return route->place.nodes > 1 ? dispatch_kernel<true> : dispatch_kernel<false>;
+}
+
+static moe_kernel_fn combine_of(const struct prs_route *route)
+{
+    return route->place.nodes > 1 ? combine_kernel<true> : combine_kernel<false>;
+}
+
 static int load(void)
 {
+    static const moe_kernel_fn others[] = {dispatch_kernel<false>, dispatch_kernel<true>, combine_kernel<false>,
+                                           combine_kernel<true>};
     int r = launch_load(route_kernel);
+    for (int i = 0; i < 4 && r == 0; i++)
+        r = launch_load(others[i]);
     for (int variant = 0; variant < 8 && r == 0; variant++) {
         int b_n_major = variant & 1;
         uint32_t cluster = 1 + (variant >> 1 & 1);
@@ -47,19 +63,41 @@ static struct launch_shape shape_of_routing(const struct prs_route *route)
     return shape;
 }
 
+static const struct launch_shape shape_of_dispatch = {1, PRS_DISPATCH_WARPS * 32, PRS_DISPATCH_SHARED},
+                                 shape_of_combine = {1, PRS_COMBINE_WARPS * 32, 0};
+
 extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster,
                                        uint32_t *clusters)
 {
     struct launch_shape routing = shape_of_routing(route), product = shape_of(cluster);
     uint32_t ctas; /* per GPU; the plan asks for fewer than there are SMs, and each fits one */
     int r = launch_prepare(route_kernel, &routing, &ctas);
+    if (!r)
+        r = launch_prepare(dispatch_of(route), &shape_of_dispatch, &ctas);
+    if (!r)
+        r = launch_prepare(combine_of(route), &shape_of_combine, &ctas);
     return r != 0 ? r : launch_prepare(kernel_of(route, b_n_major, cluster), &product, clusters);
 }
 
-extern "C" int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t cluster,
-                                      uint32_t clusters, cudaStream_t stream)
+extern "C" int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream)
 {
-    struct launch_shape routing = shape_of_routing(&args->route), product = shape_of(cluster);
-    int r = args->dispatches == 0 ? 0 : launch_kernel(route_kernel, &routing, args->route.chunks, stream, *args);
-    return r != 0 ? r : launch_kernel(kernel_of(&args->route, b_n_major, cluster), &product, clusters, stream, *args);
+    struct launch_shape routing = shape_of_routing(&args->route);
+    return launch_kernel(route_kernel, &routing, args->route.chunks, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_major, uint32_t cluster,
+                                       uint32_t clusters, cudaStream_t stream)
+{
+    struct launch_shape product = shape_of(cluster);
+    return launch_kernel(kernel_of(&args->route, b_n_major, cluster), &product, clusters, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(dispatch_of(&args->route), &shape_of_dispatch, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(combine_of(&args->route), &shape_of_combine, ctas, stream, *args);
 }

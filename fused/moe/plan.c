@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans of MoE dispatch + grouped product. */
+/* Plans of MoE: dispatch, grouped product, combine. */
 #include <assert.h>
 #include <errno.h>
 
@@ -31,6 +31,7 @@ struct prs_moe_plan {
     struct prs_moe_info info;
     struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
     struct prs_moe_tuning wanted;
+    int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
 };
 
 static struct prs_moe_plan *self(struct prs_plan *p)
@@ -42,10 +43,9 @@ static struct prs_moe_plan *self(struct prs_plan *p)
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t world = ctx->config.world;
-    if (s->tokens == 0 || s->hidden == 0 || s->columns == 0 || s->experts == 0 || s->top_k == 0)
-        return prs_fail(-EINVAL,
-                        "fused: MoE without tokens, columns or experts: %u tokens of %u, %u experts of %u, top %u",
-                        s->tokens, s->hidden, s->experts, s->columns, s->top_k);
+    if (s->tokens == 0 || s->hidden == 0 || s->experts == 0 || s->top_k == 0)
+        return prs_fail(-EINVAL, "fused: MoE without tokens or experts: %u tokens of %u, %u experts, top %u", s->tokens,
+                        s->hidden, s->experts, s->top_k);
     if (s->hidden % 8 != 0 || s->columns % 8 != 0)
         return prs_fail(-EINVAL, "fused: MoE with rows of %u and %u columns: both must be multiples of 8", s->hidden,
                         s->columns);
@@ -169,45 +169,62 @@ static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
     return at;
 }
 
-static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
+/* What combine needs of a dispatch. */
+static uint64_t lay_out_maps(struct prs_moe_args *a, uint8_t *base)
 {
     const struct prs_route *r = &a->route;
     uint64_t used = 0;
     a->totals = take(base, &used, sizeof(*a->totals));
-    a->claims = take(base, &used, sizeof(*a->claims));
     a->table = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->table));
-    a->chunks = take(base, &used, (uint64_t)r->chunks * r->experts * sizeof(*a->chunks));
     a->sent = take(base, &used, (uint64_t)r->place.world * r->tokens * sizeof(*a->sent));
+    a->deliveries = take(base, &used, (uint64_t)r->place.world * r->tokens * prs_route_delivery_bytes(r));
+    a->sources = take(base, &used, (uint64_t)r->tokens * r->choices * sizeof(*a->sources));
     if (r->place.nodes > 1) {
         a->far.tokens = take(base, &used, (uint64_t)r->place.nodes * r->tokens * sizeof(*a->far.tokens));
-        a->far.counters =
-            take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
         a->far.near = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->far.near));
     }
-    a->deliveries = take(base, &used, (uint64_t)r->place.world * r->tokens * prs_route_delivery_bytes(r));
+    return used;
+}
+
+/* The plan's own maps come first. Dispatch alone has no rows: they go to the caller. */
+static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
+{
+    const struct prs_route *r = &a->route;
+    uint64_t used = lay_out_maps(a, base);
+    a->claims = take(base, &used, sizeof(*a->claims));
+    a->chunks = take(base, &used, (uint64_t)r->chunks * r->experts * sizeof(*a->chunks));
+    if (r->place.nodes > 1)
+        a->far.counters =
+            take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
-    a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
+    if (a->n != 0)
+        a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
     return used;
 }
 
 static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    uint64_t bytes = lay_out(a, NULL), tables;
+    uint64_t bytes = lay_out(a, NULL), tables = bytes;
     struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r;
-    tables = bytes - (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
+    if (a->n != 0)
+        tables -= (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
     r = prs_plan_local(&p->base, bytes, tables); /* the tables must be empty before the first launch */
     if (r)
         return r;
     lay_out(a, p->base.own.at);
+    p->info.maps_bytes = lay_out_maps(a, p->base.own.at);
+    if (a->n == 0)
+        return 0;
     t.base = a->row_bytes;
     t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
     return prs_tensor_map_encode(&t, &a->rows);
 }
 
-/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks. Flags: one for each sender of
- * messages, then one for each row of staging. Between nodes also tokens on their way, and signal words. */
+/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones.
+ * Flags: one for each sender of messages and for each rank's end, then one for each row of staging. Between nodes also
+ * tokens on their way, and signal words. */
 enum { MESSAGES, STAGING, FLAGS, RELAY, SIGNALS };
 
 static void need_shared(struct prs_moe_plan *p)
@@ -220,7 +237,7 @@ static void need_shared(struct prs_moe_plan *p)
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
                   several ? prs_route_staging_at(r, r->place.world, 0) : 0);
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
-                  (r->place.world + rows) * sizeof(uint32_t));
+                  (2 * r->place.world + rows) * sizeof(uint32_t));
     if (r->place.nodes == 1)
         return;
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_route_relay_at(r, 2, 1, 0));
@@ -236,8 +253,12 @@ static int place(struct prs_plan *base)
     for (uint32_t q = 0; q < r->place.local_ranks; q++) {
         a->messages[q] = memory[MESSAGES]->at[q];
         a->message_flags[q] = (uint32_t *)memory[FLAGS]->at[q];
-        a->staging_flags[q] = a->message_flags[q] + r->place.world;
+        a->end_flags[q] = a->message_flags[q] + r->place.world;
+        a->staging_flags[q] = a->end_flags[q] + r->place.world;
         a->staging[q] = memory[STAGING] ? memory[STAGING]->at[q] : NULL;
+        /* Combine is a launch of its own, which begins when all ranks have ended the dispatch. */
+        a->returns[q] = a->staging[q];
+        a->return_flags[q] = a->staging_flags[q];
     }
     if (r->place.nodes == 1)
         return 0;
@@ -301,8 +322,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 static int launch_kernels(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = self(base);
-    const struct prs_moe_tuning *t = &p->info.tuning;
-    return prs_moe_kernels_launch(&p->args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
+    return p->job(p, stream);
 }
 
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
@@ -336,6 +356,31 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 }
 
 /* ---- launches ---- */
+static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    return prs_moe_kernels_product(&p->args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
+}
+
+static int run_dispatch_product(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    int r = prs_moe_kernels_route(&p->args, stream);
+    return r != 0 ? r : run_product(p, stream);
+}
+
+static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    struct prs_moe_args a = p->args;
+    int r = prs_moe_kernels_route(&p->args, stream);
+    a.push_gap = 0; /* no product whose loads the rows could delay */
+    return r != 0 ? r : prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
+}
+
+static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
+}
+
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -351,54 +396,147 @@ static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     return r != 0 ? r : prs_tensor_map_encode(&out, &p->args.out);
 }
 
-static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch *b, bool dispatches)
+static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    uintptr_t all = (uintptr_t)b->weights | (uintptr_t)b->out;
-    if (dispatches)
-        all |= (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->rows | (uintptr_t)b->expert_rows |
-               (uintptr_t)b->router_weights;
-    if (all % 16 != 0 || !b->weights || !b->out || (dispatches && (!b->rows || !b->expert_rows)))
-        return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
-                        b->weights, b->out, (void *)b->rows, (void *)b->expert_rows);
-    if (dispatches && ((uintptr_t)b->status % 16 != 0 || (uintptr_t)b->count_on_device % 4 != 0))
-        return prs_fail(-EINVAL, "fused: MoE batch: status %p must be 16-byte aligned, count_on_device %p 4-byte",
-                        (void *)b->status, (const void *)b->count_on_device);
-    if (dispatches && (b->count != 0 || b->count_on_device) && (!b->tokens || !b->chosen || !b->router_weights))
+    if (p->shape.columns == 0)
+        return prs_fail(-EINVAL, "fused: a product in a MoE plan without columns: only dispatch and combine");
+    if ((uintptr_t)b->weights % 16 != 0 || !b->weights)
+        return prs_fail(-EINVAL, "fused: MoE batch: weights %p: 16-byte aligned, not NULL", b->weights);
+    return 0;
+}
+
+static int check_out(const struct prs_moe_batch *b)
+{
+    if ((uintptr_t)b->out % 16 != 0 || !b->out)
+        return prs_fail(-EINVAL, "fused: MoE batch: out %p: 16-byte aligned, not NULL", b->out);
+    return 0;
+}
+
+/* What routing reads and writes. */
+static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    uintptr_t all = (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->router_weights | (uintptr_t)b->rows |
+                    (uintptr_t)b->expert_rows | (uintptr_t)b->status;
+    if (all % 16 != 0 || !b->rows || !b->expert_rows)
+        return prs_fail(
+            -EINVAL,
+            "fused: MoE batch: tokens %p, chosen %p, router_weights %p, rows %p, expert_rows %p, status %p: "
+            "16-byte aligned, and rows and expert_rows not NULL",
+            b->tokens, (const void *)b->chosen, (const void *)b->router_weights, (void *)b->rows,
+            (void *)b->expert_rows, (void *)b->status);
+    if ((uintptr_t)b->count_on_device % 4 != 0 || (uintptr_t)b->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE batch: count_on_device %p must be 4-byte aligned, maps %p 256-byte",
+                        (const void *)b->count_on_device, b->maps);
+    if ((b->count != 0 || b->count_on_device) && (!b->tokens || !b->chosen || !b->router_weights))
         return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
-    if (dispatches && !b->count_on_device && b->count > p->shape.tokens)
+    if (!b->count_on_device && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
     return 0;
 }
 
-static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool dispatches, cudaStream_t stream)
+static void set_maps(struct prs_moe_plan *p, const void *maps)
+{
+    (void)lay_out_maps(&p->args, maps ? (uint8_t *)(uintptr_t)maps : p->base.own.at);
+}
+
+/* ends: see struct prs_moe_args. */
+static int launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
+                  uint32_t ends, cudaStream_t stream)
+{
+    p->args.dispatches = dispatches;
+    p->args.ends = ends;
+    p->job = job;
+    return prs_plan_launch(&p->base, stream);
+}
+
+static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     struct prs_moe_args *a = &p->args;
-    int before, r = check_batch(p, b, dispatches);
-    if (!r)
-        r = prs_plan_enter(&p->base, &before);
-    if (r)
-        return r;
+    set_maps(p, b->maps);
     a->tokens = b->tokens;
     a->count = b->count, a->count_on_device = b->count_on_device;
     a->status = b->status;
     a->chosen = b->chosen, a->weights = b->router_weights;
     a->row_map = b->rows;
     a->expert_map = b->expert_rows;
-    a->dispatches = dispatches;
+}
+
+int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    int before, r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
     r = encode(p, b);
     if (!r)
-        r = prs_plan_launch(&p->base, stream);
+        r = launch(p, run_dispatch_product, true, 1, stream);
     prs_context_leave(before);
     return r;
 }
 
-int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream)
+int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
 {
-    return launch(plan, batch, true, stream);
+    int before, r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_maps(p, b->maps);
+    r = encode(p, b);
+    if (!r)
+        r = launch(p, run_product, false, 0, stream);
+    prs_context_leave(before);
+    return r;
 }
 
-int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream)
+int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
 {
-    return launch(plan, batch, false, stream);
+    uint8_t *own_rows = p->args.row_bytes;
+    int before, r = check_out(b);
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
+    p->args.row_bytes = b->out;
+    r = launch(p, run_dispatch, true, 1, stream);
+    p->args.row_bytes = own_rows;
+    prs_context_leave(before);
+    return r;
+}
+
+int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, struct CUstream_st *stream)
+{
+    uintptr_t all = (uintptr_t)x->rows | (uintptr_t)x->out | (uintptr_t)x->residual;
+    int before, r;
+    if (all % 16 != 0 || !x->rows || !x->out)
+        return prs_fail(-EINVAL,
+                        "fused: MoE results: rows %p, out %p, residual %p: 16-byte aligned; rows, out not NULL",
+                        x->rows, x->out, x->residual);
+    if (p->args.route.place.nodes > 1)
+        return prs_fail(-ENOTSUP, "fused: MoE combine between nodes is not written yet");
+    if ((uintptr_t)x->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE results: maps %p must be 256-byte aligned", x->maps);
+    r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_maps(p, x->maps);
+    p->args.results = x->rows;
+    p->args.residual = x->residual;
+    p->args.combined = x->out;
+    p->args.unweighted = x->unweighted;
+    r = launch(p, run_combine, false, 2, stream);
+    prs_context_leave(before);
+    return r;
 }

@@ -318,6 +318,27 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
     args.sent[(uint64_t)p * r->tokens + place] = token;
 }
 
+/* Where the result of a choice comes from, if from another rank: its sum of this token's rows comes with the lead; from
+ * another node, that of all its ranks comes with the relay lead. receive_entry() writes the sources that are own rows. */
+PRS_DEVICE void write_source(const struct prs_moe_args &args, const struct route_memory &m,
+                             const struct routing_chunk &at, uint32_t choice)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t code = m.code[choice], expert = code & PRS_ROUTE_NONE, peer = PRS_ROUTE_NO_SOURCE, place = 0;
+    if (expert != PRS_ROUTE_NONE) {
+        uint32_t p = prs_place_distance(&r->place, expert / r->experts_per_rank), b = prs_route_node_of(r, p);
+        if (p == 0)
+            return;
+        if (b == 0 && (code & PRS_ROUTE_LEAD) != 0)
+            peer = p, place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
+        if (b != 0 && (code & PRS_ROUTE_RELAY) != 0)
+            peer = prs_place_distance(&r->place, prs_place_counterpart(&r->place, b)),
+            place = relay_row(args, m, choice);
+    }
+    *(uint4 *)&args.sources[(uint64_t)at.first * r->choices + choice] =
+        make_uint4(peer, place, __float_as_uint(1.0f), 0);
+}
+
 /* Sends the messages for ranks of other nodes, each by one put and one signal, and the forwarding tables for
  * counterparts. */
 PRS_DEVICE_OUTLINED void put_messages(const struct prs_moe_args &args, uint32_t epoch)
@@ -384,6 +405,7 @@ PRS_DEVICE void send_chunk(const struct prs_moe_args &args, const struct route_m
             send_entry(args, m, at, i);
         if (m.code[i] & PRS_ROUTE_RELAY)
             write_forwarding(args, m, at, i);
+        write_source(args, m, at, i);
     }
     signal_ranks(args, at);
 }
@@ -486,6 +508,7 @@ PRS_DEVICE void write_totals(const struct prs_moe_args &args, const struct route
     uint32_t blocks = m.total[TOTAL_BLOCKS] < r->blocks ? m.total[TOTAL_BLOCKS] : r->blocks;
     args.totals->blocks = here ? blocks : 0;
     args.totals->deliveries = here ? m.total[TOTAL_DELIVERIES] : 0;
+    args.totals->tokens = here ? token_count(args) : 0;
     if (here && args.status)
         write_receive_status(args, m);
     /* A rank that did not answer may still be reading its last message: send it nothing more. */
@@ -539,11 +562,17 @@ PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct rout
         uint32_t row;
         target = from[1 + u];
         row = m.table[ROW_BASE][of_p + target.x] + target.z;
+        uint4 *source = (uint4 *)&args.sources[(uint64_t)token.x * r->choices + target.y];
+        if (p == 0)
+            *source = make_uint4(PRS_ROUTE_NO_SOURCE, 0, 0, 0);
         /* MUTANT(emulator moe/rows_beyond_capacity_are_dropped_and_the_next_launch_is_right)
          * a row without room is dropped: delete */
         if (row >= kept_rows(args, m, target.x))
             continue;
         row += m.table[BLOCKS][target.x] * PRS_TILE_M;
+        if (p == 0)
+            *source = make_uint4(0, row, target.w, 0);
+        to->row[prs_route_weight_at(r) + kept] = target.w;
         to->row[kept++] = row;
         *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
     }

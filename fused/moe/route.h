@@ -38,7 +38,8 @@ enum {
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
     PRS_ROUTE_MAX_WORLD = 64,
-    PRS_ROUTE_NOWHERE = -1 /* in a forwarding table: this rank does not get the row */
+    PRS_ROUTE_NOWHERE = -1,      /* in a forwarding table: this rank does not get the row */
+    PRS_ROUTE_NO_SOURCE = 0xffff /* peer of a source: nothing comes from this choice */
 };
 
 struct prs_route {
@@ -69,13 +70,23 @@ struct prs_route_target {
 static_assert(sizeof(struct prs_route_entry) == 16 && sizeof(struct prs_route_target) == 16,
               "written as 16-byte vectors");
 
-/* A received row: where it lies, and the rows that it is copied to. */
+/* A received row: where it lies, and the rows that it is copied to. After the rows come as many router weights
+ * (prs_route_weight_at()). The same delivery says what is added up for the sender on the way back. */
 struct prs_route_delivery {
     uint32_t peer, at; /* peer 0: own token `at`; else row `at` of those that the peer sends */
     uint32_t targets;
     uint32_t pad;
     uint32_t row[4]; /* as many as choices, rounded up to 4 */
 };
+
+/* One term of a token's result, for each of its choices. */
+struct prs_route_source {
+    uint32_t peer; /* 0: own row `at`, times the weight; else the sum that the peer sends back for its row `at` */
+    uint32_t at;
+    float weight;
+    uint32_t pad;
+};
+static_assert(sizeof(struct prs_route_source) == 16, "written as 16-byte vectors");
 
 PRS_SHARED uint32_t prs_route_entry_bytes(const struct prs_route *r)
 {
@@ -84,7 +95,13 @@ PRS_SHARED uint32_t prs_route_entry_bytes(const struct prs_route *r)
 
 PRS_SHARED uint32_t prs_route_delivery_bytes(const struct prs_route *r)
 {
-    return 16 + 16 * prs_ceil_div(r->choices, 4);
+    return 16 + 2 * 16 * prs_ceil_div(r->choices, 4);
+}
+
+/* Where the weight of a delivery's first row lies among the words of prs_route_delivery.row. */
+PRS_SHARED uint32_t prs_route_weight_at(const struct prs_route *r)
+{
+    return 4 * prs_ceil_div(r->choices, 4);
 }
 
 /* Each sender has a message in each bank: the numbers of rows and leads of each expert here, then the entries. */

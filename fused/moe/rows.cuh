@@ -77,15 +77,21 @@ PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t 
 /* Waits until the word equals this epoch; a larger value is not enough. The word of a row, or of a group of rows, can
  * stay unchanged for many epochs, and after a wrap an old value would look like a later one. No rank raises the word
  * for the next epoch before this rank has begun that epoch. */
-PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
-                            uint32_t index)
+PRS_DEVICE void await_word(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t what,
+                           uint32_t from, uint32_t index)
 {
     struct wait_clock clock = {0, 0};
     for (;;) {
         uint32_t seen = load_acquire_sys(flag);
-        if (seen == epoch || !keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN, from, index, epoch, seen))
-            break;
+        if (seen == epoch || !keep_waiting(&args.sync, &clock, what, from, index, epoch, seen))
+            return;
     }
+}
+
+PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
+                            uint32_t index)
+{
+    await_word(args, flag, epoch, PRS_AWAIT_TOKEN, from, index);
     fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
 }
 
@@ -334,11 +340,9 @@ PRS_DEVICE_OUTLINED void send_rows_far(const struct prs_moe_args &args, uint8_t 
         ;
 }
 
-template <class E>
-PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
+template <bool FAR> PRS_DEVICE void send_rows(const struct prs_moe_args &args, struct row_buffer b, uint32_t epoch)
 {
-    struct row_buffer b = {m.base + PRS_SMEM_PUSH, &m.pushed[0], 0};
-    if (E::far)
+    if (FAR)
         send_rows_far(args, b.at, b.full, epoch);
     else
         push_rows(args, &b, epoch, [](int64_t until) { sleep_until(until); });
@@ -442,34 +446,34 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each CTA of the
- * grid, so the first blocks are complete first. Returns the first delivery of the list, whose next ones follow at a
- * distance of the grid. */
-PRS_DEVICE uint32_t first_delivery(uint32_t list)
+/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each warp of the
+ * grid that places rows, so the first blocks are complete first. Returns the first delivery of the list, whose next ones
+ * follow at a distance of `warps`. */
+PRS_DEVICE uint32_t first_delivery(uint32_t list, uint32_t warps)
 {
-    return list / gridDim.x * gridDim.x * DELIVERIES_PER_CLAIM + list % gridDim.x;
+    return list / warps * warps * DELIVERIES_PER_CLAIM + list % warps;
 }
 
-template <class E>
-PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
+/* warps: of the grid that place rows. */
+template <bool FAR>
+PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b, uint32_t epoch, uint32_t warps)
 {
-    struct row_buffer b = {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0};
     uint32_t deliveries = args.totals->deliveries, lane = threadIdx.x % 32, last_row = 0;
     uint32_t list = lane == 0 ? atomicAdd(&args.claims->deliveries, 1u) : 0, first;
     struct placed_row last = {0, 0, 0, 0};
-    while ((first = first_delivery(__shfl_sync(~0u, list, 0))) < deliveries) {
-        struct placed_row mine = {0, 0, 0, first + lane * gridDim.x};
+    while ((first = first_delivery(__shfl_sync(~0u, list, 0), warps)) < deliveries) {
+        struct placed_row mine = {0, 0, 0, first + lane * warps};
         uint32_t here = 0;
         if (lane < DELIVERIES_PER_CLAIM && mine.place < deliveries) {
             const struct prs_route_delivery *delivery = delivery_at(args, mine.place);
             mine.peer = delivery->peer, mine.at = delivery->at, mine.targets = delivery->targets;
         }
-        for (uint32_t k = 0; k < DELIVERIES_PER_CLAIM && first + k * gridDim.x < deliveries; k++) {
+        for (uint32_t k = 0; k < DELIVERIES_PER_CLAIM && first + k * warps < deliveries; k++) {
             struct placed_row delivery = {__shfl_sync(~0u, mine.peer, k), __shfl_sync(~0u, mine.at, k),
-                                          __shfl_sync(~0u, mine.targets, k), first + k * gridDim.x};
+                                          __shfl_sync(~0u, mine.targets, k), first + k * warps};
             uint32_t row = lane < delivery.targets ? delivery_at(args, delivery.place)->row[lane] : 0;
             if ((here >> k & 1) == 0) {
-                if (E::far && !delivery_is_here(args, epoch, mine, k)) {
+                if (FAR && !delivery_is_here(args, epoch, mine, k)) {
                     count_delivery(args, last, last_row); /* a row from another node may take long to come */
                     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
                      * a delivery that was counted is not counted again: delete */
@@ -486,6 +490,32 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
             list = atomicAdd(&args.claims->deliveries, 1u);
     }
     count_delivery(args, last, last_row);
+}
+
+/* ---- the end ---- */
+/* Tells the ranks of the node that this rank has read what they sent. Out of line: it costs the roles no registers. */
+PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    if (r->place.nodes > 1)
+        network_quiet(&args.sync, &args.far.device);
+    fence_release_sys(); /* [moe-ended]: all CTAs' reads, before the flags that await_room() waits for */
+    for (uint32_t q = 1; q < r->place.local_ranks; q++) {
+        uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, q));
+        store_release_sys(args.end_flags[q] + prs_distance_back(p, r->place.world), epoch);
+    }
+}
+
+/* One thread of each CTA calls it after all waits of its CTA. A launch without routing advances the epoch by two, so
+ * that the banks of messages, which have the parity of the epoch, alternate from routing to routing, and the last one's
+ * stay as they are. */
+PRS_DEVICE void leave_moe(const struct prs_moe_args &args)
+{
+    uint32_t epoch = launch_epoch(&args.sync) + args.ends - 1;
+    if (arrives_last(&args.claims->left, gridDim.x))
+        *args.claims = {}; /* for the next kernel */
+    if (args.ends != 0 && leave_epoch(&args.sync, epoch, gridDim.x))
+        tell_end(args, epoch);
 }
 
 #endif

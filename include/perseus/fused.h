@@ -238,7 +238,7 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
 /* ---- MoE ---- */
 
 /**
- * MoE dispatch fused with the experts' product. Rank r owns experts r * E/W ... of E. Each rank has up to `tokens` rows
+ * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E. Each rank has up to `tokens` rows
  * of `hidden` columns and, for each row, the top_k experts that its router chose and their weights. Every token travels
  * once to each rank that owns one of its experts, or once to a node, whose ranks pass it on. There each (token, expert)
  * becomes one row of
@@ -256,7 +256,7 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
 struct prs_moe_shape {
     uint32_t tokens;  /**< the most of any rank in one launch */
     uint32_t hidden;  /**< H, a multiple of 8 */
-    uint32_t columns; /**< N, a multiple of 8 */
+    uint32_t columns; /**< N, a multiple of 8; 0: a plan for prs_moe_dispatch() and prs_moe_combine() alone */
     uint32_t experts; /**< E, of all ranks: a multiple of W, at most 1024 */
     uint32_t top_k;   /**< at most 32 */
     /** Rows of out on each rank, a multiple of 128; each expert that has rows takes whole 128s. 0: as many as can ever
@@ -286,6 +286,7 @@ struct prs_moe_info {
     /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
+    uint64_t maps_bytes; /**< of the maps of one dispatch */
 };
 
 /** Where a row of out came from. Rows that only fill an expert's last 128 have rank, token and slot UINT32_MAX. */
@@ -326,6 +327,9 @@ struct prs_moe_batch {
      * ignored. */
     const uint32_t *count_on_device;
     struct prs_moe_status *status; /**< NULL, or written by the launch */
+    /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
+     * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
+    void *maps;
 };
 
 struct prs_moe_plan;
@@ -346,6 +350,30 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
  * stream brought here. Of the batch only weights and out are used. Not collective. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
+ * above. batch->weights is not used. By the rules of prs_fused_launch(). */
+PRS_API int prs_moe_dispatch(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** What prs_moe_combine() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so that a
+ * later version can add some. */
+struct prs_moe_results {
+    const void *rows;     /**< bf16 [capacity, H]: what the experts made of the rows of a dispatch */
+    void *out;            /**< bf16 [count, H]; count: that of the dispatch */
+    const void *residual; /**< bf16 [count, H], which is added; it may be out itself; or NULL */
+    const void *maps;     /**< as in the dispatch */
+    uint32_t unweighted;  /**< 1: rows are added as they are; 0: times their router weights */
+};
+
+/** The way back: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
+ * rows of a token before they travel, so that each rank sends one row a token. Sums are fp32, in an order that the
+ * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
+ * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
+ *
+ * Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). -ENOTSUP: several
+ * nodes. */
+PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
+                            struct CUstream_st *stream);
 
 /* ---- ring attention ---- */
 

@@ -20,11 +20,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mutants_lib import mutated, rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NODES, MOE, ATTENTION = "nodes/", "moe/", "attention/"  # before a test's name: of test_nodes.c and test_moe.c (over the software NIC), of test_attention.c
+# Before a test's name: of test_nodes.c, test_moe.c and test_moe_combine.c (over the software NIC), of test_attention.c.
+NODES, MOE, COMBINE, ATTENTION = "nodes/", "moe/", "moe_combine/", "attention/"
+PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", ATTENTION: "attention"}
 
 
 def link_command(build, test, kernels):
-    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "moe" if test.startswith(MOE) else "attention" if test.startswith(ATTENTION) else "fused")
+    program = "test/hopper/test_hopper_" + next((name for prefix, name in PROGRAMS.items() if test.startswith(prefix)), "fused")
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
     compile_line = next(line for line in lines if f"-c tools/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
@@ -59,7 +61,7 @@ def make(build, folder, rule):
 def runs(build, program, test, seeds):
     found, first, why = 0, None, ""
     under = []
-    if test.startswith((NODES, MOE)):
+    if test.startswith((NODES, MOE, COMBINE)):
         under = [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
     test = test.rpartition("/")[2]
     for seed in range(1, seeds + 1):

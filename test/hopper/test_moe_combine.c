@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MoE there and back on emulated GPUs: dispatch, experts, combine. Every element of a token's result is compared with
+ * the definition in double precision. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+enum { MAX_LAUNCHES = 40, SOME_COLUMNS = 9 };
+
+/* How tokens choose experts. */
+enum mode { EVEN, ONE_EXPERT, HALF_EMPTY, SOME_NONE, ANY };
+
+/* What the experts do. COPY: nothing, after prs_moe_dispatch(). PRODUCT: a product, by prs_moe_dispatch_gemm(). */
+enum experts { COPY, PRODUCT };
+
+struct row {
+    uint32_t world, tokens, hidden, experts, top_k, launches;
+    enum mode mode;
+    enum experts what;
+    uint32_t combines;         /* after each dispatch; 0: one */
+    uint32_t capacity_of_last; /* 0: room for all rows */
+    uint32_t unweighted, nodes;
+    bool residual, in_place, kept_maps; /* kept_maps: all dispatches come before all combines */
+    struct prs_moe_tuning tuning;
+};
+
+struct run {
+    const struct row *row;
+    pthread_mutex_t lock;
+    uint64_t checked, wrong;
+    int result[RANKS_MAX];
+    struct prs_fused_error error[RANKS_MAX];
+    char first[200];
+};
+
+/* ---- inputs that any rank can recompute ---- */
+static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    return x;
+}
+
+static uint32_t count_of(const struct row *w, uint32_t launch, uint32_t rank)
+{
+    if (w->mode == ANY)
+        return mix(launch, rank, 21) % 4 == 0 ? 0 : mix(launch, rank, 22) % (w->tokens + 1);
+    return (rank + launch) % 3 == 2 ? w->tokens / 4 : rank == 1 && launch == 1 ? 0 : w->tokens - rank;
+}
+
+static int64_t choice_of(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    uint32_t x = mix(launch, rank * 5000 + token, 17) / 4, step = w->experts / w->top_k;
+    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % w->experts;
+    switch (w->mode) {
+    case ONE_EXPERT:
+        return slot == 0 ? 1 : -1;
+    case HALF_EMPTY:
+        return expert / 2 * 2;
+    case SOME_NONE:
+        return mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
+    case ANY: /* an expert may come several times */
+        return (int64_t)(mix(x, slot, 3) % (w->experts + 1)) - 1;
+    default:
+        return expert;
+    }
+}
+
+static float weight_of(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    return w->unweighted ? 1.0f : ranks_element(7000 + launch * 16 + rank, token * 64 + slot);
+}
+
+static uint32_t key_of_tokens(uint32_t launch, uint32_t rank)
+{
+    return launch * 16 + rank;
+}
+
+static uint32_t key_of_residual(uint32_t launch, uint32_t rank)
+{
+    return 3000 + launch * 16 + rank;
+}
+
+static uint32_t key_of_weights(uint32_t rank)
+{
+    return 5000 + rank;
+}
+
+/* ---- checks ---- */
+/* A column of what an expert makes of a token; *slack: how far its rounded value may be off. */
+static double expert_output(const struct row *w, uint32_t expert, uint32_t launch, uint32_t rank, uint32_t token,
+                            uint32_t column, double *slack)
+{
+    uint64_t local = w->experts / w->world, plane = expert % local * (uint64_t)w->hidden * w->hidden;
+    uint64_t at = (uint64_t)token * w->hidden;
+    double sum = 0, size = 0;
+    *slack = 0;
+    if (w->what == COPY)
+        return ranks_element(key_of_tokens(launch, rank), at + column);
+    for (uint64_t h = 0; h < w->hidden; h++) {
+        double x = (double)ranks_element(key_of_tokens(launch, rank), at + h) *
+                   ranks_element(key_of_weights(expert / local), plane + column * w->hidden + h);
+        sum += x, size += fabs(x);
+    }
+    *slack = fabs(sum) * 0x1.02p-8 + size * 0x1p-21;
+    return sum;
+}
+
+/* Rows of an expert before this one that come to the same rank; UINT64_MAX: there is room for all. */
+static bool has_room(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    uint32_t local = w->experts / w->world;
+    uint32_t expert = (uint32_t)choice_of(w, launch, rank, token, slot), owner = expert / local;
+    uint64_t row = 0;
+    if (w->capacity_of_last == 0 || owner != w->world - 1)
+        return true;
+    for (uint32_t e = owner * local; e <= expert; e++) {
+        row = (row + 127) / 128 * 128;
+        for (uint32_t i = 0; i < w->world; i++) {
+            uint32_t from = (owner + i) % w->world;
+            for (uint32_t c = 0; c < count_of(w, launch, from) * w->top_k; c++) {
+                if (e == expert && from == rank && c == token * w->top_k + slot)
+                    return row < w->capacity_of_last;
+                row += choice_of(w, launch, from, c / w->top_k, c % w->top_k) == (int64_t)e;
+            }
+        }
+    }
+    return false;
+}
+
+/* A rank's sum for a token is rounded when it travels. */
+static double reference(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t column,
+                        double *bound)
+{
+    double all = 0, slack = 0, by_rank[RANKS_MAX] = {0};
+    for (uint32_t j = 0; j < w->top_k; j++) {
+        int64_t e = choice_of(w, launch, rank, token, j);
+        double off, x, weight = weight_of(w, launch, rank, token, j);
+        if (e < 0 || !has_room(w, launch, rank, token, j))
+            continue;
+        x = expert_output(w, (uint32_t)e, launch, rank, token, column, &off);
+        by_rank[e / (w->experts / w->world)] += weight * x;
+        slack += fabs(weight) * off + fabs(weight * x) * 0x1p-20;
+    }
+    for (uint32_t r = 0; r < w->world; r++) {
+        all += by_rank[r];
+        slack += r == rank ? 0 : fabs(by_rank[r]) * (w->nodes > 1 ? 0x1.02p-7 : 0x1.02p-8);
+    }
+    if (w->residual)
+        all += ranks_element(key_of_residual(launch, rank), (uint64_t)token * w->hidden + column);
+    *bound = slack + fabs(all) * 0x1.02p-8 + 1e-30;
+    return all;
+}
+
+static void check_result(struct run *run, const uint16_t *have, uint32_t rank, uint32_t launch)
+{
+    const struct row *w = run->row;
+    uint64_t wrong = 0, checked = 0;
+    char first[sizeof(run->first)] = "";
+    for (uint32_t t = 0; t < count_of(w, launch, rank); t++)
+        for (uint32_t i = 0; i < (w->what == COPY ? w->hidden : SOME_COLUMNS); i++) {
+            uint32_t column = w->what == COPY ? i : i == 0 ? w->hidden - 1 : mix(t, i, launch) % w->hidden;
+            double bound, want = reference(w, launch, rank, t, column, &bound);
+            double got = ranks_float(have[(uint64_t)t * w->hidden + column]);
+            checked++;
+            if (!(fabs(got - want) <= bound) && wrong++ == 0)
+                snprintf(first, sizeof(first), "rank %u launch %u token %u column %u: want %g, have %g", rank, launch,
+                         t, column, want, got);
+        }
+    pthread_mutex_lock(&run->lock);
+    if (run->wrong == 0 && wrong != 0)
+        memcpy(run->first, first, sizeof(first));
+    run->wrong += wrong;
+    run->checked += checked;
+    pthread_mutex_unlock(&run->lock);
+}
+
+/* ---- ranks ---- */
+static void *device(size_t bytes, int fill)
+{
+    void *p = NULL;
+    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
+    cr_assert_eq(cudaMemset(p, fill, bytes + 256), cudaSuccess);
+    return p;
+}
+
+static void *upload(const void *from, size_t bytes)
+{
+    void *p = device(bytes, 0);
+    cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+}
+
+struct launch {
+    struct prs_moe_batch batch;
+    struct prs_moe_results results;
+    uint16_t *first; /* what the first of several combines gave */
+    size_t bytes;    /* of the result */
+};
+
+static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const struct prs_moe_info *info,
+                        const void *weights, struct launch *x)
+{
+    uint32_t count = count_of(w, l, rank), choices = count * w->top_k;
+    uint64_t elements = (uint64_t)(count + 1) * w->hidden;
+    int64_t *chosen = calloc(choices + 1, sizeof(*chosen));
+    float *router = calloc(choices + 1, sizeof(*router));
+    for (uint32_t i = 0; i < choices; i++) {
+        chosen[i] = choice_of(w, l, rank, i / w->top_k, i % w->top_k);
+        router[i] = w->unweighted ? 77.0f : weight_of(w, l, rank, i / w->top_k, i % w->top_k);
+    }
+    *x = (struct launch){.bytes = (size_t)count * w->hidden * 2};
+    x->batch.count = count;
+    x->batch.tokens = ranks_upload(key_of_tokens(l, rank), elements);
+    x->batch.chosen = upload(chosen, (choices + 1) * sizeof(*chosen));
+    x->batch.router_weights = upload(router, (choices + 1) * sizeof(*router));
+    x->batch.weights = weights;
+    x->batch.out = device((size_t)info->capacity * w->hidden * 2, 0xff);
+    x->batch.rows = device(info->capacity * sizeof(*x->batch.rows), 0xee);
+    x->batch.expert_rows = device(w->experts / w->world * sizeof(*x->batch.expert_rows), 0xee);
+    x->batch.maps = w->kept_maps ? device(info->maps_bytes, 0xee) : NULL;
+    x->results.rows = w->what == COPY ? device((size_t)info->capacity * w->hidden * 2, 0xff) : x->batch.out;
+    x->results.out = device(x->bytes, 0xff);
+    x->results.residual = w->residual ? ranks_upload(key_of_residual(l, rank), elements) : NULL;
+    if (w->in_place)
+        x->results.out = (void *)(uintptr_t)x->results.residual;
+    x->results.maps = x->batch.maps;
+    x->results.unweighted = w->unweighted;
+    x->first = calloc(1, x->bytes + 2);
+    free(chosen);
+    free(router);
+}
+
+/* Experts that copy read what is not defined, between two experts: no not-a-number may come from there. */
+static int dispatch(const struct row *w, struct prs_moe_plan *plan, struct launch *x, size_t rows, cudaStream_t stream)
+{
+    int r;
+    if (w->what == PRODUCT)
+        return prs_moe_dispatch_gemm(plan, &x->batch, stream);
+    r = prs_moe_dispatch(plan, &x->batch, stream);
+    (void)cudaMemcpyAsync((void *)(uintptr_t)x->results.rows, x->batch.out, rows, cudaMemcpyDeviceToDevice, stream);
+    return r;
+}
+
+static int combine(const struct row *w, struct prs_moe_plan *plan, struct launch *x, cudaStream_t stream)
+{
+    int r = prs_moe_combine(plan, &x->results, stream);
+    for (uint32_t i = 1; i < w->combines && r == 0; i++) {
+        if (i == 1)
+            (void)cudaMemcpyAsync(x->first, x->results.out, x->bytes, cudaMemcpyDeviceToHost, stream);
+        (void)cudaMemsetAsync(x->results.out, 0xff, x->bytes, stream);
+        r = prs_moe_combine(plan, &x->results, stream);
+    }
+    return r;
+}
+
+/* Enqueues all launches before it waits for any. */
+static int launch_all(struct run *run, uint32_t rank, struct prs_moe_plan *plan, struct prs_fused *ctx)
+{
+    const struct row *w = run->row;
+    struct launch x[MAX_LAUNCHES];
+    struct prs_moe_info info;
+    void *weights = NULL;
+    cudaStream_t stream;
+    size_t rows;
+    int r = 0;
+    prs_moe_plan_query(plan, &info);
+    rows = (size_t)info.capacity * w->hidden * 2;
+    if (w->what == PRODUCT)
+        weights = ranks_upload(key_of_weights(rank), (uint64_t)w->experts / w->world * w->hidden * w->hidden);
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (uint32_t l = 0; l < w->launches; l++)
+        make_launch(w, rank, l, &info, weights, &x[l]);
+    (void)cudaDeviceSynchronize();
+    for (uint32_t l = 0; l < w->launches && r == 0; l++) {
+        r = dispatch(w, plan, &x[l], rows, stream);
+        if (r == 0 && !w->kept_maps)
+            r = combine(w, plan, &x[l], stream);
+    }
+    for (uint32_t l = w->launches; w->kept_maps && l-- > 0 && r == 0;)
+        r = combine(w, plan, &x[l], stream);
+    (void)cudaStreamSynchronize(stream);
+    (void)prs_fused_poll_error(ctx, &run->error[rank]);
+    for (uint32_t l = 0; l < w->launches && r == 0 && run->error[rank].code == 0; l++) {
+        uint16_t *out = calloc(1, x[l].bytes + 2);
+        (void)cudaMemcpy(out, x[l].results.out, x[l].bytes, cudaMemcpyDeviceToHost);
+        check_result(run, out, rank, l);
+        cr_assert(w->combines < 2 || memcmp(out, x[l].first, x[l].bytes) == 0, "rank %u launch %u", rank, l);
+        free(out);
+    }
+    return r;
+}
+
+static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct run *run = user;
+    const struct row *w = run->row;
+    struct prs_moe_shape shape = {.tokens = w->tokens,
+                                  .hidden = w->hidden,
+                                  .columns = w->what == PRODUCT ? w->hidden : 0,
+                                  .experts = w->experts,
+                                  .top_k = w->top_k,
+                                  .weights_are_n_h = 1};
+    struct prs_fused *ctx = NULL;
+    struct prs_moe_plan *plan = NULL;
+    int r;
+    if (rank == w->world - 1)
+        shape.capacity = w->capacity_of_last;
+    r = ranks_open(self, w->nodes == 0 ? 1 : w->nodes, 60000, &ctx);
+    if (!r)
+        r = prs_moe_plan_open(ctx, &shape, &w->tuning, &plan);
+    if (!r)
+        r = launch_all(run, rank, plan, ctx);
+    prs_moe_plan_close(plan);
+    prs_fused_close(ctx);
+    run->result[rank] = r;
+}
+
+static void assert_right(const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct run run = {.row = &rows[i]};
+        pthread_mutex_init(&run.lock, NULL);
+        hopper_setup(RANKS_MAX, 4, 0);
+        ranks_run(rows[i].world, rank_body, &run);
+        for (uint32_t r = 0; r < rows[i].world; r++)
+            cr_assert(run.result[r] == 0 && run.error[r].code == 0, "row %zu: rank %u: %d, %s (HOPPER_SEED=%llu)", i, r,
+                      run.result[r], run.error[r].text, (unsigned long long)hopper_seed());
+        cr_assert_eq(run.wrong, 0, "row %zu: %llu of %llu wrong, first: %s (HOPPER_SEED=%llu)", i,
+                     (unsigned long long)run.wrong, (unsigned long long)run.checked, run.first,
+                     (unsigned long long)hopper_seed());
+        cr_assert_gt(run.checked, 0);
+    }
+}
+
+Test(moe_combine, experts_of_the_caller_get_rows_and_tokens_their_sums, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {1, 50, 136, 4, 2, 2, EVEN, .residual = true},
+        {2, 60, 264, 8, 3, 4, EVEN, .residual = true, .in_place = true},
+        {2, 60, 72, 8, 3, 4, SOME_NONE},
+        {4, 40, 1032, 8, 4, 4, SOME_NONE, .residual = true},
+        {8, 20, 72, 16, 4, 4, EVEN},
+        {3, 30, 7168, 6, 2, 2, EVEN, .unweighted = 1},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_combine, sums_of_products_come_back, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 60, 136, 8, 3, 3, EVEN, PRODUCT, .residual = true},
+        {4, 40, 264, 8, 4, 3, SOME_NONE, PRODUCT},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* The second time the same bits, without a dispatch in between. */
+Test(moe_combine, a_dispatch_is_combined_any_number_of_times, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 60, 264, 8, 3, 3, EVEN, .combines = 3},
+        {4, 40, 72, 8, 4, 3, ANY, PRODUCT, .combines = 2},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* As layers of a model do in training: all forward, then all back. */
+Test(moe_combine, maps_that_are_kept_serve_later_combines, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 60, 72, 8, 3, 5, ANY, .kept_maps = true, .residual = true},
+        {4, 40, 136, 8, 4, 4, SOME_NONE, PRODUCT, .kept_maps = true},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_combine, skewed_choices_come_back, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {4, 60, 72, 8, 2, 3, ONE_EXPERT, .residual = true},
+        {4, 60, 72, 8, 4, 3, HALF_EMPTY},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* Ranks without tokens, experts without rows, an expert that a token has chosen twice. */
+Test(moe_combine, many_launches_of_any_choices_are_right, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 24, 72, 4, 3, MAX_LAUNCHES, ANY, .residual = true},
+        {4, 16, 72, 8, 2, MAX_LAUNCHES, ANY},
+        {3, 16, 72, 6, 2, 20, ANY, .combines = 2},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_combine, rows_without_room_add_nothing, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 150, 72, 4, 2, 3, EVEN, .capacity_of_last = 128, .residual = true},
+        {3, 120, 72, 6, 3, 3, SOME_NONE, .capacity_of_last = 256},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
