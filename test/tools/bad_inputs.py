@@ -150,6 +150,17 @@ def common_style(build):
             len(done.stderr.splitlines()) <= 2 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
 
 
+def scripts():
+    """The commands of the README: --help is quick and starts with the command, and a wrong word is named before anything is built."""
+    for name in ("check", "demo", "release"):
+        path = pathlib.Path(__file__).resolve().parents[2] / "tools" / name
+        done = run(path.parent, [path, "--help"])
+        yield f"tools/{name} --help", None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}"
+        done = run(path.parent, [path, "--no-such-option"])
+        yield f"tools/{name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
+            len(done.stderr.splitlines()) == 1 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
+
+
 def json_of_any_name(build):
     """A file name with quotes, a backslash and a byte that is not UTF-8 still gives valid JSON."""
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +186,7 @@ def main():
         print(f"{'FAIL' if why else 'ok'} {bad.number}: {' '.join(bad.words)} {bad.env or ''}{': ' + why if why else ''}", flush=True)
         if why and "--table" not in sys.argv:
             print("\n".join(("    " + line)[:220] for line in (done.stdout + done.stderr).splitlines()[:8]))
-    for name, why in () if chosen else [*common_style(build), *json_of_any_name(build)]:
+    for name, why in () if chosen else [*common_style(build), *scripts(), *json_of_any_name(build)]:
         ran += 1
         failed += why is not None
         print(f"{'FAIL' if why else 'ok'} {name}{': ' + why if why else ''}", flush=True)
