@@ -2,6 +2,7 @@
 /* The kernels' protocol on threads, through thousands of launches: see model.h. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "test/fused/model.h"
@@ -27,9 +28,18 @@ static void run_epochs(const struct model_run *shape, uint32_t epochs)
     model_close(m);
 }
 
+/* PRS_TEST_EPOCHS: fewer, as the quick form of the test runs them. */
+static uint32_t most_epochs(void)
+{
+    const char *fewer = getenv("PRS_TEST_EPOCHS");
+    int epochs = fewer ? atoi(fewer) : EPOCHS;
+    cr_assert(epochs >= 100 && epochs <= EPOCHS, "PRS_TEST_EPOCHS=%s", fewer);
+    return (uint32_t)epochs;
+}
+
 static void run_soundly(const struct model_run *shape)
 {
-    run_epochs(shape, EPOCHS);
+    run_epochs(shape, most_epochs());
 }
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
@@ -96,7 +106,7 @@ static void run_with_few_clusters(const struct model_run *shape)
         struct model_run run = *shape;
         run.resident = resident;
         run.any_rows = resident == 1;
-        run_epochs(&run, EPOCHS / 10);
+        run_epochs(&run, most_epochs() / 10);
     }
 }
 
