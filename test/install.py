@@ -106,6 +106,22 @@ def pkg_config_leads_to_the_fused_library(it):
         yield build_and_run(it, "perseus-fused", PRINT % ("fused.h", "prs_fused_version"))
 
 
+def each_example_compiles_by_its_command(it):
+    """The first command of each head, as a user types it."""
+    path = os.pathsep.join([os.environ["PATH"], str(pathlib.Path(it.options["nvcc_root"] or "/usr/local/cuda") / "bin")])
+    if not (shutil.which("pkg-config") and shutil.which("nvcc", path=path)) or it.options["b_sanitize"] != "none":
+        return
+    env = dict(os.environ, PATH=path, PKG_CONFIG_PATH=str(it.at("libdir", "pkgconfig")), PKG_CONFIG_SYSROOT_DIR=str(it.root))
+    folder = it.at("datadir", "doc", "perseus", "doc", "examples")
+    for example in sorted([*folder.glob("*.c"), *folder.glob("*.cu")]):
+        command = next(line.removeprefix(" *").removesuffix("*/").strip() for line in example.read_text().splitlines() if "$(pkg-config" in line)
+        done = subprocess.run(["bash", "-euc", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        program = folder / example.stem
+        if done.returncode != 0 or not program.exists():
+            yield f"{example.name}: {command}: exit {done.returncode}\n{done.stderr}"
+        program.unlink(missing_ok=True)
+
+
 def the_name_that_nccl_tries_by_itself_is_left_alone(it):
     link = it.at("libdir", "libnccl-net.so")
     if not it.options["nccl_link"]:
@@ -152,6 +168,7 @@ CLAIMS = [  # (checked when this is built; "" = always, what)
     ("libperseus.so", each_public_header_compiles_alone),
     ("libperseus.so", pkg_config_leads_to_the_transport),
     ("libperseus-fused.so", pkg_config_leads_to_the_fused_library),
+    ("libperseus-fused.so", each_example_compiles_by_its_command),
     ("libnccl-net-perseus.so", the_name_that_nccl_tries_by_itself_is_left_alone),
     ("perseus-info", each_program_starts_from_where_it_is_installed),
     ("perseus-info", each_program_has_a_manual_page),

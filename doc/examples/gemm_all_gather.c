@@ -2,8 +2,9 @@
 /* All-gather + GEMM, the first half of a tensor-parallel MLP: each rank has some rows of A, and multiplies all of them by
  * its own columns of the weight. One kernel a rank: rows of others arrive while those that are there are multiplied.
  *
- *     cc gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm
- *     mpicc -DWITH_MPI gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lm   # mpirun -np 2 */
+ *     nvcc gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_all_gather
+ *     nvcc -ccbin mpicc -DWITH_MPI gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lm
+ * The second is for mpirun -np 2. */
 #include <perseus/fused.h>
 
 #include "ranks.h"

@@ -2,8 +2,9 @@
 /* GEMM + all-reduce, the second half of a tensor-parallel MLP whose every rank needs the whole result: each rank multiplies
  * its part of k, and gets the sum over all ranks. C must be memory that the other ranks reach: prs_fused_alloc().
  *
- *     cc gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm
- *     mpicc -DWITH_MPI gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lm   # mpirun -np 2 */
+ *     nvcc gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_all_reduce
+ *     nvcc -ccbin mpicc -DWITH_MPI gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lm
+ * The second is for mpirun -np 2. */
 #include <perseus/fused.h>
 
 #include "ranks.h"

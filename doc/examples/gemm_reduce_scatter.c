@@ -2,8 +2,9 @@
 /* GEMM + reduce-scatter, the second half of a tensor-parallel MLP: each rank multiplies its part of k, and gets its rows
  * of the sum over all ranks. One kernel a rank: finished tiles travel while others are computed.
  *
- *     cc gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm
- *     mpicc -DWITH_MPI gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lm   # mpirun -np 2 */
+ *     nvcc gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_reduce_scatter
+ *     nvcc -ccbin mpicc -DWITH_MPI gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm
+ * The second is for mpirun -np 2. */
 #include <perseus/fused.h>
 
 #include "ranks.h"

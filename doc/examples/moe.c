@@ -2,7 +2,7 @@
 /* MoE dispatch with the experts' product: each rank has tokens and its router's choices, and gets the rows of its own
  * experts, multiplied, with the origin of every row.
  *
- *     cc moe.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm */
+ *     nvcc moe.c $(pkg-config --cflags --libs perseus-fused) -lm -o moe */
 #include <perseus/fused.h>
 
 #include "ranks.h"

@@ -2,7 +2,7 @@
 /* Ring attention: a sequence is split among the ranks, and each gets the rows of the result that belong to its queries,
  * as if it had seen all keys and values. They travel while the kernel computes.
  *
- *     cc ring_attention.c $(pkg-config --cflags --libs perseus-fused) -lcudart -lpthread -lm */
+ *     nvcc ring_attention.c $(pkg-config --cflags --libs perseus-fused) -lm -o ring_attention */
 #include <perseus/fused.h>
 
 #include "ranks.h"
