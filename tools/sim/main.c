@@ -15,6 +15,16 @@ static int (*const play[])(const struct work *, struct work_result *) = {putsign
 
 /* ---- what is printed ---- */
 
+static void print_fused(const struct options *o, const struct work_result *r)
+{
+    json_print(stdout, "kernel:%s,us:%.2f,", fused_kernel_names[o->kernel], r->us);
+    if (o->kernel == FUSED_MOE)
+        json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,passes:%u,rows_per_put:%u,rows_per_signal:%u,",
+                   moe_model_names[o->model], o->tokens, o->zipf, o->passes, o->rows_per_put, o->rows_per_signal);
+    else
+        json_print(stdout, "size:%u,tiles_per_signal:%u,", o->size, o->tiles_per_signal);
+}
+
 static void print_json(const struct work *work, const struct work_result *r)
 {
     const struct sim_counts *c = &r->counts, *all = &r->all;
@@ -41,8 +51,7 @@ static void print_json(const struct work *work, const struct work_result *r)
                    moe_model_names[options->model], options->tokens, options->zipf, options->compute,
                    (signed char)options->relay, r->us, r->stall_us);
     else if (options->workload == WORK_FUSED)
-        json_print(stdout, "kernel:%s,size:%u,tiles_per_signal:%u,us:%.2f,", fused_kernel_names[options->kernel],
-                   options->size, options->tiles_per_signal, r->us);
+        print_fused(options, r);
     else if (options->workload == WORK_NCCL)
         json_print(stdout, "collective:%s,bytes:%llu,us:%.2f,busbw_GBps:%.4f,",
                    nccl_collective_names[options->collective], (unsigned long long)work->bytes, r->us, gb / r->us);
@@ -191,9 +200,9 @@ static int run_policies(struct work *work)
         if (every && !work->sim.cluster->in_order && (p == 1 || p == 2))
             continue; /* the transport refuses them there */
         for (uint32_t g = 0; g < (o->workload >= WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
-            work->group = o->workload < WORK_FUSED                                    ? o->groups.value[g]
-                          : o->workload == WORK_FUSED && o->kernel != FUSED_ATTENTION ? o->tiles_per_signal
-                                                                                      : 1;
+            work->group = o->workload < WORK_FUSED                                   ? o->groups.value[g]
+                          : o->workload == WORK_FUSED && o->kernel < FUSED_ATTENTION ? o->tiles_per_signal
+                                                                                     : 1;
             work->sim.turn_pairs = work->group == GROUP_COUPLED;
             r = run_sizes(work);
         }
