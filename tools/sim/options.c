@@ -92,7 +92,8 @@ static const struct option_row rows[] = {
     {OPTION_NUMBER, "warmup", "N", "iterations before them (1)", FIELD(warmup), 0, 1000000},
     {OPTION_NUMBER, "seed", "N", "of everything random (1)", FIELD(seed), 0, UINT32_MAX},
     {OPTION_SET, "explain", NULL, "where the time of the slowest rank went", FIELD(explain), 1},
-    {OPTION_SET, "statistics", NULL, "events, events a second, memory, connections", FIELD(statistics), 1},
+    {OPTION_SET, "statistics", NULL, "events, events a second (also without opening connections), memory",
+     FIELD(statistics), 1},
     {OPTION_SET, "json", NULL, "one object a line (perseus-plot draws them)", FIELD(json), 1},
 };
 
