@@ -37,7 +37,7 @@ static const struct row {
     ROW(fence_stalls, CHOICE, 1, 0, 1, "1: what follows a waiting fence on its queue waits too"),
     ROW(in_order, CHOICE, 1, 0, 1, "1: queues keep order (RC); 0: they do not (SRD)"),
     ROW(adds, CHOICE, 1, 0, 1, "1: the NIC has remote adds"),
-    ROW(whole_messages, CHOICE, 0, 0, 1, "1: a NIC sends one message after another; 0: queues take turns"),
+    ROW(whole_messages, CHOICE, 0, 0, 1, "1: queues take turns by messages; 0: by parts of quantum_bytes"),
     ROW(software, CHOICE, 0, 0, 1, "1: threads of the host carry requests out, as in tools/softnic"),
     ROW(call_ns, 0, 0, 0, 1e6, "software NIC: a call of the kernel, of up to 32 requests of 4 KB or less"),
     ROW(request_ns, 0, 0, 0, 1e6, "software NIC: a request"),

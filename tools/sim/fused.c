@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-const char *const fused_kernel_names[] = {"reduce_scatter", "allreduce", "allgather", "attention", NULL};
+const char *const fused_kernel_names[] = {"reduce_scatter", "allreduce", "allgather", "attention", "moe", NULL};
 
 void fused_rank_ends(struct sim *sim, struct fused_end *end, uint32_t rank)
 {
@@ -57,5 +57,12 @@ int fused_run(const struct work *work, const struct sim_workload *workload, void
 
 int fused_play(const struct work *work, struct work_result *result)
 {
-    return (work->options->kernel == FUSED_ATTENTION ? fused_attention_play : fused_gemm_play)(work, result);
+    switch (work->options->kernel) {
+    case FUSED_ATTENTION:
+        return fused_attention_play(work, result);
+    case FUSED_MOE:
+        return fused_moe_play(work, result);
+    default:
+        return fused_gemm_play(work, result);
+    }
 }

@@ -12,7 +12,7 @@ struct fused_end {
     uint32_t ranks;
 };
 
-enum fused_kernel { FUSED_REDUCE_SCATTER, FUSED_ALLREDUCE, FUSED_ALLGATHER, FUSED_ATTENTION };
+enum fused_kernel { FUSED_REDUCE_SCATTER, FUSED_ALLREDUCE, FUSED_ALLGATHER, FUSED_ATTENTION, FUSED_MOE };
 extern const char *const fused_kernel_names[];
 extern const char *const nccl_collective_names[];
 
@@ -24,6 +24,7 @@ int fused_run(const struct work *work, const struct sim_workload *workload, void
 void fused_gather_send(struct sim *sim, uint32_t rank, uint32_t index);
 
 int fused_gemm_play(const struct work *work, struct work_result *result);
+int fused_moe_play(const struct work *work, struct work_result *result);
 int fused_attention_play(const struct work *work, struct work_result *result);
 
 #endif

@@ -15,6 +15,16 @@ static int (*const play[])(const struct work *, struct work_result *) = {putsign
 
 /* ---- what is printed ---- */
 
+static void print_fused(const struct options *o, const struct work_result *r)
+{
+    json_print(stdout, "kernel:%s,us:%.2f,", fused_kernel_names[o->kernel], r->us);
+    if (o->kernel == FUSED_MOE)
+        json_print(stdout, "experts_of:%s,tokens:%u,zipf:%.2f,passes:%u,rows_per_put:%u,rows_per_signal:%u,",
+                   moe_model_names[o->model], o->tokens, o->zipf, o->passes, o->rows_per_put, o->rows_per_signal);
+    else
+        json_print(stdout, "size:%u,tiles_per_signal:%u,", o->size, o->tiles_per_signal);
+}
+
 static void print_json(const struct work *work, const struct work_result *r)
 {
     const struct sim_counts *c = &r->counts, *all = &r->all;
@@ -41,8 +51,7 @@ static void print_json(const struct work *work, const struct work_result *r)
                    moe_model_names[options->model], options->tokens, options->zipf, options->compute,
                    (signed char)options->relay, r->us, r->stall_us);
     else if (options->workload == WORK_FUSED)
-        json_print(stdout, "kernel:%s,size:%u,tiles_per_signal:%u,us:%.2f,", fused_kernel_names[options->kernel],
-                   options->size, options->tiles_per_signal, r->us);
+        print_fused(options, r);
     else if (options->workload == WORK_NCCL)
         json_print(stdout, "collective:%s,bytes:%llu,us:%.2f,busbw_GBps:%.4f,",
                    nccl_collective_names[options->collective], (unsigned long long)work->bytes, r->us, gb / r->us);
@@ -62,9 +71,12 @@ static void print_json(const struct work *work, const struct work_result *r)
     for (int i = 0; options->explain && i < SIM_CAUSES; i++)
         printf(",\"%s_us\":%.2f", sim_cause_names[i], (double)r->explain.total_ps[i] / 1e6);
     if (options->statistics)
-        json_print(stdout, ",events:%llu,cpu_s:%.3f,events_per_s:%.0f,memory_bytes:%llu,connections:%llu",
-                   (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s,
-                   (unsigned long long)r->memory_bytes, (unsigned long long)r->pairs_most);
+        json_print(stdout,
+                   ",events:%llu,cpu_s:%.3f,events_per_s:%.0f,connect_s:%.3f,events_per_s_connected:%.0f,"
+                   "memory_bytes:%llu,connections:%llu",
+                   (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s, r->connect_s,
+                   (double)r->events / (r->cpu_s - r->connect_s), (unsigned long long)r->memory_bytes,
+                   (unsigned long long)r->pairs_most);
     fputs("}\n", stdout);
 }
 
@@ -110,9 +122,11 @@ static void print_text(const struct work *work, const struct work_result *r)
     if (work->options->explain)
         print_explain(r);
     if (work->options->statistics)
-        printf("  %llu events in %.2f s of one core: %.2f million a second; %.2f GB; at most %llu pairs connected\n",
+        printf("  %llu events in %.2f s of one core: %.2f million a second, %.2f without the %.2f s of opening "
+               "connections; %.2f GB; at most %llu pairs connected\n",
                (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s / 1e6,
-               (double)r->memory_bytes / 1e9, (unsigned long long)r->pairs_most);
+               (double)r->events / (r->cpu_s - r->connect_s) / 1e6, r->connect_s, (double)r->memory_bytes / 1e9,
+               (unsigned long long)r->pairs_most);
 }
 
 /* ---- runs ---- */
@@ -191,9 +205,9 @@ static int run_policies(struct work *work)
         if (every && !work->sim.cluster->in_order && (p == 1 || p == 2))
             continue; /* the transport refuses them there */
         for (uint32_t g = 0; g < (o->workload >= WORK_FUSED ? 1 : o->groups.count) && !r; g++) {
-            work->group = o->workload < WORK_FUSED                                    ? o->groups.value[g]
-                          : o->workload == WORK_FUSED && o->kernel != FUSED_ATTENTION ? o->tiles_per_signal
-                                                                                      : 1;
+            work->group = o->workload < WORK_FUSED                                   ? o->groups.value[g]
+                          : o->workload == WORK_FUSED && o->kernel < FUSED_ATTENTION ? o->tiles_per_signal
+                                                                                     : 1;
             work->sim.turn_pairs = work->group == GROUP_COUPLED;
             r = run_sizes(work);
         }
@@ -223,7 +237,8 @@ int main(int argc, char **argv)
                                         .connections = options.connections,
                                         .turn_commands = options.turn,
                                         .seed = options.seed,
-                                        .explain = options.explain};
+                                        .explain = options.explain,
+                                        .statistics = options.statistics};
         for (uint32_t n = 0; n < options.nodes.count && !r; n++) {
             work.nodes = (uint32_t)options.nodes.value[n];
             r = run_policies(&work);

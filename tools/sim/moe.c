@@ -49,8 +49,7 @@ static struct state *state_of(struct sim *sim)
 
 /* ---- routing ---- */
 
-/* How popular each expert is, in random order. They sum up to 1. */
-static double *draw_shares(struct sim *sim, uint32_t experts, double zipf)
+double *moe_draw_shares(struct sim *sim, uint32_t experts, double zipf)
 {
     double *share = calloc(experts, sizeof(*share)), sum = 0;
 
@@ -66,6 +65,16 @@ static double *draw_shares(struct sim *sim, uint32_t experts, double zipf)
     for (uint32_t i = 0; share && i < experts; i++)
         share[i] /= sum;
     return share;
+}
+
+uint32_t moe_draw_expert(struct sim *sim, const double *share, uint32_t experts)
+{
+    double left = (double)sim_random(sim, 1ull << 53) / (double)(1ull << 53);
+    uint32_t expert = 0;
+
+    while (expert + 1 < experts && left >= share[expert])
+        left -= share[expert++];
+    return expert;
 }
 
 /* A token never goes to one expert twice, so no expert gets more rows than there are tokens: what is over goes to the
@@ -93,7 +102,7 @@ static void limit_shares(double *share, uint32_t experts, uint32_t chosen)
 
 static int draw_routes(struct sim *sim, struct state *state)
 {
-    double *share = draw_shares(sim, state->experts, state->work->options->zipf);
+    double *share = moe_draw_shares(sim, state->experts, state->work->options->zipf);
     double rows = (double)state->work->options->tokens * state->model.chosen;
 
     if (!share)

@@ -305,7 +305,7 @@ static void send_from(struct sim *sim, struct sim_port *port)
     /* port->sending is still set, so that what joins the turn here adds no event. */
     if (queue && !serve(sim, queue)) {
         leave_turn(port);
-    } else if (queue && !sim->cluster.whole_messages && queue->next) {
+    } else if (queue && queue->next) {
         leave_turn(port);
         join_turn(sim, queue);
     }
@@ -441,7 +441,11 @@ static void ring_doorbell(struct sim *sim, struct sim_queue *queue, uint32_t pos
 
     port->nic_free_ps = later(sim->events.now_ps, port->nic_free_ps) + sim_ps(sim->cluster.doorbell_ns);
     queue->posted = posted;
-    join_turn(sim, queue);
+    if (queue->loopback && sim->cluster.whole_messages)
+        while (queue->sending != posted) /* does not wait for long messages on the link */
+            (void)send_part(sim, queue, queue->sending++);
+    else
+        join_turn(sim, queue);
 }
 
 void sim_nic_event(struct sim *sim, const struct sim_event *event)

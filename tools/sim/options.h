@@ -20,7 +20,8 @@ struct options {
     const char *setting[SETTINGS_MAX];
     uint32_t settings;
     struct option_list bands, policies, groups, bytes, concurrency, peers, nodes;
-    uint32_t queues, window, ring_slots, iterations, warmup, turn, connections, outstanding;
+    uint32_t queues, window, ring_slots, iterations, warmup, turn, connections, outstanding, passes, rows_per_put,
+        rows_per_signal;
     uint32_t all_send, explain, json, statistics, parameters;
     uint64_t seed;
     uint32_t model; /* of moe_models */

@@ -165,7 +165,7 @@ struct sim_options {
         turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
     bool turn_pairs;   /* a put with its signal is one of them */
     uint64_t seed;
-    bool explain;
+    bool explain, statistics;
 };
 
 struct sim {
@@ -186,6 +186,7 @@ struct sim {
     struct sim_end *opening; /* the side for which prs_setup_open() is running */
     struct sim_pair *newest, *oldest;
     uint64_t pairs_open, pairs_most, pairs_made;
+    uint64_t connect_ns; /* of the core, spent on opening and closing them; with options.statistics */
     struct sim_ledger *ledger;
     const struct sim_workload *workload;
     void *workload_state;

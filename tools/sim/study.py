@@ -35,6 +35,10 @@ STUDIES = {
     # What doc/results/fused-nodes-groups-4xH200.json measured; nothing was fitted to it.
     "fused-groups": [("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
                       tiles, *BANDS) for tiles in ("1", "8", "64", "4096")],
+    # Beside doc/results/moe-nodes-policies-4xH200.json; nothing was fitted to it.
+    "fused-moe": [("fused", "--kernel", "moe", "--model", "deepseek-v3", "--cluster", "softnic-gpu", "--set", "fence_strict=1", "--nodes",
+                   "2", "--tokens", tokens, *rows, *BANDS)
+                  for tokens in ("512", "2048", "8192") for rows in ((), ("--rows-per-put", "8", "--rows-per-signal", "8"))],
     "fused": [("fused", "--kernel", kernel, "--cluster", "cx7", "--nodes", "2,4,8", "--size", "16384", "--explain")
               for kernel in ("reduce_scatter", "allgather", "allreduce", "attention")],
     "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", nodes) for nodes in NODES

@@ -76,6 +76,17 @@ def fused_groups():
         print("|", tiles if tiles < 4096 else "all of a band", "|", " | ".join(cells), "|")
 
 
+def fused_moe():
+    measured = [row for row in rows("moe-nodes-policies-4xH200")]
+    table = rows("sim-fused-moe")
+    for put, asked in ((0, {"in_order": "nodes_put_32"}), (8, {policy: f"nodes_{policy}" for policy in ("drain", "nic_fence", "in_order", "counted")})):
+        for tokens in (512, 2048, 8192):
+            line = [f"{found[0]['usec']:.0f}: " + band(table, lambda row: row["us"], tokens=tokens, policy=policy, rows_per_put=put)
+                    for policy, name in asked.items() if (found := pick(measured, asked=name, tokens=tokens))]
+            if line:
+                print("|", tokens, "|", put or "chosen", "|", " | ".join(line), "|")
+
+
 def paper():
     table = rows("sim-paper")
     put = dict(op="putsignal", transfers=96)
@@ -125,7 +136,7 @@ def best(name):
             print("|", group, "|", count, "|", " | ".join(line), "|")
 
 
-TABLES = {"calibration": calibration, "softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),
+TABLES = {"calibration": calibration, "softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "fused-moe": fused_moe, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),
           "scaling-efa": lambda: scaling("efa"), "map-cx7": lambda: best("cx7"), "map-efa": lambda: best("efa"),
           "map-slingshot11": lambda: best("slingshot11")}
 

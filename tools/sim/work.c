@@ -38,6 +38,7 @@ int work_finish(struct sim *sim, struct work_result *result)
     result->events = sim->events.taken;
     result->memory_bytes = memory_bytes();
     result->pairs_most = sim->pairs_most;
+    result->connect_s = (double)sim->connect_ns / 1e9;
     result->early = sim->ledger->early;
     return sim->error ? sim->error : sim_ledger_check(sim->ledger);
 }
