@@ -292,6 +292,13 @@ bool side_open(struct side *side)
     return true;
 }
 
+static bool own_gpu_only;
+
+void side_own_gpu_only(bool only)
+{
+    own_gpu_only = only;
+}
+
 /* Several allocations in a row, like PyTorch's expandable segments. */
 static void vmm_make(struct buf *buf)
 {
@@ -313,7 +320,8 @@ static void vmm_make(struct buf *buf)
         MUST(!cu.map(buf->addr + chunk * (size_t)i, chunk, 0, buf->handles[i], 0));
     }
     MUST(!cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
-    for (access[1] = 0; access[1] < side_gpus(); access[1]++) /* as NCCL does, if the GPUs reach each other */
+    for (access[1] = 0; !own_gpu_only && access[1] < side_gpus();
+         access[1]++) /* as NCCL does, if the GPUs reach each other */
         (void)(access[1] == device || cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
     buf->bytes = chunk * (size_t)buf->num_handles;
 }

@@ -120,6 +120,8 @@ int side_gpus(void);
 /* Make and access memory on the other of the first two GPUs from here on, in this thread; or on the first one
  * again. */
 void side_other_gpu(bool other);
+/* Memory of the virtual memory API that is made from here on is mapped for its own GPU only. */
+void side_own_gpu_only(bool only);
 
 /* Use the side's GPU in this additional thread. */
 void side_enter_thread(void);

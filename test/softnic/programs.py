@@ -7,14 +7,17 @@ usage: programs.py SOFTNIC_RUN SOFTNICCTL CLAIM      (exit 77: cannot run here, 
 A claim starts programs under softnic-run by re-executing this file inside the world (`--inside`), where one side is started,
 awaited on its TCP port, and met by the other.
 """
+import gzip
 import json
 import os
+import pathlib
 import re
 import signal
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -166,6 +169,23 @@ def perftest_variants_run(run):
                   ["ib_write_bw", "--use_old_post_send"]):
         row = table_row(inside(run, [], "pair", words[0], "-F", "-n", "1000", *words[1:]))
         assert row[3] > 0, (words, row)
+
+
+def pyverbs_own_tests_pass(run):
+    """rdma-core's. Debian packs them as documentation, gzipped."""
+    need()
+    packed, python = pathlib.Path("/usr/share/doc/rdma-core/tests"), "/usr/bin/python3"
+    if not packed.is_dir() or subprocess.run([python, "-c", "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pyverbs'))"]).returncode:
+        raise Skip("python3-pyverbs and its tests are not installed (apt-get install python3-pyverbs; containers may leave documentation out)")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(packed, f"{folder}/tests")
+        for file in pathlib.Path(folder, "tests").glob("*.gz"):
+            file.with_suffix("").write_bytes(gzip.decompress(file.read_bytes()))
+        done = subprocess.run([run, "--quiet", "--nics", "2", "--", python, f"{folder}/tests/run_tests.py"], capture_output=True, text=True,
+                              timeout=LIMIT_S, env={**os.environ, "PYTHONWARNINGS": "ignore", "SOFTNIC_LOG": "none"})
+    ran, skipped = re.search(r"Ran (\d+) tests", done.stderr), re.search(r"skipped=(\d+)", done.stderr)
+    assert done.returncode == 0 and ran and skipped, done
+    assert int(ran[1]) - int(skipped[1]) >= 50, f"only {ran[1]} - {skipped[1]} tests ran: {done}"
 
 
 def perftest_runs_over_srd(run):
@@ -329,7 +349,7 @@ def a_queue_pair_error_flushes_what_is_posted(run):
 
 CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
           a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data,
-          threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run,
+          threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run, pyverbs_own_tests_pass,
           two_launchers_of_one_unprivileged_user_meet, an_initiator_that_the_kernel_refuses_breaks_its_connection,
           perftest_runs_over_srd, libfabric_runs_over_srd_and_finds_its_data_whole,
           a_short_write_takes_three_microseconds, large_writes_reach_eight_gigabytes_per_second,

@@ -422,6 +422,48 @@ void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum mem
     chain_close(&chain);
 }
 
+/* As NCCL leaves its memory where its ranks are not to use NVLink: each allocation is mapped for its own GPU. */
+void memory_of_two_gpus_that_see_only_their_own_is_copied(struct side *side)
+{
+    static const enum memory memories[] = {VMM, PRIVATE};
+    static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
+    enum { BYTES = 300001 };
+
+    if (!side->initiator || side_gpus() < 2)
+        return;
+    side_own_gpu_only(true);
+    for (int i = 0; i < 4; i++) {
+        struct buf here, there;
+        struct side by;
+
+        side_loop(side, &by);
+        buf_make(side, &here, memories[i % 2], BYTES);
+        side_other_gpu(true);
+        buf_make(side, &there, memories[i % 2], BYTES);
+        if (opcodes[i / 2] == IBV_WR_RDMA_READ)
+            buf_fill(&there, 60 + (uint32_t)i);
+        else
+            buf_zero(&there);
+        side_other_gpu(false);
+        if (opcodes[i / 2] == IBV_WR_RDMA_READ)
+            buf_zero(&here);
+        else
+            buf_fill(&here, 60 + (uint32_t)i);
+        post(&by, opcodes[i / 2], &here, 0, BYTES, (struct remote){there.addr, there.mr->rkey});
+        expect_success(side, "between GPUs that see only their own memory");
+        if (opcodes[i / 2] == IBV_WR_RDMA_WRITE)
+            side_other_gpu(true);
+        MUST(buf_check(opcodes[i / 2] == IBV_WR_RDMA_READ ? &here : &there, BYTES, 60 + (uint32_t)i,
+                       "data between GPUs that see only their own memory"));
+        if (opcodes[i / 2] == IBV_WR_RDMA_WRITE)
+            side_other_gpu(false);
+        MUST(!ibv_destroy_qp(by.qp));
+        buf_free(&here);
+        buf_free(&there);
+    }
+    side_own_gpu_only(false);
+}
+
 void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side)
 {
     static const struct {

@@ -22,6 +22,7 @@ void batch_figures(struct side *side);
 
 /* From here on one process uses two GPUs, also for the memory of other tests; so this comes late. */
 void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory);
+void memory_of_two_gpus_that_see_only_their_own_is_copied(struct side *side);
 void apart_figures(struct side *side);
 
 #endif

@@ -470,6 +470,7 @@ static void finish(struct side *side)
     }
     words_on_another_gpu_of_the_process_are_changed(side, VMM);
     words_on_another_gpu_of_the_process_are_changed(side, LEGACY);
+    memory_of_two_gpus_that_see_only_their_own_is_copied(side);
     apart_figures(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registration refuses what a kernel refuses. */
 #include <criterion/criterion.h>
+#include <unistd.h>
 
 #include "test/softnic/support.h"
 
@@ -63,6 +64,46 @@ Test(mr, a_domain_with_an_address_handle_is_in_use)
     cr_assert_eq(ibv_destroy_ah(ah), 0);
     cr_assert_eq(ibv_dealloc_pd(pd), 0);
     end_close(&a);
+}
+
+Test(mr, an_address_handle_needs_a_gid)
+{
+    struct ibv_ah_attr to = {.port_num = 1, .dlid = 1};
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    cr_assert_null(ibv_create_ah(a.pd, &to));
+    cr_assert_eq(errno, EINVAL);
+    end_close(&a);
+}
+
+Test(mr, what_is_imported_is_what_was_opened)
+{
+    struct ibv_context *ctx;
+    struct ibv_pd *pd;
+    struct ibv_mr *mr;
+    int copy;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    copy = dup(a.ctx->cmd_fd);
+    cr_assert_geq(copy, 0);
+    ctx = ibv_import_device(copy);
+    cr_assert_not_null(ctx);
+    pd = ibv_import_pd(ctx, a.pd->handle);
+    mr = pd ? ibv_import_mr(pd, a.mr->handle) : NULL;
+    cr_assert_not_null(mr);
+    cr_assert(mr->rkey == a.mr->rkey && mr->length == a.mr->length && !mr->addr);
+    cr_assert_null(ibv_import_mr(pd, a.mr->handle + 1));
+    cr_assert_null(ibv_import_pd(ctx, a.pd->handle + 1));
+    ibv_unimport_mr(mr);
+    ibv_unimport_pd(pd);
+    copy = dup(a.ctx->cmd_fd);
+    cr_assert_eq(ibv_close_device(ctx), 0);
+    end_close(&a); /* what it opened is still there until here */
+    cr_assert_null(ibv_import_device(copy), "the device is closed");
+    cr_assert_eq(errno, EOPNOTSUPP);
+    close(copy);
 }
 
 /* The device reports in odp_caps that it does not support it. */

@@ -109,7 +109,7 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
         return r;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
-    if (!s)
+    if (!s || (bytes && !fake_reaches(fake_current(), dst, src)))
         return INVALID_VALUE;
     while (bytes) {
         size_t n = bytes;

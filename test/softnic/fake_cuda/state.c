@@ -175,6 +175,23 @@ uint8_t *fake_view(uint64_t va, size_t *n)
     return p;
 }
 
+static bool has_access(const struct range *r, int dev)
+{
+    return r->kind != MAPPED || r->access >> dev & 1;
+}
+
+bool fake_reaches(int dev, uint64_t a, uint64_t b)
+{
+    bool reaches = true;
+
+    pthread_mutex_lock(&fake_mutex);
+    const struct range *x = fake_find(a), *y = fake_find(b);
+    if (x && y && x->kind != PINNED && x->kind != REGISTERED && y->kind != PINNED && y->kind != REGISTERED)
+        reaches = has_access(x, dev) && has_access(y, dev);
+    pthread_mutex_unlock(&fake_mutex);
+    return reaches;
+}
+
 uint8_t *fake_map_shared(int fd, uint64_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -35,6 +35,7 @@ struct range {
     uint8_t *shadow; /* the driver's own mapping */
     int fd;          /* LEGACY: the memfd */
     int dev;
+    unsigned access; /* MAPPED: devices that cuMemSetAccess named, as bits */
     bool accessible; /* MAPPED: cuMemSetAccess was called; REGISTERED: for the device, too */
     uint64_t id;
     struct object *object; /* MAPPED */
@@ -56,6 +57,9 @@ int fake_refuse_locked(int result);
 /* The driver's mapping of n bytes at an address that a copy engine can reach, or NULL. Adjacent ranges may be mapped
  * apart: n shrinks to the end of the first one. */
 uint8_t *fake_view(uint64_t va, size_t *n);
+/* Does a copy between two pieces of device memory find both mapped for that device? Memory of cuMemAlloc needs no
+ * mapping, and neither does a copy to or from the host. */
+bool fake_reaches(int dev, uint64_t a, uint64_t b);
 
 uint8_t *fake_map_shared(int fd, uint64_t bytes); /* NULL on failure */
 uint64_t fake_reserve(uint64_t bytes);            /* inaccessible addresses; 0 on failure */

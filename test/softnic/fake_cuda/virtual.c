@@ -213,13 +213,17 @@ int cuMemUnmap(uint64_t va, size_t bytes)
 
 int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count)
 {
+    const int *location = desc; /* type, device, rights */
     int at = 0, found = 0, r = fake_failure(__func__);
     if (r)
         return r;
+    if (count != 1 || location[0] != 1 || location[1] < 0 || location[1] >= DEVICES)
+        return INVALID_VALUE;
     pthread_mutex_lock(&fake_mutex);
     for (struct range *range; (range = fake_next(MAPPED, &at));)
         if (range->va >= va && range->va < va + bytes) {
             range->accessible = true;
+            range->access |= 1u << location[1];
             found++;
         }
     pthread_mutex_unlock(&fake_mutex);

@@ -160,10 +160,11 @@ static int resolve(const struct sn_cuda *cuda, struct transfer *t, struct sn_cop
             continue;
         }
         side[i].gpu = true;
-        if (proc == c->self || span[i].length == 0)
+        if (span[i].length == 0)
             continue;
         sn_cu_ptr here;
-        int r = sn_cuda_map_take(cuda, t->dev, c->world, span[i].mr, span[i].addr, &side[i].map, &here);
+        int r = (proc == c->self ? sn_cuda_map_take_own : sn_cuda_map_take)(cuda, t->dev, c->world, span[i].mr,
+                                                                            span[i].addr, &side[i].map, &here);
         if (r)
             return r;
         side[i].addr = here;

@@ -142,10 +142,13 @@ static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn
                   struct sn_cuda_map **map, sn_cu_ptr *here)
 {
     const struct sn_span *span = is_dst ? c->dst : c->src;
+    struct sn_cuda_dev *dev = sn_cuda_stream_dev(s);
 
     *here = span->addr;
-    return (is_dst ? c->dst_proc : c->src_proc) == c->self ||
-           !sn_cuda_map_take(cuda, sn_cuda_stream_dev(s), c->world, span->mr, span->addr, map, here);
+    if ((is_dst ? c->dst_proc : c->src_proc) != c->self)
+        return !sn_cuda_map_take(cuda, dev, c->world, span->mr, span->addr, map, here);
+    /* Between host memory and another GPU's the driver copies whatever access that GPU has (choose_dev). */
+    return way_of(c) != FROM_DEVICE || !sn_cuda_map_take_own(cuda, dev, c->world, span->mr, span->addr, map, here);
 }
 
 /* The GPU is current. */

@@ -229,10 +229,9 @@ static int read_owner(uint32_t pid, uint64_t from, void *to, size_t bytes)
     return errno == ESRCH ? -ESRCH : -EFAULT;
 }
 
-/* Import one chunk and map it at its offset in the reservation. */
-static int map_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, sn_cu_ptr at)
+/* Import one chunk of another process. */
+static int import_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, unsigned long long *handle)
 {
-    unsigned long long handle;
     int fd = (int)syscall(SYS_pidfd_getfd, pidfd, chunk->fd, 0);
     if (fd < 0) {
         int error = errno;
@@ -240,10 +239,26 @@ static int map_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *
                error == EPERM ? " (another user's process, or a sandbox that forbids ptrace?)" : "");
         return -error;
     }
-    int r = cuda->vmm_import(&handle, (void *)(uintptr_t)fd, SN_CU_HANDLE_POSIX_FD);
+    int r = cuda->vmm_import(handle, (void *)(uintptr_t)fd, SN_CU_HANDLE_POSIX_FD);
     close(fd);
-    if (r != SN_CU_OK)
-        return sn_cuda_failed(cuda, "cuMemImportFromShareableHandle", r);
+    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemImportFromShareableHandle", r);
+}
+
+/* Map one chunk at its offset in the reservation. pidfd: of its owner; -1: this process. */
+static int map_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, sn_cu_ptr at)
+{
+    unsigned long long handle;
+    int r;
+
+    if (pidfd >= 0) {
+        r = import_chunk(cuda, pidfd, chunk, &handle);
+        if (r)
+            return r;
+    } else {
+        r = cuda->vmm_retain(&handle, (void *)(uintptr_t)chunk->base);
+        if (r != SN_CU_OK)
+            return sn_cuda_failed(cuda, "cuMemRetainAllocationHandle", r);
+    }
     r = cuda->vmm_map(at, chunk->bytes, 0, handle, 0);
     cuda->vmm_release(handle); /* the mapping keeps it alive */
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemMap", r);
@@ -286,8 +301,44 @@ static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
     return r;
 }
 
+/* The allocations of this process that hold the region, which may have no handle that could be exported. */
+static struct chunk *own_chunks(const struct sn_cuda *cuda, struct blob *blob)
+{
+    uint64_t at = blob->base, end = blob->base + blob->bytes;
+    struct chunk *table = NULL;
+
+    for (blob->chunks = 0; at < end && blob->chunks < CHUNKS_MOST; blob->chunks++) {
+        struct chunk *bigger = realloc(table, (blob->chunks + 1) * sizeof(*table));
+        sn_cu_ptr base;
+        size_t bytes;
+
+        if (bigger)
+            table = bigger;
+        if (!bigger || cuda->address_range(&base, &bytes, at) != SN_CU_OK) {
+            free(table);
+            return NULL;
+        }
+        table[blob->chunks] = (struct chunk){.base = base, .bytes = bytes, .fd = -1};
+        at = base + bytes;
+    }
+    blob->base = table[0].base;
+    blob->bytes = at - blob->base;
+    return table;
+}
+
+static int open_own(const struct sn_cuda *cuda, struct sn_cuda_map *map)
+{
+    struct chunk *table = own_chunks(cuda, &map->blob);
+    int r = table ? open_chunks(cuda, map, table, -1) : -EIO;
+
+    free(table);
+    return r;
+}
+
 static int open_map(const struct sn_cuda *cuda, struct sn_cuda_map *map)
 {
+    if (map->proc == sn_self->proc)
+        return open_own(cuda, map);
     if (map->blob.kind == KIND_VMM)
         return open_vmm(cuda, map);
     int r = cuda->ipc_open(&map->at, map->blob.handle, SN_CU_IPC_LAZY_PEER);
@@ -379,8 +430,12 @@ static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *
     }
     if (r != -EIO && r != -EPERM)
         return r;
-    sn_log("device memory 0x%llx of pid %u cannot be opened here: its owner copies instead",
-           (unsigned long long)want->blob.base, want->pid);
+    if (want->proc == sn_self->proc)
+        sn_log("device memory 0x%llx cannot be mapped for GPU %d, another one of this process",
+               (unsigned long long)want->blob.base, want->dev->ordinal);
+    else
+        sn_log("device memory 0x%llx of pid %u cannot be opened here: its owner copies instead",
+               (unsigned long long)want->blob.base, want->pid);
     return 0;
 }
 
@@ -439,6 +494,21 @@ int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct
     }
     pthread_mutex_unlock(&mutex);
     return r;
+}
+
+int sn_cuda_map_take_own(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t mr,
+                         uint64_t addr, struct sn_cuda_map **map, sn_cu_ptr *ptr)
+{
+    const struct blob *blob = blob_of(&world->mrs[mr]);
+    int r;
+
+    *ptr = addr;
+    if (blob->kind == KIND_LEGACY || !memcmp(&blob->uuid, &dev->uuid, sizeof(blob->uuid)))
+        return 0;
+    r = sn_cuda_map_take(cuda, dev, world, mr, addr, map, ptr);
+    if (r == SN_COPY_OWNER) /* the driver may still be able to copy */
+        *ptr = addr;
+    return r == SN_COPY_OWNER ? 0 : r;
 }
 
 void sn_cuda_map_give(struct sn_cuda_map *map)

@@ -30,6 +30,12 @@ int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct
                      uint64_t addr, struct sn_cuda_map **map, sn_cu_ptr *ptr);
 void sn_cuda_map_give(struct sn_cuda_map *map);
 
+/* The same for a region of this process, whose own address serves unless it is on another GPU than dev and made with
+ * the virtual memory API: then only GPUs that were given access reach it, and the application need not have done that.
+ * Return 0 or -errno; *map may stay NULL. */
+int sn_cuda_map_take_own(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t mr,
+                         uint64_t addr, struct sn_cuda_map **map, sn_cu_ptr *ptr);
+
 /* Close the mappings that no registration needs any more. This may wait for the GPU and its kernels. So call it only
  * where programs expect that (registering and deregistering device memory, closing a device), never during a
  * transfer. */

@@ -16,8 +16,8 @@ struct sn_ctx {
     uint32_t dev;
     struct sn_ctx_shm *shm;
     struct sn_engine engine;
-    struct sn_agent *agent; /* NULL until device memory is registered */
-    uint32_t pd_next;
+    struct sn_agent *agent;   /* NULL until device memory is registered */
+    uint32_t opened;          /* and imported, less closed */
     pthread_mutex_t qp_mutex; /* protects qp_list */
     struct sn_qp *qp_list;
     struct verbs_context verbs; /* its last field is the struct ibv_context that programs hold */

@@ -207,7 +207,7 @@ bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const stru
         return false;
     if (state != IBV_QPS_RTR && state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_SQE)
         return false;
-    if (target->dev != w->dest_dev || target->transport != qp->shm->transport)
+    if (!sn_qp_is_sound(world, target) || target->dev != w->dest_dev || target->transport != qp->shm->transport)
         return false;
     return __atomic_load_n(&world->devs[qp->ctx->dev].port_up, __ATOMIC_RELAXED) &&
            __atomic_load_n(&world->devs[target->dev].port_up, __ATOMIC_RELAXED);

@@ -28,11 +28,14 @@ bool sn_cq_take_locked(struct sn_cq *cq, struct sn_cqe *cqe)
 {
     struct sn_cq_shm *shm = cq->shm;
     uint32_t head = shm->head;
-    const struct sn_cqe *ring = sn_at(sn_self->world, shm->ring_off);
+    const struct sn_cqe *ring;
 
     /* [cq-tail] acquire; pairs with sn_cq_push: the entry, and the memory it reports on, are visible. */
     if (__atomic_load_n(&shm->tail, __ATOMIC_ACQUIRE) == head)
         return false;
+    ring = sn_ring_at(sn_self->world, shm->ring_off, (uint64_t)shm->capacity * sizeof(*ring));
+    if (!ring || !shm->capacity)
+        return false; /* the world is damaged */
     *cqe = ring[head & (shm->capacity - 1)];
     /* [cq-head] release; pairs with sn_cq_push: the entry was read. */
     __atomic_store_n(&shm->head, head + 1, __ATOMIC_RELEASE);
@@ -88,9 +91,11 @@ int sn_cq_req_notify(struct ibv_cq *ibv, int solicited_only)
 void sn_cq_purge(struct sn_cq *cq, uint32_t qpn)
 {
     struct sn_cq_shm *shm = cq->shm;
-    struct sn_cqe *ring = sn_at(sn_self->world, shm->ring_off);
+    struct sn_cqe *ring = sn_ring_at(sn_self->world, shm->ring_off, (uint64_t)shm->capacity * sizeof(*ring));
     uint32_t mask = shm->capacity - 1, to;
 
+    if (!ring || !shm->capacity)
+        return; /* the world is damaged */
     pthread_mutex_lock(&cq->mutex);
     sn_lock_take(&shm->lock);
     to = shm->tail;

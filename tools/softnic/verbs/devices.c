@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tools/softnic/memory/agent.h"
@@ -96,6 +97,52 @@ __be64 ibv_get_device_guid(struct ibv_device *device)
     return sn_self->world->devs[((struct sn_device *)device)->index].guid;
 }
 
+/* What an opened device's command descriptor holds: enough to find the device again. */
+struct command_file {
+    uint64_t nonce; /* of this process */
+    struct sn_ctx *ctx;
+};
+
+static int command_file_open(struct sn_ctx *ctx)
+{
+    struct command_file file = {sn_self->nonce, ctx};
+    int fd = memfd_create("softnic", MFD_CLOEXEC), r;
+
+    if (fd < 0)
+        return -errno;
+    if (pwrite(fd, &file, sizeof(file), 0) == (ssize_t)sizeof(file))
+        return fd;
+    r = errno ? -errno : -EIO;
+    close(fd);
+    return r;
+}
+
+/* A copy of the descriptor may outlive the device. */
+static void command_file_close(int fd)
+{
+    static const struct command_file nothing;
+
+    if (pwrite(fd, &nothing, sizeof(nothing), 0) != (ssize_t)sizeof(nothing))
+        sn_log("close_device: a copy of its command descriptor could not be invalidated");
+    close(fd);
+}
+
+/* Here an imported device is the opened one, once more: both end with the last ibv_close_device. A device of another
+ * process cannot be imported, since its objects live in that process. */
+struct ibv_context *ibv_import_device(int cmd_fd)
+{
+    struct command_file file;
+
+    if (!sn_self || pread(cmd_fd, &file, sizeof(file), 0) != (ssize_t)sizeof(file) || !file.ctx ||
+        file.nonce != sn_self->nonce) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    __atomic_add_fetch(&file.ctx->opened, 1, __ATOMIC_RELAXED);
+    close(cmd_fd); /* it is the library's from here on */
+    return &file.ctx->verbs.context;
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
     struct sn_self *self = sn_self_get(sn_device_mem_choose);
@@ -116,14 +163,20 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     if (r < 0)
         goto give_shm;
     ctx->verbs.context.async_fd = r;
+    r = command_file_open(ctx);
+    if (r < 0)
+        goto close_async;
+    ctx->verbs.context.cmd_fd = r;
+    ctx->opened = 1;
     sn_engine_init(&ctx->engine, sn_model_on(&self->world->config));
     pthread_mutex_init(&ctx->qp_mutex, NULL);
     sn_ops_fill(&ctx->verbs);
     ctx->verbs.context.device = device;
-    ctx->verbs.context.cmd_fd = -1;
     ctx->verbs.context.num_comp_vectors = COMP_VECTORS;
     pthread_mutex_init(&ctx->verbs.context.mutex, NULL);
     return &ctx->verbs.context;
+close_async:
+    close(ctx->verbs.context.async_fd);
 give_shm:
     sn_ctx_shm_give(self->world, ctx->index);
 free_ctx:
@@ -138,12 +191,15 @@ int ibv_close_device(struct ibv_context *context)
     struct sn_ctx *ctx = sn_ctx_of(context);
     int fd = context->async_fd;
 
+    if (__atomic_sub_fetch(&ctx->opened, 1, __ATOMIC_ACQ_REL))
+        return 0; /* imported, and still in use */
     sn_engine_fini(&ctx->engine);
     sn_agent_stop(&ctx->agent);
     if (sn_device_mem)
         sn_device_mem->settle();
     sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is closed: no event may go to its next user */
     close(fd);
+    command_file_close(context->cmd_fd);
     pthread_mutex_destroy(&ctx->qp_mutex);
     free(ctx);
     return 0;

@@ -92,7 +92,8 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
     bool efa = sn_ctx_dev(sn_ctx_of(pd->context))->efa;
     struct sn_ah *ah;
 
-    if (attr->port_num != 1 || (efa && !attr->is_global)) {
+    /* Both RoCE and EFA address by GID alone. */
+    if (attr->port_num != 1 || !attr->is_global) {
         errno = EINVAL;
         return NULL;
     }

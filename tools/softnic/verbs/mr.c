@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protection domains and registered memory. */
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,16 +26,35 @@ enum {
     INITIATOR_PATIENCE_NS = 2000000000,
 };
 
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+static uint32_t newest_pd; /* handles are unique in the process: a key of one device is not valid on another */
+
+static struct ibv_pd *pd_make(struct ibv_context *context, uint32_t handle)
 {
-    static uint32_t next; /* unique in the process: a key of one device is not valid on another */
     struct sn_pd *pd = calloc(1, sizeof(*pd));
 
     if (!pd)
         return NULL;
     pd->ibv.context = context;
-    pd->ibv.handle = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
+    pd->ibv.handle = handle;
     return &pd->ibv;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+    return pd_make(context, __atomic_add_fetch(&newest_pd, 1, __ATOMIC_RELAXED));
+}
+
+struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
+{
+    if (handle - 1 < __atomic_load_n(&newest_pd, __ATOMIC_RELAXED))
+        return pd_make(context, handle);
+    errno = EINVAL;
+    return NULL;
+}
+
+void ibv_unimport_pd(struct ibv_pd *pd)
+{
+    free(pd);
 }
 
 static bool pd_in_use(struct ibv_pd *pd)
@@ -224,6 +244,25 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 {
     errno = EOPNOTSUPP;
     return IBV_REREG_MR_ERR_INPUT;
+}
+
+/* As in the kernel's interface, an imported registration does not know its address. */
+struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
+{
+    const struct sn_mr_shm *shm = handle < SN_MAX_MRS ? &sn_self->world->mrs[handle] : NULL;
+    struct ibv_mr *mr = NULL;
+
+    errno = EINVAL;
+    if (shm && shm->owner == sn_self->proc + 1 && shm->key && shm->pd == pd->handle)
+        mr = calloc(1, sizeof(*mr));
+    if (mr)
+        *mr = (struct ibv_mr){pd->context, pd, NULL, shm->length, handle, shm->key, shm->key};
+    return mr;
+}
+
+void ibv_unimport_mr(struct ibv_mr *mr)
+{
+    free(mr);
 }
 
 /* Wait until no initiator that saw the key as valid is still at work. Each queue pair of this process has at most its

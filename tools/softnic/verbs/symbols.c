@@ -69,29 +69,6 @@ static void *not_supported(void)
     return NULL;
 }
 
-struct ibv_context *ibv_import_device(int cmd_fd)
-{
-    return not_supported();
-}
-
-struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
-{
-    return not_supported();
-}
-
-void ibv_unimport_pd(struct ibv_pd *pd)
-{
-}
-
-struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
-{
-    return not_supported();
-}
-
-void ibv_unimport_mr(struct ibv_mr *mr)
-{
-}
-
 struct ibv_dm *ibv_import_dm(struct ibv_context *context, uint32_t handle)
 {
     return not_supported();

@@ -13,7 +13,7 @@ static int arena_class(uint64_t bytes)
 {
     int order = 0;
 
-    while (((uint64_t)ARENA_UNIT << order) < bytes)
+    while (order < SN_ARENA_CLASSES && ((uint64_t)ARENA_UNIT << order) < bytes)
         order++;
     return order;
 }
@@ -33,42 +33,48 @@ int sn_world_populate(void *at, uint64_t bytes, const char *what)
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
 {
     int order = arena_class(bytes);
-    uint64_t size = (uint64_t)ARENA_UNIT << order;
+    uint64_t size = (uint64_t)ARENA_UNIT << order, *at;
 
+    *off = 0;
     if (order >= SN_ARENA_CLASSES)
         return -ENOMEM;
     sn_lock_take(&world->arena_lock);
-    *off = world->arena_free[order];
-    if (*off) {
-        world->arena_free[order] = *(uint64_t *)sn_at(world, *off);
-    } else if (world->arena_next + size <= world->bytes &&
-               /* for the link in sn_arena_free */
-               !sn_world_populate(sn_at(world, world->arena_next), ARENA_UNIT, "ring")) {
-        *off = world->arena_next;
-        world->arena_next += size;
+    at = sn_ring_at(world, world->arena_free[order], size);
+    if (at) {
+        *off = world->arena_free[order];
+        world->arena_free[order] = *at;
+    } else {
+        at = sn_ring_at(world, world->arena_next, size);
+        if (at && !sn_world_populate(at, ARENA_UNIT, "ring")) { /* for the link in sn_arena_free */
+            *off = world->arena_next;
+            world->arena_next += size;
+        }
     }
     sn_lock_drop(&world->arena_lock);
     if (!*off)
         return -ENOMEM;
-    if (sn_world_populate(sn_at(world, *off), size, "ring")) {
+    if (sn_world_populate(at, size, "ring")) {
         sn_arena_free(world, *off, bytes);
         return -ENOMEM;
     }
-    memset(sn_at(world, *off), 0, ARENA_UNIT); /* the rest was never used, or was given back */
+    memset(at, 0, ARENA_UNIT); /* the rest was never used, or was given back */
     return 0;
 }
 
 void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes)
 {
     int order = arena_class(bytes);
-    uint64_t size = (uint64_t)ARENA_UNIT << order;
+    uint64_t size = (uint64_t)ARENA_UNIT << order, *at = off ? sn_ring_at(world, off, size) : NULL;
 
-    if (!off)
+    if (off && (!at || order >= SN_ARENA_CLASSES || off % ARENA_UNIT))
+        sn_log("a ring of %llu bytes at offset 0x%llx: the world is damaged; its space is lost",
+               (unsigned long long)bytes, (unsigned long long)off);
+    if (!at || order >= SN_ARENA_CLASSES || off % ARENA_UNIT)
         return;
     if (size > ARENA_UNIT)
-        madvise((uint8_t *)sn_at(world, off) + ARENA_UNIT, size - ARENA_UNIT, MADV_REMOVE);
+        madvise((uint8_t *)at + ARENA_UNIT, size - ARENA_UNIT, MADV_REMOVE);
     sn_lock_take(&world->arena_lock);
-    *(uint64_t *)sn_at(world, off) = world->arena_free[order];
+    *at = world->arena_free[order];
     world->arena_free[order] = off;
     sn_lock_drop(&world->arena_lock);
 }
@@ -96,6 +102,10 @@ int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t cap
     else
         r = -ENOMEM;
     sn_lock_drop(&slots->lock);
+    if (!r && *index >= capacity) {
+        sn_log("index %u of a table of %u: the world is damaged", *index, capacity);
+        r = -ENOMEM;
+    }
     return r;
 }
 

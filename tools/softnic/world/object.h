@@ -43,6 +43,13 @@ static inline struct sn_qp_shm *sn_qp_find(struct sn_world *world, uint32_t qpn)
     return qpn != 0 && __atomic_load_n(&qp->qpn, __ATOMIC_ACQUIRE) == qpn ? qp : NULL;
 }
 
+/* Do its fields name things that can be? Those of a damaged world may not. */
+static inline bool sn_qp_is_sound(const struct sn_world *world, const struct sn_qp_shm *qp)
+{
+    return qp->owner - 1 < SN_MAX_PROCS && qp->dev < world->dev_count && qp->ctx < SN_MAX_CTXS &&
+           qp->scq < SN_MAX_CQS && qp->rcq < SN_MAX_CQS && (qp->srq == SN_NONE || qp->srq < SN_MAX_SRQS);
+}
+
 /* The registered memory with that key, or NULL. */
 static inline struct sn_mr_shm *sn_mr_find(struct sn_world *world, uint32_t key)
 {

@@ -18,10 +18,15 @@ static bool arm_matches(uint32_t armed, const struct sn_cqe *cqe, bool solicited
 
 int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes, uint32_t count, bool solicited)
 {
-    struct sn_cq_shm *cq = &world->cqs[index];
-    struct sn_cqe *ring = sn_at(world, cq->ring_off);
+    struct sn_cq_shm *cq = &world->cqs[index < SN_MAX_CQS ? index : 0];
+    struct sn_cqe *ring = sn_ring_at(world, cq->ring_off, (uint64_t)cq->capacity * sizeof(*ring));
     bool wake = false, first_overrun = false;
     int r = 0;
+
+    if (index >= SN_MAX_CQS || !ring) {
+        sn_log("completion queue %u is damaged: completions are lost", index);
+        return -EOVERFLOW;
+    }
 
     sn_lock_take(&cq->lock);
     for (uint32_t i = 0; i < count; i++) {
@@ -59,9 +64,26 @@ static void step(uint32_t *position)
     __atomic_store_n(position, *position + 1, __ATOMIC_RELAXED);
 }
 
+/* NULL when the ring is damaged. The entry has room for rqe_room() buffers. */
 static struct sn_rqe *rqe_at(struct sn_world *world, struct sn_rq_shm *rq, uint32_t position)
 {
-    return sn_at(world, rq->ring_off + (uint64_t)(position & (rq->capacity - 1)) * rq->stride);
+    uint64_t stride = rq->stride, ring = sizeof(struct sn_rqe) <= stride ? rq->capacity * stride : UINT64_MAX;
+    uint8_t *at = sn_ring_at(world, rq->ring_off, ring);
+
+    return at && stride % 8 == 0 ? (struct sn_rqe *)(at + (position & (rq->capacity - 1)) * stride) : NULL;
+}
+
+static uint32_t rqe_room(const struct sn_rq_shm *rq)
+{
+    uint32_t room = (uint32_t)((rq->stride - sizeof(struct sn_rqe)) / sizeof(struct sn_sge));
+
+    return room < SN_MAX_SGE ? room : SN_MAX_SGE;
+}
+
+/* Receives in the ring. A damaged ring has none. */
+static bool any_left(const struct sn_rq_shm *rq)
+{
+    return rq->tail != rq->head && rq->tail - rq->head <= rq->capacity;
 }
 
 int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, const struct sn_sge *sge, uint32_t num_sge)
@@ -72,11 +94,13 @@ int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, con
     if (rq->tail - rq->head < rq->capacity) {
         struct sn_rqe *rqe = rqe_at(world, rq, rq->tail);
 
-        rqe->wr_id = wr_id;
-        rqe->num_sge = num_sge;
-        memcpy(rqe + 1, sge, num_sge * sizeof(*sge));
-        step(&rq->tail);
-        r = 0;
+        if (rqe && num_sge <= rqe_room(rq)) {
+            rqe->wr_id = wr_id;
+            rqe->num_sge = num_sge;
+            memcpy(rqe + 1, sge, num_sge * sizeof(*sge));
+            step(&rq->tail);
+            r = 0;
+        }
     }
     sn_lock_drop(&rq->lock);
     return r;
@@ -96,11 +120,11 @@ int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv
     int r = SN_RQ_EMPTY;
 
     sn_lock_take(&rq->lock);
-    if (rq->tail != rq->head) {
-        const struct sn_rqe *rqe = rqe_at(world, rq, rq->head);
+    const struct sn_rqe *rqe = any_left(rq) ? rqe_at(world, rq, rq->head) : NULL;
 
+    if (rqe) {
         recv->wr_id = rqe->wr_id;
-        recv->num_sge = rqe->num_sge <= SN_MAX_SGE ? rqe->num_sge : SN_MAX_SGE;
+        recv->num_sge = rqe->num_sge <= rqe_room(rq) ? rqe->num_sge : rqe_room(rq);
         memcpy(recv->sge, rqe + 1, recv->num_sge * sizeof(recv->sge[0]));
         step(&rq->head);
         r = limit_reached(rq) ? SN_RQ_LIMIT : 0;
@@ -114,8 +138,8 @@ uint32_t sn_rq_pop_ids(struct sn_world *world, struct sn_rq_shm *rq, uint64_t *w
     uint32_t count = 0;
 
     sn_lock_take(&rq->lock);
-    for (; count < most && rq->tail != rq->head; step(&rq->head))
-        wr_ids[count++] = rqe_at(world, rq, rq->head)->wr_id;
+    for (const struct sn_rqe *rqe; count < most && any_left(rq) && (rqe = rqe_at(world, rq, rq->head)); step(&rq->head))
+        wr_ids[count++] = rqe->wr_id;
     sn_lock_drop(&rq->lock);
     return count;
 }
@@ -124,7 +148,7 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
 {
     struct sn_recv recv;
 
-    if (qp->srq != SN_NONE || !qp->rq.capacity)
+    if (qp->srq != SN_NONE || !qp->rq.capacity || !sn_qp_is_sound(world, qp))
         return;
     while (sn_rq_pop(world, &qp->rq, &recv) != SN_RQ_EMPTY) {
         struct sn_cqe cqe = {.wr_id = recv.wr_id,

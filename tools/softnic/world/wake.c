@@ -84,7 +84,7 @@ void sn_wake_settle(struct sn_world *world, int fd, uint32_t wake_id, bool (*is_
     char token;
 
     if (!is_left(of))
-        while (recv(fd, &token, 1, MSG_DONTWAIT) > 0)
+        while (recv(fd, &token, 1, MSG_DONTWAIT) >= 0) /* also empty ones, which only a stranger sends */
             ;
     if (is_left(of) && poll(&readable, 1, 0) == 0)
         sn_wake_send(world, wake_id);
@@ -104,6 +104,8 @@ void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_
     bool first_lost = false;
     uint32_t wake_id;
 
+    if (ctx >= SN_MAX_CTXS) /* of a damaged object */
+        return;
     sn_lock_take(&c->lock);
     wake_id = c->owner ? c->wake_id : 0;
     if (wake_id && c->tail - c->head < SN_ASYNC_EVENTS) {

@@ -236,11 +236,42 @@ remove_temp:
     return r;
 }
 
+/* The name of a field that cannot be in a world, or NULL. Everything that processes use to find their way is checked:
+ * here what stays as it is, and rings and objects where they are used (sn_ring_at, sn_qp_is_sound). */
+static const char *damaged_field(const struct sn_world *world)
+{
+    const struct sn_config *c = &world->config;
+
+    if (world->bytes != sizeof(*world) + SN_ARENA_BYTES)
+        return "bytes";
+    if (!c->nics || !c->nodes || (uint64_t)c->nics * c->nodes != world->dev_count || world->dev_count > SN_MAX_DEVS)
+        return "number of devices";
+    for (uint32_t i = 0; i < world->dev_count; i++)
+        if (!memchr(world->devs[i].name, 0, sizeof(world->devs[i].name)) ||
+            !memchr(world->devs[i].sysfs_device, 0, sizeof(world->devs[i].sysfs_device)))
+            return "name of a device";
+    if (world->arena_off != ((sizeof(*world) + 4095) & ~4095ull) || world->arena_next < world->arena_off ||
+        world->arena_next > world->bytes || world->arena_next % 4096)
+        return "place of the rings";
+    if (world->ctx_slots.fresh > SN_MAX_CTXS || world->cq_slots.fresh > SN_MAX_CQS ||
+        world->qp_slots.fresh > SN_MAX_QPS || world->srq_slots.fresh > SN_MAX_SRQS ||
+        world->mr_slots.fresh > SN_MAX_MRS)
+        return "length of a table";
+    return NULL;
+}
+
 /* What any file may hold must be what this version's programs rely on. */
 static int world_check(const struct sn_world *world, const struct stat *st)
 {
+    const char *damaged;
+
     if (world->magic != SN_WORLD_MAGIC || world->version != SN_WORLD_VERSION)
         return refuse_version(st, world->magic == SN_WORLD_MAGIC ? world->version : 0);
+    damaged = damaged_field(world);
+    if (damaged) {
+        snprintf(refusal, sizeof(refusal), "it is damaged (%s); remove it", damaged);
+        return -EPROTO;
+    }
     return pids_are_ours(world) ? 0 : -EXDEV;
 }
 

@@ -408,8 +408,13 @@ int sn_world_populate(void *at, uint64_t bytes, const char *what);
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off);
 void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes);
 
-static inline void *sn_at(struct sn_world *world, uint64_t off)
+/* The address of ring space; NULL: it is not in the arena, so what named it is damaged. */
+static inline void *sn_ring_at(struct sn_world *world, uint64_t off, uint64_t bytes)
 {
+    uint64_t end = sizeof(struct sn_world) + SN_ARENA_BYTES;
+
+    if (off < sizeof(struct sn_world) || off > end || bytes > end - off || off % 8)
+        return NULL;
     return (uint8_t *)world + off;
 }
 

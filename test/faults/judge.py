@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What tools/faults makes of the end of a program. usage: judge.py FAULTS"""
+import importlib.machinery
+import importlib.util
+import signal
+import sys
+import types
+
+loader = importlib.machinery.SourceFileLoader("faults", sys.argv[1])
+faults = importlib.util.module_from_spec(importlib.util.spec_from_loader("faults", loader))
+sys.dont_write_bytecode = True
+loader.exec_module(faults)
+
+# As the programs print them.
+FLUSHED = ("peer.c:39 WARN NET/Perseus: Work Request Flushed Error (status 5, vendor 0) on queue 0, softnic1:1 GID ::ffff:10.1.1.1 to "
+           "softnic1:1: the queue was closed by an earlier error, here or at the peer")
+KILLED = "perseus-netbench: rank 0 was killed by signal 9 (Killed)"
+ROWS = (
+    # kind, failover, hung, status, text, expected
+    ("drop", False, False, 0, "", "ok: went on"),
+    ("drop", False, False, 1, FLUSHED, "FAILED: ended with status 1, and should have gone on"),
+    ("port", False, False, 1, FLUSHED, "ok: ended with a named error"),
+    ("port", True, False, 1, FLUSHED, "FAILED: ended with status 1, and should have gone on"),
+    ("kill", True, False, 1, KILLED, "ok: ended with a named error"),
+    ("kill", False, False, 1, "something failed", "FAILED: ended with status 1, and named nothing"),
+    ("kill", False, True, 1, KILLED, "FAILED: a hang"),
+    ("kill", False, False, 1, "perseus-netbench: rank 1: no progress for 30 s (60 s while all ranks meet)", "FAILED: a hang"),
+    ("kill", False, False, 1, "perseus-netbench: rank 1: 3 of 64 bytes are wrong, the first at 7 (0x7)\n" + KILLED, "FAILED: wrong bytes"),
+    ("stop", False, False, 1, "perseus-perf: 4 words were wrong", "FAILED: wrong bytes"),
+    ("kill", False, False, 128 + signal.SIGSEGV, KILLED, "FAILED: a crash"),
+    ("port", False, False, 1, FLUSHED + "\nperseus-netbench: rank 1 was killed by signal 11 (Segmentation fault)", "FAILED: a crash"),
+)
+
+
+def main():
+    for kind, failover, hung, status, text, expected in ROWS:
+        round_ = object.__new__(faults.Round)
+        round_.kind, round_.broken, round_.options = faults.KINDS[kind], True, types.SimpleNamespace(failover=failover)
+        how = round_.judge(hung, status, text, 1.0)
+        assert how.startswith(expected), f"{kind}, failover {failover}, status {status}, {text!r}: {how}, and not {expected}"
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

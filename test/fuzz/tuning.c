@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PERSEUS_FUSED_TUNING names a file that anyone may have edited or cut off. What is chosen from it can be played. */
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "fused/gemm/tuning.h"
+#include "test/fuzz/fuzz.h"
+
+enum { CLUSTERS = 66 };
+
+size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
+{
+    return 0; /* corpus/tuning */
+}
+
+static void play(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t)
+{
+    struct prs_schedule s;
+
+    fuzz_accepted++;
+    fuzz_require(t->path == PRS_PATH_FUSED || t->path == PRS_PATH_UNFUSED, "path %u", t->path);
+    fuzz_require(t->clusters > 0 && t->clusters <= CLUSTERS, "%u clusters", t->clusters);
+    prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, shape->n, shape->k, t->band);
+    s.segments = t->segments;
+    s.group = t->tiles_per_signal;
+    fuzz_require(prs_schedule_segment_steps(&s) > 0 && prs_schedule_band_groups(&s) > 0, "a schedule without steps");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    static int fd = -1;
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .sms = 132};
+    struct prs_fused_shape shapes[] = {{PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0},
+                                       {PRS_FUSED_REDUCE_SCATTER, 4096, 4096, 1024, 0},
+                                       {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0}};
+    char path[64];
+
+    if (fd < 0) {
+        fd = memfd_create("tuning", MFD_CLOEXEC);
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        setenv("PERSEUS_FUSED_TUNING", path, 1);
+    }
+    fuzz_require(ftruncate(fd, 0) == 0 && pwrite(fd, data, bytes, 0) == (ssize_t)bytes, "no memory");
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct prs_fused_plan_info info;
+        struct prs_fused_tuning read;
+        bool found = prs_tuning_read(&ctx, &shapes[i], &read);
+
+        memset(&info, 0, sizeof(info));
+        if (found && !prs_tuning_choose(&ctx, &shapes[i], &read, true, CLUSTERS, &info))
+            play(&shapes[i], &info.tuning);
+    }
+    return 0;
+}
