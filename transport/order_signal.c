@@ -95,6 +95,9 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
         record.key != keys->rkey[order->path[0].remote_rail])
         return false;
+    /* MUTANT(order) only the newest record is joined: delete */
+    if (record.number != order->tally->next_number - 1)
+        return false; /* one on another queue may have closed an interval of the group since */
     record.value += signal->value;
     memcpy(copy, &record, sizeof(record));
     join(order, queue, op);
