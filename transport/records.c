@@ -201,7 +201,7 @@ int prs_records_raise(struct prs_peer *peer)
         prs_counts_raised(counts, record);
     }
     if ((records->credits_wanted || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&
-        prs_order_word(&peer->order, records->credit.addr, records->credit.key[0], counts->raised) == 0) {
+        prs_order_word(&peer->order, records->credit.addr, records->credit.key, counts->raised) == 0) {
         records->credits_sent = counts->raised;
         records->credits_wanted = false;
     }

@@ -441,13 +441,13 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
 {
     struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
 
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), PRS_BUSY, "256 could land on it, and stay");
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), PRS_BUSY, "256 could land on it, and stay");
     post_and_complete_all(bench);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0);
     bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0, "RC keeps them apart");
 }
 
 Test(order_limits, one_touch_at_a_time_writes_nothing)
