@@ -233,12 +233,18 @@ struct prs_chain {
 /* Make a chain of the requests that wait on one queue; the caller must post it now. Return false when none waits. */
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
 
+/* Return true when all requests of the path's probe queue are complete. */
+static inline bool prs_order_probe_idle(const struct prs_order *order, uint32_t path)
+{
+    const struct prs_order_queue *queue = &order->queue[order->data_queues + path];
+
+    return queue->head == queue->tail;
+}
+
 /* Return true when all requests of prs_order_self() are complete. */
 static inline bool prs_order_self_idle(const struct prs_order *order)
 {
-    const struct prs_order_queue *queue = &order->queue[order->data_queues];
-
-    return queue->head == queue->tail;
+    return prs_order_probe_idle(order, 0);
 }
 
 /* Return true when no signaled request is in flight and nothing waits to be posted. */
@@ -271,6 +277,8 @@ struct prs_order_replay {
 /* Choose the path no more, and post nothing on it. Completions of it may still come. Return 0, or -ENETDOWN: it is the
  * last path, or lost paths are not replaced. */
 int prs_order_path_stop(struct prs_order *order, uint32_t path);
+/* Admit a write of no bytes that tells the receiver to look at its TCP stream. Return 0 or PRS_BUSY. */
+int prs_order_knock(struct prs_order *order);
 /* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has taken
  * from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest over
  * another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the receiver

@@ -14,6 +14,7 @@
 #include "transport/order_cut.h"
 #include "transport/order_queue.h"
 #include "transport/stripe.h"
+#include "transport/wire.h"
 
 /* A stopped path seems to have so much to do that no request is ever given to it. As a float it is exact. */
 #define STOPPED_BACKLOG (1ull << 60)
@@ -52,6 +53,21 @@ int prs_order_path_stop(struct prs_order *order, uint32_t path)
     }
     prs_order_backlogs(order, stripes);
     order->small_queue = prs_stripe_fastest(stripes, order->data_queues, 0);
+    return 0;
+}
+
+int prs_order_knock(struct prs_order *order)
+{
+    uint32_t index = order->small_queue;
+    struct prs_order_queue *queue = &order->queue[index];
+
+    if (queue_full(queue))
+        return PRS_BUSY;
+    *admit_request(order, index, &order->no_op) =
+        (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = prs_imm_make_bare(PRS_BARE_NOTE, 0)};
+    queue->immediates++;
+    set_aim(queue, NULL, NULL, NULL);
+    end_run(queue);
     return 0;
 }
 
@@ -104,7 +120,7 @@ static uint32_t retire_taken(struct prs_order *order, struct prs_order_queue *qu
     for (uint32_t at = queue->tail; at != end; at++) {
         uint32_t slot = at & queue->mask;
 
-        /* MUTANT(order) a read before what was taken is replayed: s/queue->wr[slot].opcode == PRS_WR_READ &&/0 \&\&/ */
+        /* MUTANT(order) a read before what was taken is replayed: s/queue->wr[slot].opcode == PRS_WR_READ &&/0 &&/ */
         /* MUTANT(order) a read before a fence that was taken is done: s/&& at - queue->tail >= read_end - queue->tail// */
         if (queue->wr[slot].opcode == PRS_WR_READ && at - queue->tail >= read_end - queue->tail)
             continue;

@@ -353,6 +353,39 @@ Test(order_path, a_path_that_is_back_is_used_again)
     cr_assert_eq(lose(bench, 1, 0, &replay), 0);
 }
 
+/* The message before is with another queue now, so its immediate cannot be taken over. */
+Test(order_path, a_path_that_is_back_continues_no_run)
+{
+    struct bench *bench = two_paths();
+    struct prs_order_replay replay;
+    struct prs_op op[2];
+
+    bench->order.small_queue = 1;
+    cr_assert_eq(put(bench, &op[0], 64, 1, PRS_GROUP_NONE, PRS_PUT_NOTIFY), 0);
+    lose(bench, 1, 0, &replay);
+    cr_assert_eq(prs_order_path_up(&bench->order, 1), 0);
+    bench->order.small_queue = 1;
+    cr_assert_eq(put(bench, &op[1], 64, 2, PRS_GROUP_NONE, PRS_PUT_NOTIFY), 0);
+    cr_assert_eq(queue_of(bench, 1)->wr[1].imm, prs_imm_make(2, 1, 1, 0));
+}
+
+/* A knock is an immediate like any other. */
+Test(order_path, a_knock_leaves_over_a_living_path)
+{
+    struct bench *bench = two_paths();
+    struct prs_order_replay replay;
+
+    cr_assert_eq(prs_order_path_stop(&bench->order, 0), 0);
+    cr_assert_eq(prs_order_knock(&bench->order), 0);
+    cr_assert(queue_of(bench, 1)->wr[0].imm == prs_imm_make_bare(PRS_BARE_NOTE, 0) &&
+              !queue_of(bench, 1)->wr[0].len_bytes);
+    post(bench);
+    lose(bench, 0, 0, &replay);
+    cr_assert_eq(prs_order_path_up(&bench->order, 0), 0);
+    cr_assert_eq(lose(bench, 1, 1, &replay), 0);
+    cr_assert(replay.taken == 1 && replay.replayed == 0);
+}
+
 Test(order_path, failing_ends_what_waits_to_be_replayed)
 {
     struct bench *bench = two_paths();
