@@ -148,7 +148,7 @@ ParameterizedTestParameters(failover, messages_go_on_over_the_other_rail)
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
 
-ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail)
+static void run_row(const struct loss *row, pair_fn *a, pair_fn *b)
 {
     struct pair_spec spec = {.rails = {2, 2}, .buffer_bytes = SLOTS * SLOT_BYTES};
     char text[64];
@@ -157,5 +157,90 @@ ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail
         cr_skip_test("queues that keep no order: a lost rail ends the peer");
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1); /* for the sides, which are processes of their own */
-    pair_run(&spec, send_messages, receive_messages);
+    pair_run(&spec, a, b);
+}
+
+ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail)
+{
+    run_row(row, send_messages, receive_messages);
+}
+
+/* ---- signals ---- */
+
+enum { SIGNALS = 200, BLOCK_BYTES = 4096 };
+
+/* Each signal adds one to a word, after two puts of its group. */
+static void send_signals(struct pair *pair)
+{
+    static struct prs_op put_op[SIGNALS][2], signal_op[SIGNALS];
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+
+    find_loss();
+    for (uint32_t i = 0; i < SIGNALS; i++) {
+        struct prs_signal signal = {.dst = &pair->remote_words_keys,
+                                    .dst_addr = pair->remote_words,
+                                    .value = 1,
+                                    .kind = PRS_SIGNAL_ADD,
+                                    .group = 3};
+
+        for (uint32_t k = 0; k < 2; k++) {
+            size_t at = (2 * i + k) * BLOCK_BYTES, bytes = k ? 64 : BLOCK_BYTES;
+            struct prs_put put = pair_put_of(pair, at, at, bytes, 0, 0);
+
+            put.group = 3;
+            pair_fill(pair->buffer + at, bytes, i);
+            pair_put(pair, &put_op[i][k], &put);
+        }
+        pair_signal(pair, &signal_op[i], &signal);
+        lose_rail(pair, i);
+    }
+    for (uint32_t i = 0; i < SIGNALS; i++)
+        pair_wait_op(pair, &signal_op[i]);
+    while (prs_peer_settle(pair->peer) || !is_down(pair)) {
+        progress(pair);
+        must(prs_clock_ms() < give_up, "path %s", is_down(pair) ? "down" : "up");
+    }
+    pair_barrier(pair);
+}
+
+static void see_signals(struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+    uint32_t seen = 0;
+
+    while (seen < SIGNALS || !is_down(pair)) {
+        uint64_t word = __atomic_load_n(&pair->words[0], __ATOMIC_ACQUIRE);
+
+        must(word <= SIGNALS, "%llu signals of %d", (unsigned long long)word, SIGNALS);
+        for (; seen < word; seen++) {
+            pair_check(pair->buffer + 2 * seen * BLOCK_BYTES, BLOCK_BYTES, seen, "a signal came before its data");
+            pair_check(pair->buffer + (2 * seen + 1) * BLOCK_BYTES, 64, seen, "a signal came before its data");
+            if (loss.side == 1)
+                lose_rail(pair, seen);
+        }
+        progress(pair);
+        must(prs_clock_ms() < give_up, "%u signals have come", seen);
+    }
+    pair_barrier(pair);
+    must(pair->words[0] == SIGNALS, "%llu", (unsigned long long)pair->words[0]);
+}
+
+static void see_signals_of_row(struct pair *pair)
+{
+    find_loss();
+    see_signals(pair);
+}
+
+ParameterizedTestParameters(failover, signals_are_raised_once_and_after_their_data)
+{
+    static struct loss rows[] = {
+        {0, QUEUE_ERROR, 0, 20}, {0, QUEUE_ERROR, 1, 120}, {1, QUEUE_ERROR, 0, 90},
+        {1, QUEUE_ERROR, 1, 30}, {0, PORT_DOWN, 0, 77},    {1, PORT_DOWN, 1, 150},
+    };
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, signals_are_raised_once_and_after_their_data)
+{
+    run_row(row, send_signals, see_signals_of_row);
 }
