@@ -30,11 +30,9 @@ struct request *request_pool(struct request *request, struct comm *comm)
  * check them now and then. Return 0 or -errno. */
 static int check_health(struct comm *comm)
 {
-    int r = prs_fabric_check(comm->fabric, &comm->rails);
+    int r = prs_peer_progress(comm->peer);
 
-    if (!r)
-        r = prs_peer_progress(comm->peer);
-    return r ? r : prs_peer_check_remote(comm->peer);
+    return r < 0 ? r : prs_peer_check_remote(comm->peer);
 }
 
 /* ---- receiver ---- */
@@ -133,13 +131,10 @@ static int announce(struct recv_comm *comm)
 /* Called after many calls without an event, or when on_notify has found an error. Return 0 or -errno. */
 static PRS_OUTLINED int check_recv_health(struct recv_comm *comm, bool for_sender)
 {
-    int r;
-
     if (comm->error)
         return comm->error;
     comm->misses = 0;
-    r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
-    return !r && for_sender ? prs_peer_check_remote(comm->base.peer) : r;
+    return for_sender ? prs_peer_check_remote(comm->base.peer) : 0;
 }
 
 /* for_sender: the caller still expects data. A flush does not: the sender may have closed. Return 1 if there were

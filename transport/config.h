@@ -36,6 +36,7 @@ struct prs_config {
     int mqp_retry_ms;
     int return_async_events;
     int ece;
+    int failover; /* NCCL_IB_RESILIENCY_PORT_FAILOVER */
     int ar_bytes; /* NCCL_IB_AR_THRESHOLD */
     int policy;   /* PERSEUS_ORDER, enum prs_policy */
     bool dmabuf;

@@ -216,22 +216,22 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
     return 0;
 }
 
-/* How long a reliable queue retries: a link that is back sooner has lost nothing. */
-static uint64_t patience_ns(const struct prs_config *config)
+uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
 {
+    const struct prs_config *config = &fabric->config;
+
     if (config->timeout == 0) /* the NIC would retry for ever */
         return (uint64_t)config->timeout_ms * 1000000;
     return (4096ull << config->timeout) * (uint64_t)(config->retry_count + 1);
 }
 
-int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, bool waiting)
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, uint64_t patience_ns)
 {
     const struct prs_rail *rail = &fabric->rail[index];
     const char *event;
     char text[160];
 
-    if (!fabric->config.return_async_events ||
-        !prs_domain_check(rail->domain, rail->port, waiting ? patience_ns(&fabric->config) : UINT64_MAX, &event))
+    if (!fabric->config.return_async_events || !prs_domain_check(rail->domain, rail->port, patience_ns, &event))
         return 0;
     snprintf(text, sizeof(text), "%s:%d: %s", rail->info.name, rail->port, event);
     return prs_error_repeat(-EIO, text); /* the event thread has logged it */
@@ -242,7 +242,7 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
     int r = 0;
 
     for (int i = 0; i < rails->count && !r; i++)
-        r = prs_fabric_check_rail(fabric, rails->rail[i], true);
+        r = prs_fabric_check_rail(fabric, rails->rail[i], prs_fabric_patience_ns(fabric));
     return r;
 }
 

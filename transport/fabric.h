@@ -23,7 +23,10 @@ void prs_fabric_number_ports(struct prs_fabric *fabric);
  * `caller`. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller);
 
-/* prs_fabric_check() of one rail. A port that is down is an error only if `waiting`: a request of ours needs it. */
-int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, bool waiting);
+/* How long a reliable queue retries: a link that is back sooner has lost nothing. */
+uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric);
+
+/* prs_fabric_check() of one rail. A port is lost when it has been down for longer than patience_ns. */
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t patience_ns);
 
 #endif

@@ -99,7 +99,9 @@ struct prs_wire_window {
 
 struct prs_wire_queues {
     uint32_t count;
-    uint32_t counted; /* 1: the sender's signals are records, and it takes credits */
+    uint32_t counted;  /* 1: the sender's signals are records, and it takes credits */
+    uint32_t failover; /* 1: the sender can replace a lost rail by another */
+    uint32_t reserved;
     struct prs_queue_address queue[PRS_ORDER_MAX_DATA_QUEUES];
     struct prs_wire_window credit;
     struct prs_wire_window records; /* present if the other side said `counted` before */

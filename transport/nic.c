@@ -65,10 +65,15 @@ static void kill_queue(struct prs_queue *queue)
     prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
 }
 
-void prs_nic_kill_link(struct prs_link *link)
+void prs_nic_stop_queues(struct prs_link *link)
 {
     for (uint32_t i = 0; i < link->queue_count; i++)
         kill_queue(link->queue[i]);
+}
+
+void prs_nic_kill_link(struct prs_link *link)
+{
+    prs_nic_stop_queues(link);
     if (link->loopback)
         kill_queue(link->loopback);
 }
@@ -87,6 +92,9 @@ static int status_error(enum ibv_wc_status status, const char **cause)
     case IBV_WC_REM_ABORT_ERR:
         *cause = "the remote NIC could not perform the request";
         return -EREMOTEIO;
+    case IBV_WC_FATAL_ERR:
+        *cause = "the device or its driver has failed";
+        return -ENODEV;
     case IBV_WC_LOC_PROT_ERR:
         *cause = "the local memory is not registered, or was deregistered while in use";
         return -EIO;

@@ -87,9 +87,9 @@ enum { PRS_POLL_MOST = 16 };
 
 struct prs_nic_ops {
     const char *name;
-    bool in_order;
-    bool fence; /* a request can be held until earlier ones of its queue are complete */
-    bool adds;  /* supports PRS_WR_ADD; see prs_domain.adds */
+    bool in_order; /* taken() and drained() are there */
+    bool fence;    /* a request can be held until earlier ones of its queue are complete */
+    bool adds;     /* supports PRS_WR_ADD; see prs_domain.adds */
 
     /* Create the completion queue and the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
@@ -106,6 +106,10 @@ struct prs_nic_ops {
     /* Post ring[first] ... ring[first + count - 1] (modulo mask + 1) behind one doorbell. Return 0 or -errno, not
      * logged. */
     int (*post)(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count);
+    /* How many writes with immediate of the queue have been polled since it was connected. */
+    uint32_t (*taken)(const struct prs_queue *queue);
+    /* After prs_nic_stop_queues(): have all receives been polled, so that taken() is final? */
+    bool (*drained)(const struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);
 };
@@ -128,7 +132,11 @@ int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *opti
 typedef void prs_queue_close_fn(struct prs_queue *queue);
 void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close);
 
-/* Put all queues into the error state: requests that are not complete will not take effect. */
+/* Put all queues but the loopback queue into the error state. What is not complete will not take effect, and nothing of
+ * the other side does any more. */
+void prs_nic_stop_queues(struct prs_link *link);
+
+/* Likewise with the loopback queue. */
 void prs_nic_kill_link(struct prs_link *link);
 
 /* Fill in an error event. Of a failed completion only wr_id, status, vendor_err and qp_num are valid. Error and cause

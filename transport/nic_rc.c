@@ -417,6 +417,7 @@ static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_
         if (wc->wr_id & PRS_ARRIVAL_BIT) {
             event->queue = (uint32_t)wc->wr_id;
             if (unlikely(wc->status != IBV_WC_SUCCESS)) {
+                to_rc_queue(link->base.by_id[event->queue])->receives.flushed++;
                 fill_error(wc, event);
             } else {
                 int r = fill_arrival(link, wc, event);
@@ -433,6 +434,19 @@ static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_
             fill_error(wc, event);
     }
     return count;
+}
+
+static uint32_t rc_taken(const struct prs_queue *queue)
+{
+    return prs_receives_taken(&((const struct rc_queue *)queue)->receives);
+}
+
+static bool rc_drained(const struct prs_link *link)
+{
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        if (!prs_receives_drained(&((const struct rc_queue *)link->queue[i])->receives))
+            return false;
+    return true;
 }
 
 static int rc_poll(struct prs_link *base, struct prs_event *events)
@@ -457,5 +471,7 @@ const struct prs_nic_ops prs_nic_rc = {
     .connect = rc_connect,
     .loopback = rc_loopback,
     .post = rc_post,
+    .taken = rc_taken,
+    .drained = rc_drained,
     .poll = rc_poll,
 };

@@ -24,7 +24,8 @@ enum {
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
-    bool waits;
+    bool waits,
+        fails_over = options->failover && paths > 1 && options->in_order && options->policy == PRS_POLICY_COUNTED;
 
     if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
         options->depth == 0 || (options->depth & (options->depth - 1)) ||
@@ -74,7 +75,9 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         queue->remote_rail = options->path[queue->path].remote_rail;
         queue->wr = calloc(depth, sizeof(*queue->wr));
         queue->owner = calloc(depth, sizeof(*queue->owner));
-        if (!queue->wr || !queue->owner) {
+        if (fails_over && i < data)
+            queue->aim = calloc(depth, sizeof(*queue->aim));
+        if (!queue->wr || !queue->owner || (fails_over && i < data && !queue->aim)) {
             prs_order_fini(order);
             return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
         }
@@ -87,6 +90,7 @@ void prs_order_fini(struct prs_order *order)
     for (uint32_t i = 0; i < order->data_queues + order->probe_queues; i++) {
         free(order->queue[i].wr);
         free(order->queue[i].owner);
+        free(order->queue[i].aim);
     }
     free(order->tally);
     free(order->held);
@@ -250,6 +254,8 @@ static void admit_notice(struct prs_order *order, uint32_t index, struct prs_op 
     uint64_t size = put->len_bytes;
 
     *wr = (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = imm};
+    queue->immediates++;
+    set_aim(queue, NULL, order->size_key, NULL);
     if (!(put->flags & PRS_PUT_NOTIFY))
         return; /* it only counts: nobody asks for the size */
     wr->remote_addr = order->size_addr + put->notify_id * sizeof(size);
@@ -297,6 +303,7 @@ static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op,
         struct prs_wr *wr = admit_request(order, part.queue, apart ? &order->no_op : op);
 
         fill_write(queue, wr, put, local_keys, part.offset, part.bytes);
+        set_aim(queue, local_keys, NULL, put->dst);
         add_backlog(order, part.queue, part.bytes);
         if (apart) {
             admit_notice(order, part.queue, op, put, part_imm(put, true, parts, (uint32_t)tag));
@@ -304,6 +311,7 @@ static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op,
             /* MUTANT(order) each part has an immediate: delete */
             wr->opcode = PRS_WR_WRITE_IMM;
             wr->imm = part_imm(put, false, parts, (uint32_t)tag);
+            queue->immediates++;
         }
         if (part.bytes >= PRS_ORDER_PROMPT_BYTES)
             signal_request(order, queue, queue->head - 1);
@@ -359,9 +367,13 @@ static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op,
         if (tag) {
             wr->opcode = PRS_WR_WRITE_IMM;
             wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
+            queue->run = 1;
         }
     }
     if (!one_in_order) {
+        /* MUTANT(order) a small put counts its immediate: delete */
+        queue->immediates += wr->opcode == PRS_WR_WRITE_IMM && queue->run == 1; /* a longer run has taken one over */
+        set_aim(queue, local_keys, NULL, put->dst);
         note_put(order, put, index);
         add_backlog(order, index, put->len_bytes);
     }
@@ -415,6 +427,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .remote_key = get->src->rkey[queue->remote_rail],
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
+        set_aim(queue, local_keys, NULL, get->src);
         end_run(queue);
         /* MUTANT(order) a strong signal knows where gets went: s/last_ordered = queue->// */
         /* MUTANT(order) drain remembers where gets went: s/last_transfer = queue->// */
@@ -471,33 +484,41 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
     return 0;
 }
 
-int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value)
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value)
 {
-    struct prs_order_queue *queue = &order->queue[0];
+    struct prs_order_queue *queue = &order->queue[order->word_queue];
     struct prs_wr *wr;
 
     /* MUTANT(order) a word waits for the one before:
      * s/|| (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1))// */
     if (queue_full(queue) || (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1)))
         return PRS_BUSY;
-    wr = admit_request(order, 0, &order->no_op);
+    /* MUTANT(order) a word waits for those that are replayed: delete */
+    if (order->replaying || path_is_stopped(order, order->word_queue))
+        return PRS_BUSY;
+    wr = admit_request(order, order->word_queue, &order->no_op);
     order->last_word = queue->head;
-    *wr = (struct prs_wr){
-        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof(value), .opcode = PRS_WR_WRITE};
+    *wr = (struct prs_wr){.remote_addr = remote_addr,
+                          .remote_key = remote_key[queue->path],
+                          .len_bytes = sizeof(value),
+                          .opcode = PRS_WR_WRITE};
+    set_aim(queue, NULL, remote_key, NULL);
     copy_inline(queue, wr, &value, sizeof(value));
     end_run(queue);
-    add_backlog(order, 0, sizeof(value));
+    add_backlog(order, order->word_queue, sizeof(value));
     return 0;
 }
 
 int prs_order_touch(struct prs_order *order)
 {
-    struct prs_order_queue *queue = &order->queue[0];
+    struct prs_order_queue *queue = &order->queue[order->word_queue];
 
     /* MUTANT(order) one touch at a time: s/|| (order->last_touch && queue_has(queue, order->last_touch - 1))// */
-    if (queue_full(queue) || (order->last_touch && queue_has(queue, order->last_touch - 1)))
+    if (queue_full(queue) || (order->last_touch && queue_has(queue, order->last_touch - 1)) ||
+        path_is_stopped(order, order->word_queue))
         return PRS_BUSY;
-    *admit_request(order, 0, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    *admit_request(order, order->word_queue, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    set_aim(queue, NULL, NULL, NULL);
     order->last_touch = queue->head;
     end_run(queue);
     return 0;
@@ -564,6 +585,11 @@ static inline uint32_t retire(struct prs_op *owner)
     return (uintptr_t)owner & OWNER_MERGED ? retire_merged(owner) : prs_op_part_done(owner);
 }
 
+uint32_t prs_order_retire(struct prs_op *owner)
+{
+    return retire(owner);
+}
+
 /* Take the next requests to retire off the backlog by which queues are chosen. */
 static void remove_backlog(struct prs_order *order, struct prs_order_queue *queue, uint32_t count, uint64_t now_ns)
 {
@@ -601,6 +627,9 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
     /* MUTANT(order) a completion looks after held signals: delete */
     if (order->held_count)
         prs_order_release(order);
+    /* MUTANT(order) a completion makes room for replays: delete */
+    if (order->replaying)
+        prs_order_replay(order);
     return (int)done;
 }
 
@@ -620,6 +649,7 @@ void prs_order_fail(struct prs_order *order, int status)
         order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
     }
     order->dirty = 0;
+    order->replaying = 0;
     order->ops = 0;
     order->signaled = 0;
 }

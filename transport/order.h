@@ -5,6 +5,7 @@
  *   admit     prs_order_put / get / signal / probe   an op becomes work requests, each with a queue and a position
  *   post      prs_order_take                         the requests that wait on one queue become a chain
  *   complete  prs_order_complete                     all requests of that queue up to a position are retired
+ *   fail over prs_order_path_stop / down / up        what a lost path has not delivered is replayed over another
  *   arrive    prs_arrivals_add (arrival.h)           the receiving half
  *
  * Positions count the requests of a queue, modulo 2^32. A request takes its slot of the send queue when it is admitted
@@ -72,12 +73,20 @@ struct prs_order_path {   /* one rail to the peer */
     uint32_t turn; /* which of its queues the last long put took */
 };
 
+/* What a request needs to leave over another path than its own. */
+struct prs_order_aim {
+    const uint32_t *local_keys; /* by local rail; NULL: the payload is in inline_bytes, or there is none */
+    const uint32_t *path_keys;  /* remote keys by path; NULL: those in remote_keys */
+    struct prs_keys remote_keys;
+};
+
 struct prs_order_queue {
     /* Rings of mask + 1 slots, indexed by position. */
     struct prs_wr *wr;
     struct prs_op **owner;
-    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
-    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
+    struct prs_order_aim *aim; /* NULL: a lost path is not replaced by another */
+    uint8_t *inline_bytes;     /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
+    uint32_t inline_key;       /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
     uint32_t mask;
     uint32_t head;     /* next position to admit */
     uint32_t posted;   /* next to post */
@@ -93,6 +102,8 @@ struct prs_order_queue {
     uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
     uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
+    uint32_t immediates; /* admitted since the queue was connected */
+    uint32_t carrier;    /* of a lost path: the queue that replays its requests */
 };
 
 struct prs_order_group {
@@ -160,6 +171,10 @@ struct prs_order {
     struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
     struct prs_order_group group[PRS_ORDER_GROUPS];
     struct prs_order_held *held; /* [PRS_ORDER_HELD]; NULL unless may_hold */
+    uint32_t stopped;            /* mask of the paths that carry nothing: see prs_order_path_stop() */
+    uint32_t lost;               /* mask of those of them whose requests are replayed */
+    uint32_t word_queue;         /* of prs_order_word() and prs_order_touch() */
+    uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
 };
 
 struct prs_order_options {
@@ -174,6 +189,7 @@ struct prs_order_options {
     uint64_t max_part_bytes;
     uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
+    bool failover;                             /* keep what a replay needs; see prs_order_can_fail_over() */
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
 };
 
@@ -195,11 +211,12 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
 /* Admit a request to ourselves, for the probe queue of path 0. op may be NULL. The window does not bound it, because
  * the ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
-/* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
- * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
-int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
-/* Admit a write of no bytes, on the first queue and without an op: its completion shows that the peer is alive. One at
- * a time. Return 0 or PRS_BUSY. */
+/* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no order
+ * only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path, and must
+ * live as long as the engine. Return 0 or PRS_BUSY. */
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value);
+/* Admit a write of no bytes, on the queue of words and without an op: its completion shows that the peer is alive. One
+ * at a time. Return 0 or PRS_BUSY. */
 int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
@@ -216,12 +233,18 @@ struct prs_chain {
 /* Make a chain of the requests that wait on one queue; the caller must post it now. Return false when none waits. */
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
 
+/* Return true when all requests of the path's probe queue are complete. */
+static inline bool prs_order_probe_idle(const struct prs_order *order, uint32_t path)
+{
+    const struct prs_order_queue *queue = &order->queue[order->data_queues + path];
+
+    return queue->head == queue->tail;
+}
+
 /* Return true when all requests of prs_order_self() are complete. */
 static inline bool prs_order_self_idle(const struct prs_order *order)
 {
-    const struct prs_order_queue *queue = &order->queue[order->data_queues];
-
-    return queue->head == queue->tail;
+    return prs_order_probe_idle(order, 0);
 }
 
 /* Return true when no signaled request is in flight and nothing waits to be posted. */
@@ -233,6 +256,36 @@ static inline bool prs_order_idle(const struct prs_order *order)
 /* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many
  * ops are done, or -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
+
+/* ---- a path is lost, order_path.c ----
+ * The caller makes sure that nothing of the lost path can take effect any more, at either side, before it asks the
+ * receiver what it has taken. */
+
+/* May paths be lost? The policy must be counted: then signals are records, which the receiver takes once, and no
+ * request but a notified or counted one tells the peer anything. */
+static inline bool prs_order_can_fail_over(const struct prs_order *order)
+{
+    return order->queue[0].aim;
+}
+
+struct prs_order_replay {
+    uint32_t taken;    /* requests that the receiver had, though no completion said so */
+    uint32_t replayed; /* requests that leave again */
+    uint64_t bytes;    /* of those */
+};
+
+/* Choose the path no more, and post nothing on it. Completions of it may still come. Return 0, or -ENETDOWN: it is the
+ * last path, or lost paths are not replaced. */
+int prs_order_path_stop(struct prs_order *order, uint32_t path);
+/* Admit a write of no bytes that tells the receiver to look at its TCP stream. Return 0 or PRS_BUSY. */
+int prs_order_knock(struct prs_order *order);
+/* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has taken
+ * from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest over
+ * another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the receiver
+ * cannot have taken so many. Look at dirty. */
+int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
+/* The path has new queues, which are connected. Return 0 or PRS_BUSY: not all of its old requests were replayed yet. */
+int prs_order_path_up(struct prs_order *order, uint32_t path);
 
 /* Give every op in flight or held this status: nothing will complete any more. */
 void prs_order_fail(struct prs_order *order, int status);

@@ -112,6 +112,33 @@ static inline uint32_t lowest(uint64_t mask)
     return (uint32_t)__builtin_ctzll(mask);
 }
 
+static inline bool path_is_stopped(const struct prs_order *order, uint32_t index)
+{
+    return order->stopped >> order->queue[index].path & 1;
+}
+
+/* Remember how the request before head could leave over another path: with remote keys by path, or those of a caller's
+ * op (NULL: it names no remote memory). */
+static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *local_keys, const uint32_t *path_keys,
+                           const struct prs_keys *remote_keys)
+{
+    struct prs_order_aim *aim;
+
+    if (!queue->aim)
+        return;
+    aim = &queue->aim[(queue->head - 1) & queue->mask];
+    aim->local_keys = local_keys;
+    aim->path_keys = path_keys;
+    if (remote_keys)
+        aim->remote_keys = *remote_keys;
+}
+
+/* Complete a part of the op or ops of one request. Return how many ops are done with that. */
+uint32_t prs_order_retire(struct prs_op *owner);
+
+/* Let requests of lost paths leave as far as there is room for them. */
+void prs_order_replay(struct prs_order *order);
+
 /* Let held signals leave, oldest first, as far as what they wait for is complete. */
 void prs_order_release(struct prs_order *order);
 

@@ -68,6 +68,8 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
                           .len_bytes = sizeof(*record),
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
+    queue->immediates++;
+    set_aim(queue, NULL, order->record_key, NULL);
     copy_inline(queue, wr, record, sizeof(*record));
     /* MUTANT(order) a drained signal knows where records went: delete */
     queue->last_ordered = queue->head;
@@ -95,6 +97,9 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
         record.key != keys->rkey[order->path[0].remote_rail])
         return false;
+    /* MUTANT(order) only the newest record is joined: delete */
+    if (record.number != order->tally->next_number - 1)
+        return false; /* one on another queue may have closed an interval of the group since */
     record.value += signal->value;
     memcpy(copy, &record, sizeof(record));
     join(order, queue, op);
@@ -299,6 +304,9 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     if (!(order->fence ? at_most_one(reads) : reads == 0) || !prs_tally_room(order->tally, records))
         return PRS_BUSY;
     index = reads ? lowest(reads) : order->small_queue;
+    /* MUTANT(order) a record after reads of a lost path waits for their replay: delete */
+    if (path_is_stopped(order, index))
+        return PRS_BUSY;
     queue = &order->queue[index];
     if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;

@@ -40,6 +40,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     /* Before the ops are failed: their memory may be reused at once, so no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
         prs_nic_kill_link(peer->link[i]);
+    prs_failover_tell_failure(peer, text);
     if (peer->records)
         prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);
@@ -290,6 +291,10 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
     struct prs_imm imm;
     int r = prs_imm_parse(event->value, &imm);
 
+    if (!r && imm.bare && imm.kind == PRS_BARE_NOTE && peer->failover) {
+        prs_failover_expect_note(peer);
+        return 0;
+    }
     if (imm.tag || imm.bare) {
         if (!r)
             r = prs_records_arrive(peer, &imm, peer->order.queue[event->queue].path);
@@ -346,6 +351,8 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
             if (unlikely(r < 0))
                 return prs_peer_fail(peer, r, "completion of request %u on queue %u, which is not in flight",
                                      event->value, event->queue);
+        } else if (event->queue < peer->queues && prs_failover_is_down(peer, peer->order.queue[event->queue].path)) {
+            continue; /* flushed: the other side says what has arrived */
         } else if (first->kind != PRS_EVENT_ERROR || first->error == -ECONNRESET) {
             *first = *event;
         }
@@ -363,24 +370,11 @@ static bool has_awaited_requests(const struct prs_order *order)
         for (uint32_t at = queue->tail; at != queue->head; at++) {
             bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
 
-            if (!is_lazy && queue->owner[at & queue->mask] != &order->no_op)
+            if (!is_lazy && queue->owner[at & queue->mask] && queue->owner[at & queue->mask] != &order->no_op)
                 return true;
         }
     }
     return order->held_count != 0;
-}
-
-/* Look for the farewell, which the other side sends after its queues are gone. Return 0 (it has come), PRS_AGAIN, or
- * -errno: the stream has ended without it (-ECONNRESET: the process has died). */
-static int take_farewell(struct prs_peer *peer)
-{
-    char byte;
-    ssize_t n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
-
-    if (n < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? PRS_AGAIN : -errno;
-    peer->remote_closed = n == 1;
-    return n == 1 ? 0 : -ECONNRESET;
 }
 
 /* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
@@ -391,8 +385,23 @@ static void suspend_failure(struct prs_peer *peer, const struct prs_event *failu
     if (peer->failure.kind != PRS_EVENT_ERROR)
         peer->failure = *failure;
     peer->remote_gone |= peer->remote_closed || peer->stream_lost;
-    if (!peer->remote_gone && !peer->farewell_ns)
+    if (!peer->remote_gone && !peer->farewell_ns) {
         peer->farewell_ns = prs_clock_ns() + FAREWELL_MS * 1000000ull;
+        peer->idle_start = PRS_PEER_IDLE_POLLS;
+    }
+}
+
+/* May another rail do what this request could not? Not if the request itself is wrong. */
+static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
+{
+    uint32_t path = peer->order.queue[failure->queue].path;
+    char why[128];
+
+    if (failure->queue >= peer->queues ||
+        (failure->error != -ETIMEDOUT && failure->error != -ECONNRESET && failure->error != -ENODEV))
+        return false;
+    snprintf(why, sizeof(why), "%s: %s", failure->text, failure->cause);
+    return prs_failover_start(peer, path, why);
 }
 
 /* A request on this link failed: drain the other completions before deciding on the cause. */
@@ -414,6 +423,10 @@ static PRS_COLD int diagnose_failure(struct prs_peer *peer, struct prs_link *lin
         first->kind = PRS_EVENT_DONE;
         return 0;
     }
+    if (replace_path(peer, first)) {
+        first->kind = PRS_EVENT_DONE;
+        return 0;
+    }
     if (first->error == -ECONNRESET && peer->failure.kind == PRS_EVENT_ERROR)
         return fail_completion(peer, &peer->failure); /* which closed the queue */
     return fail_completion(peer, first);
@@ -422,12 +435,18 @@ static PRS_COLD int diagnose_failure(struct prs_peer *peer, struct prs_link *lin
 /* Return 0, or -errno: no farewell has come, so the request failed for another reason. */
 static PRS_COLD int await_farewell(struct prs_peer *peer)
 {
-    int r = take_farewell(peer);
+    int r = prs_failover_read(peer);
 
+    if (peer->error)
+        return peer->error;
     if (r == PRS_AGAIN && prs_clock_ns() < peer->farewell_ns)
         return 0;
     peer->farewell_ns = 0;
-    peer->idle_polls = 0;
+    peer->idle_start = peer->idle_polls = 0;
+    if (r == PRS_AGAIN && replace_path(peer, &peer->failure)) { /* the other side lives */
+        peer->failure.kind = PRS_EVENT_DONE;
+        return 0;
+    }
     if (r)
         return fail_completion(peer, &peer->failure);
     peer->remote_gone = true;
@@ -455,6 +474,9 @@ static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
     close(peer->stream_fd);
     peer->stream_fd = -1;
     peer->stream_lost = true;
+    if (peer->failover && peer->failover->active)
+        return prs_peer_fail(peer, -error, "no agreement with %s that a rail is lost: the TCP connection is lost too",
+                             peer->remote);
     return touch_peer(peer);
 }
 
@@ -463,7 +485,7 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
 {
     int r;
 
-    peer->idle_polls = 0;
+    peer->idle_polls = peer->idle_start;
     if (peer->stream_lost)
         return touch_peer(peer);
     if (peer->stream_fd < 0)
@@ -477,9 +499,9 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
                                    peer->remote, peer->order.ops)
                    : 0;
     }
-    r = take_farewell(peer); /* when it comes: an error, at the next check, only if we still send or wait */
-    if (r >= 0)
-        return 0;
+    r = prs_failover_read(peer); /* when it comes: an error, at the next check, only if we still send or wait */
+    if (r >= 0 || peer->error)
+        return peer->error;
     if (r != -ECONNRESET && r != -EPIPE) /* a killed process causes these, too */
         return lose_stream(peer, -r);
     return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
@@ -494,8 +516,22 @@ static int retry_raising(struct prs_peer *peer)
     return r || !peer->order.dirty ? r : post_waiting(peer);
 }
 
+/* waiting: someone waits for transfers of this path or for arrivals. A port that is down is replaced at once, if it can
+ * be, but is an error only after the NIC's retries. */
+static int check_rail(struct prs_peer *peer, uint32_t path, bool waiting)
+{
+    int rail = peer->path[path].local_rail;
+
+    if (prs_failover_is_down(peer, path))
+        return prs_order_probe_idle(&peer->order, path) ? 0 : prs_fabric_check_rail(peer->fabric, rail, UINT64_MAX);
+    if (peer->failover && prs_fabric_check_rail(peer->fabric, rail, 0) < 0 &&
+        prs_failover_start(peer, path, prs_error_text()))
+        return 0;
+    return prs_fabric_check_rail(peer->fabric, rail, waiting ? prs_fabric_patience_ns(peer->fabric) : UINT64_MAX);
+}
+
 /* A lost device completes nothing any more, so waiting for its requests would never end. */
-static int check_rails(struct prs_peer *peer)
+static int check_rails(struct prs_peer *peer, bool waiting)
 {
     int r = 0;
 
@@ -503,7 +539,7 @@ static int check_rails(struct prs_peer *peer)
         if (peer->fabric->config.return_async_events && __atomic_load_n(&peer->link[i]->overrun, __ATOMIC_RELAXED))
             return prs_peer_fail(peer, -EIO, "%s: a completion queue was overrun, so completions are lost",
                                  peer->link[i]->rail->info.name);
-        r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, has_awaited_requests(&peer->order));
+        r = check_rail(peer, i, waiting);
     }
     return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
 }
@@ -516,7 +552,9 @@ static PRS_COLD int check_health(struct prs_peer *peer)
         return await_farewell(peer);
     if (peer->records && peer->records->raise.refused_ns)
         return retry_raising(peer);
-    r = check_rails(peer);
+    r = check_rails(peer, has_awaited_requests(&peer->order));
+    if (!r && peer->failover && (peer->failover->active || peer->failover->expect_until_ns))
+        r = prs_failover_step(peer);
     return r < 0 ? r : check_peer_alive(peer);
 }
 
@@ -549,7 +587,7 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
     }
     if (!handled)
         return count_idle_poll(peer);
-    peer->idle_polls = peer->farewell_ns ? PRS_PEER_IDLE_POLLS : 0;
+    peer->idle_polls = peer->idle_start;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
@@ -582,8 +620,13 @@ int prs_peer_progress(struct prs_peer *peer)
 
 int prs_peer_check_remote(struct prs_peer *peer)
 {
+    int r;
+
     if (peer->error)
         return repeat_error(peer);
+    r = check_rails(peer, true); /* the other side may be unable to reach us */
+    if (r)
+        return r;
     if (peer->remote_gone && peer->stream_lost)
         return fail_completion(peer, &peer->failure);
     return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,

@@ -4,6 +4,7 @@
 #define TRANSPORT_PEER_H
 
 #include "transport/arrival.h"
+#include "transport/failover.h"
 #include "transport/handshake.h"
 #include "transport/nic.h"
 #include "transport/order.h"
@@ -28,6 +29,7 @@ struct prs_peer {
     bool exclusive_adds;             /* as in struct prs_peer_options */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;
+    uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;
     void *user;
@@ -38,6 +40,7 @@ struct prs_peer {
     struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
+    struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     /* Set once. */
     const struct prs_fabric *fabric;

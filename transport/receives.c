@@ -16,6 +16,7 @@ int prs_receives_post(struct prs_receives *receives)
     int r = ibv_post_recv(receives->qp, receives->wr, &bad);
 
     *receives->posted += receives->batch;
+    receives->total += receives->batch;
     return r > 0 ? -r : r;
 }
 
@@ -24,7 +25,8 @@ int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, co
 {
     receives->qp = queue->qp;
     receives->posted = &queue->link->receives;
-    receives->consumed = 0;
+    receives->consumed = receives->total = receives->flushed = 0;
+    receives->depth = sizes->depth;
     receives->batch = sizes->batch;
     for (uint32_t i = 0; i < sizes->batch; i++)
         receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | queue->id,

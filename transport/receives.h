@@ -23,6 +23,9 @@ struct prs_receives {
     uint64_t *posted;  /* the link's counter */
     uint32_t consumed; /* since the last batch was posted */
     uint32_t batch;
+    uint32_t depth;
+    uint32_t total;   /* posted since the queue was made */
+    uint32_t flushed; /* completed without an arrival */
     struct ibv_recv_wr wr[PRS_RECEIVES_BATCH];
 };
 
@@ -35,6 +38,18 @@ int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, co
 
 /* Post one more batch. Return 0 or -errno. */
 int prs_receives_post(struct prs_receives *receives);
+
+/* How many arrivals have consumed one. */
+static inline uint32_t prs_receives_taken(const struct prs_receives *receives)
+{
+    return receives->total - receives->depth + receives->consumed;
+}
+
+/* After the queue was stopped: has every one completed? */
+static inline bool prs_receives_drained(const struct prs_receives *receives)
+{
+    return receives->flushed == receives->depth - receives->consumed;
+}
 
 /* An arrival has consumed one. Return 0 or -errno. */
 static inline int prs_receives_consume(struct prs_receives *receives)

@@ -86,6 +86,8 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
         return -EPROTO; /* the peer did not announce records */
     if (path != 0 || !peer->nic->in_order)
         records->unordered++;
+    if (imm->bare && imm->kind > PRS_BARE_RECORD)
+        return -EPROTO;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
     if (imm->tag >= PRS_RECORDS)
@@ -201,7 +203,7 @@ int prs_records_raise(struct prs_peer *peer)
         prs_counts_raised(counts, record);
     }
     if ((records->credits_wanted || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&
-        prs_order_word(&peer->order, records->credit.addr, records->credit.key[0], counts->raised) == 0) {
+        prs_order_word(&peer->order, records->credit.addr, records->credit.key, counts->raised) == 0) {
         records->credits_sent = counts->raised;
         records->credits_wanted = false;
     }

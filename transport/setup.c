@@ -143,6 +143,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .split_queues = peer->fabric->config.split_queues,
                                       .adaptive_bytes =
                                           routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
+                                      .failover = peer->fabric->config.failover,
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
     int r;
@@ -296,7 +297,9 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
             goto close_order;
         }
     }
-    r = open_links(peer, depth);
+    r = prs_failover_open(peer);
+    if (!r)
+        r = open_links(peer, depth);
     if (!r)
         r = open_inline(peer, depth);
     if (!r && signals_are_records(peer))
@@ -320,7 +323,8 @@ free_peer:
 
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out)
 {
-    *out = (struct prs_wire_queues){.count = peer->queues, .counted = signals_are_records(peer)};
+    *out = (struct prs_wire_queues){
+        .count = peer->queues, .counted = signals_are_records(peer), .failover = peer->failover != NULL};
     for (uint32_t q = 0; q < peer->queues; q++)
         peer->nic->address(peer->queue[q], &out->queue[q]);
     if (peer->records)
@@ -389,6 +393,8 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
 {
     if (remote->count != peer->queues)
         return prs_fail(-EPROTO, "the other side has %u queues, expected %u", remote->count, peer->queues);
+    if (!remote->failover)
+        prs_failover_close(peer);
     if (progress->again_ns && prs_clock_ns() < progress->again_ns)
         return PRS_AGAIN;
     for (; progress->next_queue < peer->queues; progress->next_queue++) {
@@ -456,12 +462,15 @@ void prs_peer_close(struct prs_peer *peer)
     if (peer->stream_fd >= 0) {
         /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
          * shutdown() is needed, since a forked child may hold the descriptor too. */
-        if (send(peer->stream_fd, "C", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+        const char farewell = PRS_NOTE_FAREWELL;
+
+        if (send(peer->stream_fd, &farewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
             PRS_DEBUG("%s: had closed before us", peer->remote);
         shutdown(peer->stream_fd, SHUT_WR);
         close(peer->stream_fd);
     }
     prs_order_fini(&peer->order);
+    prs_failover_close(peer);
     free(peer->arriving);
     free(peer);
 }

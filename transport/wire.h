@@ -23,7 +23,7 @@
 #include <perseus/perseus.h>
 
 enum {
-    PRS_WIRE_VERSION = 3, /* of handles, handshakes and immediates together */
+    PRS_WIRE_VERSION = 4, /* of handles, handshakes and immediates together */
     PRS_IMM_MAX_RUN = 32,
     PRS_IMM_MAX_PARTS = 64,
     PRS_IMM_MAX_SIZED_PARTS = 63,
@@ -33,6 +33,7 @@ enum {
 enum prs_wire_bare {
     PRS_BARE_COUNT = 0,  /* a put of the group whose interval the tag is */
     PRS_BARE_RECORD = 1, /* a signal record was written to the slot that the tag numbers */
+    PRS_BARE_NOTE = 2,   /* a note has been sent on the TCP stream (failover.h) */
 };
 
 static_assert(PRS_NOTIFY_IDS == 1024, "an id has ten bits on the wire");
@@ -74,7 +75,7 @@ static inline int prs_imm_parse(uint32_t value, struct prs_imm *out)
     *out = (struct prs_imm){.bare = value >> 31, .tag = value >> 21 & 0x3ff};
     if (out->bare) {
         out->kind = value & 0x1fffff;
-        return (value & 0x1fffff) > PRS_BARE_RECORD ? -EPROTO : 0;
+        return (value & 0x1fffff) > PRS_BARE_NOTE ? -EPROTO : 0;
     }
     out->id = value & 0x3ff;
     out->run = (uint8_t)((value >> 10 & 0x1f) + 1);

@@ -6,10 +6,10 @@
 
 const struct prs_keys bench_keys;
 const uint32_t bench_local_keys[PRS_MAX_RAILS];
+const uint32_t bench_path_keys[PRS_MAX_RAILS] = {70, 71, 72, 73, 74, 75, 76, 77};
 
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues)
 {
-    static const uint32_t record_key[PRS_MAX_RAILS];
     static struct bench bench;
     struct prs_order_options options = {.policy = policy,
                                         .max_ops = BENCH_WINDOW,
@@ -19,17 +19,20 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
                                         .queues_per_path = queues,
                                         .depth = BENCH_DEPTH,
                                         .split_queues = true,
+                                        .failover = true,
                                         .max_part_bytes = 1 << 20};
 
     prs_order_fini(&bench.order); /* the engine of the previous row */
     memset(&bench, 0, sizeof(bench));
-    for (uint32_t i = 0; i < paths; i++)
+    for (uint32_t i = 0; i < paths; i++) {
+        options.path[i].local_rail = options.path[i].remote_rail = i;
         options.path[i].rate = 1000.0f * (float)(i + 1);
+    }
     cr_assert_eq(prs_order_init(&bench.order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         bench.order.queue[q].inline_bytes = bench.copies[q];
     if (policy == PRS_POLICY_COUNTED)
-        cr_assert_eq(prs_order_set_records(&bench.order, 4096, record_key, &bench.credit), 0);
+        cr_assert_eq(prs_order_set_records(&bench.order, 4096, bench_path_keys, &bench.credit), 0);
     return &bench;
 }
 

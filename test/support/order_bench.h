@@ -16,6 +16,7 @@ struct bench {
 
 extern const struct prs_keys bench_keys;
 extern const uint32_t bench_local_keys[PRS_MAX_RAILS];
+extern const uint32_t bench_path_keys[PRS_MAX_RAILS];
 
 /* Return the only bench, reset. */
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues);

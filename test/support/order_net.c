@@ -24,12 +24,15 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
                                         .depth = NET_DEPTH,
                                         .adaptive_bytes = network == NET_ADAPTIVE ? 8192 : 0,
                                         .split_queues = split_queues,
+                                        .failover = true,
                                         .max_part_bytes = 1 << 20};
 
     memset(net, 0, sizeof(*net));
     net->network = network;
-    for (uint32_t i = 0; i < paths; i++)
+    for (uint32_t i = 0; i < paths; i++) {
+        options.path[i].local_rail = options.path[i].remote_rail = i;
         options.path[i].rate = 1000.0f * (float)(i + 1);
+    }
     cr_assert_eq(prs_order_init(&net->order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         net->order.queue[q].inline_bytes = net->copies[q];
@@ -47,11 +50,13 @@ static void raise_signal(struct net *net, int index)
 
     cr_assert(!signal->raised, "signal %d twice", index);
     for (int i = 0; i < signal->puts_before; i++) {
-        const struct net_put *put = &net->put[i];
+        struct net_put *put = &net->put[i];
 
-        if (strong || put->put.group == signal->signal.group)
+        if (strong || put->put.group == signal->signal.group) {
+            put->released = true;
             cr_assert(put->missing == 0 && put->parts_missing == 0, "signal %d was seen before put %d (seed %u)", index,
                       i, net->seed);
+        }
     }
     for (int i = 0; i < signal->signals_before; i++)
         if (strong || (net->network != NET_FENCED && net->signal[i].signal.group == signal->signal.group))
@@ -104,6 +109,28 @@ void net_raise(struct net *net)
     }
 }
 
+/* A part of a put is written, for the second time perhaps if its path was lost before a completion came. */
+static void write_part(struct net *net, uint32_t index, const struct prs_wr *wr)
+{
+    struct net_put *put = &net->put[index];
+    uint64_t offset = wr->remote_addr - ((uint64_t)(index + 1) << 32);
+
+    for (uint32_t i = 0; i < put->offsets; i++) {
+        if (put->offset[i] == offset) {
+            cr_assert(net->has_lost && wr->opcode == PRS_WR_WRITE, "put %u was written twice at %llu", index,
+                      (unsigned long long)offset);
+            cr_assert(put->op.status == PRS_OP_PENDING && !put->notified && !put->released,
+                      "a late write of put %u (seed %u): status %d, notified %u", index, net->seed, put->op.status,
+                      put->notified);
+            return;
+        }
+    }
+    put->offset[put->offsets++] = offset;
+    cr_assert_leq(wr->len_bytes, put->missing);
+    put->missing -= wr->len_bytes;
+    put->parts_missing--;
+}
+
 static void take_effect(struct net *net, uint32_t q, uint32_t position)
 {
     const struct prs_wr *wr = &net->posted[q][position % NET_DEPTH];
@@ -118,9 +145,7 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
     } else if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
         memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
     } else if (index) {
-        cr_assert_leq(wr->len_bytes, net->put[index - 1].missing);
-        net->put[index - 1].missing -= wr->len_bytes;
-        net->put[index - 1].parts_missing--;
+        write_part(net, index - 1, wr);
     } else {
         cr_assert((wr->opcode == PRS_WR_ADD) || *(uint64_t *)(uintptr_t)wr->local_addr == wr->remote_addr / 8,
                   "the copy of the value lives until now");
@@ -128,6 +153,7 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
     }
     if (wr->opcode != PRS_WR_WRITE_IMM)
         return;
+    net->taken[q]++;
     cr_assert_eq(prs_imm_parse(wr->imm, &imm), 0);
     if (imm.bare && imm.kind == PRS_BARE_RECORD)
         cr_assert_eq(prs_counts_record(&net->counts, imm.tag, &net->ring[imm.tag]), 0);
@@ -191,12 +217,21 @@ bool net_post(struct net *net)
             is_long = queue->wr[(p - 1) % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES;
         else if (net->network == NET_ADAPTIVE && p + 1 != chain.first + chain.count)
             is_long &= !is_notice(&queue->wr[(p + 1) % NET_DEPTH]);
-        cr_assert_eq((queue->wr[p % NET_DEPTH].flags & PRS_WR_SIGNALED) != 0,
-                     p + 1 == chain.first + chain.count || is_long,
-                     "the last of a chain is signaled, and what is long; nothing else");
+        if (!net->has_lost ||
+            p + 1 == chain.first + chain.count) /* a replayed request is not signaled for its length */
+            cr_assert_eq((queue->wr[p % NET_DEPTH].flags & PRS_WR_SIGNALED) != 0,
+                         p + 1 == chain.first + chain.count || is_long,
+                         "the last of a chain is signaled, and what is long; nothing else");
     }
     net->posted_to[chain.queue] = chain.first + chain.count;
     return true;
+}
+
+static void check_done(const struct net *net)
+{
+    for (int i = 0; i < net->puts; i++)
+        cr_assert(net->put[i].op.status == PRS_OP_PENDING || (net->put[i].missing == 0 && !net->put[i].parts_missing),
+                  "put %d is done but not delivered (seed %u)", i, net->seed);
 }
 
 /* A signaled request completes once it and all earlier ones of its queue are delivered. */
@@ -205,14 +240,43 @@ bool net_complete(struct net *net, uint32_t q)
     const struct prs_order_queue *queue = &net->order.queue[q];
     uint32_t p = queue->tail;
 
+    if (net->order.stopped >> queue->path & 1)
+        return false;
     while (p != net->to_deliver[q] && !(net->posted[q][p % NET_DEPTH].flags & PRS_WR_SIGNALED))
         p++;
     if (p == net->to_deliver[q])
         return false;
+    net->completions++;
     cr_assert_geq(prs_order_complete(&net->order, q, p, 0), 0);
-    for (int i = 0; i < net->puts; i++)
-        cr_assert(net->put[i].op.status == PRS_OP_PENDING || (net->put[i].missing == 0 && !net->put[i].parts_missing),
-                  "put %d is done but not delivered", i);
+    check_done(net);
+    return true;
+}
+
+void net_lose(struct net *net, uint32_t path)
+{
+    uint32_t each = net->order.data_queues / net->order.path_count, taken[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    struct prs_order_replay replay;
+
+    cr_assert_eq(prs_order_path_stop(&net->order, path), 0);
+    net->has_lost = true;
+    for (uint32_t k = 0; k < each; k++)
+        taken[k] = net->taken[k * net->order.path_count + path];
+    cr_assert_geq(prs_order_path_down(&net->order, path, taken, &replay), 0);
+    net->replayed += replay.replayed;
+    net->taken_late += replay.taken;
+    check_done(net);
+    for (uint32_t q = path; q < net->order.data_queues; q += net->order.path_count)
+        net->to_deliver[q] = net->posted_to[q]; /* nothing is in flight there */
+}
+
+bool net_regain(struct net *net, uint32_t path)
+{
+    if (prs_order_path_up(&net->order, path) == PRS_BUSY)
+        return false;
+    for (uint32_t q = path; q < net->order.data_queues; q += net->order.path_count) {
+        net->taken[q] = 0;
+        net->to_deliver[q] = net->posted_to[q] = net->order.queue[q].head;
+    }
     return true;
 }
 

@@ -24,6 +24,9 @@ struct net_put {
     uint64_t missing; /* bytes not yet delivered */
     uint32_t parts_missing;
     uint32_t notified; /* times */
+    bool released;     /* a signal of its group, or a strong one, was seen: the receiver may reuse the memory */
+    uint64_t offset[PRS_IMM_MAX_PARTS]; /* of the parts that are delivered */
+    uint32_t offsets;
 };
 
 struct net_signal {
@@ -51,6 +54,9 @@ struct net {
     struct prs_record ring[PRS_RECORDS];
     uint64_t sizes[PRS_NOTIFY_IDS];
     uint64_t credit;
+    uint32_t taken[PRS_ORDER_MAX_QUEUES]; /* immediates of each queue, since it was connected */
+    bool has_lost;                        /* some path, once: requests may be delivered twice */
+    uint32_t completions, replayed, taken_late;
 };
 
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
@@ -71,6 +77,12 @@ void net_deliver(struct net *net, uint32_t q, uint32_t position);
 
 /* Let the receiver raise all signals that it may. */
 void net_raise(struct net *net);
+
+/* Both sides give the path up: what is posted on it and not delivered is lost. net_lose() then tells the sender what the
+ * receiver has taken. */
+void net_lose(struct net *net, uint32_t path);
+/* Connect the lost path again. Return false: busy. */
+bool net_regain(struct net *net, uint32_t path);
 
 /* Poll the oldest completion of a queue. Return false when there is none. */
 bool net_complete(struct net *net, uint32_t q);

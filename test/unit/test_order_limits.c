@@ -441,13 +441,13 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
 {
     struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
 
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), PRS_BUSY, "256 could land on it, and stay");
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), PRS_BUSY, "256 could land on it, and stay");
     post_and_complete_all(bench);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0);
     bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
-    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0, "RC keeps them apart");
 }
 
 Test(order_limits, one_touch_at_a_time_writes_nothing)
@@ -543,4 +543,24 @@ Test(order_limits, the_parts_of_a_message_cover_it_once)
         cr_assert_eq(prs_order_get(&bench->order, &op, &get, bench_local_keys), 0);
         check_parts(bench, get.src_addr, sizes[i]);
     }
+}
+
+/* Two adds to a word share a record only if no record came between: it could stand for puts that the second follows. */
+Test(order_limits, an_add_joins_no_record_older_than_one_of_another_queue)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
+    struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 3};
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8, .group = 3};
+    struct prs_op op[5];
+
+    bench->order.small_queue = 0;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
+    cr_assert_eq(bench->order.queue[0].head, 1u, "joined");
+    bench->order.small_queue = 1;
+    cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0);
+    cr_assert_eq(signal_one(bench, &op[3], 3, 0), 0);
+    bench->order.small_queue = 0;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[4], &add), 0);
+    cr_assert_eq(bench->order.queue[0].head, 2u, "a record of its own, after that of the put");
 }

@@ -50,7 +50,7 @@ Test(wire, an_impossible_immediate_is_refused)
     struct prs_imm imm;
 
     cr_assert_eq(prs_imm_parse(prs_imm_make(0, 2, 2, 0), &imm), -EPROTO, "a run of messages in parts");
-    cr_assert_eq(prs_imm_parse(1u << 31 | 2, &imm), -EPROTO, "an unknown kind");
+    cr_assert_eq(prs_imm_parse(1u << 31 | 3, &imm), -EPROTO, "an unknown kind");
     cr_assert_eq(prs_imm_parse(0xffffffff, &imm), -EPROTO);
 }
 

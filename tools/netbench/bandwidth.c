@@ -42,7 +42,7 @@ void bandwidth_print_head(const struct options *options)
 }
 
 struct times {
-    double least, p50, p99;
+    double least, p50, p99, most;
 };
 
 /* Of all iterations. An iteration takes as long as it does for its slowest rank. */
@@ -57,7 +57,8 @@ static struct times summarize(const struct options *options, struct job *job)
             slowest[i] = other[i] > slowest[i] ? other[i] : slowest[i];
     }
     qsort(slowest, options->iters, sizeof(*slowest), by_value);
-    return (struct times){slowest[0], slowest[options->iters / 2], slowest[(options->iters * 99 - 1) / 100]};
+    return (struct times){slowest[0], slowest[options->iters / 2], slowest[(options->iters * 99 - 1) / 100],
+                          slowest[options->iters - 1]};
 }
 
 void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes)
@@ -72,11 +73,12 @@ void bandwidth_print_size(const struct options *options, const struct net *net, 
     if (options->json)
         json_print(stdout,
                    "{plugin:%s,name:%s,api:%d,op:%s,ranks:%d,nodes:%d,comms:%d,outstanding:%d,group:%d,chunk:%zu,"
-                   "bytes:%zu,iterations:%d,usec_min:%.2f,usec_p50:%.2f,usec_p99:%.2f,algbw_GBps:%.4f,busbw_GBps:%.4f,"
+                   "bytes:%zu,iterations:%d,usec_min:%.2f,usec_p50:%.2f,usec_p99:%.2f,usec_max:%.2f,algbw_GBps:%.4f,"
+                   "busbw_GBps:%.4f,"
                    "checked:%hhd,errors:%llu}\n",
                    net->file, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
                    options->comms, options->outstanding, options->per_receive, options->chunk_bytes, bytes,
-                   options->iters, usec.least, usec.p50, usec.p99, alg, bus, options->check,
+                   options->iters, usec.least, usec.p50, usec.p99, usec.most, alg, bus, options->check,
                    (unsigned long long)errors);
     else
         printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu%s%s\n", bytes, "v", net->version, usec.p50, usec.p99, alg,

@@ -77,10 +77,21 @@ void prs_gid_text(const uint8_t raw[16], char *text, size_t text_bytes)
         *text = 0;
 }
 
-int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, bool waiting)
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t patience_ns)
 {
-    (void)fabric, (void)rail, (void)waiting;
+    (void)fabric, (void)rail, (void)patience_ns;
     return 0;
+}
+
+uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
+{
+    (void)fabric;
+    return 0;
+}
+
+void prs_nic_stop_queues(struct prs_link *link)
+{
+    (void)link;
 }
 
 void prs_nic_kill_link(struct prs_link *link)
