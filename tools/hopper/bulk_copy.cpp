@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "tools/hopper/mbarrier.h"
+#include "tools/hopper/order.h"
 #include "tools/hopper/tile_map.h"
 
 namespace hopper
@@ -187,6 +188,42 @@ static void check_global(const struct copy *c)
     });
 }
 
+/* ---- memory order ---- */
+static void order_global(const struct copy *c, const struct async_agent &a, enum access how, void *from)
+{
+    if (!order_on)
+        return;
+    if (!c->tiled)
+        return order_async_global(self, a, (const void *)(uintptr_t)c->map.base, c->bytes, how, c->how != REDUCE_NONE,
+                                  from);
+    for_rows(c, [&](uint8_t *global, uint32_t bytes, uint32_t, uint32_t) {
+        if (global)
+            order_async_global(self, a, global, bytes, how, c->how != REDUCE_NONE, from);
+    });
+}
+
+/* What a load reads is read when the copy to this CTA is complete, or that to the first of others. */
+static void order_load(const struct copy *c, void *from)
+{
+    const struct destination *reader = c->destinations[0];
+    for (const struct destination *l : c->destinations) {
+        order_async_shared(self, order_load_agent(l->to, c->bar - SHARED_BASE, c->name), l->to, c->shared, c->bytes,
+                           ACCESS_WRITE, from);
+        reader = l->to == self->block ? l : reader;
+    }
+    struct async_agent a = order_load_agent(reader->to, c->bar - SHARED_BASE, c->name);
+    if (c->from_shared)
+        order_async_shared(self, a, self->block, c->source, c->bytes, ACCESS_READ, from);
+    else
+        order_global(c, a, ACCESS_READ, from);
+}
+
+static void order_store(const struct copy *c, void *from)
+{
+    order_async_shared(self, order_store_agent(c->name, true), self->block, c->shared, c->bytes, ACCESS_READ, from);
+    order_global(c, order_store_agent(c->name, false), ACCESS_WRITE, from);
+}
+
 /* ---- issuing ---- */
 static struct copy *copy_new(const char *name)
 {
@@ -274,7 +311,7 @@ static void load_read(void *object)
         scheduler_run_late(load_write, l);
 }
 
-static void load_begin(struct copy *c, uint32_t dst, uint32_t bar, uint16_t ctas)
+static void load_begin(struct copy *c, uint32_t dst, uint32_t bar, uint16_t ctas, void *from)
 {
     struct cluster *cluster = c->cluster;
     std::vector<struct destination *> &all = c->destinations;
@@ -296,6 +333,7 @@ static void load_begin(struct copy *c, uint32_t dst, uint32_t bar, uint16_t ctas
         scheduler_operation_began(cluster);
     }
     c->unwritten = (uint32_t)all.size();
+    order_load(c, from);
     scheduler_run_late(load_read, c);
     thread_yield();
 }
@@ -304,14 +342,14 @@ void bulk_load_bytes(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar
 {
     struct copy *c = copy_new("bulk load");
     set_range(c, src, bytes);
-    load_begin(c, dst, bar, ctas);
+    load_begin(c, dst, bar, ctas, CALLER);
 }
 
 void tile_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, const int32_t *at, int dims, uint16_t ctas)
 {
     struct copy *c = copy_new("tensor load");
     set_tile(c, map, at, dims);
-    load_begin(c, dst, bar, ctas);
+    load_begin(c, dst, bar, ctas, CALLER);
 }
 
 void bulk_copy_shared(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar)
@@ -325,7 +363,7 @@ void bulk_copy_shared(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar)
     shared_check_fenced(self, self->block, c->source, bytes, c->name);
     c->sum = shared_checksum(self->block->shared + c->source, bytes, 0);
     self->block->outgoing++;
-    load_begin(c, dst, bar, 0);
+    load_begin(c, dst, bar, 0, CALLER);
 }
 
 /* ---- stores ---- */
@@ -363,7 +401,7 @@ static void store_read(void *object)
     scheduler_run_late(store_write, c);
 }
 
-static void store_begin(struct copy *c, uint32_t src)
+static void store_begin(struct copy *c, uint32_t src, void *from)
 {
     if (self->groups.empty() || self->groups.back()->committed)
         self->groups.push_back(std::make_shared<copy_group>());
@@ -375,6 +413,7 @@ static void store_begin(struct copy *c, uint32_t src)
     c->group->unwritten++;
     c->block->outgoing++;
     c->of->in_flight++;
+    order_store(c, from);
     scheduler_operation_began(c->cluster);
     scheduler_run_late(store_read, c);
     thread_yield();
@@ -385,7 +424,7 @@ void bulk_store_bytes(void *dst, uint32_t src, uint32_t bytes, enum reduction ho
     struct copy *c = copy_new(how == REDUCE_NONE ? "bulk store" : "bulk reduction");
     set_range(c, dst, bytes);
     c->how = how;
-    store_begin(c, src);
+    store_begin(c, src, CALLER);
 }
 
 void tile_store(const CUtensorMap *map, uint32_t src, const int32_t *at, int dims, enum reduction how)
@@ -393,7 +432,7 @@ void tile_store(const CUtensorMap *map, uint32_t src, const int32_t *at, int dim
     struct copy *c = copy_new(how == REDUCE_NONE ? "tensor store" : "tensor reduction");
     set_tile(c, map, at, dims);
     c->how = how;
-    store_begin(c, src);
+    store_begin(c, src, CALLER);
 }
 
 void tile_prefetch(const CUtensorMap *map)
@@ -406,6 +445,7 @@ void group_commit(void)
     if (self->groups.empty() || self->groups.back()->committed)
         self->groups.push_back(std::make_shared<copy_group>());
     self->groups.back()->committed = true;
+    order_group_committed();
 }
 
 static bool groups_done(const struct fiber *f, uint32_t left, bool read_only)
@@ -423,6 +463,7 @@ void group_wait(uint32_t left, bool read_only)
 {
     while (!groups_done(self, left, read_only))
         scheduler_block({GROUP_WAIT, left, read_only, CALLER});
+    order_groups_waited(left, read_only);
     while (!self->groups.empty() && self->groups.front()->committed && self->groups.front()->unwritten == 0)
         self->groups.pop_front();
     thread_yield();

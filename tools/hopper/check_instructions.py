@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail if the emulator's ptx.cuh lacks a function of fused/core/ptx.cuh, or declares it with other parameters.
+"""Fail if the emulator's ptx.cuh lacks a function of fused/core/ptx.cuh, or declares it with other parameters. The same for perseus/sync.h.
 
 usage: check_instructions.py ROOT
 """
@@ -8,7 +8,8 @@ import pathlib
 import re
 import sys
 
-FUNCTION = re.compile(r"(?m)^(template\s*<[^>]*>\s*)?PRS_DEVICE\s+([\w\s*]+?)(\w+)\(([^{;]*)\)\s*\{")
+PAIRS = (("fused/core/ptx.cuh", "tools/hopper/include/fused/core/ptx.cuh"), ("include/perseus/sync.h", "tools/hopper/include/perseus/sync.h"))
+FUNCTION = re.compile(r"(?m)^(template\s*<[^>]*>\s*)?PRS_(?:DEVICE|HD)\s+([\w\s*]+?)(\w+)\(([^{;]*)\)\s*\{")
 
 
 def functions(path):
@@ -20,13 +21,16 @@ def functions(path):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    real = functions(root / "fused/core/ptx.cuh")
-    shadow = functions(root / "tools/hopper/include/fused/core/ptx.cuh")
-    wrong = [f"{name}: not in tools/hopper/include/fused/core/ptx.cuh" for name in real if name not in shadow]
-    wrong += [f"{name}:\n  ptx.cuh:  {real[name]}\n  emulator: {shadow[name]}" for name in real
-              if name in shadow and real[name] != shadow[name]]
-    print("\n".join(wrong) or f"names: {len(real)} functions, ok")
-    return 1 if wrong or len(real) < 10 else 0
+    wrong = []
+    for original, replacement in PAIRS:
+        real, shadow = functions(root / original), functions(root / replacement)
+        if len(real) < 10:
+            wrong.append(f"{original}: only {len(real)} functions found")
+        wrong += [f"{name}: not in {replacement}" for name in real if name not in shadow]
+        wrong += [f"{name}:\n  {original}: {real[name]}\n  emulator: {shadow[name]}" for name in real
+                  if name in shadow and real[name] != shadow[name]]
+    print("\n".join(wrong) or "every function is there")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

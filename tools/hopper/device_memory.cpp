@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tools/hopper/order.h"
+
 namespace hopper
 {
 
@@ -37,6 +39,7 @@ void *memory_allocate(size_t bytes, int device, enum memory_kind kind)
     p += 4096 + mapped - room;
     std::lock_guard<std::mutex> held(lock);
     allocations[(uintptr_t)p] = {p, bytes, device, kind};
+    order_forget(p, room);
     return p;
 }
 
@@ -49,6 +52,7 @@ bool memory_free(void *p, enum memory_kind kind)
     uint8_t *first = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095) - 4096;
     (void)munmap(first, mapped_bytes(found->second.bytes) + 8192);
     stamps.erase(found->first);
+    order_forget(p, found->second.bytes);
     allocations.erase(found);
     return true;
 }
@@ -61,6 +65,16 @@ bool memory_find(const void *p, size_t bytes, struct allocation *out)
         return false;
     *out = std::prev(after)->second;
     return (const uint8_t *)p + bytes <= out->base + out->bytes;
+}
+
+bool memory_in_page(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto after = allocations.lower_bound((uintptr_t)p + bytes);
+    if (after == allocations.begin())
+        return false;
+    const struct allocation &a = std::prev(after)->second;
+    return a.base + (a.bytes + 255) / 256 * 256 > (const uint8_t *)p;
 }
 
 /* The stamps of a range; NULL if no device allocation holds it. */
@@ -209,13 +223,17 @@ void shared_check_fenced(const struct fiber *who, struct cta *c, uint32_t offset
 
 const void *shared_load(uint32_t address, uint32_t bytes)
 {
-    return shared_bytes_at(self->block, address, bytes, bytes, "load from shared memory");
+    const uint8_t *at = shared_bytes_at(self->block, address, bytes, bytes, "load from shared memory");
+    struct cta *c = shared_cta(self->block, address, "load from shared memory");
+    order_shared(self, c, (uint32_t)(at - c->shared), bytes, ACCESS_READ, CALLER);
+    return at;
 }
 
 void shared_store(uint32_t address, const void *from, uint32_t bytes)
 {
     uint8_t *to = shared_bytes_at(self->block, address, bytes, bytes, "store to shared memory");
     struct cta *c = shared_cta(self->block, address, "store to shared memory");
+    order_shared(self, c, (uint32_t)(to - c->shared), bytes, ACCESS_WRITE, CALLER);
     memcpy(to, from, bytes);
     shared_mark_dirty(self, c, (uint32_t)(to - c->shared), bytes);
 }
@@ -227,12 +245,14 @@ void shared_fence_async(void)
         if (c->dirty[g] == self->thread + 1)
             c->dirty[g] = 0;
     self->dirty.clear();
+    order_fence_async(false);
     thread_yield();
 }
 
 void global_fence_async(void)
 {
     self->warp->writes_fenced = memory_write_count();
+    order_fence_async(true);
     thread_yield();
 }
 

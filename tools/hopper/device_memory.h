@@ -25,6 +25,8 @@ struct allocation {
 };
 /* Finds the allocation that holds the whole range; false: none does. Any thread may call it. */
 bool memory_find(const void *p, size_t bytes, struct allocation *out);
+/* Whether any allocation lies in these bytes. */
+bool memory_in_page(const void *p, size_t bytes);
 void memory_allow_peer(int device, int peer);
 bool memory_peer_allowed(int device, int peer);
 

@@ -43,6 +43,19 @@ void shared_store(uint32_t address, const void *from, uint32_t bytes);
 void shared_fence_async(void);
 void global_fence_async(void);
 
+/* ---- atomic.cpp ---- */
+/* As in PTX: how far an operation orders, and what. The host may call them too, for the whole system. */
+enum scope : uint8_t { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS, SCOPES };
+enum order : uint8_t { ORDER_RELAXED = 0, ORDER_ACQUIRE = 1, ORDER_RELEASE = 2, ORDER_ACQ_REL = 3 };
+/* Of 4 or 8 bytes. */
+uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope scope);
+void atomic_store(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope);
+/* Stores next if the word is *old; otherwise *old becomes what it is. */
+bool atomic_swap(void *p, uint32_t bytes, uint64_t *old, uint64_t next, enum order order, enum scope scope);
+uint64_t atomic_add(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope);
+/* fence.acq_rel */
+void atomic_fence(enum scope scope);
+
 /* ---- warp.cpp ---- */
 /* Waits for all lanes of the mask; values[lane] is what that lane gave. All lanes must give the same name. */
 void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[32]);
@@ -59,8 +72,9 @@ void cluster_barrier_wait(void);
 /* ---- mbarrier.cpp ---- */
 void mbarrier_start(uint32_t address, uint32_t arrivals);
 void mbarrier_end(uint32_t address);
-/* Expects `bytes` more and arrives `arrivals` times, in one step. */
-void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes);
+void mbarrier_start_fence(void);
+/* Expects `bytes` more and arrives `arrivals` times, in one step: a release with this scope. */
+void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes, enum scope scope);
 bool mbarrier_done(uint32_t address, uint32_t parity);
 void mbarrier_block(uint32_t address, uint32_t parity);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tools/hopper/device_memory.h"
+#include "tools/hopper/order.h"
 
 namespace hopper
 {
@@ -44,8 +45,15 @@ void mbarrier_start(uint32_t address, uint32_t arrivals)
     if (barrier)
         violation("%s: mbarrier.init at shared offset %u, where one is in use", fiber_name(self).c_str(),
                   slot_of(address) * 8);
-    barrier.reset(new mbarrier{arrivals, arrivals, 0, 0, {}});
+    barrier.reset(new mbarrier{arrivals, arrivals, 0, 0, {}, {}, {}});
+    order_mbarrier_init(self->block, slot_of(address) * 8, CALLER);
     memcpy(word, &mark, sizeof(mark));
+    thread_yield();
+}
+
+void mbarrier_start_fence(void)
+{
+    order_fence_async(false);
     thread_yield();
 }
 
@@ -58,14 +66,17 @@ void mbarrier_end(uint32_t address)
     self->block->barriers[slot_of(address)].reset();
 }
 
-static void complete_if_due(struct mbarrier *b)
+static void complete_if_due(struct mbarrier *b, struct cta *c, uint32_t address)
 {
     if (b->pending != 0 || b->bytes != 0)
         return;
     b->phase++;
     b->pending = b->arrivals;
-    for (fiber *f : b->waiting)
+    order_mbarrier_complete(b, c, slot_of(address) * 8);
+    for (fiber *f : b->waiting) {
+        order_mbarrier_pass(b, f);
         scheduler_wake(f);
+    }
     b->waiting.clear();
 }
 
@@ -77,9 +88,11 @@ static void check_bytes(const struct mbarrier *b, const struct fiber *who, uint3
                   fiber_name(who).c_str(), slot_of(address) * 8, (long long)b->bytes, b->pending, b->arrivals);
 }
 
-void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes)
+void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes, enum scope scope)
 {
     struct mbarrier *b = find(self->block, address, "arrival at a barrier");
+    struct cta *c = shared_cta(self->block, address, "arrival at a barrier");
+    order_mbarrier_used(c, slot_of(address) * 8, "an arrival", CALLER);
     b->bytes += bytes;
     if (b->pending < arrivals)
         violation("%s: one arrival too many at the barrier at shared offset %u: phase %llu has all its %u arrivals and "
@@ -88,7 +101,8 @@ void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes)
                   (long long)b->bytes);
     b->pending -= arrivals;
     check_bytes(b, self, address);
-    complete_if_due(b);
+    order_mbarrier_arrive(b, c, scope);
+    complete_if_due(b, c, address);
     thread_yield();
 }
 
@@ -97,24 +111,29 @@ void mbarrier_complete_bytes(const struct fiber *issuer, struct cta *c, uint32_t
     struct mbarrier *b = find(c, address & 0xffffff, "completion of a copy");
     b->bytes -= bytes;
     check_bytes(b, issuer, address);
-    complete_if_due(b);
+    complete_if_due(b, c, address);
 }
 
 bool mbarrier_done(uint32_t address, uint32_t parity)
 {
     struct mbarrier *b = find(self->block, address, "test of a barrier");
+    order_mbarrier_used(self->block, slot_of(address) * 8, "a test", CALLER);
     thread_yield();
-    return (b->phase & 1) != (parity & 1);
+    if ((b->phase & 1) == (parity & 1))
+        return false;
+    order_mbarrier_pass(b, self);
+    return true;
 }
 
 void mbarrier_block(uint32_t address, uint32_t parity)
 {
     struct mbarrier *b = find(self->block, address, "wait at a barrier");
     uint64_t phase = b->phase;
+    order_mbarrier_used(self->block, slot_of(address) * 8, "a wait", CALLER);
     thread_yield();
     phase = b->phase;
     if ((phase & 1) != (parity & 1))
-        return;
+        return order_mbarrier_pass(b, self);
     b->waiting.push_back(self);
     scheduler_block({"barrier", address, parity, CALLER});
     /* On a GPU a thread may test the barrier only now; it would see the old parity again and wait for ever. */

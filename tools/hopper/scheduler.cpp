@@ -15,6 +15,7 @@
 #include "tools/hopper/bulk_copy.h"
 #include "tools/hopper/fiber.h"
 #include "tools/hopper/hopper.h"
+#include "tools/hopper/order.h"
 #include "tools/hopper/wgmma.h"
 
 /* Kernels read these by CUDA's own names. */
@@ -153,6 +154,11 @@ uint64_t thread_timer_ns(void)
 }
 
 static thread_local bool is_scheduler;
+
+bool scheduler_is_here(void)
+{
+    return is_scheduler;
+}
 
 int thread_gettime(int clock, struct timespec *now)
 {
@@ -310,6 +316,7 @@ static void fill_cta(struct cta *b, uint32_t index)
     for (uint32_t i = 0; i * WARPGROUP < l->block.x * l->block.y * l->block.z; i++)
         b->warpgroups.push_back(warpgroup_new(b));
     fill_threads(b);
+    order_cta_begins(b);
 }
 
 static bool start_cluster(struct launch *l)
@@ -366,8 +373,9 @@ void scheduler_retire(struct launch *l)
     for (size_t i = 0; i < machine.running.size(); i++)
         if (machine.running[i].get() == l) {
             void *stream = l->stream;
+            clocks_ref seen = order_launch_ends(l);
             machine.running.erase(machine.running.begin() + (long)i);
-            stream_finished(stream);
+            stream_finished(stream, seen);
             return;
         }
 }
@@ -375,6 +383,7 @@ void scheduler_retire(struct launch *l)
 static void free_cluster(struct cluster *c)
 {
     for (auto &b : c->ctas) {
+        order_cta_ends(b.get());
         for (auto &f : b->threads)
             fiber_stack_return(f.stack);
         free(b->shared);
@@ -403,6 +412,7 @@ static void thread_left(struct fiber *f)
     struct cta *b = f->block;
     struct cluster *c = b->cluster;
     f->state = THREAD_GONE;
+    order_thread_ends(f);
     wgmma_thread_left(f);
     warp_thread_left(f);
     b->alive--;

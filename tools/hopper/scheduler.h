@@ -13,6 +13,7 @@
 
 #include "tools/hopper/violation.h"
 #include "tools/hopper/instructions.h"
+#include "tools/hopper/order_clock.h"
 
 namespace hopper
 {
@@ -24,6 +25,8 @@ struct cluster;
 struct launch;
 struct warp;
 struct warpgroup;
+struct order_thread;
+struct order_cta;
 
 /* The bulk stores of one thread between two commits. */
 struct copy_group {
@@ -58,6 +61,7 @@ struct fiber {
     uint64_t wgmma_issued;
     std::deque<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
     bool wgmma_fenced;
+    std::shared_ptr<struct order_thread> order; /* this and the members of this name below: order.h */
 };
 
 /* The lanes of a warp that have come to a collective. */
@@ -84,6 +88,7 @@ struct named_barrier {
     uint32_t counted = 0, count_of_last = 0;
     uint64_t phase = 0;
     std::vector<fiber *> waiting;
+    struct order_barrier order;
 };
 
 struct mbarrier {
@@ -91,6 +96,8 @@ struct mbarrier {
     int64_t bytes; /* expected and not yet here */
     uint64_t phase;
     std::vector<fiber *> waiting;
+    struct order_barrier order;
+    struct order_sum narrow; /* what arrived with a scope too narrow for the threads that wait */
 };
 
 struct cta {
@@ -109,6 +116,7 @@ struct cta {
     std::vector<std::shared_ptr<warpgroup>> warpgroups;
     uint32_t incoming, outgoing; /* copies that have still to write, and still to read, its shared memory */
     uint32_t register_pool;
+    std::shared_ptr<struct order_cta> order;
 };
 
 struct cluster {
@@ -119,6 +127,7 @@ struct cluster {
     uint64_t phase;
     uint32_t arrived;
     std::vector<fiber *> waiting;
+    struct order_barrier order;
 };
 
 struct launch {
@@ -133,9 +142,13 @@ struct launch {
     uint64_t number;
     std::vector<std::unique_ptr<cluster>> running;
     void *stream;
+    clocks_ref begin; /* what its stream knew */
+    struct order_sum end;
 };
 
 extern struct fiber *self;
+/* Whether this is the scheduler's OS thread. */
+bool scheduler_is_here(void);
 
 /* ---- called by the other parts of the emulator, on the scheduler's thread ---- */
 uint64_t scheduler_random(void);
@@ -174,7 +187,7 @@ void scheduler_notify(void);
 /* ---- defined by stream.cpp, called on the scheduler's thread ---- */
 /* Starts the work of all streams that can start. */
 void streams_start_ready(void);
-void stream_finished(void *stream);
+void stream_finished(void *stream, const clocks_ref &seen);
 void streams_fail(void);
 
 /* ---- defined by occupancy.cpp ---- */

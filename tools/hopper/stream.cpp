@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "tools/hopper/device_memory.h"
+#include "tools/hopper/order.h"
 
 namespace hopper
 {
@@ -66,6 +67,7 @@ cudaError_t stream_enqueue(struct stream_state *s, work w)
             return cudaSuccess;
         }
         w.number = numbers++;
+        w.host_seen = order_host();
         s->queue.push_back(std::move(w));
     }
     scheduler_notify();
@@ -87,12 +89,19 @@ cudaError_t stream_wait(struct stream_state *s)
         std::lock_guard<std::mutex> held(lock);
         until = numbers;
     }
-    return wait_until([&] { return s->queue.empty() || s->queue.front().number >= until; });
+    return wait_until([&] {
+        if (!s->queue.empty() && s->queue.front().number < until)
+            return false;
+        order_host_saw(s->seen);
+        return true;
+    });
 }
 
 bool stream_idle(struct stream_state *s)
 {
     std::lock_guard<std::mutex> held(lock);
+    if (s->queue.empty())
+        order_host_saw(s->seen);
     return s->queue.empty() || failed;
 }
 
@@ -107,6 +116,9 @@ cudaError_t stream_wait_device(int device)
         for (auto &s : streams)
             if (s->device == device && !s->queue.empty() && s->queue.front().number < until)
                 return false;
+        for (auto &s : streams)
+            if (s->device == device)
+                order_host_saw(s->seen);
         return true;
     });
 }
@@ -159,12 +171,19 @@ cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e)
 
 cudaError_t event_wait(struct event_state *e)
 {
-    return wait_until([&] { return e->done >= e->recorded; });
+    return wait_until([&] {
+        if (e->done < e->recorded)
+            return false;
+        order_host_saw(e->seen);
+        return true;
+    });
 }
 
 bool event_reached(struct event_state *e)
 {
     std::lock_guard<std::mutex> held(lock);
+    if (e->done >= e->recorded)
+        order_host_saw(e->seen);
     return failed || e->done >= e->recorded;
 }
 
@@ -225,14 +244,20 @@ static bool may_start_locked(const struct stream_state *s)
     return true;
 }
 
-static void write_rows(const work &w)
+static void write_rows(struct stream_state *s, const work &w)
 {
+    bool word = w.kind == WORK_COPY && w.rows == 1 && (w.bytes == 4 || w.bytes == 8);
     for (size_t row = 0; row < w.rows; row++) {
         memory_note_write(w.to + row * w.to_pitch, w.bytes);
         if (w.kind == WORK_SET)
             memset(w.to + row * w.to_pitch, w.value, w.bytes);
         else
             memcpy(w.to + row * w.to_pitch, w.from + row * w.from_pitch, w.bytes);
+        if (word)
+            order_engine_word(s, &s->seen, w.to, (uint32_t)w.bytes);
+        else
+            order_engine(s, &s->seen, w.to + row * w.to_pitch, w.kind == WORK_SET ? NULL : w.from + row * w.from_pitch,
+                         w.bytes);
     }
     __atomic_thread_fence(__ATOMIC_RELEASE);
 }
@@ -240,8 +265,20 @@ static void write_rows(const work &w)
 static void finish_copy(void *object)
 {
     struct stream_state *s = (struct stream_state *)object;
-    write_rows(s->queue.front());
-    stream_finished(s);
+    write_rows(s, s->queue.front());
+    stream_finished(s, NULL);
+}
+
+/* What comes before the first work of s in its queue, in the program of its host, and in streams that it waits for. */
+static void order_start_locked(struct stream_state *s)
+{
+    const work &w = s->queue.front();
+    s->seen = clocks_join(s->seen, w.host_seen);
+    if (w.kind == WORK_WAIT)
+        s->seen = clocks_join(s->seen, w.event->seen);
+    for (auto &other : streams)
+        if (s->blocking && other->device == s->device && other->blocking && (other->null || s->null))
+            s->seen = clocks_join(s->seen, other->seen);
 }
 
 /* True: the work is done already. */
@@ -249,10 +286,12 @@ static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<lau
 {
     work &w = s->queue.front();
     w.started = true;
+    order_start_locked(s);
     switch (w.kind) {
     case WORK_LAUNCH:
         launches->push_back(w.make());
         launches->back()->stream = s;
+        launches->back()->begin = s->seen;
         w.running = launches->back().get();
         return false;
     case WORK_COPY:
@@ -262,6 +301,7 @@ static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<lau
     case WORK_RECORD:
         w.event->done = w.count > w.event->done ? w.count : w.event->done;
         w.event->ns = thread_timer_ns();
+        w.event->seen = s->seen;
         return true;
     case WORK_WAIT:
         return true;
@@ -293,11 +333,12 @@ void streams_start_ready(void)
         scheduler_launch(std::move(l));
 }
 
-void stream_finished(void *object)
+void stream_finished(void *object, const clocks_ref &seen)
 {
     struct stream_state *s = (struct stream_state *)object;
     {
         std::lock_guard<std::mutex> held(lock);
+        s->seen = clocks_join(s->seen, seen);
         s->queue.pop_front();
         changed.notify_all();
     }

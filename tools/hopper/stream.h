@@ -17,6 +17,7 @@ struct capture;
 struct event_state {
     uint64_t recorded = 0, done = 0; /* records enqueued, records reached */
     uint64_t ns = 0;
+    clocks_ref seen;
     struct capture *captured = NULL; /* set while its newest record belongs to this capture */
 };
 
@@ -32,6 +33,7 @@ struct work {
     void (*host)(void *);
     void *user;
     const struct launch *running; /* launch: once it has started */
+    clocks_ref host_seen;         /* what the host had seen; this and `seen` below: order.h */
     uint64_t number;              /* in the order of enqueueing, over all streams of the process */
     bool started;
 };
@@ -40,6 +42,7 @@ struct stream_state {
     int device;
     bool null, blocking; /* blocking: keeps order with the null stream of its device */
     std::deque<work> queue;
+    clocks_ref seen;
     struct capture *into; /* if set, work is added to this capture instead of the queue */
 };
 

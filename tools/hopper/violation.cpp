@@ -91,7 +91,7 @@ void violation_set(const std::string &what)
 
 static std::string formatted(const char *format, va_list args)
 {
-    char buffer[1024];
+    char buffer[8192];
     vsnprintf(buffer, sizeof(buffer), format, args);
     return buffer;
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "tools/hopper/device_memory.h"
+#include "tools/hopper/order.h"
 
 namespace hopper
 {
@@ -30,6 +31,16 @@ static std::shared_ptr<meeting> find_meeting(const char *name, uint32_t mask, vo
     return m;
 }
 
+static void meet_in_order(struct warp *w, uint32_t mask)
+{
+    struct fiber *lanes[WARP];
+    uint32_t count = 0;
+    for (uint32_t l = 0; l < WARP; l++)
+        if (mask >> l & 1)
+            lanes[count++] = &w->block->threads[w->index * WARP + l];
+    order_meet(lanes, count);
+}
+
 /* The lane that comes last calls together(), before any lane goes on. */
 static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[WARP], together_fn together,
                  void *from)
@@ -51,6 +62,8 @@ static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values
             w->meetings.erase(w->meetings.begin() + (long)i);
     if (together)
         together(m->values);
+    if (strcmp(name, "__syncwarp") == 0) /* the other collectives exchange values and order no memory */
+        meet_in_order(w, mask);
     for (uint32_t l = 0; l < WARP; l++)
         if (l != self->lane && (mask >> l & 1))
             scheduler_wake(&w->block->threads[w->index * WARP + l]);
@@ -81,6 +94,7 @@ struct matrix_lane {
     const uint32_t *given;
     int count;
     bool transposed;
+    void *from;
 };
 
 /* Of matrix i, lane i * 8 + row has the address of a row; lane row * 4 + column / 2 has its elements, in register i. */
@@ -93,6 +107,8 @@ static void move_matrices(uint64_t values[WARP], bool store)
             const struct matrix_lane *at = (const struct matrix_lane *)(uintptr_t)values[i * 8 + row];
             struct cta *c = at->lane->block;
             uint16_t *line = (uint16_t *)shared_bytes_at(c, at->address, 16, 16, what);
+            order_shared(at->lane, c, (uint32_t)((uint8_t *)line - c->shared), 16, store ? ACCESS_WRITE : ACCESS_READ,
+                         at->from);
             for (int column = 0; column < 8; column++) {
                 int major = first->transposed ? column : row, minor = first->transposed ? row : column;
                 const struct matrix_lane *holder = (const struct matrix_lane *)(uintptr_t)values[major * 4 + minor / 2];
@@ -120,14 +136,14 @@ static void load_together(uint64_t values[WARP])
 
 void warp_store_matrix(uint32_t address, const uint32_t *registers, int count, bool transposed)
 {
-    struct matrix_lane mine = {self, address, NULL, registers, count, transposed};
+    struct matrix_lane mine = {self, address, NULL, registers, count, transposed, CALLER};
     uint64_t values[WARP];
     meet("stmatrix", ~0u, (uintptr_t)&mine, values, store_together, CALLER);
 }
 
 void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool transposed)
 {
-    struct matrix_lane mine = {self, address, registers, NULL, count, transposed};
+    struct matrix_lane mine = {self, address, registers, NULL, count, transposed, CALLER};
     uint64_t values[WARP];
     meet("ldmatrix", ~0u, (uintptr_t)&mine, values, load_together, CALLER);
 }
@@ -170,8 +186,11 @@ static void complete_named(struct named_barrier *b)
     b->phase++;
     b->count_of_last = b->counted;
     b->counted = 0;
-    for (fiber *f : b->waiting)
+    order_complete(&b->order);
+    for (fiber *f : b->waiting) {
+        order_pass(&b->order, f);
         scheduler_wake(f);
+    }
     b->waiting.clear();
 }
 
@@ -187,8 +206,11 @@ static void arrive_named(uint32_t id, uint32_t threads, bool wait, void *from)
                   b->here, b->want);
     b->want = threads;
     b->here++;
+    order_arrive(&b->order, self);
     if (b->here >= (threads == 0 ? c->alive : threads)) {
         complete_named(b);
+        if (wait)
+            order_pass(&b->order, self);
         scheduler_pause();
     } else if (wait) {
         b->waiting.push_back(self);
@@ -221,8 +243,11 @@ static void complete_cluster(struct cluster *c)
 {
     c->phase++;
     c->arrived = 0;
-    for (fiber *f : c->waiting)
+    order_complete(&c->order);
+    for (fiber *f : c->waiting) {
+        order_pass(&c->order, f);
         scheduler_wake(f);
+    }
     c->waiting.clear();
 }
 
@@ -235,6 +260,7 @@ void cluster_barrier_arrive(void)
         violation("%s: arrives at the cluster's barrier twice without waiting", fiber_name(self).c_str());
     self->cluster_phase = c->phase + 1;
     self->cluster_arrived = true;
+    order_arrive(&c->order, self);
     if (++c->arrived >= c->alive)
         complete_cluster(c);
     thread_yield();
@@ -249,7 +275,7 @@ void cluster_barrier_wait(void)
         violation("%s: waits at the cluster's barrier without having arrived", fiber_name(self).c_str());
     self->cluster_arrived = false;
     if (c->phase >= self->cluster_phase)
-        return;
+        return order_pass(&c->order, self);
     c->waiting.push_back(self);
     scheduler_block({"barrier of the cluster", c->phase, 0, CALLER});
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tools/hopper/bulk_copy.h"
+#include "tools/hopper/order.h"
 #include "tools/hopper/tile_map.h"
 
 namespace hopper
@@ -205,8 +206,22 @@ static void check_same(const struct wgmma_op *op, const struct wgmma_call *call,
                   fiber_name(self).c_str());
 }
 
+/* Each warp issues its part of the product for itself, so a lane of each must know what it reads; another lane each
+ * time. */
+static void order_operands(struct warpgroup *g, const struct wgmma_op *op, void *from)
+{
+    struct async_agent a = order_product_agent();
+    for (uint32_t w = 0; order_on && w < WARPGROUP / WARP; w++) {
+        struct fiber *f = &g->block->threads[g->index * WARPGROUP + w * WARP + a.time % WARP];
+        for (uint32_t at : op->a_chunks)
+            order_async_shared(f, a, g->block, at, CHUNK, ACCESS_READ, from);
+        for (uint32_t at : op->b_chunks)
+            order_async_shared(f, a, g->block, at, CHUNK, ACCESS_READ, from);
+    }
+}
+
 /* All 128 threads have issued it. */
-static void start(struct warpgroup *g, struct wgmma_op *op)
+static void start(struct warpgroup *g, struct wgmma_op *op, void *from)
 {
     struct descriptor b = decode(op->call.b_descriptor, "B");
     find_chunks(b, op->call.n, op->call.trans_b, &op->b_chunks);
@@ -217,6 +232,7 @@ static void start(struct warpgroup *g, struct wgmma_op *op)
         check_chunks(op->a_chunks, "A");
     }
     op->sum = checksum_of(op, g->block);
+    order_operands(g, op, from);
     scheduler_operation_began(g->block->cluster);
     if (g->ops.front().get() == op)
         scheduler_run_late(execute, g);
@@ -255,7 +271,7 @@ void wgmma_issue(float *d, const struct wgmma_call *call)
     if (call->a_registers)
         memcpy(op->registers[t], call->a_registers, sizeof(op->registers[t]));
     if (++op->joined == WARPGROUP)
-        start(g, op);
+        start(g, op, CALLER);
     thread_yield();
 }
 
@@ -303,6 +319,7 @@ void wgmma_wait_group(uint32_t left)
         f->wgmma_groups.pop_front();
     if (covered != 0)
         return_accumulators(g, f, covered);
+    order_products_waited(covered);
     thread_yield();
 }
 

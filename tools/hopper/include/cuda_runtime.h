@@ -216,18 +216,17 @@ HOPPER_DEVICE int __syncthreads_and(int predicate)
 /* ---- memory ---- */
 HOPPER_DEVICE void __threadfence(void)
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    hopper::thread_yield();
+    hopper::atomic_fence(hopper::SCOPE_GPU);
 }
 
 HOPPER_DEVICE void __threadfence_system(void)
 {
-    __threadfence();
+    hopper::atomic_fence(hopper::SCOPE_SYS);
 }
 
 HOPPER_DEVICE void __threadfence_block(void)
 {
-    __threadfence();
+    hopper::atomic_fence(hopper::SCOPE_CTA);
 }
 
 template <class T> HOPPER_DEVICE T __ldg(const T *p)
@@ -240,63 +239,43 @@ template <class T> HOPPER_DEVICE T __ldcg(const T *p)
     return *p;
 }
 
-template <class T, class Change> HOPPER_DEVICE T hopper_atomic(T *p, Change change)
+/* An atomic function of CUDA orders nothing else. */
+template <hopper::scope SCOPE = hopper::SCOPE_GPU, class T, class Change>
+HOPPER_DEVICE T hopper_atomic(T *p, Change change)
 {
-    T old, next;
-    hopper::thread_yield();
-    __atomic_load(p, &old, __ATOMIC_RELAXED);
-    do {
-        next = change(old);
-    } while (!__atomic_compare_exchange(p, &old, &next, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
-    return old;
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "of a word");
+    uint64_t old = 0; /* a guess: the first exchange finds what the word is */
+    while (!hopper::atomic_swap(p, sizeof(T), &old, hopper_bits(change(hopper_value<T>(old))), hopper::ORDER_RELAXED,
+                                SCOPE)) {
+    }
+    return hopper_value<T>(old);
 }
 
-template <class T, class V> HOPPER_DEVICE T atomicAdd(T *p, V v)
+#define HOPPER_ATOMIC(name, next)                                                                                      \
+    template <hopper::scope SCOPE = hopper::SCOPE_GPU, class T, class V> HOPPER_DEVICE T name(T *p, V v)               \
+    {                                                                                                                  \
+        return hopper_atomic<SCOPE>(p, [v](T old) { return (T)(next); });                                              \
+    }
+HOPPER_ATOMIC(atomicAdd, old + (T)v)
+HOPPER_ATOMIC(atomicSub, old - (T)v)
+HOPPER_ATOMIC(atomicExch, ((void)old, v))
+HOPPER_ATOMIC(atomicMax, old > (T)v ? old : (T)v)
+HOPPER_ATOMIC(atomicMin, old < (T)v ? old : (T)v)
+HOPPER_ATOMIC(atomicOr, old | (T)v)
+HOPPER_ATOMIC(atomicAnd, old &(T)v)
+
+template <hopper::scope SCOPE = hopper::SCOPE_GPU, class T, class V, class W>
+HOPPER_DEVICE T atomicCAS(T *p, V want, W v)
 {
-    return hopper_atomic(p, [v](T old) { return (T)(old + (T)v); });
+    return hopper_atomic<SCOPE>(p, [want, v](T old) { return old == (T)want ? (T)v : old; });
 }
 
-template <class T, class V> HOPPER_DEVICE T atomicSub(T *p, V v)
-{
-    return hopper_atomic(p, [v](T old) { return (T)(old - (T)v); });
-}
-
-template <class T, class V> HOPPER_DEVICE T atomicExch(T *p, V v)
-{
-    return hopper_atomic(p, [v](T) { return (T)v; });
-}
-
-template <class T, class V> HOPPER_DEVICE T atomicMax(T *p, V v)
-{
-    return hopper_atomic(p, [v](T old) { return old > (T)v ? old : (T)v; });
-}
-
-template <class T, class V> HOPPER_DEVICE T atomicMin(T *p, V v)
-{
-    return hopper_atomic(p, [v](T old) { return old < (T)v ? old : (T)v; });
-}
-
-template <class T, class V> HOPPER_DEVICE T atomicOr(T *p, V v)
-{
-    return hopper_atomic(p, [v](T old) { return (T)(old | (T)v); });
-}
-
-template <class T, class V> HOPPER_DEVICE T atomicAnd(T *p, V v)
-{
-    return hopper_atomic(p, [v](T old) { return (T)(old & (T)v); });
-}
-
-template <class T, class V, class W> HOPPER_DEVICE T atomicCAS(T *p, V want, W v)
-{
-    return hopper_atomic(p, [want, v](T old) { return old == (T)want ? (T)v : old; });
-}
-
-#define atomicAdd_system  atomicAdd
-#define atomicAdd_block   atomicAdd
-#define atomicExch_system atomicExch
-#define atomicMax_system  atomicMax
-#define atomicOr_system   atomicOr
-#define atomicCAS_system  atomicCAS
+#define atomicAdd_system  atomicAdd<hopper::SCOPE_SYS>
+#define atomicAdd_block   atomicAdd<hopper::SCOPE_CTA>
+#define atomicExch_system atomicExch<hopper::SCOPE_SYS>
+#define atomicMax_system  atomicMax<hopper::SCOPE_SYS>
+#define atomicOr_system   atomicOr<hopper::SCOPE_SYS>
+#define atomicCAS_system  atomicCAS<hopper::SCOPE_SYS>
 
 /* ---- numbers ---- */
 HOPPER_DEVICE int __popc(unsigned v)

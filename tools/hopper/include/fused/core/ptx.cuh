@@ -72,21 +72,22 @@ PRS_DEVICE void mbarrier_init(uint64_t *bar, uint32_t arrivals)
 
 PRS_DEVICE void mbarrier_init_fence(void)
 {
+    hopper::mbarrier_start_fence();
 }
 
 PRS_DEVICE void mbarrier_expect(uint64_t *bar, uint32_t bytes)
 {
-    hopper::mbarrier_signal(smem_address(bar), 1, bytes);
+    hopper::mbarrier_signal(smem_address(bar), 1, bytes, hopper::SCOPE_CTA);
 }
 
 PRS_DEVICE void mbarrier_arrive(uint64_t *bar)
 {
-    hopper::mbarrier_signal(smem_address(bar), 1, 0);
+    hopper::mbarrier_signal(smem_address(bar), 1, 0, hopper::SCOPE_CTA);
 }
 
 PRS_DEVICE void mbarrier_arrive_at(uint64_t *bar, uint32_t cta)
 {
-    hopper::mbarrier_signal(hopper::shared_map(smem_address(bar), cta), 1, 0);
+    hopper::mbarrier_signal(hopper::shared_map(smem_address(bar), cta), 1, 0, hopper::SCOPE_CLUSTER);
 }
 
 PRS_DEVICE bool mbarrier_try_wait(uint64_t *bar, uint32_t parity)
@@ -199,42 +200,37 @@ PRS_DEVICE void fence_async_global(void)
 
 PRS_DEVICE uint32_t load_acquire_sys(const uint32_t *p)
 {
-    hopper::thread_yield();
-    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+    return (uint32_t)hopper::atomic_load(p, 4, hopper::ORDER_ACQUIRE, hopper::SCOPE_SYS);
 }
 
 PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
 {
-    hopper::thread_yield();
-    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    hopper::atomic_store(p, 4, v, hopper::ORDER_RELEASE, hopper::SCOPE_SYS);
 }
 
 PRS_DEVICE void fence_release_sys(void)
 {
-    __threadfence();
+    hopper::atomic_fence(hopper::SCOPE_SYS);
 }
 
 PRS_DEVICE void add_relaxed_sys(uint32_t *p, uint32_t v)
 {
-    hopper::thread_yield();
-    (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+    (void)hopper::atomic_add(p, 4, v, hopper::ORDER_RELAXED, hopper::SCOPE_SYS);
 }
 
 PRS_DEVICE void fence_release_gpu(void)
 {
-    __threadfence();
+    hopper::atomic_fence(hopper::SCOPE_GPU);
 }
 
 PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
 {
-    hopper::thread_yield();
-    (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+    (void)hopper::atomic_add(p, 4, v, hopper::ORDER_RELAXED, hopper::SCOPE_GPU);
 }
 
 PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
 {
-    hopper::thread_yield();
-    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+    return (uint32_t)hopper::atomic_add(p, 4, v, hopper::ORDER_ACQ_REL, hopper::SCOPE_GPU);
 }
 
 /* ---- shared memory vectors ---- */

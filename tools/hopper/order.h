@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The checker of memory order: it reports two accesses of which one writes, and which nothing orders (README.md). It is
+ * on in programs whose kernels are compiled with -fsanitize=thread; order_access.cpp takes the place of its library.
+ * Everything is called on the scheduler's thread, unless it says otherwise, and does nothing while the checker is off. */
+#ifndef TOOLS_HOPPER_ORDER_H
+#define TOOLS_HOPPER_ORDER_H
+
+#include <stddef.h>
+
+#include "tools/hopper/order_clock.h"
+#include "tools/hopper/scheduler.h"
+
+namespace hopper
+{
+
+extern bool order_on;
+
+/* Where an access comes from, for scopes. */
+struct origin {
+    int device; /* -1: a copy engine, the host or a NIC */
+    uint64_t cluster, cta;
+};
+
+/* An agent that a thread has, or has itself waited for, and up to which time; first: of this life of the agent's
+ * number, which other threads have had before. */
+struct point {
+    uint32_t agent, first, seen, global, shared;
+};
+enum { OWN, ATOMICS, STORES, STORE_SOURCES, PRODUCTS, POINTS };
+
+/* What a thread knows at some moment. */
+struct stamp {
+    struct view base;
+    struct point points[POINTS];
+    struct origin from;
+};
+
+void order_add(struct order_sum *sum, const struct stamp &s);
+
+/* What was released to a word, and for whom. */
+struct order_release {
+    enum scope scope;
+    struct origin from;
+    struct order_sum what;
+};
+
+struct order_thread {
+    struct stamp now;
+    std::shared_ptr<struct stamp> fenced[SCOPES]; /* at its last fence of each scope, or of a wider one */
+    std::vector<order_release> unfenced;          /* read by relaxed loads, and acquired by the next fence */
+    struct view narrow;                           /* released or acquired with too narrow a scope; for reports */
+    uint32_t stores;                              /* bulk stores issued */
+    std::deque<uint32_t> groups;                  /* that number at each commit, of the newest groups */
+};
+
+/* ---- life of launches, CTAs and threads ---- */
+void order_cta_begins(struct cta *c);
+void order_cta_ends(struct cta *c);
+void order_thread_begins(struct fiber *f);
+void order_thread_ends(struct fiber *f);
+
+/* A launch has ended: what its stream knows now. */
+clocks_ref order_launch_ends(struct launch *l);
+
+/* ---- barriers ---- */
+void order_arrive(struct order_barrier *b, struct fiber *f);
+void order_complete(struct order_barrier *b);
+void order_pass(const struct order_barrier *b, struct fiber *f);
+/* All threads wait for each other, as __syncwarp() does. */
+void order_meet(struct fiber *const *threads, uint32_t count);
+
+/* ---- mbarriers: at an offset of shared memory ---- */
+void order_mbarrier_init(struct cta *c, uint32_t offset, void *from);
+void order_mbarrier_used(struct cta *c, uint32_t offset, const char *what, void *from);
+/* scope: of the arrival, which reaches a waiting thread of another CTA only if it is wide enough. */
+void order_mbarrier_arrive(struct mbarrier *b, struct cta *c, enum scope scope);
+void order_mbarrier_complete(struct mbarrier *b, struct cta *c, uint32_t offset);
+void order_mbarrier_pass(const struct mbarrier *b, struct fiber *f);
+
+/* ---- accesses ---- */
+enum access : uint32_t { ACCESS_READ = 0, ACCESS_WRITE = 1 };
+/* An ordinary access of a thread; to memory that the checker does not know it does nothing. */
+void order_ordinary(const void *p, size_t bytes, enum access how, void *from);
+void order_shared(struct fiber *f, struct cta *c, uint32_t offset, size_t bytes, enum access how, void *from);
+/* An atomic access: before it, and after it with the word's value then. A release by a fence covers what came before
+ * the fence, and the atomic accesses up to the one that makes it visible: so they are an agent of their own. */
+void order_atomic(const void *p, uint32_t bytes, enum access how, enum scope scope, void *from);
+void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how, enum scope scope);
+/* A store whose value is not known yet. */
+void order_release_unknown(const void *p);
+/* chain: an atomic operation, which keeps what others released to the word. */
+void order_release_word(const void *p, uint32_t bytes, uint64_t now, enum order how, enum scope scope, bool chain);
+void order_fence(enum scope scope);
+void order_fence_async(bool global);
+
+/* ---- copies and products ---- */
+/* One part of what an asynchronous operation reads or writes. */
+struct async_agent {
+    uint32_t agent, time;
+    const char *name;
+};
+struct async_agent order_load_agent(struct cta *to, uint32_t bar_offset, const char *name);
+struct async_agent order_store_agent(const char *name, bool source);
+struct async_agent order_product_agent(void);
+void order_async_global(const struct fiber *f, const struct async_agent &a, const void *p, size_t bytes,
+                        enum access how, bool sum, void *from);
+void order_async_shared(const struct fiber *f, const struct async_agent &a, struct cta *c, uint32_t offset,
+                        size_t bytes, enum access how, void *from);
+/* The running thread commits its bulk stores, and has waited for all groups but the newest `left`. */
+void order_group_committed(void);
+void order_groups_waited(uint32_t left, bool read_only);
+void order_products_waited(uint64_t number);
+
+/* ---- streams: any thread may call those with a clocks_ref alone ---- */
+/* What the host threads have seen; they are taken as one. */
+clocks_ref order_host(void);
+void order_host_saw(const clocks_ref &seen);
+/* A copy engine has read and written for a stream that knows *seen. A word counts as released. */
+void order_engine(const void *stream, clocks_ref *seen, const void *to, const void *from, size_t bytes);
+void order_engine_word(const void *stream, clocks_ref *seen, const void *to, uint32_t bytes);
+
+/* Memory was freed; any thread. */
+void order_forget(const void *p, size_t bytes);
+
+} // namespace hopper
+
+#endif
