@@ -153,6 +153,40 @@ Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, many, sizeof(many) / sizeof(*many));
 }
 
+/* Both kinds of kernels wait for one proxy, and hand on to each other when they last looked at its state. */
+static void launch_both_paths(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    struct prs_fused_plan *plans[2];
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    void *a, *b, *c;
+
+    cr_assert_eq(ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx), 0);
+    a = ranks_upload(1, 1024 * 64);
+    b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&c, 512 * 256 * 2), cudaSuccess);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(prs_fused_plan_open(ctx, &shapes[i], NULL, &plans[i]), 0);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(prs_fused_launch(plans[i % 2], &(struct prs_fused_operands){a, b, c}, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    ((int *)user)[rank] = prs_fused_poll_error(ctx, &error);
+    for (int i = 0; i < 2; i++)
+        prs_fused_plan_close(plans[i]);
+    prs_fused_close(ctx);
+}
+
+Test(nodes, fused_and_unfused_plans_share_a_proxy, .timeout = 300)
+{
+    int results[2] = {-1, -1};
+    ranks_need_a_device();
+    hopper_setup(2, 4, 0);
+    ranks_run(2, launch_both_paths, results);
+    cr_assert(results[0] == 0 && results[1] == 0, "%d %d", results[0], results[1]);
+}
+
 /* ---- ranks that do not launch ---- */
 struct lost {
     struct prs_fused_shape shape;

@@ -45,7 +45,7 @@ class Cuda:
 
 class Emulated:
     """Tensors in ordinary memory. Each launch gets copies in the memory of an emulated GPU, whose bounds and owner the emulator checks, and has
-    ended when done() returns. Emulated GPUs belong to one process, so ranks are its threads."""
+    ended when done() returns. Emulated GPUs belong to one process: ranks are its threads, or processes that are nodes of their own."""
 
     kind = "cpu"
     _ready = threading.Lock()

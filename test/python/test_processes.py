@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as processes with torch's default group of gloo, each on an emulated node of its own; run.py runs it on the software NIC."""
+import os
+import socket
+import subprocess
+import sys
+import unittest
+
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import beyond, random
+
+import perseus
+
+WORLD = 2
+
+
+def products(group):
+    """Results with too large an error, of each op and of a gradient."""
+    m, k, n, r = 128, 64, 96, group.rank
+    w = random(0, n, k, seed=1)
+    partials = [random(s, m, k).double() @ w.double().t() for s in range(WORLD)]
+    a, rows = random(r, m, k), m // WORLD
+    bad = beyond(perseus.matmul_reduce_scatter(a, w.t()), [p[r * rows:(r + 1) * rows] for p in partials])
+    bad += beyond(perseus.matmul_all_reduce(a, w.t()), partials)
+    x = random(r, rows, k, seed=2).requires_grad_()
+    y = torch.ops.perseus.fused_all_gather_matmul(x, [w.t()], 0, dist.group.WORLD.group_name)[1][0]
+    bad += beyond(y.detach(), [torch.cat([random(s, rows, k, seed=2) for s in range(WORLD)]).double() @ w.double().t()])
+    y.backward(torch.ones_like(y))
+    return bad + beyond(x.grad, [torch.ones(rows, n, dtype=torch.float64) @ w.double()] * WORLD)
+
+
+def rank_main():
+    dist.init_process_group("gloo")
+    group = perseus.init(device=0, timeout_ms=60000)
+    bad = products(group)
+    assert group is perseus.find(None) and group.rank == dist.get_rank()
+    group.close()
+    dist.destroy_process_group()
+    return bad
+
+
+class Processes(unittest.TestCase):
+    def test_the_ops_find_the_default_group_and_multiply(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        started = [subprocess.Popen([sys.executable, __file__, "rank"], env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
+                                                                                 MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
+                   for r in range(WORLD)]
+        self.assertEqual([p.wait(timeout=800) for p in started], [0] * WORLD)
+
+
+if __name__ == "__main__":
+    sys.exit(min(rank_main(), 100)) if sys.argv[1:] == ["rank"] else ranks.main()
