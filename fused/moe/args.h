@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <perseus/device.h>
+#include "fused/core/epilogue.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/moe/route.h"
@@ -57,12 +58,13 @@ struct prs_moe_args {
     const uint8_t *tokens;
     const int64_t *chosen;
     const float *weights;
-    struct prs_moe_row *row_map;
-    struct prs_moe_expert_rows *expert_map;
-    uint32_t count;                  /* tokens of this rank */
-    const uint32_t *count_on_device; /* or NULL */
-    struct prs_moe_status *status;   /* or NULL */
-    uint32_t n;                      /* columns of the result */
+    struct prs_moe_row *row_map;            /* or NULL */
+    struct prs_moe_expert_rows *expert_map; /* or NULL */
+    uint32_t count;                         /* tokens of this rank */
+    const uint32_t *count_on_device;        /* or NULL */
+    struct prs_moe_status *status;          /* or NULL */
+    struct prs_epilogue epilogue;
+    uint32_t n; /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */

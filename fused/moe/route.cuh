@@ -530,13 +530,14 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
         if (threadIdx.x % 32 == 0) {
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
-            args.expert_map[e] = x;
+            if (args.expert_map)
+                args.expert_map[e] = x;
             if (r->place.nodes > 1) { /* the rows from this node come before those of the first sender on another one */
                 uint32_t near = m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e];
                 args.far.near[e] = prs_route_near_blocks(r, e, &x, near < rows ? near : rows);
             }
         }
-        for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
+        for (uint32_t i = rows + threadIdx.x % 32; args.row_map && i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
     }
 }
@@ -574,7 +575,8 @@ PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct rout
             *source = make_uint4(0, row, target.w, 0);
         to->row[prs_route_weight_at(r) + kept] = target.w;
         to->row[kept++] = row;
-        *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
+        if (args.row_map)
+            *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
     }
     *(uint4 *)to = make_uint4(p, p == 0 ? token.x : i, kept, 0);
 }
