@@ -204,6 +204,7 @@ static uint64_t lay_out_maps(struct prs_moe_args *a, uint8_t *base)
     if (r->place.nodes > 1) {
         a->far.tokens = take(base, &used, (uint64_t)r->place.nodes * r->tokens * sizeof(*a->far.tokens));
         a->far.near = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->far.near));
+        a->far.forwarding = take(base, &used, r->place.nodes * prs_route_forwarding_bytes(r));
     }
     return used;
 }
@@ -216,8 +217,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     a->claims = take(base, &used, sizeof(*a->claims));
     a->chunks = take(base, &used, (uint64_t)r->chunks * r->experts * sizeof(*a->chunks));
     if (r->place.nodes > 1)
-        a->far.counters =
-            take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
+        a->far.counters = take(base, &used, 2ull * prs_route_back_counters(r) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
     if (a->n != 0)
         a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
@@ -267,9 +267,10 @@ static void need_shared(struct prs_moe_plan *p)
                   several && p->shape.layer ? prs_route_staging_at(r, r->place.world, 0) : 0);
     if (r->place.nodes == 1)
         return;
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_route_relay_at(r, 2, 1, 0));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
+                  prs_route_relay_at(r, p->shape.layer ? 4 : 2, 1, 0));
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
-                  prs_route_relay_word(r, r->place.nodes, 0) * sizeof(uint64_t));
+                  prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
 }
 
 static int place(struct prs_plan *base)
@@ -292,6 +293,7 @@ static int place(struct prs_plan *base)
     a->far.device = base->ctx->network->device;
     a->far.signals = (uint64_t *)memory[SIGNALS]->at[0];
     a->far.relay = memory[RELAY]->at[0];
+    a->far.back = self(base)->shape.layer ? 2 : 0;
     a->far.message_window = memory[MESSAGES]->window;
     a->far.relay_window = memory[RELAY]->window;
     a->far.signal_window = memory[SIGNALS]->window;
@@ -515,13 +517,6 @@ static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batc
     return 0;
 }
 
-static int check_combine(const struct prs_moe_plan *p)
-{
-    if (p->args.route.place.nodes > 1)
-        return prs_fail(-ENOTSUP, "fused: MoE combine between nodes is not written yet");
-    return 0;
-}
-
 static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     if (!p->shape.layer)
@@ -529,7 +524,7 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if ((uintptr_t)b->down % 16 != 0 || !b->down || (uintptr_t)b->residual % 16 != 0)
         return prs_fail(-EINVAL, "fused: MoE layer: down %p, residual %p: 16-byte aligned; down not NULL", b->down,
                         b->residual);
-    return check_combine(p);
+    return 0;
 }
 
 static void set_maps(struct prs_moe_plan *p, const void *maps)
@@ -620,9 +615,7 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
 int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, struct CUstream_st *stream)
 {
     uintptr_t all = (uintptr_t)x->rows | (uintptr_t)x->out | (uintptr_t)x->residual;
-    int before, r = check_combine(p);
-    if (r)
-        return r;
+    int before, r;
     if (all % 16 != 0 || !x->rows || !x->out)
         return prs_fail(-EINVAL,
                         "fused: MoE results: rows %p, out %p, residual %p: 16-byte aligned; rows, out not NULL",

@@ -379,8 +379,8 @@ struct prs_moe_results {
  * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
- * Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). -ENOTSUP: several
- * nodes. */
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it is
+ * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
 

@@ -559,3 +559,38 @@ Test(moe_combine, a_layer_repeats_bit_by_bit_for_any_choices, .timeout = 900)
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
+
+/* ---- several nodes: the real transport, over any verbs device (softnic in the suite) ---- */
+Test(moe_combine_nodes, sums_come_back_from_other_nodes, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {2, 60, 72, 4, 2, 4, EVEN, .nodes = 2, .residual = true},
+        {4, 40, 136, 8, 4, 4, SOME_NONE, .nodes = 2, .tuning = {.rows_per_signal = 8, .rows_per_put = 4}},
+        {6, 20, 72, 12, 4, 2, EVEN, .nodes = 3, .tuning = {.rows_per_signal = 16, .rows_per_put = 4}},
+        {4, 24, 72, 8, 3, 10, ANY, .nodes = 2, .combines = 2, .tuning = {.rows_per_signal = 8}},
+    };
+    ranks_need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_combine_nodes, maps_that_are_kept_serve_later_combines, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {4, 40, 72, 8, 3, 4, SOME_NONE, .nodes = 2, .kept_maps = true, .tuning = {.rows_per_signal = 8}},
+        {4, 40, 72, 8, 2, 3, ONE_EXPERT, .nodes = 2, .kept_maps = true},
+    };
+    ranks_need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_combine_nodes, a_layer_spans_nodes, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {2, 50, 72, 4, 2, 3, EVEN, LAYER, .nodes = 2, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        {4, 40, 72, 8, 3, 3, SOME_NONE, LAYER, .nodes = 2, .inner = 136, .activation = PRS_ACTIVATION_SILU, .gated = 1,
+         .residual = true, .tuning = {.rows_per_signal = 8, .rows_per_put = 4}},
+        {4, 20, 72, 8, 2, 8, ANY, LAYER, .nodes = 2, .combines = 2, .inner = 72, .gated = 1},
+    };
+    ranks_need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
