@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <perseus/device.h>
+#include "fused/core/epilogue.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/moe/route.h"
@@ -27,12 +28,14 @@ struct prs_moe_totals {
  * overwrite the source, because a launch ends only when its puts are complete. */
 struct prs_moe_far {
     struct prs_device device;
-    uint64_t *signals;  /* this rank's words, which peers set to the epoch; kernels poll the low halves like flags */
-    uint8_t *relay;     /* this rank's: rows from and for other nodes; see route.h */
-    uint32_t *tokens;   /* this rank's [b][i]: the token that is row i of those for the node at distance b */
-    uint32_t *counters; /* this rank's: rows and puts so far; the routing kernel clears them */
-    uint32_t *near;     /* this rank's [expert here]: prs_route_near_blocks() of each expert */
+    uint64_t *signals;   /* this rank's words, which peers set to the epoch; kernels poll the low halves like flags */
+    uint8_t *relay;      /* this rank's: rows from and for other nodes; see route.h */
+    uint32_t *tokens;    /* this rank's [b][i]: the token that is row i of those for the node at distance b */
+    uint32_t *counters;  /* this rank's: rows and puts so far, out and then back; zero between launches */
+    uint8_t *forwarding; /* this rank's: the forwarding tables of a dispatch, [distance of the sender's node] */
+    uint32_t *near;      /* this rank's [expert here]: prs_route_near_blocks() of each expert */
     uint32_t message_window, relay_window, signal_window;
+    uint32_t back; /* parts of relay memory before those for the way back: 2 in a layer, else 0 */
 };
 
 /* What the CTAs of a rank claim and count. Zero between launches. */
@@ -42,8 +45,9 @@ struct prs_moe_claims {
     uint32_t wrong, wrong_token; /* wrong choices; ~ of the first token with one */
     /* The product's kernel: units; lists of deliveries; rows. */
     uint32_t units, deliveries, pushed, relayed, forwarded;
-    uint32_t returned, combined; /* combine: deliveries added up for their senders; own tokens */
-    uint32_t left;               /* CTAs that have ended */
+    uint32_t returned,
+        combined;  /* combine: deliveries added up for their senders; own tokens. `forwarded`: relayed rows */
+    uint32_t left; /* CTAs that have ended */
 };
 
 struct prs_moe_args {
@@ -57,12 +61,13 @@ struct prs_moe_args {
     const uint8_t *tokens;
     const int64_t *chosen;
     const float *weights;
-    struct prs_moe_row *row_map;
-    struct prs_moe_expert_rows *expert_map;
-    uint32_t count;                  /* tokens of this rank */
-    const uint32_t *count_on_device; /* or NULL */
-    struct prs_moe_status *status;   /* or NULL */
-    uint32_t n;                      /* columns of the result */
+    struct prs_moe_row *row_map;            /* or NULL */
+    struct prs_moe_expert_rows *expert_map; /* or NULL */
+    uint32_t count;                         /* tokens of this rank */
+    const uint32_t *count_on_device;        /* or NULL */
+    struct prs_moe_status *status;          /* or NULL */
+    struct prs_epilogue epilogue;
+    uint32_t n; /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */

@@ -3,8 +3,12 @@
  * weights, and stores the sum where the token came from. There the rank adds up what has come, its own rows, and the
  * residual. Sums are fp32, in the order of the choices; each sum that travels is rounded once.
  *
- * A warp adds up one row at a time: lane i knows where term i lies. All CTAs claim deliveries, then tokens. A delivery
- * waits for no delivery of another rank, so any number of running CTAs makes progress.
+ * Between nodes, owners store their sums at the counterpart of the token's rank on their node, which adds them up and puts
+ * the result: one row a node crosses.
+ *
+ * A warp adds up one row at a time: lane i knows where term i lies. All CTAs claim deliveries, then relayed rows, then
+ * tokens. A delivery waits for no delivery of another rank, a relayed row only for deliveries, so any number of running
+ * CTAs makes progress.
  *
  * Sums come back to memory that the last launch may have used, so the first step is to wait until its ranks have ended
  * that launch (leave_moe()). */
@@ -80,23 +84,37 @@ PRS_DEVICE const uint4 *result_row(const struct prs_moe_args &args, uint32_t row
 }
 
 /* ---- at the owner of experts ---- */
-/* Until every neighbour has read what it was sent in the launch before. */
+/* Until every neighbour and counterpart has read what it was sent in the launch before. */
 PRS_DEVICE void await_room(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
-    uint32_t q = threadIdx.x % 32;
-    if (q != 0 && q < r->place.local_ranks) {
-        uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, q));
-        wait_flag(&args.sync, args.end_flags[0] + p, epoch - 1, PRS_AWAIT_END, prs_place_after(&r->place, p), p);
+    for (uint32_t i = threadIdx.x % 32; i < r->place.local_ranks + r->place.nodes - 1; i += 32) {
+        bool near = i < r->place.local_ranks;
+        uint32_t b = near ? 0 : i - r->place.local_ranks + 1;
+        uint32_t peer = near ? prs_place_neighbour(&r->place, i) : prs_place_counterpart(&r->place, b);
+        uint32_t word = near ? prs_place_distance(&r->place, peer) : prs_route_end_word(r, b);
+        if (i != 0)
+            wait_flag(&args.sync, near ? args.end_flags[0] + word : far_flag(args, word), epoch - 1, PRS_AWAIT_END,
+                      peer, word);
     }
     __syncwarp();
+}
+
+/* Where a sum for the peer at distance p goes: to the peer's memory, or, for another node, to that of the peer's
+ * counterpart here, which adds up this node's sums. There the places are those of what it gets from the rank of the
+ * peer's node with this rank's local number. from: the distance of that rank, or of this one, from the neighbour. */
+PRS_DEVICE uint32_t return_to(const struct prs_route *r, uint32_t p, uint32_t *from)
+{
+    uint32_t q = prs_route_neighbour(r, p), b = prs_route_node_of(r, p);
+    *from = prs_distance(prs_place_neighbour(&r->place, q), prs_place_counterpart(&r->place, b), r->place.world);
+    return q;
 }
 
 PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, const struct prs_route_delivery *delivery)
 {
     const struct prs_route *r = &args.route;
-    uint32_t lane = threadIdx.x % 32, targets = delivery->targets, p = delivery->peer, at = delivery->at;
-    uint32_t q = prs_route_neighbour(r, p), me = prs_distance_back(p, r->place.world);
+    uint32_t lane = threadIdx.x % 32, targets = delivery->targets, at = delivery->at, from;
+    uint32_t q = return_to(r, delivery->peer, &from);
     struct term mine = {NULL, 1.0f};
     if (lane < targets) {
         mine.row = result_row(args, delivery->row[lane]);
@@ -104,15 +122,16 @@ PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, cons
             mine.weight = __uint_as_float(delivery->row[prs_route_weight_at(r) + lane]);
     }
     add_up(args, mine, targets == 0 ? 0 : ~0u >> (32 - targets), NULL,
-           (uint4 *)(args.returns[q] + prs_route_staging_at(r, me, at)));
+           (uint4 *)(args.returns[q] + prs_route_staging_at(r, from, at)));
     /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) a sum is flagged when all lanes have stored:
      * delete */
     __syncwarp();
     if (lane == 0)
-        store_release_sys(args.return_flags[q] + prs_route_row_flag(r, me, at), epoch);
+        store_release_sys(args.return_flags[q] + prs_route_row_flag(r, from, at), epoch);
 }
 
-/* Own tokens' rows are not added up here: combine_token() reads them. */
+/* Own tokens' rows are not added up here: combine_token() reads them. The last deliveries are those of other nodes, whose
+ * sums have the longest way: they come first. */
 PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
 {
     uint32_t deliveries = args.totals->deliveries;
@@ -120,18 +139,82 @@ PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
      * delete */
     await_room(args, epoch);
     for (uint32_t i; (i = claim_for_warp(&args.claims->returned)) < deliveries;) {
-        const struct prs_route_delivery *delivery = delivery_at(args, i);
+        const struct prs_route_delivery *delivery = delivery_at(args, deliveries - 1 - i);
         if (delivery->peer != 0)
             return_sum(args, epoch, delivery);
     }
 }
 
-/* ---- at the token's rank ---- */
-PRS_DEVICE void await_sum(const struct prs_moe_args &args, uint32_t epoch, const struct prs_route_source &source)
+/* The sum at place `at` among those from the peer at distance p, when it is here. `neighbour`: who sends it. */
+PRS_DEVICE const uint4 *await_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t at,
+                                  uint32_t neighbour)
 {
-    uint32_t index = prs_route_row_flag(&args.route, source.peer, source.at);
-    await_word(args, args.return_flags[0] + index, epoch, PRS_AWAIT_SUM,
-               prs_place_after(&args.route.place, source.peer), index);
+    const struct prs_route *r = &args.route;
+    uint32_t index = prs_route_row_flag(r, p, at);
+    /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) wait for the sums of others: delete */
+    await_word(args, args.return_flags[0] + index, epoch, PRS_AWAIT_SUM, neighbour, index);
+    return (const uint4 *)(args.returns[0] + prs_route_staging_at(r, p, at));
+}
+
+/* ---- between nodes: at the token's counterpart ---- */
+/* Adds up the sums of this node's ranks for a row from the node at distance n, in the order of local ranks. */
+PRS_DEVICE void relay_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t lane = threadIdx.x % 32;
+    const uint32_t *table = forwarding_of(args, n);
+    int32_t place = PRS_ROUTE_NOWHERE;
+    struct term mine = {NULL, 1.0f};
+    if (lane < r->place.local_ranks)
+        place = (int32_t)table[4 + row * r->place.local_ranks + lane];
+    if (place != PRS_ROUTE_NOWHERE) {
+        uint32_t node = (r->place.node + n) % r->place.nodes;
+        uint32_t p = prs_place_distance(&r->place, prs_place_rank(&r->place, node, lane));
+        mine.row = await_sum(args, epoch, p, (uint32_t)place, prs_place_rank(&r->place, r->place.node, lane));
+    }
+    __syncwarp(); /* what one lane has waited for, all lanes read */
+    add_up(args, mine, __ballot_sync(~0u, mine.row != NULL), NULL,
+           (uint4 *)(args.far.relay + prs_route_relay_at(r, args.far.back + 1, n, row)));
+    /* MUTANT(emulator moe_combine_nodes/sums_come_back_from_other_nodes) a relayed sum is counted when all lanes have
+     * stored: delete */
+    __syncwarp();
+    if (lane == 0)
+        relay_row_out(args, epoch, n, row, table[0], true);
+}
+
+PRS_DEVICE_OUTLINED void relay_sums(const struct prs_moe_args &args, uint32_t epoch)
+{
+    struct incoming in = {0, 0, 0, 0, 0, NULL};
+    if (threadIdx.x % 32 == 0)
+        in = first_incoming(args);
+    for (;;) {
+        uint32_t n = __shfl_sync(~0u, in.at < in.end ? in.n : 0, 0), row = __shfl_sync(~0u, in.row, 0);
+        if (n == 0)
+            break;
+        relay_sum(args, epoch, n, row);
+        if (threadIdx.x % 32 != 0)
+            continue;
+        in.at = claim_row(&args.claims->forwarded);
+        find_incoming(args, &in);
+    }
+}
+
+/* ---- at the token's rank ---- */
+/* A sum that comes from another node. */
+PRS_DEVICE const uint4 *await_relayed(const struct prs_moe_args &args, uint32_t epoch, uint32_t b, uint32_t row)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t word = prs_route_back_word(r, b, row / r->group);
+    /* MUTANT(emulator moe_combine_nodes/sums_come_back_from_other_nodes) wait for sums of other nodes: delete */
+    await_word(args, far_flag(args, word), epoch, PRS_AWAIT_SUM, prs_place_counterpart(&r->place, b), word);
+    return (const uint4 *)(args.far.relay + prs_route_relay_at(r, args.far.back, b, row));
+}
+
+PRS_DEVICE const uint4 *await_source(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t b = prs_route_node_of(r, p);
+    return b == 0 ? await_sum(args, epoch, p, at, prs_place_after(&r->place, p)) : await_relayed(args, epoch, b, at);
 }
 
 /* The terms are those of the choices, then the residual. */
@@ -148,10 +231,7 @@ PRS_DEVICE void combine_token(const struct prs_moe_args &args, uint32_t epoch, u
         if (args.unweighted == 0)
             mine.weight = source.weight;
     } else if (source.peer != PRS_ROUTE_NO_SOURCE) {
-        /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) a token waits for the sums of others:
-         * delete */
-        await_sum(args, epoch, source);
-        mine.row = (const uint4 *)(args.returns[0] + prs_route_staging_at(r, source.peer, source.at));
+        mine.row = await_source(args, epoch, source.peer, source.at);
     }
     __syncwarp(); /* what one lane has waited for, all lanes read */
     uint64_t at = (uint64_t)token * r->row_bytes;
@@ -172,6 +252,8 @@ __global__ void __launch_bounds__(PRS_COMBINE_WARPS * 32)
 {
     uint32_t epoch = launch_epoch(&args.sync);
     return_sums(args, epoch);
+    if (FAR)
+        relay_sums(args, epoch);
     combine_tokens(args, epoch);
     __syncthreads();
     if (threadIdx.x == 0)

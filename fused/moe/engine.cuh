@@ -10,6 +10,7 @@
 #ifndef PERSEUS_FUSED_MOE_ENGINE_CUH
 #define PERSEUS_FUSED_MOE_ENGINE_CUH
 
+#include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
 #include "fused/core/units.cuh"
 #include "fused/moe/rows.cuh"
@@ -26,7 +27,7 @@ template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
 /* The part of a unit that one CTA computes. */
 struct moe_tile {
     struct prs_route_unit unit;
-    uint32_t column; /* tile of 256 */
+    uint32_t column; /* tile of 256, or of 128 when the product is gated */
     bool empty;      /* there is no such tile: the CTA only loads its half of the rows for the other one */
 };
 
@@ -38,7 +39,7 @@ PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_posi
     const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
     prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
-    t->empty = t->column * PRS_TILE_N >= args.n;
+    t->empty = t->column * prs_epilogue_columns(&args.epilogue) >= args.n;
 }
 
 /* A warpgroup without rows or columns has nothing to compute. */
@@ -62,7 +63,7 @@ PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta
 {
     uint64_t *bar = &m.full[stage];
     uint8_t *a = m.base + PRS_SMEM_A + stage * PRS_STAGE_A, *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B;
-    int32_t k = (int32_t)step * PRS_TILE_K, n = (int32_t)t.column * PRS_TILE_N, expert = (int32_t)t.unit.expert;
+    int32_t k = (int32_t)step * PRS_TILE_K, expert = (int32_t)t.unit.expert;
     int32_t row = (int32_t)t.unit.block * PRS_TILE_M;
     mbarrier_expect(bar, t.empty ? PRS_STAGE_A : PRS_STAGE);
     if (E::cluster == 1)
@@ -71,11 +72,15 @@ PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta
         tma_load_2d_multicast(a + at.rank * (PRS_STAGE_A / 2), &args.rows, bar, k, row + (int32_t)at.rank * 64, 3);
     if (t.empty)
         return;
-    if (E::b_n_major)
-        for (int i = 0; i < 4; i++)
-            tma_load_3d(b + i * (PRS_STAGE_B / 4), &args.experts, bar, n + i * (PRS_TILE_N / 4), k, expert);
-    else
-        tma_load_3d(b, &args.experts, bar, k, n, expert);
+    uint32_t loads = E::b_n_major ? 4 : args.epilogue.gated ? 2 : 1; /* the columns of a gated tile lie in two places */
+    for (uint32_t i = 0; i < loads; i++) {
+        uint32_t half = i * 2 / loads, quarter = E::b_n_major ? i % 2 : 0;
+        int32_t n = (int32_t)(prs_epilogue_half(&args.epilogue, args.n, t.column, half) + quarter * (PRS_TILE_N / 4));
+        if (E::b_n_major)
+            tma_load_3d(b + i * (PRS_STAGE_B / 4), &args.experts, bar, n, k, expert);
+        else
+            tma_load_3d(b + half * (PRS_STAGE_B / 2), &args.experts, bar, k, n, expert);
+    }
 }
 
 template <class E>
@@ -107,6 +112,13 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 }
 
 /* ---- warps 4 to 11 ---- */
+/* Experts have neither bias nor residual. That the compiler sees it saves the registers that it would spill. */
+PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &args, float (&d)[128])
+{
+    struct prs_epilogue e = {NULL, NULL, 0, args.epilogue.activation, args.epilogue.gated, 1};
+    finish_tile(e, d, {0, 0, 0, 0});
+}
+
 /* This half has nothing to compute: it releases the stages of the tile unread. Meanwhile it hands over the rest of the
  * previous tile, but only into slabs that are free. It waits for a slab only after it has released all stages of this
  * tile: the store warp may be waiting for a slab of the other half, which needs those stages. It does so before the
@@ -143,7 +155,11 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
         find_tile<E>(args, at, &cursor, unit, &t);
         if (tile_has_half(t, half)) {
             multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
-            hand_over_tile<E>(d, m, half, &slabs, false, &left, false);
+            if (args.epilogue.any) {
+                hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
+                finish_moe_tile(args, d);
+            }
+            hand_over_tile<E>(d, m, half, &slabs, false, &left, args.epilogue.gated != 0);
         } else {
             skip_tile<E>(m, &r, half, args.k_steps, &left, &slabs);
         }
@@ -162,8 +178,9 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
     for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < units;) {
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
-        for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++) {
-            int32_t x = (int32_t)(t.column * PRS_TILE_N + quarter * 64);
+        uint32_t columns = prs_epilogue_columns(&args.epilogue);
+        for (uint32_t quarter = 0; quarter < columns / 64; quarter++) {
+            int32_t x = (int32_t)(t.column * columns + quarter * 64);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (!tile_has_half(t, half))

@@ -30,6 +30,8 @@ struct prs_moe_plan {
     struct prs_moe_shape shape;
     struct prs_moe_info info;
     struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
+    struct prs_moe_args down; /* a layer's second product */
+    uint8_t *activations;     /* [capacity, I]: between a layer's products */
     struct prs_moe_tuning wanted;
     int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
 };
@@ -49,6 +51,12 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
     if (s->hidden % 8 != 0 || s->columns % 8 != 0)
         return prs_fail(-EINVAL, "fused: MoE with rows of %u and %u columns: both must be multiples of 8", s->hidden,
                         s->columns);
+    if (s->activation > PRS_ACTIVATION_SILU)
+        return prs_fail(-EINVAL, "fused: activation %u is not known", s->activation);
+    if (s->gated && s->columns % 16 != 0)
+        return prs_fail(-EINVAL, "fused: a gated MoE product of %u columns: they must be a multiple of 16", s->columns);
+    if (s->layer && s->columns == 0)
+        return prs_fail(-EINVAL, "fused: a MoE layer without columns of its first product");
     if (s->experts % world != 0 || s->experts > PRS_ROUTE_MAX_EXPERTS || s->top_k > PRS_ROUTE_MAX_CHOICES)
         return prs_fail(
             -EINVAL,
@@ -103,6 +111,12 @@ static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_sh
     return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
 }
 
+/* Columns of the first product's result. */
+static uint32_t result_columns(const struct prs_moe_shape *s)
+{
+    return s->gated ? s->columns / 2 : s->columns;
+}
+
 static void choose(struct prs_moe_plan *p)
 {
     struct prs_moe_tuning *t = &p->info.tuning;
@@ -128,7 +142,7 @@ static void predict(struct prs_moe_plan *p)
     const struct prs_moe_shape *s = &p->shape;
     double world = p->base.ctx->config.world, rows = (double)s->tokens * s->top_k, local = s->experts / world,
            misses = 1;
-    double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link;
+    double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link, down = 0;
     for (uint32_t i = 0; i < s->top_k; i++)
         misses *= 1 - 1 / world;
     p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * s->hidden * 2);
@@ -138,10 +152,15 @@ static void predict(struct prs_moe_plan *p)
         (local * s->columns + rows * 3) * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     link = (double)p->info.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
     compute = compute > weights ? compute : weights;
+    if (s->layer) { /* the second product; then results are read, and sums travel */
+        down = compute * result_columns(s) / s->columns;
+        down += rows * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US > link ? rows * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US
+                                                                      : link;
+    }
     if (p->info.tuning.spread > 1)
         p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * PRS_CLOCKS_PER_US * p->info.tuning.ctas /
                                       ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
-    p->info.predicted_us = ROUTING_US + (compute > link ? compute : link);
+    p->info.predicted_us = ROUTING_US + (compute > link ? compute : link) + down;
 }
 
 static void init_route(struct prs_moe_plan *p)
@@ -151,12 +170,15 @@ static void init_route(struct prs_moe_plan *p)
     r->experts = p->shape.experts, r->experts_per_rank = p->shape.experts / r->place.world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
     r->blocks = p->info.capacity / PRS_TILE_M;
-    r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.cluster);
+    p->args.epilogue.activation = p->shape.activation;
+    p->args.epilogue.gated = p->shape.gated != 0;
+    p->args.epilogue.any = p->shape.gated != 0 || p->shape.activation != PRS_ACTIVATION_NONE;
+    p->args.n = result_columns(&p->shape);
+    r->columns = prs_ceil_div(p->args.n, prs_epilogue_columns(&p->args.epilogue) * p->info.tuning.cluster);
     r->row_bytes = p->shape.hidden * 2;
     r->chunks = p->info.tuning.route_ctas;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
-    p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }
 
@@ -182,6 +204,7 @@ static uint64_t lay_out_maps(struct prs_moe_args *a, uint8_t *base)
     if (r->place.nodes > 1) {
         a->far.tokens = take(base, &used, (uint64_t)r->place.nodes * r->tokens * sizeof(*a->far.tokens));
         a->far.near = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->far.near));
+        a->far.forwarding = take(base, &used, r->place.nodes * prs_route_forwarding_bytes(r));
     }
     return used;
 }
@@ -194,8 +217,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     a->claims = take(base, &used, sizeof(*a->claims));
     a->chunks = take(base, &used, (uint64_t)r->chunks * r->experts * sizeof(*a->chunks));
     if (r->place.nodes > 1)
-        a->far.counters =
-            take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
+        a->far.counters = take(base, &used, 2ull * prs_route_back_counters(r) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
     if (a->n != 0)
         a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
@@ -205,16 +227,19 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
 static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    uint64_t bytes = lay_out(a, NULL), tables = bytes;
+    uint64_t rows = lay_out(a, NULL), bytes = rows, tables = rows;
     struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r;
     if (a->n != 0)
         tables -= (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
+    if (p->shape.layer)
+        bytes += (uint64_t)a->route.blocks * PRS_TILE_M * a->n * 2;
     r = prs_plan_local(&p->base, bytes, tables); /* the tables must be empty before the first launch */
     if (r)
         return r;
     lay_out(a, p->base.own.at);
     p->info.maps_bytes = lay_out_maps(a, p->base.own.at);
+    p->activations = p->base.own.at + rows;
     if (a->n == 0)
         return 0;
     t.base = a->row_bytes;
@@ -222,10 +247,10 @@ static int open_tables(struct prs_moe_plan *p)
     return prs_tensor_map_encode(&t, &a->rows);
 }
 
-/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones.
- * Flags: one for each sender of messages and for each rank's end, then one for each row of staging. Between nodes also
- * tokens on their way, and signal words. */
-enum { MESSAGES, STAGING, FLAGS, RELAY, SIGNALS };
+/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones, for
+ * which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for each
+ * row of staging, and of returns. Between nodes also tokens on their way, and signal words. */
+enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS };
 
 static void need_shared(struct prs_moe_plan *p)
 {
@@ -237,12 +262,15 @@ static void need_shared(struct prs_moe_plan *p)
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
                   several ? prs_route_staging_at(r, r->place.world, 0) : 0);
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
-                  (2 * r->place.world + rows) * sizeof(uint32_t));
+                  (2 * r->place.world + (p->shape.layer ? 2 : 1) * rows) * sizeof(uint32_t));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
+                  several && p->shape.layer ? prs_route_staging_at(r, r->place.world, 0) : 0);
     if (r->place.nodes == 1)
         return;
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_route_relay_at(r, 2, 1, 0));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
+                  prs_route_relay_at(r, p->shape.layer ? 4 : 2, 1, 0));
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
-                  prs_route_relay_word(r, r->place.nodes, 0) * sizeof(uint64_t));
+                  prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
 }
 
 static int place(struct prs_plan *base)
@@ -256,15 +284,16 @@ static int place(struct prs_plan *base)
         a->end_flags[q] = a->message_flags[q] + r->place.world;
         a->staging_flags[q] = a->end_flags[q] + r->place.world;
         a->staging[q] = memory[STAGING] ? memory[STAGING]->at[q] : NULL;
-        /* Combine is a launch of its own, which begins when all ranks have ended the dispatch. */
-        a->returns[q] = a->staging[q];
-        a->return_flags[q] = a->staging_flags[q];
+        /* Combine alone is a launch of its own, whose sums come when all ranks have ended the dispatch. */
+        a->returns[q] = memory[RETURNS] ? memory[RETURNS]->at[q] : a->staging[q];
+        a->return_flags[q] = a->staging_flags[q] + (memory[RETURNS] ? prs_route_row_flag(r, r->place.world, 0) : 0);
     }
     if (r->place.nodes == 1)
         return 0;
     a->far.device = base->ctx->network->device;
     a->far.signals = (uint64_t *)memory[SIGNALS]->at[0];
     a->far.relay = memory[RELAY]->at[0];
+    a->far.back = self(base)->shape.layer ? 2 : 0;
     a->far.message_window = memory[MESSAGES]->window;
     a->far.relay_window = memory[RELAY]->window;
     a->far.signal_window = memory[SIGNALS]->window;
@@ -273,8 +302,8 @@ static int place(struct prs_plan *base)
 
 /* ---- plans ---- */
 /* Ranks read each other's routing entries, so their sizes must agree. Between nodes they count each other's puts. */
-static const char *const terms[] = {"tokens",          "hidden",       "experts", "top_k",
-                                    "rows_per_signal", "rows_per_put", "passes",  "bytes of arguments"};
+static const char *const terms[] = {"tokens", "hidden", "experts",           "top_k", "rows_per_signal", "rows_per_put",
+                                    "passes", "layer",  "bytes of arguments"};
 
 static void add_terms(struct prs_moe_plan *p)
 {
@@ -288,6 +317,7 @@ static void add_terms(struct prs_moe_plan *p)
                                far ? t->rows_per_signal : 0,
                                far ? t->rows_per_put : 0,
                                far ? t->passes : 0,
+                               s->layer != 0,
                                sizeof(p->args)};
     static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
@@ -356,16 +386,32 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 }
 
 /* ---- launches ---- */
-static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
+static int enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, cudaStream_t stream)
 {
     const struct prs_moe_tuning *t = &p->info.tuning;
-    return prs_moe_kernels_product(&p->args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
+    return prs_moe_kernels_product(args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
+}
+
+static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return enqueue_product(p, &p->args, stream);
 }
 
 static int run_dispatch_product(struct prs_moe_plan *p, cudaStream_t stream)
 {
     int r = prs_moe_kernels_route(&p->args, stream);
     return r != 0 ? r : run_product(p, stream);
+}
+
+/* The last kernel ends the launch. */
+static int run_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    struct prs_moe_args last = p->args;
+    int r = run_dispatch_product(p, stream);
+    if (!r)
+        r = enqueue_product(p, &p->down, stream);
+    last.ends = 1;
+    return r != 0 ? r : prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
 }
 
 static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
@@ -381,19 +427,46 @@ static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
     return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
 }
 
+/* Maps of the weights [k, n] of all experts, or [n, k], and of the results, which have args->n columns. */
+static int encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *from, uint32_t k,
+                          uint32_t n, void *to)
+{
+    struct prs_tensor weights = {.base = from, .planes = args->route.experts_per_rank, .swizzled = true};
+    struct prs_tensor out = {
+        .base = to, .columns = args->n, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
+    int r;
+    if (p->shape.weights_are_n_h)
+        weights.columns = k, weights.rows = n, weights.box_rows = PRS_TILE_N / (args->epilogue.gated ? 2 : 1);
+    else
+        weights.columns = n, weights.rows = k, weights.box_rows = PRS_TILE_K;
+    r = prs_tensor_map_encode(&weights, &args->experts);
+    return r != 0 ? r : prs_tensor_map_encode(&out, &args->out);
+}
+
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    const struct prs_moe_shape *s = &p->shape;
-    struct prs_tensor weights = {.base = b->weights, .planes = p->args.route.experts_per_rank, .swizzled = true};
-    struct prs_tensor out = {
-        .base = b->out, .columns = s->columns, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
-    int r;
-    if (s->weights_are_n_h)
-        weights.columns = s->hidden, weights.rows = s->columns, weights.box_rows = PRS_TILE_N;
-    else
-        weights.columns = s->columns, weights.rows = s->hidden, weights.box_rows = PRS_TILE_K;
-    r = prs_tensor_map_encode(&weights, &p->args.experts);
-    return r != 0 ? r : prs_tensor_map_encode(&out, &p->args.out);
+    return encode_product(p, &p->args, b->weights, p->shape.hidden, p->shape.columns, b->out);
+}
+
+/* A layer's two products. The results of the second take the place of the tokens' rows, which the first has read. */
+static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    struct prs_tensor rows = {.base = p->activations,
+                              .columns = p->args.n,
+                              .rows = p->info.capacity,
+                              .box_rows = PRS_TILE_M / p->info.tuning.cluster,
+                              .swizzled = true};
+    struct prs_moe_args *down = &p->down;
+    int r = encode_product(p, &p->args, b->weights, p->shape.hidden, p->shape.columns, p->activations);
+    *down = p->args;
+    down->epilogue = (struct prs_epilogue){0};
+    down->n = p->shape.hidden;
+    down->k_steps = prs_ceil_div(p->args.n, PRS_TILE_K);
+    down->route.columns = prs_ceil_div(down->n, PRS_TILE_N * p->info.tuning.cluster);
+    down->dispatches = 0;
+    if (!r)
+        r = prs_tensor_map_encode(&rows, &down->rows);
+    return r != 0 ? r : encode_product(p, down, b->down, p->args.n, p->shape.hidden, p->args.row_bytes);
 }
 
 static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
@@ -412,16 +485,25 @@ static int check_out(const struct prs_moe_batch *b)
     return 0;
 }
 
+/* Where a product says which rows it has made. */
+static int check_row_maps(const struct prs_moe_batch *b)
+{
+    if (!b->rows || !b->expert_rows)
+        return prs_fail(-EINVAL, "fused: MoE batch: rows %p, expert_rows %p: not NULL", (void *)b->rows,
+                        (void *)b->expert_rows);
+    return 0;
+}
+
 /* What routing reads and writes. */
 static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     uintptr_t all = (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->router_weights | (uintptr_t)b->rows |
                     (uintptr_t)b->expert_rows | (uintptr_t)b->status;
-    if (all % 16 != 0 || !b->rows || !b->expert_rows)
+    if (all % 16 != 0)
         return prs_fail(
             -EINVAL,
             "fused: MoE batch: tokens %p, chosen %p, router_weights %p, rows %p, expert_rows %p, status %p: "
-            "16-byte aligned, and rows and expert_rows not NULL",
+            "16-byte aligned",
             b->tokens, (const void *)b->chosen, (const void *)b->router_weights, (void *)b->rows,
             (void *)b->expert_rows, (void *)b->status);
     if ((uintptr_t)b->count_on_device % 4 != 0 || (uintptr_t)b->maps % 256 != 0)
@@ -432,6 +514,16 @@ static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batc
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
     if (!b->count_on_device && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
+    return 0;
+}
+
+static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    if (!p->shape.layer)
+        return prs_fail(-EINVAL, "fused: a MoE layer in a plan that was opened without shape.layer");
+    if ((uintptr_t)b->down % 16 != 0 || !b->down || (uintptr_t)b->residual % 16 != 0)
+        return prs_fail(-EINVAL, "fused: MoE layer: down %p, residual %p: 16-byte aligned; down not NULL", b->down,
+                        b->residual);
     return 0;
 }
 
@@ -468,6 +560,8 @@ int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b,
     if (!r)
         r = check_out(b);
     if (!r)
+        r = check_row_maps(b);
+    if (!r)
         r = check_routing(p, b);
     if (!r)
         r = prs_plan_enter(&p->base, &before);
@@ -502,6 +596,8 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
 {
     uint8_t *own_rows = p->args.row_bytes;
     int before, r = check_out(b);
+    if (!r && !b->expert_rows)
+        r = prs_fail(-EINVAL, "fused: MoE batch: expert_rows NULL: nothing would say where the rows are");
     if (!r)
         r = check_routing(p, b);
     if (!r)
@@ -524,8 +620,6 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
         return prs_fail(-EINVAL,
                         "fused: MoE results: rows %p, out %p, residual %p: 16-byte aligned; rows, out not NULL",
                         x->rows, x->out, x->residual);
-    if (p->args.route.place.nodes > 1)
-        return prs_fail(-ENOTSUP, "fused: MoE combine between nodes is not written yet");
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE results: maps %p must be 256-byte aligned", x->maps);
     r = prs_plan_enter(&p->base, &before);
@@ -537,6 +631,33 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
     p->args.combined = x->out;
     p->args.unweighted = x->unweighted;
     r = launch(p, run_combine, false, 2, stream);
+    prs_context_leave(before);
+    return r;
+}
+
+int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    int before, r = check_layer(p, b);
+    if (!r)
+        r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
+    p->args.results = p->args.row_bytes;
+    p->args.residual = b->residual;
+    p->args.combined = b->out;
+    p->args.unweighted = 0;
+    p->args.dispatches = 1;
+    p->args.ends = 0;
+    r = encode_layer(p, b);
+    if (!r)
+        r = launch(p, run_layer, true, 0, stream);
     prs_context_leave(before);
     return r;
 }

@@ -147,15 +147,6 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
     }
 }
 
-/* Of relay_row_out(): each chunk clears its part. */
-PRS_DEVICE void reset_counters(const struct prs_moe_args &args, uint32_t chunk)
-{
-    const struct prs_route *r = &args.route;
-    for (uint32_t i = chunk * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->place.nodes, 0);
-         i += r->chunks * PRS_ROUTE_THREADS)
-        args.far.counters[i] = 0;
-}
-
 /* Reads a chunk's choices into shared memory and numbers them. Out of line, because it is called twice. */
 PRS_DEVICE_OUTLINED void take_chunk(const struct prs_moe_args &args, uint32_t epoch, uint32_t chunk, bool again)
 {
@@ -177,8 +168,6 @@ PRS_DEVICE uint32_t count_chunks(const struct prs_moe_args &args, const struct r
     for (uint32_t i = threadIdx.x; i < PRS_ROUTE_MAX_CHUNKS / 32; i += PRS_ROUTE_THREADS)
         m.mine[i] = 0;
     for (uint32_t chunk; (chunk = claim_for_cta(m, &args.claims->chunks)) < r->chunks; last = chunk) {
-        if (r->place.nodes > 1)
-            reset_counters(args, chunk);
         take_chunk(args, epoch, chunk, false);
         if (threadIdx.x == 0) {
             m.mine[chunk / 32] |= 1u << chunk % 32;
@@ -514,6 +503,8 @@ PRS_DEVICE void write_totals(const struct prs_moe_args &args, const struct route
     /* A rank that did not answer may still be reading its last message: send it nothing more. */
     for (uint32_t p = 0; p < r->place.world && !here; p++)
         args.totals->sent[p] = args.totals->relayed[p] = 0;
+    for (uint32_t b = 1; b < r->place.nodes && !here; b++)
+        *(uint32_t *)(args.far.forwarding + b * prs_route_forwarding_bytes(r)) = 0;
 }
 
 /* Writes what the product's kernel and the caller read, except deliveries and rows. */
@@ -530,13 +521,14 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
         if (threadIdx.x % 32 == 0) {
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
-            args.expert_map[e] = x;
+            if (args.expert_map)
+                args.expert_map[e] = x;
             if (r->place.nodes > 1) { /* the rows from this node come before those of the first sender on another one */
                 uint32_t near = m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e];
                 args.far.near[e] = prs_route_near_blocks(r, e, &x, near < rows ? near : rows);
             }
         }
-        for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
+        for (uint32_t i = rows + threadIdx.x % 32; args.row_map && i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
     }
 }
@@ -574,7 +566,8 @@ PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct rout
             *source = make_uint4(0, row, target.w, 0);
         to->row[prs_route_weight_at(r) + kept] = target.w;
         to->row[kept++] = row;
-        *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
+        if (args.row_map)
+            *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
     }
     *(uint4 *)to = make_uint4(p, p == 0 ? token.x : i, kept, 0);
 }
@@ -587,6 +580,19 @@ PRS_DEVICE void receive_entries(const struct prs_moe_args &args, const struct ro
         for (uint32_t i = part * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
              i += r->chunks * PRS_ROUTE_THREADS)
             receive_entry(args, m, bank, p, i);
+}
+
+/* Forwarding tables serve the way back too, so they become part of the maps. */
+PRS_DEVICE void keep_forwarding(const struct prs_moe_args &args, uint32_t bank, uint32_t part)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t b = 1; b < r->place.nodes; b++) {
+        const uint4 *from = (const uint4 *)(args.messages[0] + prs_route_forwarding_at(r, bank, b));
+        uint4 *to = (uint4 *)(args.far.forwarding + b * prs_route_forwarding_bytes(r));
+        uint32_t vectors = 1 + prs_ceil_div(*(const uint32_t *)from * r->place.local_ranks, 4);
+        for (uint32_t i = part * PRS_ROUTE_THREADS + threadIdx.x; i < vectors; i += r->chunks * PRS_ROUTE_THREADS)
+            to[i] = from[i];
+    }
 }
 
 /* There are as many parts as chunks. */
@@ -603,6 +609,7 @@ PRS_DEVICE void receive(const struct prs_moe_args &args, const struct route_memo
             continue;
         write_tables(args, m, part);
         receive_entries(args, m, epoch & 1, part);
+        keep_forwarding(args, epoch & 1, part);
     }
 }
 

@@ -195,7 +195,8 @@ PRS_SHARED uint64_t prs_route_messages_bytes(const struct prs_route *r)
     return r->place.nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_forwarding_at(r, 3, 0);
 }
 
-/* Offset in relay memory of a row from the node at distance b >= 1, or (out = 1) of a row for it. */
+/* Offset in relay memory of a row from the node at distance b >= 1, or (out = 1) of a row for it; 2 and 3: the same for
+ * the way back. */
 PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
 {
     /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->place.nodes - 1)/0 * out/ */
@@ -230,6 +231,23 @@ PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b,
 PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)
 {
     return prs_route_put_counter(r, r->place.nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
+}
+
+/* The way back has signal words and counters of its own, after those of the way there; then there is a signal word for
+ * the end of each counterpart's launch. */
+PRS_SHARED uint32_t prs_route_back_word(const struct prs_route *r, uint32_t b, uint32_t group)
+{
+    return prs_route_relay_word(r, r->place.nodes, 0) + prs_route_relay_word(r, b, group) - r->place.world;
+}
+
+PRS_SHARED uint32_t prs_route_end_word(const struct prs_route *r, uint32_t b)
+{
+    return prs_route_back_word(r, r->place.nodes, 0) + b;
+}
+
+PRS_SHARED uint32_t prs_route_back_counters(const struct prs_route *r)
+{
+    return prs_route_group_counter(r, r->place.nodes, 0);
 }
 
 /* `count` rows are cut into pieces of `size`: the number of rows in the piece that holds `row`. */

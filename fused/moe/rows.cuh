@@ -12,6 +12,7 @@
 #define PERSEUS_FUSED_ROWS_CUH
 
 #include "fused/core/cta.cuh"
+#include "fused/core/far.cuh"
 #include "fused/moe/args.h"
 #include "fused/core/network.cuh"
 
@@ -165,36 +166,41 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 }
 
 /* ---- warp 3: other nodes ---- */
-/* Counts a row for the node at distance n, stored in relay memory; puts and signals what is then complete. */
-PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
+/* Counts one of `all` rows for the node at distance n, stored in relay memory; puts and signals what is then complete.
+ * back: on the way back. The last to come to a counter leaves it zero. */
+PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row,
+                                       uint32_t all, bool back)
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
-    uint32_t all = args.totals->relayed[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t first = row / r->put * r->put, group = row / r->group, in = back ? far->back : 0;
+    uint32_t *counters = far->counters + (back ? prs_route_back_counters(r) : 0);
+    uint32_t *put_rows = counters + prs_route_put_counter(r, n, row);
+    uint32_t *group_puts = counters + prs_route_group_counter(r, n, row);
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
-    struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
-                                 prs_route_relay_at(r, 0, from, first),
+    struct prs_device_put put = {prs_route_relay_at(r, in + 1, n, first),
+                                 prs_route_relay_at(r, in, from, first),
                                  (uint64_t)rows * r->row_bytes,
                                  peer,
                                  far->relay_window,
                                  far->relay_window,
                                  group % PRS_CMD_GROUPS};
-    struct prs_device_signal signal = {
-        prs_route_relay_word(r, from, group) * 8ull, epoch, peer, far->signal_window, group % PRS_CMD_GROUPS, 0, 0};
-    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * a row for another node is counted when it has landed: delete */
-    bulk_wait_done<0>();
+    uint32_t word = back ? prs_route_back_word(r, from, group) : prs_route_relay_word(r, from, group);
+    struct prs_device_signal signal = {word * 8ull, epoch, peer, far->signal_window, group % PRS_CMD_GROUPS, 0, 0};
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a put only after all its rows: s/rows/1/ */
-    if (add_acq_rel_gpu(far->counters + prs_route_put_counter(r, n, row), 1) + 1 != rows)
+    if (add_acq_rel_gpu(put_rows, 1) + 1 != rows)
         return;
+    *put_rows = 0;
     network_put(&args.sync, &far->device, put);
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a signal only after all puts of its group: s/puts/1/ */
-    if (add_acq_rel_gpu(far->counters + prs_route_group_counter(r, n, row), 1) + 1 == puts)
-        network_signal(&args.sync, &far->device, signal);
+    if (add_acq_rel_gpu(group_puts, 1) + 1 != puts)
+        return;
+    *group_puts = 0;
+    network_signal(&args.sync, &far->device, signal);
 }
 
 /* Stores own rows for other nodes in relay memory, for all nodes in turn. It forwards nothing meanwhile: memory takes
@@ -204,8 +210,12 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
     const struct prs_route *r = &args.route;
     uint32_t others = r->place.nodes - 1, most = 0, last_n = 0, last_row = 0;
     auto signal_last = [&]() {
-        if (last_n != 0)
-            relay_row_out(args, epoch, last_n, last_row);
+        if (last_n == 0)
+            return;
+        /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+         * a row for another node is counted when it has landed: delete */
+        bulk_wait_done<0>();
+        relay_row_out(args, epoch, last_n, last_row, args.totals->relayed[last_n], false);
     };
     for (uint32_t n = 1; n < r->place.nodes; n++)
         most = args.totals->relayed[n] > most ? args.totals->relayed[n] : most;
@@ -233,34 +243,34 @@ struct incoming {
     const int32_t *last; /* its row of the forwarding table; NULL: it is flagged */
 };
 
-/* The forwarding table from the node at distance n: prs_route_forwarding_at(). */
-PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32_t epoch, uint32_t n)
+/* The forwarding table from the node at distance n, which routing has kept: prs_route_forwarding_at(). */
+PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32_t n)
 {
-    return (const uint32_t *)(args.messages[0] + prs_route_forwarding_at(&args.route, epoch & 1, n));
+    return (const uint32_t *)(args.far.forwarding + n * prs_route_forwarding_bytes(&args.route));
 }
 
 /* Moves to the first existing row at this position or later; the position becomes in->end or more if there is none. */
-PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
+PRS_DEVICE void find_incoming(const struct prs_moe_args &args, struct incoming *in)
 {
     uint32_t others = args.route.place.nodes - 1;
     for (; in->at < in->end; in->at = claim_row(&args.claims->forwarded)) {
         in->n = 1 + in->at % others, in->row = in->at / others;
-        if (in->row < forwarding_of(args, epoch, in->n)[0])
+        if (in->row < forwarding_of(args, in->n)[0])
             return;
     }
 }
 
-PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint32_t epoch)
+PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args)
 {
     struct incoming in = {claim_row(&args.claims->forwarded), 0, 0, 0, 0, NULL};
     for (uint32_t n = 1; n < args.route.place.nodes; n++) {
-        uint32_t rows = forwarding_of(args, epoch, n)[0];
+        uint32_t rows = forwarding_of(args, n)[0];
         in.end = rows > in.end ? rows : in.end;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * the rows of all nodes are forwarded: delete */
     in.end *= args.route.place.nodes - 1;
-    find_incoming(args, epoch, &in);
+    find_incoming(args, &in);
     return in;
 }
 
@@ -309,7 +319,7 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * wait for other nodes' rows that are forwarded: delete */
     await_token(args, flag, epoch, prs_place_counterpart(&r->place, in->n), word);
-    const int32_t *places = (const int32_t *)forwarding_of(args, epoch, in->n) + 4 + in->row * r->place.local_ranks;
+    const int32_t *places = (const int32_t *)forwarding_of(args, in->n) + 4 + in->row * r->place.local_ranks;
     copy_row_of(
         b, args.far.relay + prs_route_relay_at(r, 0, in->n, in->row), r->row_bytes,
         [&](uint32_t offset, uint32_t bytes) {
@@ -320,7 +330,7 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
         [&]() { flag_incoming(args, epoch, in); });
     in->last = places, in->last_n = in->n;
     in->at = claim_row(&args.claims->forwarded);
-    find_incoming(args, epoch, in);
+    find_incoming(args, in);
     return true;
 }
 
@@ -330,7 +340,7 @@ PRS_DEVICE_OUTLINED void send_rows_far(const struct prs_moe_args &args, uint8_t 
 {
     struct row_buffer b = {at, full, 0};
     relay_out(args, &b, epoch); /* first, because links between nodes are slower */
-    struct incoming in = first_incoming(args, epoch);
+    struct incoming in = first_incoming(args);
     push_rows(args, &b, epoch, [&](int64_t until) {
         while (forward_row(args, &b, epoch, &in, false) && clock64() < until)
             ;
@@ -493,7 +503,7 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b,
 }
 
 /* ---- the end ---- */
-/* Tells the ranks of the node that this rank has read what they sent. Out of line: it costs the roles no registers. */
+/* Tells the ranks of the node, and the counterparts, that this rank has read what they sent. Out of line: it costs the roles no registers. */
 PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -504,6 +514,9 @@ PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoc
         uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, q));
         store_release_sys(args.end_flags[q] + prs_distance_back(p, r->place.world), epoch);
     }
+    for (uint32_t b = 1; b < r->place.nodes; b++)
+        signal_far(args, prs_place_counterpart(&r->place, b),
+                   prs_route_end_word(r, prs_distance_back(b, r->place.nodes)), epoch, b);
 }
 
 /* One thread of each CTA calls it after all waits of its CTA. A launch without routing advances the epoch by two, so

@@ -243,7 +243,7 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
  * once to each rank that owns one of its experts, or once to a node, whose ranks pass it on. There each (token, expert)
  * becomes one row of
  *
- *     out[capacity, columns] = token [hidden] times weights of the expert [hidden, columns]
+ *     out[capacity, columns] = activation(token [hidden] times weights of the expert [hidden, columns])
  *
  * Rows of `out` lie expert by expert. The rows of expert e begin at expert_rows[e].first_row, a multiple of 128; rows
  * between two experts are not defined. Inside an expert rows are sorted by sender, then by token. Senders: this rank,
@@ -263,6 +263,11 @@ struct prs_moe_shape {
      * arrive. May differ between ranks. */
     uint32_t capacity;
     uint32_t weights_are_n_h; /**< the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
+    uint32_t activation;      /**< of the product: enum prs_fused_activation */
+    /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then a
+     * multiple of 16. */
+    uint32_t gated;
+    uint32_t layer; /**< 1: a plan for prs_moe_layer(), too: memory for what lies between its two products */
 };
 
 /** A field that is 0 is chosen by the plan. */
@@ -320,9 +325,9 @@ struct prs_moe_batch {
     const int64_t *chosen;       /**< [count, top_k], as from torch.topk; negative: no expert in this slot */
     const float *router_weights; /**< [count, top_k] */
     const void *weights;         /**< bf16, of this rank's experts */
-    void *out;                   /**< bf16 [capacity, N] */
-    struct prs_moe_row *rows;    /**< [capacity] */
-    struct prs_moe_expert_rows *expert_rows; /**< [E/W] */
+    void *out;                   /**< bf16 [capacity, N], gated: [capacity, N / 2]; of a layer: [count, H] */
+    struct prs_moe_row *rows;    /**< [capacity]; of a layer or a dispatch alone it may be NULL */
+    struct prs_moe_expert_rows *expert_rows; /**< [E/W]; of a layer it may be NULL */
     /** NULL, or the count, which the kernel reads when it starts: so a captured graph serves any count. Then `count` is
      * ignored. */
     const uint32_t *count_on_device;
@@ -330,6 +335,10 @@ struct prs_moe_batch {
     /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
      * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
     void *maps;
+    /** Of a layer: the second product's weights, bf16 [E/W, I, H], or [E/W, H, I] with weights_are_n_h; I is N, gated
+     * N / 2. */
+    const void *down;
+    const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
 };
 
 struct prs_moe_plan;
@@ -370,10 +379,15 @@ struct prs_moe_results {
  * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
- * Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). -ENOTSUP: several
- * nodes. */
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it is
+ * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
+
+/** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
+ * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with
+ * shape.layer. By the rules of prs_fused_launch(), and of prs_moe_combine(). */
+PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /* ---- ring attention ---- */
 

@@ -311,9 +311,6 @@ static bool send(struct cta *c, uint32_t epoch)
     struct numbers n;
     bool mine[CHUNKS] = {false}, any = false;
     for (uint32_t chunk; (chunk = model_claim(&me->claimed)) < CHUNKS;) {
-        /* MUTANT(model moe) counters begin anew: s/__atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED)/(void)i/ */
-        for (uint32_t i = chunk; r->place.nodes > 1 && i < prs_route_group_counter(r, r->place.nodes, 0); i += CHUNKS)
-            __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
         count_choices(me, chunk, &n);
         mine[chunk] = any = true;
         watch_count(&me->counted);

@@ -16,6 +16,8 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
     /* MUTANT(model moe) a put waits for all its rows: s/rows/1/ */
     if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)
         return;
+    /* MUTANT(model moe) counters begin anew: delete */
+    __atomic_store_n(&me->counters[prs_route_put_counter(r, n, row)], 0, __ATOMIC_RELAXED);
     nic_post(&me->nic, &(struct nic_command){.to = &to->relay[prs_route_relay_at(r, 0, from, first) / 4],
                                              .from = &me->relay[prs_route_relay_at(r, 1, n, first) / 4],
                                              .words = rows,
@@ -23,11 +25,13 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
                                              .group = group});
     /* MUTANT(model moe) a signal stays behind its puts: s/group}/group + 1000}/ */
     /* MUTANT(model moe) a signal waits for all puts of its group: s/puts/1/ */
-    if (watch_count(&me->counters[prs_route_group_counter(r, n, row)]) == puts)
-        nic_post(&me->nic, &(struct nic_command){.to = &to->signal[prs_route_relay_word(r, from, group)],
-                                                 .value = epoch,
-                                                 .peer = peer,
-                                                 .group = group});
+    if (watch_count(&me->counters[prs_route_group_counter(r, n, row)]) != puts)
+        return;
+    __atomic_store_n(&me->counters[prs_route_group_counter(r, n, row)], 0, __ATOMIC_RELAXED);
+    nic_post(&me->nic, &(struct nic_command){.to = &to->signal[prs_route_relay_word(r, from, group)],
+                                             .value = epoch,
+                                             .peer = peer,
+                                             .group = group});
 }
 
 struct outgoing {

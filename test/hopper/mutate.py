@@ -21,7 +21,7 @@ from mutants_lib import mutated, rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c and test_moe_combine.c (over the software NIC), of test_attention.c.
-NODES, MOE, COMBINE, ATTENTION = "nodes/", "moe/", "moe_combine/", "attention/"
+NODES, MOE, COMBINE, ATTENTION = "nodes/", "moe/", "moe_combine", "attention/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", ATTENTION: "attention"}
 
 

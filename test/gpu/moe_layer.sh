@@ -1,0 +1,28 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The MoE layer on a host with 2 Hopper GPUs: the emulator's claims on hardware, then times beside NCCL + torch._grouped_mm and symm_mem.
+#
+#   test/gpu/moe_layer.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); STEP: only these
+# OUT (default .) gets one JSON file a step. Exit status: how many steps failed. GPUS (default 2).
+set -u
+cd "$(dirname "$0")/../.."
+prefix=moe_layer_
+. test/gpu/steps.sh
+gpus=${GPUS:-2}
+
+layer="torchrun --nproc-per-node $gpus tools/fused/moe_layer_peers.py --library $build/fused/libperseus-fused.so --commit $commit"
+
+# Few launches first: is it right at all? Then a changed element must be found.
+step small 90 $layer --preset qwen3-30b --tokens 1 37 512 --rounds 3 --capacity 0
+step corrupt 60 bash -c "finds $layer --preset qwen3-30b --tokens 512 --rounds 5 --corrupt 3"
+# The figures that are wanted: 2900, 3000, 5100 and 11700 us on 2 GPUs.
+step peers 240 $layer --preset deepseek-v3 --tokens 128 512 2048 8192
+step models 120 $layer --preset qwen3-30b gpt-oss-120b --tokens 512 8192
+step zipf 120 $layer --preset deepseek-v3 --tokens 2048 --zipf 0.5 1 1.5
+for s in 10 20 40; do
+    step spread_$s 90 $layer --preset deepseek-v3 --tokens 2048 8192 --spread $s
+done
+for n in 1 2; do
+    step share_$n 90 $layer --preset deepseek-v3 --tokens 512 8192 --share $n
+done
+steps_end

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A whole MoE layer, [gate | up] with SiLU, down, weighted by the router: ours, through the C API, beside what is usual in the same process group.
+
+  torchrun --nproc-per-node 2 tools/fused/moe_layer_peers.py --library build/fused/libperseus-fused.so --tokens 128 512 2048 8192
+
+The peers: "nccl" is NCCL's all-to-all both ways (its sizes come to the host), torch._grouped_mm twice, SiLU * up, an fp32 index_add. "symm_mem" is the
+same with torch.ops.symm_mem.all_to_all_vdev_2d, whose sizes stay on the GPU; a machine where it cannot run says why in `symm_mem_error`. "products" are
+the two torch._grouped_mm alone, on rows that are there. They alternate; a figure is the median over rounds of the slowest rank. Our timed launches must
+write the same bits over poison each time. On sampled tokens, ours and NCCL's way are compared with the layer in double precision: `error` is the root of
+the mean square error over that of the result, `error_ratio` ours over theirs. JSON, one row each. Exit status 77 without GPUs or torch.
+"""
+import argparse
+import json
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from moe_peers import OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist, random_rows, slowest, torch  # noqa: E402
+from fused_context import bounded  # noqa: E402
+from timed import Way, time_all  # noqa: E402
+
+SAMPLED_TOKENS = 16
+SILU = 4  # enum prs_fused_activation
+MOST_ERROR = 1.2  # of NCCL's way
+
+
+def expert_weights(expert, hidden, inner):
+    """The same on every rank: [2 I, H] and [H, I]."""
+    generator = torch.Generator("cuda").manual_seed(7000 + expert)
+    gate_up = torch.randn(2 * inner, hidden, generator=generator, device="cuda", dtype=torch.bfloat16) * hidden ** -0.5
+    return gate_up, torch.randn(hidden, inner, generator=generator, device="cuda", dtype=torch.bfloat16) * inner ** -0.5
+
+
+class OurLayer(Ours):
+    def layer_batch(self, tokens, chosen, router_weights, gate_up, down):
+        self.out = torch.empty_like(tokens)
+        self.status = torch.zeros(8, dtype=torch.int32, device="cuda")
+        self.keep = (tokens, chosen, router_weights, gate_up, down)
+        at = [t.data_ptr() for t in (tokens, chosen, router_weights, gate_up, self.out)]
+        self.given = Batch(at[0], tokens.shape[0], *at[1:], down=down.data_ptr(), status=self.status.data_ptr())
+
+    def layer(self):
+        self.run(self.lib.prs_moe_layer, "prs_moe_layer")
+
+
+class NcclLayer(Peer):
+    """moe_peers' dispatch, then the way back."""
+
+    def __init__(self, tokens, chosen, router_weights, gate_up, down, experts):
+        super().__init__(tokens, chosen, gate_up, experts)
+        self.router_weights, self.down = router_weights, down.transpose(1, 2)
+
+    def products(self):
+        gate, up = torch._grouped_mm(self.x, self.weights, offs=self.offsets).chunk(2, 1)
+        self.y = torch._grouped_mm(torch.nn.functional.silu(gate) * up, self.down, offs=self.offsets)
+
+    def both(self):
+        self.dispatch()
+        self.products()
+        self.combine()
+
+    def dispatch(self):
+        """As Peer.dispatch(), but it keeps what the way back needs."""
+        k, local = self.chosen.shape[1], self.experts // self.world
+        self.order = torch.argsort(self.chosen.view(-1), stable=True)
+        counts = torch.bincount(self.chosen.view(-1), minlength=self.experts)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        self.sizes = torch.stack((theirs.view(self.world, local).sum(1), counts.view(self.world, local).sum(1))).tolist()  # waits for the GPU
+        rows = self.tokens[self.order // k]
+        came = torch.empty(sum(self.sizes[0]), rows.shape[1], dtype=rows.dtype, device="cuda")
+        dist.all_to_all_single(came, rows, *self.sizes)
+        expert = torch.arange(self.experts, device="cuda").remainder(local).repeat_interleave(theirs, output_size=came.shape[0])
+        self.sorted = torch.argsort(expert, stable=True)
+        self.x = came[self.sorted]
+        self.offsets = theirs.view(self.world, local).sum(0).cumsum(0).to(torch.int32)
+
+    def combine(self):
+        back = torch.empty_like(self.y)
+        back[self.sorted] = self.y
+        rows = torch.empty(self.order.numel(), self.y.shape[1], dtype=self.y.dtype, device="cuda")
+        dist.all_to_all_single(rows, back, self.sizes[1], self.sizes[0])
+        out = torch.zeros(self.tokens.shape, dtype=torch.float32, device="cuda")
+        out.index_add_(0, self.order // self.chosen.shape[1], rows.float() * self.router_weights.view(-1)[self.order, None])
+        self.out = out.bfloat16()
+
+
+class SymmMemLayer:
+    """torch's all-to-all with splits on the GPU. Its memory has room for twice what even choices bring."""
+
+    def __init__(self, tokens, chosen, router_weights, gate_up, down, experts):
+        import torch.distributed._symmetric_memory as symm_mem
+
+        symm_mem.set_backend("NVSHMEM")
+        self.group, self.world = dist.group.WORLD.group_name, dist.get_world_size()
+        self.tokens, self.chosen, self.router_weights, self.experts = tokens, chosen, router_weights, experts
+        self.weights, self.down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        pairs, hidden = chosen.numel(), tokens.shape[1]
+        room = 2 * pairs + experts * 8
+
+        def empty(*shape, dtype=torch.bfloat16):
+            t = symm_mem.empty(*shape, dtype=dtype, device="cuda")
+            symm_mem.rendezvous(t, self.group)
+            return t
+        self.rows, self.came, self.y, self.back = empty(pairs, hidden), empty(room, hidden), empty(room, hidden), empty(pairs, hidden)
+        self.splits, self.placed, self.returned = (empty(*shape, dtype=torch.int64) for shape in ((experts,), (2, experts), (2, experts)))
+
+    def both(self):
+        k, ops = self.chosen.shape[1], torch.ops.symm_mem
+        order = torch.argsort(self.chosen.view(-1), stable=True)
+        self.splits.copy_(torch.bincount(self.chosen.view(-1), minlength=self.experts))
+        self.rows.copy_(self.tokens[order // k])
+        ops.all_to_all_vdev_2d(self.rows, self.came, self.splits, self.placed, self.group, 8)
+        local = self.experts // self.world
+        sizes, starts = self.placed.view(2, local, self.world)  # expert by expert, each from every rank
+        offsets = (starts[:, -1] + sizes[:, -1]).to(torch.int32)
+        gate, up = torch._grouped_mm(self.came, self.weights, offs=offsets).chunk(2, 1)
+        self.y.copy_(torch._grouped_mm(torch.nn.functional.silu(gate) * up, self.down, offs=offsets))
+        ops.all_to_all_vdev_2d_offset(self.y, self.back, self.placed, self.returned, self.group)
+        out = torch.zeros(self.tokens.shape, dtype=torch.float32, device="cuda")
+        out.index_add_(0, order // k, self.back.float() * self.router_weights.view(-1)[order, None])
+        self.out = out.bfloat16()
+
+
+def exact_results(tokens, chosen, router_weights, picked, hidden, inner):
+    out = torch.zeros(len(picked), hidden, dtype=torch.float64, device="cuda")
+    for i, t in enumerate(picked):
+        for slot in range(chosen.shape[1]):
+            gate_up, down = (w.double() for w in expert_weights(int(chosen[t, slot]), hidden, inner))
+            gate, up = (gate_up @ tokens[t].double()).chunk(2)
+            out[i] += float(router_weights[t, slot]) * (down @ (torch.nn.functional.silu(gate) * up))
+    return out
+
+
+def relative_error(have, exact):
+    return float(((have.double() - exact).square().mean() / exact.square().mean()).sqrt())
+
+
+def measure(args, preset, count, zipf, hosts):
+    hidden, inner, experts, top_k = PRESETS[preset]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    local = experts // world
+    tokens = random_rows(count, hidden, rank)
+    chosen, router_weights = choices(count, experts, top_k, zipf, rank, 1)
+    gate_up, down = torch.empty(local, 2 * inner, hidden, dtype=torch.bfloat16, device="cuda"), torch.empty(local, hidden, inner, dtype=torch.bfloat16, device="cuda")
+    for e in range(local):
+        gate_up[e], down[e] = expert_weights(rank * local + e, hidden, inner)
+    ours = OurLayer(args, Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1), hosts)
+    ours.layer_batch(tokens, chosen, router_weights, gate_up, down)
+    nccl = NcclLayer(tokens, chosen, router_weights, gate_up, down, experts)
+    picked = torch.randint(count, (min(SAMPLED_TOKENS, count),), generator=torch.Generator().manual_seed(5)).tolist()
+    exact = exact_results(tokens, chosen, router_weights, picked, hidden, inner)
+    own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,), lambda _: relative_error(ours.out[picked], exact),
+              lambda: ours.out[picked[0], :1], (tokens,))
+    ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
+    try:
+        symm_mem = SymmMemLayer(tokens, chosen, router_weights, gate_up, down, experts)
+        symm_mem.both()
+        torch.cuda.synchronize()
+        ways["symm_mem"] = Way(symm_mem.both)
+    except Exception as e:  # torch without NVSHMEM, or another version of its ops
+        symm_mem_error = str(e).splitlines()[0]
+    usec = time_all(ways, args.rounds, world, slowest, args.corrupt if rank == world - 1 else 0)
+    text = ours.ctx.error()
+    if text:
+        print(f"moe_layer_peers: rank {rank}: {text}", file=sys.stderr)
+    nccl.both()
+    error, theirs = slowest(own.found), slowest(relative_error(nccl.out[picked], exact))
+    differing, dropped = int(slowest(own.differing)), int(slowest(int(ours.status[1])))
+    row = {"kernel": "moe_layer", "preset": preset, "H": hidden, "I": inner, "E": experts, "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world,
+           "usec": round(usec["own"], 1), "nccl_usec": round(usec["nccl"], 1), "products_usec": round(usec["products"], 1),
+           "symm_mem_usec": round(usec["symm_mem"], 1) if "symm_mem" in usec else None, "symm_mem_error": symm_mem_error,
+           "speedup": round(usec["nccl"] / usec["own"], 3), "of_products": round(usec["own"] / usec["products"], 3),
+           "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error, "nccl_error": theirs,
+           "error_ratio": round(error / theirs, 3), "checked_launches": own.checked, "differing_elements": differing, "rows_dropped": dropped,
+           "commit": args.commit}
+    ours.close()
+    if rank == 0:
+        print(json.dumps(row), flush=True)
+    return differing == 0 and dropped == 0 and error <= MOST_ERROR * theirs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", default="build/fused/libperseus-fused.so")
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["deepseek-v3"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
+    parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--capacity", type=int, default=0, help="rows of each rank; 0: as many as can ever come")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
+    parser.add_argument("--timeout-ms", type=int, default=5000)
+    parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
+    parser.add_argument("--commit", default="unknown")
+    for name in OPTIONS:
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
+    args = parser.parse_args()
+    args.nodes = 1
+    bounded(args.limit_s)
+    if not torch.cuda.is_available():
+        sys.exit(77)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl")
+    hosts = dist.new_group(backend="gloo")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]
+    dist.destroy_process_group()
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
