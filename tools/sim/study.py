@@ -44,6 +44,8 @@ STUDIES = {
     "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", nodes) for nodes in NODES
                     for policy in ("in_order", "drain", "counted", "nic_fence")],
     "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", NODES[0])],
+    # Of the simulator itself: only its own times and memory are of interest.
+    "speed": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", "16,32,64") for policy in ("in_order", "counted")],
     "scaling-cx7-bands": [(*QWEN, "--relay", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
     "map-cx7": [("putsignal", "--all", "--cluster", "cx7", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],
     "map-efa": [("putsignal", "--all", "--cluster", "efa-p5", "--nodes", "4", "--iterations", "1", *SIZES, *EIGHT_TO_512)],

@@ -136,8 +136,14 @@ def best(name):
             print("|", group, "|", count, "|", " | ".join(line), "|")
 
 
+def speed():
+    for row in [*rows("sim-speed"), *rows("sim-thousand")]:
+        print(f"| {row['op']}, {row['ranks']} ranks, {row['policy']} | {row['events'] / 1e6:.1f} | {row['cpu_s']:.1f} | "
+              f"{row['events_per_s'] / 1e6:.1f} | {row['events_per_s_connected'] / 1e6:.1f} | {row['memory_bytes'] / 1e9:.2g} |")
+
+
 TABLES = {"calibration": calibration, "softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "fused-moe": fused_moe, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),
-          "scaling-efa": lambda: scaling("efa"), "map-cx7": lambda: best("cx7"), "map-efa": lambda: best("efa"),
+          "scaling-efa": lambda: scaling("efa"), "speed": speed, "map-cx7": lambda: best("cx7"), "map-efa": lambda: best("efa"),
           "map-slingshot11": lambda: best("slingshot11")}
 
 
