@@ -85,10 +85,13 @@ static void *take_long(size_t bytes)
     return (char *)chunk + LINE;
 }
 
+/* What a piece held before was of other types. */
+typedef uint64_t __attribute__((may_alias)) any_word;
+
 /* Only what is not zero is written: most of a connection was never used, and reading costs less than writing. */
 static void *clear(void *piece, size_t bytes)
 {
-    uint64_t *word = piece;
+    any_word *word = piece;
 
     for (size_t at = 0; at < bytes / sizeof(*word); at += LINE / sizeof(*word)) {
         uint64_t any = 0;
