@@ -175,8 +175,8 @@ PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t
     const struct prs_moe_far *far = &args.far;
     uint32_t first = row / r->put * r->put, group = row / r->group, in = back ? far->back : 0;
     uint32_t *counters = far->counters + (back ? prs_route_back_counters(r) : 0);
-    uint32_t *put_rows = counters + prs_route_put_counter(r, n, row);
-    uint32_t *group_puts = counters + prs_route_group_counter(r, n, row);
+    uint32_t *in_put = counters + prs_route_put_counter(r, n, row);
+    uint32_t *in_group = counters + prs_route_group_counter(r, n, row);
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
@@ -191,15 +191,15 @@ PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t
     struct prs_device_signal signal = {word * 8ull, epoch, peer, far->signal_window, group % PRS_CMD_GROUPS, 0, 0};
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a put only after all its rows: s/rows/1/ */
-    if (add_acq_rel_gpu(put_rows, 1) + 1 != rows)
+    if (add_acq_rel_gpu(in_put, 1) + 1 != rows)
         return;
-    *put_rows = 0;
+    *in_put = 0;
     network_put(&args.sync, &far->device, put);
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a signal only after all puts of its group: s/puts/1/ */
-    if (add_acq_rel_gpu(group_puts, 1) + 1 != puts)
+    if (add_acq_rel_gpu(in_group, 1) + 1 != puts)
         return;
-    *group_puts = 0;
+    *in_group = 0;
     network_signal(&args.sync, &far->device, signal);
 }
 

@@ -307,7 +307,6 @@ static void signal_ranks(struct cta *c, uint32_t epoch)
 static bool send(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
-    const struct prs_route *r = &me->r;
     struct numbers n;
     bool mine[CHUNKS] = {false}, any = false;
     for (uint32_t chunk; (chunk = model_claim(&me->claimed)) < CHUNKS;) {

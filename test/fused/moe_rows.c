@@ -23,11 +23,11 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
                                              .words = rows,
                                              .peer = peer,
                                              .group = group});
-    /* MUTANT(model moe) a signal stays behind its puts: s/group}/group + 1000}/ */
     /* MUTANT(model moe) a signal waits for all puts of its group: s/puts/1/ */
     if (watch_count(&me->counters[prs_route_group_counter(r, n, row)]) != puts)
         return;
     __atomic_store_n(&me->counters[prs_route_group_counter(r, n, row)], 0, __ATOMIC_RELAXED);
+    /* MUTANT(model moe) a signal stays behind its puts: s/group}/group + 1000}/ */
     nic_post(&me->nic, &(struct nic_command){.to = &to->signal[prs_route_relay_word(r, from, group)],
                                              .value = epoch,
                                              .peer = peer,
