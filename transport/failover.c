@@ -151,6 +151,21 @@ static void tell_taken(struct prs_peer *peer, uint32_t path)
     (void)prs_order_knock(&peer->order); /* without room for it, the other side looks a little later */
 }
 
+/* Requests of a loopback queue cannot be sent again: an add could be done twice. */
+static int fail_loopback(struct prs_peer *peer, uint32_t path)
+{
+    return prs_peer_fail(peer, -ENETDOWN, "%s, which raises the signals that arrive here, is lost: %s",
+                         peer->link[path]->rail->info.name, peer->failover->path[path].why);
+}
+
+int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
+{
+    peer->failover->loopbacks |= 1u << path;
+    if (peer->failover->path[path].stage != PRS_PATH_DOWN)
+        return 0; /* replay() does it */
+    return prs_order_probe_lost(&peer->order, path) < 0 ? fail_loopback(peer, path) : 0;
+}
+
 static int replay(struct prs_peer *peer, uint32_t path)
 {
     struct prs_failover_path *lost = &peer->failover->path[path];
@@ -168,7 +183,10 @@ static int replay(struct prs_peer *peer, uint32_t path)
              own->name, own->port, peer->path[path].peer.name, peer->path[path].peer.port, peer->remote, lost->why,
              replay.replayed, (unsigned long long)replay.bytes, replay.taken,
              (double)(prs_clock_ns() - lost->since_ns) / 1e6);
-    return 0;
+    if (peer->failover->loopbacks >> path & 1 && prs_order_probe_lost(&peer->order, path) < 0)
+        return fail_loopback(peer, path);
+    /* Credits and flushes have waited for this: no completion may come that would start them. */
+    return peer->records ? prs_records_raise(peer) : 0;
 }
 
 /* Return 0 or -errno (the peer has failed). */

@@ -49,6 +49,7 @@ struct prs_failover_path {
 
 struct prs_failover {
     uint32_t active;          /* mask of the paths that are draining or agreeing */
+    uint32_t loopbacks;       /* mask of the paths whose loopback queue has failed too */
     uint64_t expect_until_ns; /* a note is on its way; 0: none that we know of */
     struct prs_wire_note in;
     uint32_t in_bytes;
@@ -71,6 +72,9 @@ int prs_failover_step(struct prs_peer *peer);
 int prs_failover_read(struct prs_peer *peer);
 /* Tell the other side that this peer has failed, so that it need not wait. */
 void prs_failover_tell_failure(struct prs_peer *peer, const char *why);
+
+/* The loopback queue of a path that was given up has failed. Return 0 or -errno (the peer has failed). */
+int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path);
 
 /* Was the path given up, so that failures of its queues are no news? */
 bool prs_failover_is_down(const struct prs_peer *peer, uint32_t path);

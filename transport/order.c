@@ -445,13 +445,20 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
 {
     if (order->ops >= order->max_ops)
         return PRS_BUSY;
+    /* MUTANT(order) a probe waits until both sides have given a path up: delete */
+    if (order->stopped & ~order->lost)
+        return PRS_BUSY;
     for (uint32_t i = 0; i < order->probe_queues; i++)
         if (queue_full(&order->queue[order->data_queues + i]))
             return PRS_BUSY;
-    prs_op_start(op, order->probe_queues);
+    prs_op_start(op, order->probe_queues - (uint32_t)__builtin_popcount(order->lost));
     for (uint32_t i = 0; i < order->probe_queues; i++) {
-        struct prs_wr *wr = admit_request(order, order->data_queues + i, op);
+        struct prs_wr *wr;
 
+        /* MUTANT(order) a lost path is not probed: delete */
+        if (order->lost >> i & 1)
+            continue; /* what it has written is long there */
+        wr = admit_request(order, order->data_queues + i, op);
         *wr = requests[i];
         wr->opcode = PRS_WR_READ;
         wr->flags = 0;

@@ -221,7 +221,7 @@ int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
-/* Admit one read on the probe queue of each path. requests[i] is complete except for the opcode. Return 0 or
+/* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode. Return 0 or
  * PRS_BUSY. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 
@@ -284,6 +284,9 @@ int prs_order_knock(struct prs_order *order);
  * another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the receiver
  * cannot have taken so many. Look at dirty. */
 int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
+/* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long there.
+ * Return how many ops are done with that, or -ENETDOWN (nothing changed): it has other requests too. */
+int prs_order_probe_lost(struct prs_order *order, uint32_t path);
 /* The path has new queues, which are connected. Return 0 or PRS_BUSY: not all of its old requests were replayed yet. */
 int prs_order_path_up(struct prs_order *order, uint32_t path);
 

@@ -190,6 +190,23 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
     return (int)done;
 }
 
+int prs_order_probe_lost(struct prs_order *order, uint32_t path)
+{
+    uint32_t index = order->data_queues + path, done = 0;
+    struct prs_order_queue *queue = &order->queue[index];
+
+    for (uint32_t at = queue->tail; at != queue->head; at++)
+        /* MUTANT(order) a lost probe queue has raised nothing: delete */
+        if (queue->wr[at & queue->mask].opcode != PRS_WR_READ)
+            return -ENETDOWN;
+    forget_signaled(order, queue);
+    order->dirty &= ~(1ull << index);
+    for (; queue->tail != queue->head; queue->tail++)
+        done += prs_order_retire(queue->owner[queue->tail & queue->mask]);
+    order->ops -= done;
+    return (int)done;
+}
+
 /* ---- replay ---- */
 
 /* Let the request in that slot leave over the carrier, which has room. */

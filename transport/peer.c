@@ -353,6 +353,10 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
                                      event->value, event->queue);
         } else if (event->queue < peer->queues && prs_failover_is_down(peer, peer->order.queue[event->queue].path)) {
             continue; /* flushed: the other side says what has arrived */
+        } else if (event->queue >= peer->queues && prs_failover_is_down(peer, event->queue - peer->queues)) {
+            r = prs_failover_lose_loopback(peer, event->queue - peer->queues);
+            if (r)
+                return r;
         } else if (first->kind != PRS_EVENT_ERROR || first->error == -ECONNRESET) {
             *first = *event;
         }
@@ -397,11 +401,12 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     uint32_t path = peer->order.queue[failure->queue].path;
     char why[128];
 
-    if (failure->queue >= peer->queues ||
-        (failure->error != -ETIMEDOUT && failure->error != -ECONNRESET && failure->error != -ENODEV))
+    if (failure->error != -ETIMEDOUT && failure->error != -ECONNRESET && failure->error != -ENODEV)
         return false;
     snprintf(why, sizeof(why), "%s: %s", failure->text, failure->cause);
-    return prs_failover_start(peer, path, why);
+    if (!prs_failover_start(peer, path, why))
+        return false;
+    return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
 }
 
 /* A request on this link failed: drain the other completions before deciding on the cause. */

@@ -170,6 +170,9 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
                         .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
+    if (peer->failover && peer->failover->loopbacks & 1 && raises(record))
+        return prs_peer_fail(peer, -ENETDOWN, "%s, which raises the signals that arrive here, is lost: %s",
+                             peer->link[0]->rail->info.name, peer->failover->path[0].why);
     if (!raises(record))
         return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
     return peer->link[0]->rail->domain->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);

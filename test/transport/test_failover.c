@@ -15,6 +15,7 @@
 enum { SLOTS = 16, SLOT_BYTES = 256 << 10, MESSAGES = 400, ACK = 512, EMPTY = 0xee };
 
 enum fault {
+    RAIL_ERROR = 3,  /* as QUEUE_ERROR, also with the queue to this side itself, by which it flushes */
     QUEUE_ERROR = 1, /* this side's queues of the path go to the error state */
     PORT_DOWN,       /* this side's NIC reports that its port is down. The queues work: what is under way still lands */
 };
@@ -48,7 +49,9 @@ static void lose_rail(struct pair *pair, uint32_t message)
 
     if (pair->side != loss.side || message != loss.at)
         return;
-    if (loss.fault == QUEUE_ERROR)
+    if (loss.fault == RAIL_ERROR)
+        prs_nic_kill_link(pair->peer->link[loss.path]);
+    else if (loss.fault == QUEUE_ERROR)
         prs_nic_stop_queues(pair->peer->link[loss.path]);
     else
         __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
@@ -106,6 +109,25 @@ static void must_be_empty(const struct pair *pair, uint32_t slot)
     must(at[0] == EMPTY && !memcmp(at, at + 1, SLOT_BYTES - 1), "slot %u was written late", slot);
 }
 
+/* As NCCL does before a GPU reads what has arrived. */
+static void flush(struct pair *pair, uint32_t slot)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+    struct prs_op op;
+    int r;
+
+    do {
+        r = prs_peer_flush(pair->peer, &op, pair->region, pair->buffer + slot * SLOT_BYTES);
+        progress(pair);
+        must(r >= 0 && prs_clock_ms() < give_up, "flush: %d %s", r, prs_error_text());
+    } while (r == PRS_BUSY);
+    while (op.status == PRS_OP_PENDING) {
+        progress(pair);
+        must(prs_clock_ms() < give_up, "no end of the flush");
+    }
+    must(op.status == 0, "flush: %d", op.status);
+}
+
 static void receive_messages(struct pair *pair)
 {
     static struct prs_op op[SLOTS];
@@ -122,6 +144,7 @@ static void receive_messages(struct pair *pair)
         }
         must(pair->count[slot] == m / SLOTS + 1, "slot %u: notified %u times at message %u", slot, pair->count[slot],
              m);
+        flush(pair, slot);
         must(pair->bytes[slot] == length_of(m), "message %u has %llu bytes", m, (unsigned long long)pair->bytes[slot]);
         pair_check(pair->buffer + slot * SLOT_BYTES, length_of(m), m, "a message");
         memset(pair->buffer + slot * SLOT_BYTES, EMPTY, SLOT_BYTES);
@@ -143,7 +166,7 @@ ParameterizedTestParameters(failover, messages_go_on_over_the_other_rail)
     static struct loss rows[] = {
         {0, QUEUE_ERROR, 0, 5},   {0, QUEUE_ERROR, 1, 100}, {1, QUEUE_ERROR, 0, 60}, {1, QUEUE_ERROR, 1, 61},
         {0, PORT_DOWN, 0, 37},    {0, PORT_DOWN, 1, 222},   {1, PORT_DOWN, 0, 11},   {1, PORT_DOWN, 1, 350},
-        {0, QUEUE_ERROR, 1, 399}, {1, QUEUE_ERROR, 0, 399},
+        {0, QUEUE_ERROR, 1, 399}, {1, QUEUE_ERROR, 0, 399}, {1, RAIL_ERROR, 0, 77},  {1, RAIL_ERROR, 1, 160},
     };
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }

@@ -402,6 +402,31 @@ Test(order_path, failing_ends_what_waits_to_be_replayed)
     cr_assert(op[0].status == 0 && op[1].status == -EIO);
 }
 
+/* ---- probes ---- */
+
+Test(order_path, probes_leave_out_a_lost_path)
+{
+    struct bench *bench = two_paths();
+    const struct prs_wr requests[PRS_MAX_RAILS] = {{.len_bytes = 1}, {.len_bytes = 1}}, raise = {.opcode = PRS_WR_ADD};
+    struct prs_order_replay replay;
+    struct prs_op before, op;
+
+    cr_assert_eq(prs_order_probe(&bench->order, &before, requests), 0);
+    post(bench);
+    cr_assert_eq(prs_order_path_stop(&bench->order, 1), 0);
+    cr_assert_eq(prs_order_probe(&bench->order, &op, requests), PRS_BUSY, "data of the path may be on its way");
+    lose(bench, 1, 0, &replay);
+    cr_assert_eq(prs_order_probe(&bench->order, &op, requests), 0);
+    post(bench);
+    cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0);
+    cr_assert_eq(prs_order_complete(&bench->order, 2, 1, 0), 1);
+    cr_assert(op.status == 0 && before.status == PRS_OP_PENDING);
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 1), 1);
+    cr_assert(before.status == 0 && prs_order_idle(&bench->order) && bench->order.ops == 0);
+    cr_assert_eq(prs_order_self(&bench->order, NULL, &raise), 0);
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 0), -ENETDOWN, "a raised signal may have taken effect");
+}
+
 /* ---- where paths are not replaced ---- */
 
 Test(order_path, only_counted_over_several_paths_can_fail_over)
