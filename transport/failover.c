@@ -15,7 +15,6 @@
 enum {
     DRAIN_MS = 10000, /* a NIC flushes a queue in far less */
     EXPECT_MS = 1000, /* look for a note that was announced so long; afterwards, now and then */
-    WARN_MS = 30000,  /* between two reports that the other side has not answered */
 };
 
 int prs_failover_open(struct prs_peer *peer)
@@ -54,7 +53,7 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why)
     snprintf(lost->why, sizeof(lost->why), "%s", why);
     prs_nic_stop_queues(peer->link[path]);
     lost->stage = PRS_PATH_DRAINING;
-    lost->since_ns = lost->warned_ns = prs_clock_ns();
+    lost->since_ns = prs_clock_ns();
     failover->active |= 1u << path;
     peer->idle_start = peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look after it at each poll that finds nothing */
     return true;
@@ -206,11 +205,12 @@ static int step_path(struct prs_peer *peer, uint32_t path)
     }
     if (lost->told)
         return replay(peer, path);
-    if (now_ns - lost->warned_ns >= WARN_MS * 1000000ull) {
-        lost->warned_ns = now_ns;
-        PRS_WARN("%s has not answered for %llu s that %s is lost: it makes no progress", peer->remote,
-                 (unsigned long long)((now_ns - lost->since_ns) / 1000000000), peer->link[path]->rail->info.name);
-    }
+    if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
+        return prs_peer_fail(
+            peer, -ETIMEDOUT,
+            "%s:%d is lost (%s), and %s has not said within %u ms what it has taken: it makes no progress",
+            peer->link[path]->rail->info.name, peer->link[path]->rail->info.port, lost->why, peer->remote,
+            peer->fabric->config.timeout_ms);
     return 0;
 }
 

@@ -43,7 +43,7 @@ struct prs_failover_path {
     enum prs_path_stage stage;
     bool told; /* the other side has sent its counts */
     uint32_t taken[PRS_ORDER_MAX_QUEUES_PER_RAIL];
-    uint64_t since_ns, warned_ns;
+    uint64_t since_ns;
     char why[320];
 };
 
