@@ -39,7 +39,7 @@ static void read_numbers(struct prs_config *config)
         {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
         {"NCCL_IB_ECE_ENABLE", 1, 0, 1, &config->ece},
-        {"NCCL_IB_RESILIENCY_PORT_FAILOVER", 1, 0, 1, &config->failover},
+        {"NCCL_IB_RESILIENCY_PORT_FAILOVER", 0, 0, 1, &config->failover},
         {"NCCL_IB_AR_THRESHOLD", 8192, 1, 1 << 30, &config->ar_bytes},
     };
 

@@ -36,6 +36,7 @@ ROWS = (
 def main():
     for kind, failover, hung, status, text, expected in ROWS:
         round_ = object.__new__(faults.Round)
+        round_.spare_rail = True
         round_.kind, round_.broken, round_.options = faults.KINDS[kind], True, types.SimpleNamespace(failover=failover)
         how = round_.judge(hung, status, text, 1.0)
         assert how.startswith(expected), f"{kind}, failover {failover}, status {status}, {text!r}: {how}, and not {expected}"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a fuzz target offers. Each target is one file; loop.c (our own seeded loop) and libFuzzer call the same entry. */
+/* What a fuzz target offers. Each target is one file; loop.c (our own seeded loop) and libFuzzer call the same entry
+ * function. */
 #ifndef TEST_FUZZ_H
 #define TEST_FUZZ_H
 

@@ -22,6 +22,7 @@ LIMIT_S = 120
 ITERATIONS = "400"
 # 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms.
 RETRY_MS, RETRY = 268, {"NCCL_IB_TIMEOUT": "13", "NCCL_IB_RETRY_CNT": "7"}
+FAILOVER = {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1"}
 
 
 def queue_of_a_rail(world, chance):
@@ -47,7 +48,7 @@ def one_run(args, seed):
         [args.softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--nics", "2", "--", args.netbench, "--plugin", args.plugin,
          "--op", "allreduce", "--ranks", "2", "--nodes", "2", "--fuse", "--sizes", "1M", "--iters", ITERATIONS, "--warmup", "2", "--check", "--json",
          "--timeout", "60", "--setup-timeout", "60"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY})
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER})
     try:
         world.wait_for_traffic(bench, 4 << 20)
         time.sleep(chance.random() * args.spread)

@@ -180,6 +180,7 @@ static void run_row(const struct loss *row, pair_fn *a, pair_fn *b)
         cr_skip_test("queues that keep no order: a lost rail ends the peer");
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1); /* for the sides, which are processes of their own */
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
     pair_run(&spec, a, b);
 }
 

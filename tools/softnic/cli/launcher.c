@@ -115,7 +115,7 @@ static int make_world(struct run *run)
     char id[32];
     struct sn_config config;
 
-    /* Not "softnic.<number>": that is the default world of the user with that number. */
+    /* Not "softnic.<number>...": such are the default worlds of users. */
     snprintf(id, sizeof(id), "run.%d", getpid());
     sn_sweep_path(run->options.name ? run->options.name : id, run->path, sizeof(run->path));
     config_from_options(&config, &run->options);

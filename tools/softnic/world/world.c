@@ -57,7 +57,7 @@ void sn_world_path(char *path, size_t bytes)
     if (named && *named)
         snprintf(path, bytes, "%s", named);
     else
-        snprintf(path, bytes, "/dev/shm/softnic.%u", (unsigned)getuid());
+        snprintf(path, bytes, "/dev/shm/softnic.%u.v%u", (unsigned)getuid(), (unsigned)SN_WORLD_VERSION);
 }
 
 /* Two containers may share /dev/shm, yet see each other's processes under other numbers or not at all. */

@@ -397,7 +397,8 @@ bool sn_world_remove_locked(struct sn_world *world, const char *path);
 /* Unmap; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
 
-/* Path of the world this process should use: SOFTNIC_WORLD or /dev/shm/softnic.<uid>. */
+/* Path of the world this process should use: SOFTNIC_WORLD, or /dev/shm/softnic.<uid>.v<version>, so that builds
+ * of two versions do not meet. */
 void sn_world_path(char *path, size_t bytes);
 
 /* Take the pages of a part of the world now: a full /dev/shm must be an error here, not a SIGBUS at a later write.
