@@ -247,7 +247,7 @@ PRS_DEVICE void combine_tokens(const struct prs_moe_args &args, uint32_t epoch)
 }
 
 template <bool FAR>
-__global__ void __launch_bounds__(PRS_COMBINE_WARPS * 32)
+__global__ void __launch_bounds__(PRS_COMBINE_WARPS * 32, 1)
     combine_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     uint32_t epoch = launch_epoch(&args.sync);
