@@ -31,3 +31,9 @@ Test(memory_order, of_allgather_by_copy_engine, .timeout = 600)
 {
     assert_ordered(PRS_FUSED_ALLGATHER, 2, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1});
 }
+
+/* More units than the cluster's slots for them, so that each slot is used again. */
+Test(memory_order, of_one_cluster, .timeout = 600)
+{
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_GEMM, 1024, 520, 136, 1}, .world = 1, .sms = 2});
+}
