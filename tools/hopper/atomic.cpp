@@ -2,6 +2,7 @@
 /* Atomic operations and fences. Host threads and NICs reach the same words, so they are atomic here too. */
 #include "tools/hopper/instructions.h"
 #include "tools/hopper/order.h"
+#include "tools/hopper/place.h"
 
 namespace hopper
 {
@@ -12,6 +13,15 @@ static void let_others_run(void)
         thread_yield();
 }
 
+static void weaken(enum order *order, enum scope *scope)
+{
+    struct place_effect e = place_taken();
+    if (e.removed)
+        *order = ORDER_RELAXED;
+    if (e.widest < *scope)
+        *scope = e.widest;
+}
+
 static uint64_t load(const void *p, uint32_t bytes)
 {
     return bytes == 4 ? __atomic_load_n((const uint32_t *)p, __ATOMIC_ACQUIRE)
@@ -20,6 +30,7 @@ static uint64_t load(const void *p, uint32_t bytes)
 
 uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope scope)
 {
+    weaken(&order, &scope);
     let_others_run();
     order_atomic(p, bytes, ACCESS_READ, scope, CALLER);
     uint64_t seen = load(p, bytes);
@@ -29,6 +40,7 @@ uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope
 
 void atomic_store(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope)
 {
+    weaken(&order, &scope);
     let_others_run();
     order_atomic(p, bytes, ACCESS_WRITE, scope, CALLER);
     order_release_word(p, bytes, value, order, scope, false);
@@ -62,12 +74,14 @@ static bool swap_and_order(void *p, uint32_t bytes, uint64_t *old, uint64_t next
 
 bool atomic_swap(void *p, uint32_t bytes, uint64_t *old, uint64_t next, enum order order, enum scope scope)
 {
+    weaken(&order, &scope);
     let_others_run();
     return swap_and_order(p, bytes, old, next, order, scope, CALLER);
 }
 
 uint64_t atomic_add(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope)
 {
+    weaken(&order, &scope);
     let_others_run();
     uint64_t old = load(p, bytes), most = bytes == 4 ? UINT32_MAX : UINT64_MAX;
     while (!swap_and_order(p, bytes, &old, (old + value) & most, order, scope, CALLER)) {
@@ -77,8 +91,10 @@ uint64_t atomic_add(void *p, uint32_t bytes, uint64_t value, enum order order, e
 
 void atomic_fence(enum scope scope)
 {
+    struct place_effect e = place_taken();
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    order_fence(scope);
+    if (!e.removed)
+        order_fence(e.widest < scope ? e.widest : scope);
     let_others_run();
 }
 

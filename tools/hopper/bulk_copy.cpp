@@ -9,6 +9,7 @@
 
 #include "tools/hopper/mbarrier.h"
 #include "tools/hopper/order.h"
+#include "tools/hopper/place.h"
 #include "tools/hopper/tile_map.h"
 
 namespace hopper
@@ -461,9 +462,11 @@ static bool groups_done(const struct fiber *f, uint32_t left, bool read_only)
 
 void group_wait(uint32_t left, bool read_only)
 {
+    struct place_effect e = place_taken();
     while (!groups_done(self, left, read_only))
         scheduler_block({GROUP_WAIT, left, read_only, CALLER});
-    order_groups_waited(left, read_only);
+    if (!e.removed)
+        order_groups_waited(left, read_only);
     while (!self->groups.empty() && self->groups.front()->committed && self->groups.front()->unwritten == 0)
         self->groups.pop_front();
     thread_yield();

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tools/hopper/order.h"
+#include "tools/hopper/place.h"
 
 namespace hopper
 {
@@ -241,6 +242,8 @@ void shared_store(uint32_t address, const void *from, uint32_t bytes)
 void shared_fence_async(void)
 {
     struct cta *c = self->block;
+    if (place_taken().removed)
+        return thread_yield();
     for (uint32_t g : self->dirty)
         if (c->dirty[g] == self->thread + 1)
             c->dirty[g] = 0;
@@ -251,6 +254,8 @@ void shared_fence_async(void)
 
 void global_fence_async(void)
 {
+    if (place_taken().removed)
+        return thread_yield();
     self->warp->writes_fenced = memory_write_count();
     order_fence_async(true);
     thread_yield();

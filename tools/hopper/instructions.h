@@ -43,6 +43,12 @@ void shared_store(uint32_t address, const void *from, uint32_t bytes);
 void shared_fence_async(void);
 void global_fence_async(void);
 
+/* ---- place.cpp ---- */
+/* The line of a kernel from which the next of the instructions is called that make order. In the environment,
+ * HOPPER_WITHOUT=folder/file.cuh:LINE takes the order away, the same with =gpu or =cta narrows its scope, and
+ * HOPPER_PLACES=FILE appends all places that are reached to a file. */
+void place_is(const char *file, int line, const char *instruction);
+
 /* ---- atomic.cpp ---- */
 /* As in PTX: how far an operation orders, and what. The host may call them too, for the whole system. */
 enum scope : uint8_t { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS, SCOPES };

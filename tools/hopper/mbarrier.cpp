@@ -6,6 +6,7 @@
 
 #include "tools/hopper/device_memory.h"
 #include "tools/hopper/order.h"
+#include "tools/hopper/place.h"
 
 namespace hopper
 {
@@ -53,7 +54,8 @@ void mbarrier_start(uint32_t address, uint32_t arrivals)
 
 void mbarrier_start_fence(void)
 {
-    order_fence_async(false);
+    if (!place_taken().removed)
+        order_fence_async(false);
     thread_yield();
 }
 

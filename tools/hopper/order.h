@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checker of memory order: it reports two accesses of which one writes, and which nothing orders (README.md). It is
- * on in programs whose kernels are compiled with -fsanitize=thread; order_access.cpp takes the place of its library.
- * Everything is called on the scheduler's thread, unless it says otherwise, and does nothing while the checker is off. */
+/* The checker of memory order: it reports two accesses of which one writes, and which nothing orders (README.md). It
+ * is on in programs whose kernels are compiled with -fsanitize=thread; order_access.cpp takes the place of the library
+ * of that option. Everything is called on the scheduler's thread, unless it says otherwise, and does nothing while the
+ * checker is off. */
 #ifndef TOOLS_HOPPER_ORDER_H
 #define TOOLS_HOPPER_ORDER_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who touched what: the accesses to each 16 bytes of memory, and the functions that the compiler calls for each ordinary
- * access of a kernel (-fsanitize=thread). */
+/* Who touched what: the accesses to each 16 bytes of memory, and the functions that the compiler calls for each
+ * ordinary access of a kernel (-fsanitize=thread). */
 #include "tools/hopper/order_agents.h"
 
 #include <atomic>
@@ -104,7 +104,9 @@ static const char *why(const struct touch &x, const struct order_entry &e, bool 
     text += describe_memory((const void *)offset, x.shared, offset) + ": " + why(x, e, seen) +
             "\n  first: " + kind_name(e.kind) + " by " + describe_agent(life) + ", at " +
             (e.from == 0 ? std::string("?") : code_location(FROM_BASE + e.from)) + "\n  second: " + kind_name(x.kind) +
-            " by " + x.name + (x.who ? " of " + fiber_name(x.who) : "") + ", at " + code_location(x.from);
+            " by " + x.name +
+            (x.who ? " of " + fiber_name(x.who) + ", launch " + std::to_string(x.who->block->of->number) : "") +
+            ", at " + code_location(x.from);
     violation("%s", text.c_str());
 }
 

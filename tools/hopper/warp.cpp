@@ -4,6 +4,7 @@
 
 #include "tools/hopper/device_memory.h"
 #include "tools/hopper/order.h"
+#include "tools/hopper/place.h"
 
 namespace hopper
 {
@@ -46,6 +47,7 @@ static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values
                  void *from)
 {
     struct warp *w = self->warp;
+    bool ordered = strcmp(name, "__syncwarp") == 0 && !place_taken().removed;
     if ((mask >> self->lane & 1) == 0 || (mask & ~w->alive) != 0)
         violation("%s: %s for lanes %08x, but %s (alive: %08x)", fiber_name(self).c_str(), name, mask,
                   mask >> self->lane & 1 ? "some of them have left" : "this lane is not one of them", w->alive);
@@ -62,7 +64,7 @@ static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values
             w->meetings.erase(w->meetings.begin() + (long)i);
     if (together)
         together(m->values);
-    if (strcmp(name, "__syncwarp") == 0) /* the other collectives exchange values and order no memory */
+    if (ordered) /* the other collectives exchange values and order no memory */
         meet_in_order(w, mask);
     for (uint32_t l = 0; l < WARP; l++)
         if (l != self->lane && (mask >> l & 1))

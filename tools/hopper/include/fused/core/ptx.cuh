@@ -6,6 +6,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <perseus/sync.h>
 #include <stdint.h>
 
 #define PRS_DEVICE          static __device__ __inline__ __attribute__((always_inline, unused))
@@ -353,5 +354,33 @@ PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t 
 {
     wgmma_registers<TRANS_B>(d, a0, a1, a2, a3, b, add);
 }
+
+#ifdef HOPPER_PLACES
+#    define HOPPER_PLACED(name, ...)        (hopper::place_is(__FILE__, __LINE__, #    name), name(__VA_ARGS__))
+#    define load_acquire_sys(...)           HOPPER_PLACED(load_acquire_sys, __VA_ARGS__)
+#    define store_release_sys(...)          HOPPER_PLACED(store_release_sys, __VA_ARGS__)
+#    define add_acq_rel_gpu(...)            HOPPER_PLACED(add_acq_rel_gpu, __VA_ARGS__)
+#    define fence_release_sys(...)          HOPPER_PLACED(fence_release_sys, __VA_ARGS__)
+#    define fence_release_gpu(...)          HOPPER_PLACED(fence_release_gpu, __VA_ARGS__)
+#    define fence_async_shared(...)         HOPPER_PLACED(fence_async_shared, __VA_ARGS__)
+#    define fence_async_global(...)         HOPPER_PLACED(fence_async_global, __VA_ARGS__)
+#    define mbarrier_init_fence(...)        HOPPER_PLACED(mbarrier_init_fence, __VA_ARGS__)
+#    define __syncwarp(...)                 HOPPER_PLACED(__syncwarp, __VA_ARGS__)
+#    define __threadfence(...)              HOPPER_PLACED(__threadfence, __VA_ARGS__)
+#    define __threadfence_system(...)       HOPPER_PLACED(__threadfence_system, __VA_ARGS__)
+#    define prs_load_acquire_sys(...)       HOPPER_PLACED(prs_load_acquire_sys, __VA_ARGS__)
+#    define prs_load_acquire_gpu(...)       HOPPER_PLACED(prs_load_acquire_gpu, __VA_ARGS__)
+#    define prs_load_pair_acquire_sys(...)  HOPPER_PLACED(prs_load_pair_acquire_sys, __VA_ARGS__)
+#    define prs_store_release_sys(...)      HOPPER_PLACED(prs_store_release_sys, __VA_ARGS__)
+#    define prs_store_four_release_sys(...) HOPPER_PLACED(prs_store_four_release_sys, __VA_ARGS__)
+#    define prs_store_release_gpu(...)      HOPPER_PLACED(prs_store_release_gpu, __VA_ARGS__)
+#    define prs_add_release_sys(...)        HOPPER_PLACED(prs_add_release_sys, __VA_ARGS__)
+#    define prs_add_acq_rel_gpu(...)        HOPPER_PLACED(prs_add_acq_rel_gpu, __VA_ARGS__)
+#    define prs_compare_and_swap_gpu(...)   HOPPER_PLACED(prs_compare_and_swap_gpu, __VA_ARGS__)
+#    define prs_fence_acq_rel_sys(...)      HOPPER_PLACED(prs_fence_acq_rel_sys, __VA_ARGS__)
+/* Their template arguments follow the name. */
+#    define bulk_wait_done hopper::place_is(__FILE__, __LINE__, "bulk_wait_done"), bulk_wait_done
+#    define bulk_wait_read hopper::place_is(__FILE__, __LINE__, "bulk_wait_read"), bulk_wait_read
+#endif
 
 #endif

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Take the order away that each line of the fused kernels makes, one at a time, and check that a test fails (tools/hopper/README.md).
+
+    test/hopper/memory_order.py BUILD [--only TEXT] [--jobs N] [--table]
+
+The lines are those that the tests reach: releases, acquires, fences, proxy fences, waits for bulk stores, and __syncwarp. A release or a fence of
+the system is also narrowed to one GPU, one of a GPU to one CTA. Nothing is compiled: the emulator leaves out what the instruction orders, and
+every access still happens. Lines that no test needs are in UNSEEN, with the reason.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Program and tests: short ones that together reach every such line of the kernels on one node.
+TESTS = {
+    "test_hopper_memory_order": ["memory_order/*"],
+}
+WIDEST = {"sys": "gpu", "gpu": "cta"}
+# (folder/file, the line): how many such lines nothing is found without, and why.
+UNSEEN = {
+    ("core/begin_copies.cuh", "__syncwarp();"): (1, "the copies come after the launch, and so after all its lanes"),
+    ("core/cta.cuh", "__syncwarp();"): (1, "it brings the lanes together for the cluster's barrier, which orders them itself"),
+    ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
+    ("gemm/load.cuh", "__syncwarp(); /* as in load_tiles() */"): (1, "the __syncwarp after the wait orders the lanes; this one keeps their phases apart"),
+    ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+}
+
+
+def scope_of(instruction):
+    return "sys" if instruction.endswith("_sys") or instruction == "__threadfence_system" else "gpu" if "_gpu" in instruction else None
+
+
+def run(build, program, test, seed="1", **environment):
+    command = [build / "test/hopper" / program, "--filter", test, "-j1"]
+    try:
+        done = subprocess.run(command, env={**os.environ, "HOPPER_SEED": seed, **environment}, capture_output=True, text=True, errors="replace", timeout=600)
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    output = done.stdout + done.stderr
+    if "Synthesis: Tested: 0 " in output:
+        raise SystemExit(f"{program} has no test {test}")
+    if done.returncode == 0:
+        return None
+    lines = [line.strip() for line in output.splitlines()]
+    found = next((line for line in lines if line.startswith("hopper: ")), None) or next((line for line in lines if "wrong" in line or "returned" in line), "failed")
+    return found.removeprefix("hopper: ")
+
+
+def tests_of(build):
+    """(program, test): every test that the patterns of TESTS name."""
+    for program, patterns in TESTS.items():
+        listed = subprocess.run([build / "test/hopper" / program, "--list"], capture_output=True, text=True, check=True)
+        suite, names = "", []
+        for line in (listed.stdout + listed.stderr).splitlines():
+            word = line.split(":")[0].strip(" \u2500\u251c\u2514|`-")
+            if line and line[0].isalnum():
+                suite = word
+            elif word:
+                names.append(f"{suite}/{word}")
+        for name in names:
+            if any(pathlib.PurePath(name).match(pattern) for pattern in patterns):
+                yield program, name
+
+
+def places(build, pool):
+    """{(place, instruction): the tests that reach it}; every test must pass."""
+    def reach(of):
+        with tempfile.NamedTemporaryFile("r") as file:
+            failure = run(build, *of, HOPPER_PLACES=file.name)
+            return of, failure, sorted(set(file.read().splitlines()))
+    reached = {}
+    for of, failure, lines in pool.map(reach, list(tests_of(build))):
+        if failure:
+            raise SystemExit(f"{of[1]} fails as it is: {failure}")
+        for line in lines:
+            reached.setdefault(tuple(line.rsplit(" ", 1)), []).append(of)
+    return reached
+
+
+def source_line(place):
+    file, number = place.rsplit(":", 1)
+    path = next(p for folder in ("fused", "include") for p in sorted((ROOT / folder).rglob(pathlib.PurePath(file).name)) if p.as_posix().endswith(file))
+    return path.read_text().splitlines()[int(number) - 1].strip()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--table", action="store_true", help="print rows of a Markdown table")
+    options = parser.parse_args()
+    build, failed = options.build.resolve(), 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        mutations = []
+        for (place, instruction), tests in sorted(places(build, pool).items()):
+            scope = scope_of(instruction)
+            mutations.append((place, instruction, "", tests))
+            if scope:
+                mutations.append((place, instruction, "=" + WIDEST[scope], tests))
+        mutations = [m for m in mutations if options.only in m[0] + " " + m[1]]
+
+        def attempt(mutation):
+            place, _, scope, tests = mutation
+            for of in tests:
+                failure = run(build, *of, HOPPER_WITHOUT=place + scope)
+                if failure:
+                    return of[1], failure
+            return None
+
+        left = dict(UNSEEN)
+        for (place, instruction, scope, _), found in zip(mutations, pool.map(attempt, mutations)):
+            text, file = source_line(place), place.rsplit(":", 1)[0]
+            count, reason = left.get((file, text), (0, None))
+            if not found and count > 0:
+                left[file, text] = (count - 1, reason)
+            elif not found:
+                reason = None
+            what = f"{instruction} at {place}" + (f", for the {scope[1:]} only" if scope else "")
+            if options.table:
+                print(f"| `{text.split('/*')[0].strip()[:60]}` | {place} | {scope[1:] or 'removed'} | " + (f"`{found[0]}`: {found[1][:150]} |" if found else f"nothing: {reason} |"), flush=True)
+            elif found:
+                print(f"ok     {what} | {found[0]} | {found[1][:200]}", flush=True)
+            else:
+                print(f"{'unseen' if reason else 'FAILED'} {what} | {reason or text}", flush=True)
+            failed += not found and not reason
+    print(f"{len(mutations)} mutations, {failed} without a test that fails and without a reason")
+    return 1 if failed or not mutations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small launches of each fused GEMM kernel with every access checked for its order. They reach every release, acquire
+ * and proxy fence of these kernels on one node (memory_order.py). Launches follow each other without a wait. */
+#include <criterion/criterion.h>
+
+#include "test/hopper/ranks.h"
+
+/* Two clusters a rank, and K of several strips, so that other lanes than the first wait for rows. */
+static void assert_ordered(enum prs_fused_op op, uint32_t world, struct prs_fused_tuning tuning)
+{
+    ranks_assert_right(&(struct ranks_product){
+        .shape = {op, 256 * world, 264, 584, 1}, .tuning = tuning, .world = world, .epochs = 3, .sms = 4});
+}
+
+Test(memory_order, of_reduce_scatter, .timeout = 600)
+{
+    assert_ordered(PRS_FUSED_REDUCE_SCATTER, 3, (struct prs_fused_tuning){.paced = PRS_UNPACED, .spread = 1});
+}
+
+Test(memory_order, of_allreduce, .timeout = 600)
+{
+    assert_ordered(PRS_FUSED_ALLREDUCE, 2, (struct prs_fused_tuning){0});
+}
+
+Test(memory_order, of_allgather, .timeout = 600)
+{
+    assert_ordered(PRS_FUSED_ALLGATHER, 2, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_CTAS});
+}
+
+Test(memory_order, of_allgather_by_copy_engine, .timeout = 600)
+{
+    assert_ordered(PRS_FUSED_ALLGATHER, 2, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1});
+}
+
+/* More units than the cluster's slots for them, so that each slot is used again. */
+Test(memory_order, of_one_cluster, .timeout = 600)
+{
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_GEMM, 1024, 520, 136, 1}, .world = 1, .sms = 2});
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TOOLS_HOPPER_PLACE_H
+#define TOOLS_HOPPER_PLACE_H
+
+#include "tools/hopper/instructions.h"
+
+namespace hopper
+{
+
+/* What is left of the order that an instruction makes. */
+struct place_effect {
+    bool removed;
+    enum scope widest = SCOPE_SYS;
+};
+/* Of the instruction whose place was told last. */
+struct place_effect place_taken(void);
+
+} // namespace hopper
+
+#endif
