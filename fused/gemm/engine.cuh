@@ -3,12 +3,13 @@
  * columns of B, of which each loads half and multicasts it. In a CTA:
  *   warp 0        load_tiles      fills the stages, waits for other ranks' data
  *   warps 1, 2    store_tiles     one per consumer warpgroup: stores finished slabs, raises flags once they have landed
- *   warp 3        push_blocks or await_broadcast (all-gather, all-reduce)
+ *   warp 3        push_blocks and keep_rows (all-gather), or await_broadcast (all-reduce)
  *   warps 4..11   multiply_tiles  two consumer warpgroups, 64 rows each
  * Consumers never wait for another GPU, except through the stages and the store buffers. */
 #ifndef PERSEUS_FUSED_GEMM_ENGINE_CUH
 #define PERSEUS_FUSED_GEMM_ENGINE_CUH
 
+#include "fused/gemm/keep.cuh"
 #include "fused/gemm/load.cuh"
 #include "fused/gemm/multiply.cuh"
 #include "fused/gemm/push.cuh"
@@ -41,8 +42,11 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
             store_tiles<E>(args, m, at, threadIdx.x / 32 - 1);
         break;
     default:
-        if (E::gathers && threadIdx.x % 32 == 0)
-            push_blocks<E>(args, m, at);
+        if (E::gathers && threadIdx.x % 32 == 0) {
+            uint32_t loaded = push_blocks<E>(args, m, at);
+            if (args.keeps != 0)
+                keep_rows(args, m, at, loaded);
+        }
         if (E::broadcasts && E::far)
             forward_rows(args, at.epoch);
         /* MUTANT(emulator allreduce_is_right) wait for the others' results: s/await_broadcast(args, at)// */

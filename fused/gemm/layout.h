@@ -57,6 +57,8 @@ struct prs_kernel_args {
     CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
     CUtensorMap push_source;            /* all-gather: own A in chunks */
     CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
+    CUtensorMap keep_from;              /* the same, in chunks */
+    CUtensorMap keep_to;                /* all-gather: the caller's memory for the gathered A, in chunks */
     struct prs_schedule schedule;       /* of the most rows; kernels use launch_here()->schedule */
     struct prs_sync sync;
     /* [p]: at neighbour p (geometry.h), 0 this rank. */
@@ -84,6 +86,7 @@ struct prs_kernel_args {
     /* 1: blocks are multiples of 64 rows, and c describes all rows as one plane: a slab never crosses into the next
      * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
     uint32_t whole;
+    uint32_t keeps; /* 1: the gathered A is written to keep_to */
 };
 
 #endif

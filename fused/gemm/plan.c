@@ -94,7 +94,9 @@ static int place_copies(struct prs_fused_plan *p)
                            .box_rows = PRS_TILE_M,
                            .swizzled = true,
                            .rows = (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M};
-    return prs_tensor_map_encode(&t, &p->args.gathered);
+    int r = prs_tensor_map_encode(&t, &p->args.gathered);
+    t.box_rows = PRS_PUSH_ROWS;
+    return r ? r : prs_tensor_map_encode(&t, &p->args.keep_from);
 }
 
 static int place(struct prs_plan *base)
@@ -348,24 +350,28 @@ static int encode_inputs(struct prs_fused_plan *p)
     return r;
 }
 
+/* A matrix that has the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
+static struct prs_tensor blocks_of(const struct prs_fused_plan *p, void *base, uint32_t columns, uint32_t pitch)
+{
+    const struct prs_schedule *s = &p->schedule;
+    bool one = p->shape.op == PRS_FUSED_REDUCE_SCATTER || p->args.whole != 0;
+    return (struct prs_tensor){.base = base,
+                               .columns = columns,
+                               .pitch = pitch,
+                               .rows = p->args.whole != 0 ? p->rows : s->block_rows,
+                               .planes = one ? 1 : s->place.world,
+                               .box_rows = 64,
+                               .swizzled = true};
+}
+
 static int encode_results(struct prs_fused_plan *p)
 {
     void *c = p->operands.c;
     const struct prs_schedule *s = &p->schedule;
-    struct prs_tensor t = {.base = c,
-                           .columns = p->args.n,
-                           .pitch = p->shape.ldc,
-                           .rows = s->block_rows,
-                           .planes = s->place.world,
-                           .box_rows = 64,
-                           .swizzled = true};
+    struct prs_tensor t = blocks_of(p, c, p->args.n, p->shape.ldc);
     uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
-    if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
-        t.planes = 1;
-    if (p->args.whole != 0)
-        t.planes = 1, t.rows = p->rows;
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
         home = prs_symmetric_find(p->base.ctx, c, bytes);
         if (!home)
@@ -442,9 +448,13 @@ static void set_rows(struct prs_fused_plan *p)
 
 static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
 {
+    struct prs_tensor kept = blocks_of(p, p->operands.gathered, p->shape.k, 0);
     int r = encode_inputs(p);
     if (!r)
         r = encode_results(p);
+    p->args.keeps = p->operands.gathered != NULL;
+    if (r == 0 && p->operands.gathered)
+        r = prs_tensor_map_encode(&kept, &p->args.keep_to);
     return r ? r : prs_plan_launch(&p->base, stream);
 }
 
@@ -455,6 +465,10 @@ static int check_operands(const struct prs_fused_plan *p, const struct prs_fused
                         x->c);
     if (((uintptr_t)x->bias | (uintptr_t)x->residual) % 16 != 0)
         return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
+    if ((uintptr_t)x->gathered % 16 != 0)
+        return prs_fail(-EINVAL, "fused: gathered %p: the pointer must be 16-byte aligned", x->gathered);
+    if (x->gathered && p->shape.op != PRS_FUSED_ALLGATHER)
+        return prs_fail(-EINVAL, "fused: gathered is set, but operation %d gathers nothing", (int)p->shape.op);
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
     return check_rows(p, x);

@@ -152,16 +152,17 @@ PRS_DEVICE uint32_t claim_chunk(const struct prs_kernel_args &args)
     return atomicAdd(claim_counter(args, PRS_CLAIM_CHUNKS), 1u);
 }
 
-/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. */
+/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. Returns how many chunks
+ * went through the push buffers. */
 template <class E>
-PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
-                            const struct cta_position &at)
+PRS_DEVICE uint32_t push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
+                                const struct cta_position &at)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t own = prs_schedule_chunks(s), all = E::far ? s->place.nodes * own : own;
     struct pusher p = {};
     if (s->segments != 0 || s->place.world == 1)
-        return;
+        return 0;
     /* The next chunk is claimed before this one is sent, so that no claim is waited for. A chunk needs only earlier
      * ones, and so does every claimed chunk that waits for its turn here. */
     for (uint32_t i = claim_chunk(args), next; i < all; i = next) {
@@ -174,6 +175,7 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
             push_next<E>(args, m, at, &p, i);
     }
     push_drain<E>(args, at, &p);
+    return p.count;
 }
 
 /* All-reduce: the launch must not end before the other ranks' results have landed here. [broadcast-tile] and

@@ -201,6 +201,9 @@ struct prs_fused_operands {
     /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
      * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
     const void *residual;
+    /** ALLGATHER: bf16 [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
+     * of B for example; or NULL. */
+    void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
      * rows. W divides m as it divides shape.m. 0: shape.m, or what m_on_device says. */
     uint32_t m;

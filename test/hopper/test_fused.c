@@ -320,6 +320,61 @@ Test(hopper, a_replayed_graph_finds_its_rows_on_the_device, .timeout = 600)
     ranks_assert_right(&p);
 }
 
+/* ---- the gathered A as a result ---- */
+static void assert_kept(const struct ranks_product *product)
+{
+    static const uint32_t ROWS[] = {780, 3, 600, 192};
+    struct ranks_product p = *product;
+    p.keeps = true;
+    p.rows = NULL, p.epochs = 3;
+    ranks_assert_right(&p);
+    p.rows = ROWS, p.epochs = 4;
+    ranks_assert_right(&p);
+}
+
+Test(hopper, pushed_rows_are_kept, .timeout = 900)
+{
+    static const uint32_t ROWS[] = {384, 192, 768};
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1, .lda = 336},
+                              .tuning = {.band = 1, .mover = PRS_MOVED_BY_CTAS},
+                              .world = 3};
+    assert_kept(&p);
+    p.rows = ROWS, p.epochs = 3, p.on_device = p.keeps = true;
+    ranks_assert_right(&p);
+}
+
+Test(hopper, copied_rows_are_kept, .timeout = 900)
+{
+    assert_kept(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1},
+                                        .tuning = {.band = 1, .segments = 2, .mover = PRS_MOVED_BY_COPY_ENGINES},
+                                        .world = 3});
+}
+
+Test(hopper, rows_are_kept_by_one_resident_cluster, .timeout = 900)
+{
+    hopper_limit_clusters(1);
+    for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++)
+        ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1536, 264, 136, 1},
+                                                   .tuning = {.band = 1, .mover = mover},
+                                                   .world = 3,
+                                                   .keeps = true,
+                                                   .sms = 16,
+                                                   .epochs = 2,
+                                                   .timeout_ms = RANKS_PATIENCE_MS});
+}
+
+Test(hopper, unfused_rows_are_kept, .timeout = 900)
+{
+    struct ranks_product p = {
+        .shape = {PRS_FUSED_ALLGATHER, 780, 37, 51, 1}, .tuning = {.path = PRS_PATH_UNFUSED}, .world = 3};
+    assert_kept(&p);
+    p.world = 1;
+    assert_kept(&p);
+    p.tuning.path = PRS_PATH_FUSED;
+    p.shape.n = p.shape.k = 72;
+    assert_kept(&p);
+}
+
 /* ---- many ranks of a node ---- */
 /* More than three sums of others take more than one lap of the stages that bring them. */
 Test(hopper, five_to_eight_ranks_of_a_node_are_right, .timeout = 1200)

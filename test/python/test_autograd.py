@@ -60,6 +60,17 @@ class Gradients(unittest.TestCase):
             self.check(2, "all_gather_matmul", (32,), 72, 96, reference, needs)
         self.check(4, "all_gather_matmul", (16,), 64, 80, reference)
 
+    def test_the_backward_pass_gathers_nothing_that_a_kernel_has_gathered(self):
+        def body(group):
+            counted, gather = [], group.gather_rows
+            group.gather_rows = lambda a: counted.append(tuple(a.shape)) or gather(a)
+            for keep in (True, False):
+                a, w = random(group.rank, 32, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
+                c = perseus.all_gather_matmul(a, w.t(), group, keep_gathered=keep)
+                perseus.matmul_reduce_scatter(c, random(group.rank, 96, 80).requires_grad_().t(), group).sum().backward()
+            return counted
+        self.assertEqual(run(2, body), [[(32, 64)]] * 2)
+
     def test_matmul_reduce_scatter(self):
         def reference(a, w):
             return sum(x @ y.t() for x, y in zip(a, w)).chunk(len(a))

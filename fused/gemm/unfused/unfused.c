@@ -87,7 +87,7 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
     for (uint32_t i = 0; i < count; i++)
         c.to[i] = at[i] + offset;
-    return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
+    return launched(prs_unfused_copy(&c, stream), "a copy of rows");
 }
 
 /* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
@@ -104,6 +104,13 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
     return r;
 }
 
+/* For the caller. */
+static int keep(struct prs_fused_plan *p, const void *gathered, cudaStream_t stream)
+{
+    uint8_t *to = p->operands.gathered;
+    return to ? copy(gathered, (uint64_t)p->rows * p->shape.k * 2, &to, 0, 1, stream) : 0;
+}
+
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -116,7 +123,9 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
     int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
-    return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    if (!r)
+        r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    return r ? r : keep(p, p->args.staging[0], stream);
 }
 
 /* Adds up the partial sums that the ranks of this node have for a rank's slice, this rank's last; for its own slice
@@ -231,7 +240,9 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
     int r = 0;
     if (p->args.schedule.place.world == 1) {
         r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), product_of(p), stream);
-        return r ? r : finish_result(p, stream);
+        if (!r)
+            r = finish_result(p, stream);
+        return r || !gathers ? r : keep(p, a, stream);
     }
     if (gathers)
         r = gather(p, a, stream);

@@ -69,11 +69,13 @@ def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> b
 
 # ---- products ----
 
-def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor) -> None:
-    """One launch. c: what the kernel writes."""
+def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
+              gathered: torch.Tensor | None = None) -> None:
+    """One launch. c, gathered: what the kernel writes."""
     plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k)
     place, operands = group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
+    operands.gathered = None if gathered is None else place.write(gathered)
     group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
 
 
@@ -93,7 +95,18 @@ def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -
 
 
 def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
-    return [*(_all_gather_matmul(a, b, group_name) for b in bs), _all_gather(a, group_name)]
+    """The largest product hides the gather; the others multiply what it has gathered."""
+    group = find(group_name)
+    _check_rows(group, "all_gather_matmuls", "a", a)
+    layouts = [_check_weights(group, "all_gather_matmuls", a, b) for b in bs]
+    m = a.shape[0] * group.world
+    gathered = a.new_empty(m, a.shape[1])
+    largest = max(range(len(bs)), key=lambda i: bs[i].shape[1], default=-1)
+    if largest < 0 or not (m and a.shape[1] and bs[largest].shape[1]):
+        return [*(a.new_zeros(m, b.shape[1]) for b in bs), gathered.copy_(_all_gather(a, group_name))]
+    first = a.new_empty(m, bs[largest].shape[1])
+    _multiply(group, ALLGATHER, m, a, bs[largest], layouts[largest], first, gathered)
+    return [*(first if i == largest else torch.mm(gathered, b) for i, b in enumerate(bs)), gathered]
 
 
 def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
@@ -357,20 +370,25 @@ _forward_only("moe_dispatch_gemm")
 
 # ---- the ops as functions of a group ----
 
-def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
-    """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter(); that of b gathers a once more.
+def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, keep_gathered: bool = True) -> torch.Tensor:
+    """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter().
 
     a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory.
+    keep_gathered: where b needs a gradient, the kernel also writes the gathered a [m, k], which stays until the backward pass. False: only a
+    stays, and the backward pass gathers it once more.
 
     Example::
 
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
+    if keep_gathered and b.requires_grad and torch.is_grad_enabled():
+        return _ops.all_gather_matmuls(a, [b], name_of(group))[0]
     return _ops.all_gather_matmul(a, b, name_of(group))
 
 
 def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
-    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given.
+    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given. One gather in all: the kernel of the
+    largest product writes the gathered a, and the other products follow it.
 
     Example::
 
