@@ -24,27 +24,28 @@ PRS_DEVICE struct pushed_chunk find_kept(const struct prs_schedule *s, uint32_t 
     return k;
 }
 
-PRS_DEVICE void await_kept(const struct prs_kernel_args &args, const struct cta_position &at,
-                           const struct pushed_chunk &k)
+PRS_DEVICE void await_kept(const struct prs_kernel_args &args, const struct pushed_chunk &k)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t slot = prs_schedule_slot(s, k.block, s->place.rank), row_tile = k.c.row / PRS_TILE_M;
     if (s->segments != 0) {
         uint32_t index =
             prs_schedule_segment_flag(s, slot, row_tile / 2 / s->band, k.c.step / prs_schedule_segment_steps(s));
-        /* MUTANT(emulator copied_rows_are_kept) wait for copied rows before they are kept: s/wait_flag/if (0) wait_flag/ */
-        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, k.block, index);
+        /* MUTANT(emulator copied_rows_are_kept) wait for copied rows before they are kept:
+         * s/wait_flag/if (0) wait_flag/ */
+        wait_flag(&args.sync, args.flags[0] + index, launch_here()->epoch, PRS_AWAIT_CHUNK, k.block, index);
     } else {
         uint32_t strip = k.c.step / PRS_STRIP_STEPS, index = prs_schedule_arrival(s, slot, row_tile, strip);
-        /* MUTANT(emulator pushed_rows_are_kept) wait for pushed rows before they are kept: s/wait_flag/if (0) wait_flag/ */
-        wait_flag(&args.sync, arrivals_at(args, at.epoch, 0, index), prs_schedule_arrivals(s, row_tile, strip),
-                  PRS_AWAIT_CHUNK, k.block, index);
+        /* MUTANT(emulator pushed_rows_are_kept) wait for pushed rows before they are kept:
+         * s/wait_flag/if (0) wait_flag/ */
+        wait_flag(&args.sync, arrivals_at(args, launch_here()->epoch, 0, index),
+                  prs_schedule_arrivals(s, row_tile, strip), PRS_AWAIT_CHUNK, k.block, index);
     }
     fence_async_global(); /* arrivals were read by ordinary loads, the chunk is read by the copy engine */
 }
 
-PRS_DEVICE void load_kept(const struct prs_kernel_args &args, const struct cta_position &at,
-                          const struct pushed_chunk &k, uint8_t *buffer, uint64_t *bar)
+PRS_DEVICE void load_kept(const struct prs_kernel_args &args, const struct pushed_chunk &k, uint8_t *buffer,
+                          uint64_t *bar)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t slot = prs_schedule_slot(s, k.block, s->place.rank), column = k.c.step * PRS_TILE_K;
@@ -55,8 +56,7 @@ PRS_DEVICE void load_kept(const struct prs_kernel_args &args, const struct cta_p
         tma_load_2d(buffer, &args.keep_from, bar, (int32_t)column,
                     (int32_t)(slot * s->most_pairs * PRS_PAIR_M + k.c.row));
     else
-        bulk_load(buffer, args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes + chunk_place(s, slot, k.c),
-                  PRS_PUSH_BYTES, bar);
+        bulk_load(buffer, args.staging[0] + staging_bank(args) + chunk_place(s, slot, k.c), PRS_PUSH_BYTES, bar);
 }
 
 PRS_DEVICE void store_kept(const struct prs_kernel_args &args, const struct pushed_chunk &k, const uint8_t *buffer)
@@ -71,11 +71,11 @@ PRS_DEVICE void store_kept(const struct prs_kernel_args &args, const struct push
     bulk_commit();
 }
 
-/* One thread; loaded: how many chunks this CTA has loaded into the push buffers in this launch. While a chunk is loaded,
- * the one before it is stored. */
-PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, const struct cta_memory &m,
-                                   const struct cta_position &at, uint32_t loaded)
+/* One thread. loaded: how many chunks this CTA has loaded into the push buffers in this launch. While a chunk is
+ * loaded, the one before it is stored. Out of line and with plain numbers it costs the other roles no registers. */
+PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, uint32_t loaded)
 {
+    struct cta_memory m = cta_memory_map(dynamic_shared());
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t all = prs_schedule_chunks(s) * s->place.world, *claims = claim_counter(args, PRS_CLAIM_ROWS);
     struct pushed_chunk before;
@@ -87,10 +87,10 @@ PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, const str
         if (i < all) {
             k = find_kept(s, i);
             if (k.block != s->place.rank)
-                await_kept(args, at, k);
+                await_kept(args, k);
             /* MUTANT(emulator pushed_rows_are_kept) wait before a buffer of kept rows is loaded again: delete */
             bulk_wait_read<0>();
-            load_kept(args, at, k, buffer, &m.pushed[slot]);
+            load_kept(args, k, buffer, &m.pushed[slot]);
         }
         if (from) {
             uint32_t last = loaded - 1;

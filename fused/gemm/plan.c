@@ -45,7 +45,7 @@ static struct prs_fused_plan *self(struct prs_plan *p)
 }
 
 /* Numbers of the plan's needs. */
-enum { STAGING, FLAGS, SIGNALS };
+enum { STAGING, FLAGS, SIGNALS, TURNS }; /* the unfused path has no turns */
 
 static void fill_args(struct prs_fused_plan *p)
 {
@@ -74,15 +74,20 @@ static int need_workspace(struct prs_fused_plan *p)
     fill_args(p);
     if (!p->args.staging_bank_bytes)
         return 0;
-    /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one bank, and wait until
-     * the other ranks have read it. */
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
-                  (s->segments != 0 ? 1 : 2) * p->args.staging_bank_bytes);
+    /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until the
+     * other ranks have read it. */
+    if (s->segments != 0)
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
+                      p->args.staging_bank_bytes);
+    else
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_BANKS},
+                      2 * p->args.staging_bank_bytes);
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
                   (flag_words(p) + 2 * s->place.local_ranks + counters) * sizeof(uint32_t));
-    if (s->place.nodes > 1)
-        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
-                      prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                  s->place.nodes == 1 ? 0 : prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_TURNS},
+                  prs_turns_bytes(s->place.world));
     return s->segments != 0 ? prs_plan_copies(&p->base) : 0;
 }
 
@@ -110,7 +115,11 @@ static int place(struct prs_plan *base)
         a->staging[peer] = base->memory[STAGING]->at[peer];
         a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
+        if (base->memory[TURNS])
+            a->turns[peer] = (struct prs_turns *)base->memory[TURNS]->at[peer];
     }
+    /* Banks begin at the same places for all plans. */
+    a->staging_bank_bytes = base->memory[STAGING]->bytes / 2 / PRS_STAGE_A * PRS_STAGE_A;
     if (s->place.nodes > 1) {
         a->far.counters =
             a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */

@@ -44,8 +44,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
                            const struct pushed_chunk &k, int64_t *next)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
-    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
-    uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
+    uint64_t bank = staging_bank(args);
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
         uint32_t owner = prs_place_neighbour(&s->place, p);
         if (args.paced || p == 1) {
@@ -107,12 +106,11 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     /* MUTANT(emulator allgather_is_right) wait before a push buffer is loaded again: s/- 1// */
     bulk_wait_read<PRS_PUSH_SLOTS - 1>();
     mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
-    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     if (!E::far || k.block == s->place.rank)
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
     else
         bulk_load(buffer,
-                  args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
+                  args.staging[0] + staging_bank(args) +
                       chunk_place(s, prs_schedule_slot(s, k.block, s->place.rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
     if (p->pending == 2) { /* a fence and a fetch take about 2 us each, so they overlap */
