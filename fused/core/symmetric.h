@@ -26,7 +26,8 @@ enum prs_pool {
     PRS_POOL_UNFUSED,
     PRS_POOL_BANKS,  /* fused products: two banks of what CTAs of other ranks write */
     PRS_POOL_COPIED, /* fused products: rows that copy engines of other ranks write */
-    PRS_POOL_TURNS   /* fused products: struct prs_turns */
+    PRS_POOL_TURNS,  /* fused products: struct prs_turns */
+    PRS_POOL_RESULTS /* results of all-reduces that are copied to C */
 };
 
 struct prs_block;

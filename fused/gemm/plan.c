@@ -170,6 +170,10 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if (shape->gated && shape->n % 2 != 0)
         return prs_fail(
             -EINVAL, "fused: a gated product of %u columns: half of them are the gate, so they must be even", shape->n);
+    if (shape->c_anywhere && shape->op == PRS_FUSED_ALLREDUCE && shape->ldc != 0 &&
+        shape->ldc != prs_result_columns(shape))
+        return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
+                        shape->ldc, prs_result_columns(shape));
     return check_strides(ctx, shape);
 }
 
@@ -197,23 +201,21 @@ static int choose_path(struct prs_fused_plan *p, const struct prs_hint *agreed)
     return need_workspace(p);
 }
 
-static const char *const terms[] = {"operation",
-                                    "m",
-                                    "n",
-                                    "k",
-                                    "b_is_n_k",
-                                    "activation",
-                                    "ldc",
-                                    "gated",
-                                    "path",
-                                    "clusters",
-                                    "band",
-                                    "mover",
-                                    "segments",
-                                    "spread",
-                                    "paced",
-                                    "tiles_per_signal",
-                                    "bytes of arguments"};
+/* The ranks of an all-reduce store into the result of all; no rank begins to store before this one has begun the same
+ * launch, and so has copied the result of the launch before. */
+static void need_result(struct prs_fused_plan *p)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    p->result = 0;
+    if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1)
+        p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
+                                      (uint64_t)s->m * p->args.n * 2);
+}
+
+static const char *const terms[] = {
+    "operation", "m",        "n",          "k",     "b_is_n_k",         "activation",
+    "ldc",       "gated",    "c_anywhere", "path",  "clusters",         "band",
+    "mover",     "segments", "spread",     "paced", "tiles_per_signal", "bytes of arguments"};
 
 static void add_terms(struct prs_fused_plan *p)
 {
@@ -227,6 +229,7 @@ static void add_terms(struct prs_fused_plan *p)
                                sh->activation,
                                sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
                                sh->gated != 0,
+                               sh->c_anywhere != 0,
                                t->path,
                                t->clusters,
                                t->band,
@@ -271,6 +274,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
+    need_result(p);
     add_terms(p);
     return r;
 }
@@ -382,11 +386,11 @@ static int encode_results(struct prs_fused_plan *p)
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
-        home = prs_symmetric_find(p->base.ctx, c, bytes);
+        home = prs_result_home(p, bytes);
         if (!home)
             return prs_fail(-EINVAL,
                             "fused: the result of an all-reduce (%p, %llu bytes) must lie in memory of "
-                            "prs_fused_alloc() or prs_fused_import()",
+                            "prs_fused_alloc() or prs_fused_import(), unless c_anywhere is set",
                             c, (unsigned long long)bytes);
     }
     if (home && s->place.nodes > 1) {
@@ -492,12 +496,16 @@ int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *
     if (r)
         return r;
     p->operands = *x;
+    if (p->result != 0)
+        p->operands.c = p->base.memory[p->result - 1]->at[0];
     p->args.epilogue = epilogue_of(p);
     set_rows(p);
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else
         r = launch_fused(p, stream);
+    if (r == 0 && p->result != 0)
+        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * 2, stream);
     prs_context_leave(before);
     return r;
 }

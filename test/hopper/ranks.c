@@ -404,7 +404,8 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         l.bias = ranks_upload(key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
         l.residual = ranks_upload(key_residual(p, rank), bytes / 2);
-    if (prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0 ||
+    if ((s->c_anywhere ? cudaMalloc((void **)&results, bytes * p->epochs) != cudaSuccess
+                       : prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0) ||
         cudaMemset(results, 0xff, bytes * p->epochs) != cudaSuccess ||
         (p->rows && (cudaMalloc((void **)&l.rows, p->epochs * sizeof(*p->rows)) != cudaSuccess ||
                      cudaMemcpy(l.rows, p->rows, p->epochs * sizeof(*p->rows), cudaMemcpyHostToDevice) != cudaSuccess)))
@@ -434,7 +435,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         (void)cudaFree(l.a[e]);
         (void)cudaFree(l.kept[e]);
     }
-    (void)prs_fused_free(ctx, results);
+    (void)(s->c_anywhere ? (int)cudaFree(results) : prs_fused_free(ctx, results));
     (void)cudaFree(l.rows);
     (void)cudaFree(l.b);
     (void)cudaFree(l.bias);

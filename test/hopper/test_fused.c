@@ -564,6 +564,20 @@ Test(hopper, rows_with_gaps_are_right, .timeout = 900)
                     .epochs = 2});
 }
 
+Test(hopper, an_allreduce_to_any_memory_is_right, .timeout = 900)
+{
+    static const uint32_t ROWS[] = {408, 1, 300};
+    for (uint32_t path = PRS_PATH_FUSED; path <= PRS_PATH_UNFUSED; path++)
+        for (enum ranks_residual residual = RANKS_NO_RESIDUAL; residual <= RANKS_RESIDUAL_IS_C; residual++)
+            ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLREDUCE, 408, 328, 72, 1, .c_anywhere = 1},
+                                                       .tuning = {.path = path},
+                                                       .residual = residual,
+                                                       .world = 3,
+                                                       .rows = ROWS,
+                                                       .epochs = 3,
+                                                       .replays = residual == RANKS_RESIDUAL ? 2 : 0});
+}
+
 struct refused {
     struct prs_fused_shape shape;
     const char *why;

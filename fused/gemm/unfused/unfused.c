@@ -90,6 +90,12 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     return launched(prs_unfused_copy(&c, stream), "a copy of rows");
 }
 
+int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream)
+{
+    uint8_t *at = to;
+    return copy(from, bytes, &at, 0, 1, stream);
+}
+
 /* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
  * counterparts, waits for theirs, and copies those to the neighbours. */
 static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
@@ -107,8 +113,8 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
 /* For the caller. */
 static int keep(struct prs_fused_plan *p, const void *gathered, cudaStream_t stream)
 {
-    uint8_t *to = p->operands.gathered;
-    return to ? copy(gathered, (uint64_t)p->rows * p->shape.k * 2, &to, 0, 1, stream) : 0;
+    void *to = p->operands.gathered;
+    return to ? prs_unfused_copy_rows(gathered, to, (uint64_t)p->rows * p->shape.k * 2, stream) : 0;
 }
 
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
@@ -186,12 +192,13 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        home = prs_symmetric_find(p->base.ctx, c, slice.all * 2);
+        home = prs_result_home(p, slice.all * 2);
         if (!home)
-            return prs_fail(
-                -EINVAL,
-                "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or prs_fused_import()",
-                c);
+            return prs_fail(-EINVAL,
+                            "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
+                            "prs_fused_import(), unless "
+                            "c_anywhere is set",
+                            c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
