@@ -37,9 +37,6 @@ class _Parallel(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, ranks={self.world}, sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}"
 
-    def _with_bias(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self.bias is None else y + self.bias
-
 
 class ColumnParallelLinear(_Parallel):
     """y = x @ weight.t() with the rows of weight [out / W, in] of this rank. bias [out / W].
@@ -60,10 +57,10 @@ class ColumnParallelLinear(_Parallel):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, b = x.reshape(-1, self.in_features), self.weight.t()
         if self.sequence_parallel:
-            y = ops.all_gather_matmul(rows, b, self.group_name, keep_gathered=self.keep_gathered)
+            y = ops.all_gather_matmul(rows, b, self.group_name, bias=self.bias, keep_gathered=self.keep_gathered)
         else:
-            y = ops._ops.replicated_matmul(rows, b, self.group_name)
-        return self._with_bias(y.view(-1, *x.shape[1:-1], self.weight.shape[0]))
+            y = ops._ops.replicated_matmul(rows, b, self.group_name, self.bias)
+        return y.view(-1, *x.shape[1:-1], self.weight.shape[0])
 
 
 class RowParallelLinear(_Parallel):
@@ -85,8 +82,8 @@ class RowParallelLinear(_Parallel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         op = ops._ops.matmul_reduce_scatter if self.sequence_parallel else ops._ops.matmul_all_reduce
-        y = op(x.reshape(-1, self.weight.shape[1]), self.weight.t(), self.group_name)
-        return self._with_bias(y.view(-1, *x.shape[1:-1], self.out_features))
+        y = op(x.reshape(-1, self.weight.shape[1]), self.weight.t(), self.group_name, self.bias)
+        return y.view(-1, *x.shape[1:-1], self.out_features)
 
 
 def mark_replicated(parameter: nn.Parameter) -> nn.Parameter:
