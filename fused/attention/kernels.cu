@@ -83,5 +83,6 @@ extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args
      * s/prs_attention_credit(s, s->place.world, 0)/s->place.world - 1/ */
     uint32_t credits = prs_attention_credit(s, s->place.world, 0);
     return launch_begin_copies(
-        {args->sync, s->place, args->credits[0], credits, s->groups, s->place.world - 1, PRS_AWAIT_CREDIT}, stream);
+        {args->sync, s->place, args->credits[0], NULL, credits, s->groups, s->place.world - 1, PRS_AWAIT_CREDIT},
+        stream);
 }

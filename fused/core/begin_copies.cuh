@@ -7,12 +7,13 @@
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 
-/* credits[i]: the receiver has read, in the launch before, the data that this rank now overwrites. The receiver comes
- * (1 + i / per_rank) * step after this rank; step world - 1 counts backwards. */
+/* credits[i]: the number of the last launch in which the receiver has read what this rank now overwrites. The receiver
+ * comes (1 + i / per_rank) * step after this rank; step world - 1 counts backwards. */
 struct begin_copies_args {
     struct prs_sync sync;
     struct prs_place place;
     const uint32_t *credits;
+    const uint32_t *copied; /* the number of the launch to wait for; NULL: of the epoch before this one */
     uint32_t count, per_rank, step;
     uint32_t what; /* enum prs_awaited */
 };
@@ -21,12 +22,13 @@ struct begin_copies_args {
 static __global__ void begin_copies(const __grid_constant__ struct begin_copies_args args)
 {
     uint32_t epoch = launch_epoch(&args.sync);
+    uint32_t read = args.copied ? *(volatile const uint32_t *)args.copied : epoch - 1;
     /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
      * s/wait_flag/if (0) wait_flag/ */
     /* MUTANT(emulator attention/keys_that_are_copied_are_right)
      * credit before copied keys of the last epoch are copied over: s/wait_flag/if (0) wait_flag/ */
     for (uint32_t i = threadIdx.x; i < args.count; i += 32)
-        wait_flag(&args.sync, args.credits + i, epoch - 1, args.what,
+        wait_flag(&args.sync, args.credits + i, read, args.what,
                   prs_place_after(&args.place, (1 + i / args.per_rank) * args.step), i);
     __syncwarp();
     if (threadIdx.x == 0)

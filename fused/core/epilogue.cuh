@@ -106,7 +106,7 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
 }
 
 /* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
- * so that the code of a quarter exists once. Of a gated tile the result has two quarters, which are then there twice. */
+ * so that the code of a quarter exists once. The result of a gated tile has two quarters, which are then there twice. */
 PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const struct tile_place &tile)
 {
 #pragma unroll 1

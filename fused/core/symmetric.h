@@ -21,7 +21,14 @@ enum prs_symmetric_use {
 };
 
 /* Memory that plans share, which run one after the other. */
-enum prs_pool { PRS_POOL_NONE, PRS_POOL_UNFUSED };
+enum prs_pool {
+    PRS_POOL_NONE,
+    PRS_POOL_UNFUSED,
+    PRS_POOL_BANKS,  /* fused products: two banks of what CTAs of other ranks write */
+    PRS_POOL_COPIED, /* fused products: rows that copy engines of other ranks write */
+    PRS_POOL_TURNS,  /* fused products: struct prs_turns */
+    PRS_POOL_RESULTS /* results of all-reduces that are copied to C */
+};
 
 struct prs_block;
 struct prs_chunk;

@@ -54,7 +54,12 @@ struct prs_fault {
 static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
 
 /* Kinds of work that CTAs claim from a counter. */
-enum prs_claims { PRS_CLAIM_UNITS, PRS_CLAIM_CHUNKS, PRS_CLAIM_ROWS, PRS_CLAIMS };
+enum prs_claims {
+    PRS_CLAIM_UNITS,
+    PRS_CLAIM_CHUNKS,
+    PRS_CLAIM_ROWS, /* all-reduce: rows of other nodes to forward; all-gather: chunks to keep */
+    PRS_CLAIMS
+};
 
 /* Device words of one plan on one rank. */
 struct prs_plan_words {

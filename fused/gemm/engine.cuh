@@ -3,12 +3,13 @@
  * columns of B, of which each loads half and multicasts it. In a CTA:
  *   warp 0        load_tiles      fills the stages, waits for other ranks' data
  *   warps 1, 2    store_tiles     one per consumer warpgroup: stores finished slabs, raises flags once they have landed
- *   warp 3        push_blocks or await_broadcast (all-gather, all-reduce)
+ *   warp 3        push_blocks and keep_rows (all-gather), or await_broadcast (all-reduce)
  *   warps 4..11   multiply_tiles  two consumer warpgroups, 64 rows each
  * Consumers never wait for another GPU, except through the stages and the store buffers. */
 #ifndef PERSEUS_FUSED_GEMM_ENGINE_CUH
 #define PERSEUS_FUSED_GEMM_ENGINE_CUH
 
+#include "fused/gemm/keep.cuh"
 #include "fused/gemm/load.cuh"
 #include "fused/gemm/multiply.cuh"
 #include "fused/gemm/push.cuh"
@@ -41,8 +42,11 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
             store_tiles<E>(args, m, at, threadIdx.x / 32 - 1);
         break;
     default:
-        if (E::gathers && threadIdx.x % 32 == 0)
-            push_blocks<E>(args, m, at);
+        if (E::gathers && threadIdx.x % 32 == 0) {
+            uint32_t loaded = push_blocks<E>(args, m, at);
+            if (args.keeps != 0)
+                keep_rows(args, loaded);
+        }
         if (E::broadcasts && E::far)
             forward_rows(args, at.epoch);
         /* MUTANT(emulator allreduce_is_right) wait for the others' results: s/await_broadcast(args, at)// */
@@ -52,13 +56,16 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
 }
 
 /* All-gather by copy engine: tells the other ranks that they may overwrite the rows that they copied here. */
-PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t epoch)
+PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
-    if (s->segments != 0)
-        for (uint32_t p = 1; p < s->place.world; p++)
-            store_release_sys(args.done[p] + prs_schedule_slot(s, s->place.rank, (s->place.rank + p) % s->place.world),
-                              epoch);
+    if (s->segments == 0)
+        return;
+    uint32_t copied = *(volatile uint32_t *)&args.turns[0]->copied + 1;
+    *(volatile uint32_t *)&args.turns[0]->copied = copied;
+    for (uint32_t p = 1; p < s->place.world; p++)
+        store_release_sys(
+            args.turns[p]->credit + prs_schedule_slot(s, s->place.rank, (s->place.rank + p) % s->place.world), copied);
 }
 
 /* The first unit is claimed before the cluster meets, so that its claim costs no time. */
@@ -90,7 +97,7 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
         return;
     launch_end<E>(args);
     if (threadIdx.x == 0) {
-        give_copy_credit(args, launch_here()->epoch);
+        give_copy_credit(args);
         if (E::far)
             network_quiet(&args.sync, &args.far.device);
     }

@@ -55,5 +55,7 @@ extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_ma
 extern "C" int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream)
 {
     const struct prs_place *at = &args->schedule.place;
-    return launch_begin_copies({args->sync, *at, args->done[0], at->world - 1, 1, 1, PRS_AWAIT_PEERS}, stream);
+    const struct prs_turns *turns = args->turns[0];
+    return launch_begin_copies({args->sync, *at, turns->credit, &turns->copied, at->world - 1, 1, 1, PRS_AWAIT_PEERS},
+                               stream);
 }

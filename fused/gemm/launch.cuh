@@ -17,6 +17,15 @@ PRS_DEVICE uint32_t *claim_counter(const struct prs_kernel_args &args, uint32_t 
     return &args.sync.words->claimed[kind];
 }
 
+/* The offset of this launch's bank in the staging memory of any rank. */
+PRS_DEVICE uint64_t staging_bank(const struct prs_kernel_args &args)
+{
+    /* MUTANT(emulator epochs_run_into_each_other) one bank for all launches: s/->bank/->bank * 0/ */
+    /* MUTANT(emulator plans_that_share_memory_may_be_launched_in_any_order) the bank of a launch is not that of its
+     * plan's epoch: s/->bank/->epoch % 2 * args.staging_bank_bytes/ */
+    return launch_here()->bank;
+}
+
 /* One thread of each CTA calls it before the roles begin. With a number of rows that cannot be right nothing is
  * computed; all ranks have the same number, so none waits for another. */
 PRS_DEVICE void launch_begin(const struct prs_kernel_args &args)
@@ -25,6 +34,7 @@ PRS_DEVICE void launch_begin(const struct prs_kernel_args &args)
     uint32_t m = args.m;
     launch->schedule = args.schedule;
     launch->epoch = launch_epoch(&args.sync);
+    launch->bank = args.turns[0] ? (*(volatile uint32_t *)&args.turns[0]->launches & 1) * args.staging_bank_bytes : 0;
     if (args.m_on_device)
         m = *(volatile const uint32_t *)args.m_on_device;
     if (m != 0 && m <= args.most_rows && m % args.row_step == 0) {
@@ -36,12 +46,14 @@ PRS_DEVICE void launch_begin(const struct prs_kernel_args &args)
     launch->schedule.block_rows = launch->schedule.pairs = launch->schedule.units = 0;
 }
 
-/* All threads of the last CTA: zeroes what the next launches count from zero. */
+/* All threads of the last CTA: zeroes what the next launches count from zero, and takes the other bank. */
 template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args)
 {
     const struct prs_launch *launch = launch_here();
     const struct prs_schedule *s = &launch->schedule;
     uint32_t bank = launch->epoch & 1, count = 0;
+    if (threadIdx.x == 0 && args.turns[0])
+        *(volatile uint32_t *)&args.turns[0]->launches += 1;
     if (threadIdx.x < PRS_CLAIMS)
         *(volatile uint32_t *)claim_counter(args, threadIdx.x) = 0;
     if (E::gathers && s->segments == 0 && s->place.world > 1)

@@ -44,11 +44,26 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
+/* Plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
+ * order. So what says when it may be written counts the launches of all of them. Symmetric memory, of all fused products
+ * of the context with other ranks; only its own rank changes the first two words. */
+struct prs_turns {
+    uint32_t launches; /* finished; the next launch uses the bank of its parity */
+    uint32_t copied;   /* of those, by copy engines */
+    uint32_t credit[]; /* [world - 1], by the distance to the receiver: how many of its `copied` it has finished */
+};
+
+PRS_SHARED uint64_t prs_turns_bytes(uint32_t world)
+{
+    return sizeof(struct prs_turns) + (world - 1) * sizeof(uint32_t);
+}
+
 /* What all roles of a CTA know of the launch, in its shared memory. */
 struct prs_launch {
     struct prs_schedule schedule; /* of this launch's rows */
     uint32_t epoch;
-    uint32_t m; /* its rows */
+    uint32_t m;    /* its rows */
+    uint64_t bank; /* where its bank begins in the staging memory of every rank */
 };
 static_assert(sizeof(struct prs_launch) <= PRS_SMEM_BYTES - PRS_SMEM_LAUNCH, "it fits after the barriers");
 
@@ -57,13 +72,17 @@ struct prs_kernel_args {
     CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
     CUtensorMap push_source;            /* all-gather: own A in chunks */
     CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
+    CUtensorMap keep_from;              /* the same, in chunks */
+    CUtensorMap keep_to;                /* all-gather: the caller's memory for the gathered A, in chunks */
     struct prs_schedule schedule;       /* of the most rows; kernels use launch_here()->schedule */
     struct prs_sync sync;
     /* [p]: at neighbour p (geometry.h), 0 this rank. */
-    uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* partial sums or gathered A, both banks */
-    uint64_t staging_bank_bytes;
-    /* Partial flags, or two banks of arrival counters. A counter that other ranks raise is zero when its bank is used:
-     * the last CTA of a launch zeroes the bank of that launch. A rank is in epoch e + 2, and raises counters of that
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* partial sums or gathered A, both banks */
+    uint64_t staging_bank_bytes;                  /* half of that memory, which may be larger than the plan needs */
+    struct prs_turns *turns[PRS_MAX_LOCAL_RANKS]; /* NULL: nothing is communicated */
+    /* Partial flags, or two banks of arrival counters, of this plan alone; their bank is that of the epoch. A counter
+     * that other ranks raise is zero when its bank is used: the last CTA of a launch zeroes the bank of that launch. A
+     * rank is in epoch e + 2, and raises counters of that
      * bank again, only when all others have finished e: its epoch e + 1 needed what they sent after that. */
     uint32_t *flags[PRS_MAX_LOCAL_RANKS];
     uint32_t flag_bank;                  /* words */
@@ -84,6 +103,7 @@ struct prs_kernel_args {
     /* 1: blocks are multiples of 64 rows, and c describes all rows as one plane: a slab never crosses into the next
      * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
     uint32_t whole;
+    uint32_t keeps; /* 1: the gathered A is written to keep_to */
 };
 
 #endif

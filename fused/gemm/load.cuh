@@ -99,9 +99,8 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
              tile = prs_schedule_tile(s, &u, at.rank);
     /* MUTANT(emulator reduce_scatter_is_right) the other bank in odd epochs:
-     * s/+ (at.epoch & 1) * args.staging_bank_bytes// */
-    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
-    const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
+     * s/+ staging_bank(args)// */
+    const uint8_t *bank = args.staging[0] + staging_bank(args);
     await_partials<E>(args, at, u, slots);
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
@@ -160,10 +159,8 @@ PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const s
     if (E::gathers && u.block != s->place.rank) {
         a.map = &args.gathered;
         a.row += (int32_t)(slot * s->most_pairs * PRS_PAIR_M);
-        /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
         if (s->segments == 0)
-            a.tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
-                      prs_layout_gathered(s, slot, u.pair * 2 + at.rank, 0);
+            a.tiles = args.staging[0] + staging_bank(args) + prs_layout_gathered(s, slot, u.pair * 2 + at.rank, 0);
     }
     return a;
 }

@@ -45,7 +45,7 @@ static struct prs_fused_plan *self(struct prs_plan *p)
 }
 
 /* Numbers of the plan's needs. */
-enum { STAGING, FLAGS, SIGNALS };
+enum { STAGING, FLAGS, SIGNALS, TURNS }; /* the unfused path has no turns */
 
 static void fill_args(struct prs_fused_plan *p)
 {
@@ -74,15 +74,20 @@ static int need_workspace(struct prs_fused_plan *p)
     fill_args(p);
     if (!p->args.staging_bank_bytes)
         return 0;
-    /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one bank, and wait until
-     * the other ranks have read it. */
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
-                  (s->segments != 0 ? 1 : 2) * p->args.staging_bank_bytes);
+    /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until the
+     * other ranks have read it. */
+    if (s->segments != 0)
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
+                      p->args.staging_bank_bytes);
+    else
+        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_BANKS},
+                      2 * p->args.staging_bank_bytes);
     prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
                   (flag_words(p) + 2 * s->place.local_ranks + counters) * sizeof(uint32_t));
-    if (s->place.nodes > 1)
-        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
-                      prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+                  s->place.nodes == 1 ? 0 : prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
+    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_TURNS},
+                  prs_turns_bytes(s->place.world));
     return s->segments != 0 ? prs_plan_copies(&p->base) : 0;
 }
 
@@ -94,7 +99,9 @@ static int place_copies(struct prs_fused_plan *p)
                            .box_rows = PRS_TILE_M,
                            .swizzled = true,
                            .rows = (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M};
-    return prs_tensor_map_encode(&t, &p->args.gathered);
+    int r = prs_tensor_map_encode(&t, &p->args.gathered);
+    t.box_rows = PRS_PUSH_ROWS;
+    return r ? r : prs_tensor_map_encode(&t, &p->args.keep_from);
 }
 
 static int place(struct prs_plan *base)
@@ -108,7 +115,11 @@ static int place(struct prs_plan *base)
         a->staging[peer] = base->memory[STAGING]->at[peer];
         a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
+        if (base->memory[TURNS])
+            a->turns[peer] = (struct prs_turns *)base->memory[TURNS]->at[peer];
     }
+    /* Banks begin at the same places for all plans. */
+    a->staging_bank_bytes = base->memory[STAGING]->bytes / 2 / PRS_STAGE_A * PRS_STAGE_A;
     if (s->place.nodes > 1) {
         a->far.counters =
             a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */
@@ -159,6 +170,10 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if (shape->gated && shape->n % 2 != 0)
         return prs_fail(
             -EINVAL, "fused: a gated product of %u columns: half of them are the gate, so they must be even", shape->n);
+    if (shape->c_anywhere && shape->op == PRS_FUSED_ALLREDUCE && shape->ldc != 0 &&
+        shape->ldc != prs_result_columns(shape))
+        return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
+                        shape->ldc, prs_result_columns(shape));
     return check_strides(ctx, shape);
 }
 
@@ -186,23 +201,21 @@ static int choose_path(struct prs_fused_plan *p, const struct prs_hint *agreed)
     return need_workspace(p);
 }
 
-static const char *const terms[] = {"operation",
-                                    "m",
-                                    "n",
-                                    "k",
-                                    "b_is_n_k",
-                                    "activation",
-                                    "ldc",
-                                    "gated",
-                                    "path",
-                                    "clusters",
-                                    "band",
-                                    "mover",
-                                    "segments",
-                                    "spread",
-                                    "paced",
-                                    "tiles_per_signal",
-                                    "bytes of arguments"};
+/* The ranks of an all-reduce store into the result of all; no rank begins to store before this one has begun the same
+ * launch, and so has copied the result of the launch before. */
+static void need_result(struct prs_fused_plan *p)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    p->result = 0;
+    if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1)
+        p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
+                                      (uint64_t)s->m * p->args.n * 2);
+}
+
+static const char *const terms[] = {
+    "operation", "m",        "n",          "k",     "b_is_n_k",         "activation",
+    "ldc",       "gated",    "c_anywhere", "path",  "clusters",         "band",
+    "mover",     "segments", "spread",     "paced", "tiles_per_signal", "bytes of arguments"};
 
 static void add_terms(struct prs_fused_plan *p)
 {
@@ -216,6 +229,7 @@ static void add_terms(struct prs_fused_plan *p)
                                sh->activation,
                                sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
                                sh->gated != 0,
+                               sh->c_anywhere != 0,
                                t->path,
                                t->clusters,
                                t->band,
@@ -260,6 +274,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
+    need_result(p);
     add_terms(p);
     return r;
 }
@@ -348,30 +363,34 @@ static int encode_inputs(struct prs_fused_plan *p)
     return r;
 }
 
+/* A matrix that has the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
+static struct prs_tensor blocks_of(const struct prs_fused_plan *p, void *base, uint32_t columns, uint32_t pitch)
+{
+    const struct prs_schedule *s = &p->schedule;
+    bool one = p->shape.op == PRS_FUSED_REDUCE_SCATTER || p->args.whole != 0;
+    return (struct prs_tensor){.base = base,
+                               .columns = columns,
+                               .pitch = pitch,
+                               .rows = p->args.whole != 0 ? p->rows : s->block_rows,
+                               .planes = one ? 1 : s->place.world,
+                               .box_rows = 64,
+                               .swizzled = true};
+}
+
 static int encode_results(struct prs_fused_plan *p)
 {
     void *c = p->operands.c;
     const struct prs_schedule *s = &p->schedule;
-    struct prs_tensor t = {.base = c,
-                           .columns = p->args.n,
-                           .pitch = p->shape.ldc,
-                           .rows = s->block_rows,
-                           .planes = s->place.world,
-                           .box_rows = 64,
-                           .swizzled = true};
+    struct prs_tensor t = blocks_of(p, c, p->args.n, p->shape.ldc);
     uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
-    if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
-        t.planes = 1;
-    if (p->args.whole != 0)
-        t.planes = 1, t.rows = p->rows;
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
-        home = prs_symmetric_find(p->base.ctx, c, bytes);
+        home = prs_result_home(p, bytes);
         if (!home)
             return prs_fail(-EINVAL,
                             "fused: the result of an all-reduce (%p, %llu bytes) must lie in memory of "
-                            "prs_fused_alloc() or prs_fused_import()",
+                            "prs_fused_alloc() or prs_fused_import(), unless c_anywhere is set",
                             c, (unsigned long long)bytes);
     }
     if (home && s->place.nodes > 1) {
@@ -442,9 +461,13 @@ static void set_rows(struct prs_fused_plan *p)
 
 static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
 {
+    struct prs_tensor kept = blocks_of(p, p->operands.gathered, p->shape.k, 0);
     int r = encode_inputs(p);
     if (!r)
         r = encode_results(p);
+    p->args.keeps = p->operands.gathered != NULL;
+    if (r == 0 && p->operands.gathered)
+        r = prs_tensor_map_encode(&kept, &p->args.keep_to);
     return r ? r : prs_plan_launch(&p->base, stream);
 }
 
@@ -455,6 +478,10 @@ static int check_operands(const struct prs_fused_plan *p, const struct prs_fused
                         x->c);
     if (((uintptr_t)x->bias | (uintptr_t)x->residual) % 16 != 0)
         return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
+    if ((uintptr_t)x->gathered % 16 != 0)
+        return prs_fail(-EINVAL, "fused: gathered %p: the pointer must be 16-byte aligned", x->gathered);
+    if (x->gathered && p->shape.op != PRS_FUSED_ALLGATHER)
+        return prs_fail(-EINVAL, "fused: gathered is set, but operation %d gathers nothing", (int)p->shape.op);
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
     return check_rows(p, x);
@@ -469,12 +496,16 @@ int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *
     if (r)
         return r;
     p->operands = *x;
+    if (p->result != 0)
+        p->operands.c = p->base.memory[p->result - 1]->at[0];
     p->args.epilogue = epilogue_of(p);
     set_rows(p);
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else
         r = launch_fused(p, stream);
+    if (r == 0 && p->result != 0)
+        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * 2, stream);
     prs_context_leave(before);
     return r;
 }

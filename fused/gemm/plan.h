@@ -35,6 +35,14 @@ struct prs_fused_plan {
     uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
+    /* 1 + number of the need for results that are copied to C; 0: the ranks store into C. */
+    uint32_t result;
 };
+
+/* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
+static inline const struct prs_symmetric *prs_result_home(const struct prs_fused_plan *p, uint64_t bytes)
+{
+    return p->result != 0 ? p->base.memory[p->result - 1] : prs_symmetric_find(p->base.ctx, p->operands.c, bytes);
+}
 
 #endif

@@ -44,8 +44,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
                            const struct pushed_chunk &k, int64_t *next)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
-    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
-    uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
+    uint64_t bank = staging_bank(args);
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
         uint32_t owner = prs_place_neighbour(&s->place, p);
         if (args.paced || p == 1) {
@@ -107,12 +106,11 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     /* MUTANT(emulator allgather_is_right) wait before a push buffer is loaded again: s/- 1// */
     bulk_wait_read<PRS_PUSH_SLOTS - 1>();
     mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
-    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     if (!E::far || k.block == s->place.rank)
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
     else
         bulk_load(buffer,
-                  args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
+                  args.staging[0] + staging_bank(args) +
                       chunk_place(s, prs_schedule_slot(s, k.block, s->place.rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
     if (p->pending == 2) { /* a fence and a fetch take about 2 us each, so they overlap */
@@ -152,16 +150,17 @@ PRS_DEVICE uint32_t claim_chunk(const struct prs_kernel_args &args)
     return atomicAdd(claim_counter(args, PRS_CLAIM_CHUNKS), 1u);
 }
 
-/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. */
+/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. Returns how many chunks
+ * went through the push buffers. */
 template <class E>
-PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
-                            const struct cta_position &at)
+PRS_DEVICE uint32_t push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
+                                const struct cta_position &at)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t own = prs_schedule_chunks(s), all = E::far ? s->place.nodes * own : own;
     struct pusher p = {};
     if (s->segments != 0 || s->place.world == 1)
-        return;
+        return 0;
     /* The next chunk is claimed before this one is sent, so that no claim is waited for. A chunk needs only earlier
      * ones, and so does every claimed chunk that waits for its turn here. */
     for (uint32_t i = claim_chunk(args), next; i < all; i = next) {
@@ -174,6 +173,7 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
             push_next<E>(args, m, at, &p, i);
     }
     push_drain<E>(args, at, &p);
+    return p.count;
 }
 
 /* All-reduce: the launch must not end before the other ranks' results have landed here. [broadcast-tile] and

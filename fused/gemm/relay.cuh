@@ -41,7 +41,7 @@ PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes), place;
-    uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
+    uint64_t bank = staging_bank(args);
     struct prs_piece_group g;
     /* MUTANT(emulator nodes/reduce_scatter_is_right) only the second half of a tile puts it: s/2/1/ */
     if (!is_last(args, prs_schedule_tile_counter(s, to, tile), 2))
@@ -93,7 +93,7 @@ PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
     uint32_t *landed = arrivals_at(args, epoch, 0, prs_schedule_arrival(s, slot, row_tile, strip));
-    uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
+    uint64_t bank = staging_bank(args), from, bytes;
     struct prs_piece_group g;
     if (!arrives_last(landed, prs_schedule_arrivals(s, row_tile, strip)))
         return;

@@ -22,8 +22,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &launch_here()->schedule;
     if (E::reduces && u.block != s->place.rank) {
         uint32_t peer = prs_place_neighbour_index(&s->place, u.block), slot = partial_slot<E>(s, u.block);
-        /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
-        uint8_t *bank = args.staging[peer] + (at.epoch & 1) * args.staging_bank_bytes;
+        uint8_t *bank = args.staging[peer] + staging_bank(args);
         uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
         bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
         return;

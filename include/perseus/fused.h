@@ -92,7 +92,8 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
- * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank. Free it with
+ * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank, unless shape.c_anywhere
+ * is set. Free it with
  * prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
 /** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory for
@@ -139,6 +140,9 @@ struct prs_fused_shape {
      * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) + residual.
      * n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
     uint32_t gated;
+    /** 1: the C of an ALLREDUCE may lie in any device memory. The ranks then store the result into memory that all plans of
+     * the context share, and the launch ends with a copy from there. C has no gaps. */
+    uint32_t c_anywhere;
 };
 
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
@@ -201,6 +205,9 @@ struct prs_fused_operands {
     /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
      * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
     const void *residual;
+    /** ALLGATHER: bf16 [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
+     * of B for example; or NULL. */
+    void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
      * rows. W divides m as it divides shape.m. 0: shape.m, or what m_on_device says. */
     uint32_t m;

@@ -319,10 +319,33 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
     pthread_mutex_unlock(&m->lock);
 }
 
+/* The gathered A must be that of the ranks, and nothing after the launch's rows may be written if the host has given
+ * their number. */
+static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *have)
+{
+    const struct ranks_product *p = m->p;
+    uint64_t k = p->shape.k, pitch = pitch_of(p->shape.lda, p->shape.k), beyond = 0, first = 0;
+    uint64_t rows = p->rows ? p->rows[epoch] : p->shape.m, all = p->on_device ? rows : p->shape.m + 1;
+    for (uint64_t i = 0; i < all * k; i++) {
+        uint64_t row = i / k, each = rows / p->world;
+        uint16_t want =
+            row < rows ? ranks_bf16(ranks_element(key_a(epoch, (uint32_t)(row / each)), row % each * pitch + i % k))
+                       : 0xffff;
+        if (have[i] != want && beyond++ == 0)
+            first = i;
+    }
+    pthread_mutex_lock(&m->lock);
+    if (m->v->beyond == 0 && beyond != 0)
+        (void)snprintf(m->v->first, sizeof(m->v->first), "rank %u epoch %u: row %llu column %llu of the gathered A",
+                       rank, epoch, (unsigned long long)(first / k), (unsigned long long)(first % k));
+    m->v->beyond += beyond;
+    pthread_mutex_unlock(&m->lock);
+}
+
 /* The launches of one rank. */
 struct launches {
     struct prs_fused_plan *plan;
-    void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *bias, *residual;
+    void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *kept[RANKS_EPOCHS_MAX], *bias, *residual;
     uint32_t *rows; /* on the device */
     cudaStream_t stream;
 };
@@ -339,6 +362,7 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
                                          .c = l->c[e],
                                          .bias = l->bias,
                                          .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual,
+                                         .gathered = l->kept[e],
                                          .m = p->rows && !p->on_device ? p->rows[e] : 0,
                                          .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
@@ -370,9 +394,9 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     const struct prs_fused_shape *s = &p->shape;
     uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * pitch_of(s->lda, s->k);
     uint64_t b_count = s->b_is_n_k ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
-    uint64_t bytes = result_room(p);
+    uint64_t bytes = result_room(p), kept = ((uint64_t)s->m + 1) * s->k * 2; /* and a row after it */
     struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), b_count)};
-    uint16_t *host = malloc(bytes);
+    uint16_t *host = malloc(bytes > kept ? bytes : kept);
     uint8_t *results;
     int r = 0;
     (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
@@ -380,7 +404,8 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         l.bias = ranks_upload(key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
         l.residual = ranks_upload(key_residual(p, rank), bytes / 2);
-    if (prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0 ||
+    if ((s->c_anywhere ? cudaMalloc((void **)&results, bytes * p->epochs) != cudaSuccess
+                       : prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0) ||
         cudaMemset(results, 0xff, bytes * p->epochs) != cudaSuccess ||
         (p->rows && (cudaMalloc((void **)&l.rows, p->epochs * sizeof(*p->rows)) != cudaSuccess ||
                      cudaMemcpy(l.rows, p->rows, p->epochs * sizeof(*p->rows), cudaMemcpyHostToDevice) != cudaSuccess)))
@@ -391,6 +416,9 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         if (p->residual == RANKS_RESIDUAL_IS_C)
             (void)cudaMemcpy(l.c[e], l.residual, bytes, cudaMemcpyDeviceToDevice);
     }
+    for (uint32_t e = 0; e < p->epochs && p->keeps; e++)
+        if (cudaMalloc(&l.kept[e], kept) != cudaSuccess || cudaMemset(l.kept[e], 0xff, kept) != cudaSuccess)
+            abort();
     (void)cudaDeviceSynchronize();
     r = p->replays == 0 ? enqueue(p, &l) : enqueue_replays(p, &l);
     if (cudaStreamSynchronize(l.stream) != cudaSuccess && r == 0)
@@ -398,10 +426,16 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
         (void)cudaMemcpy(host, l.c[e], bytes, cudaMemcpyDeviceToHost);
         check_result(m, rank, e, host);
+        if (!p->keeps)
+            continue;
+        (void)cudaMemcpy(host, l.kept[e], kept, cudaMemcpyDeviceToHost);
+        check_kept(m, rank, e, host);
     }
-    for (uint32_t e = 0; e < p->epochs; e++)
+    for (uint32_t e = 0; e < p->epochs; e++) {
         (void)cudaFree(l.a[e]);
-    (void)prs_fused_free(ctx, results);
+        (void)cudaFree(l.kept[e]);
+    }
+    (void)(s->c_anywhere ? (int)cudaFree(results) : prs_fused_free(ctx, results));
     (void)cudaFree(l.rows);
     (void)cudaFree(l.b);
     (void)cudaFree(l.bias);

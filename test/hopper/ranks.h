@@ -54,7 +54,7 @@ struct ranks_product {
     uint32_t world, epochs, timeout_ms;
     uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
     uint32_t nodes;   /* over which the ranks are split; 0: one */
-    bool bias;
+    bool bias, keeps; /* keeps: the gathered A is written too */
     enum ranks_residual residual;
     uint32_t sms; /* of each GPU; 0: 4 */
     /* Rows of each launch, at most shape.m; NULL: shape.m. on_device: the kernel finds them on the device. */

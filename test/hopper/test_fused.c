@@ -320,6 +320,137 @@ Test(hopper, a_replayed_graph_finds_its_rows_on_the_device, .timeout = 600)
     ranks_assert_right(&p);
 }
 
+/* ---- the gathered A as a result ---- */
+static void assert_kept(const struct ranks_product *product)
+{
+    static const uint32_t ROWS[] = {780, 3, 600, 192};
+    struct ranks_product p = *product;
+    p.keeps = true;
+    p.rows = NULL, p.epochs = 3;
+    ranks_assert_right(&p);
+    p.rows = ROWS, p.epochs = 4;
+    ranks_assert_right(&p);
+}
+
+Test(hopper, pushed_rows_are_kept, .timeout = 900)
+{
+    static const uint32_t ROWS[] = {384, 192, 768};
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1, .lda = 336},
+                              .tuning = {.band = 1, .mover = PRS_MOVED_BY_CTAS},
+                              .world = 3};
+    assert_kept(&p);
+    p.rows = ROWS, p.epochs = 3, p.on_device = p.keeps = true;
+    ranks_assert_right(&p);
+}
+
+Test(hopper, copied_rows_are_kept, .timeout = 900)
+{
+    assert_kept(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 780, 264, 328, 1},
+                                        .tuning = {.band = 1, .segments = 2, .mover = PRS_MOVED_BY_COPY_ENGINES},
+                                        .world = 3});
+}
+
+Test(hopper, rows_are_kept_by_one_resident_cluster, .timeout = 900)
+{
+    hopper_limit_clusters(1);
+    for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++)
+        ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1536, 264, 136, 1},
+                                                   .tuning = {.band = 1, .mover = mover},
+                                                   .world = 3,
+                                                   .keeps = true,
+                                                   .sms = 16,
+                                                   .epochs = 2,
+                                                   .timeout_ms = RANKS_PATIENCE_MS});
+}
+
+Test(hopper, unfused_rows_are_kept, .timeout = 900)
+{
+    struct ranks_product p = {
+        .shape = {PRS_FUSED_ALLGATHER, 780, 37, 51, 1}, .tuning = {.path = PRS_PATH_UNFUSED}, .world = 3};
+    assert_kept(&p);
+    p.world = 1;
+    assert_kept(&p);
+    p.tuning.path = PRS_PATH_FUSED;
+    p.shape.n = p.shape.k = 72;
+    assert_kept(&p);
+}
+
+/* ---- plans that share memory ---- */
+enum { SHARING_PLANS = 5, SHARING_LAUNCHES = 60, SHARING_WORLD = 3 };
+
+/* Ranks launch plans of several sizes and operations in the same order, without a wait. Each launch must find its own
+ * sums and rows, whichever plan was launched before it, and however far another rank is ahead. */
+static void launch_plans_in_turn(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct {
+        struct prs_fused_shape shape;
+        struct prs_fused_tuning tuning;
+    } list[SHARING_PLANS] = {
+        {{PRS_FUSED_REDUCE_SCATTER, 1536, 256, 64, 1}, {.path = PRS_PATH_FUSED}},
+        {{PRS_FUSED_ALLGATHER, 384, 256, 192, 1}, {.path = PRS_PATH_FUSED, .mover = PRS_MOVED_BY_CTAS}},
+        {{PRS_FUSED_ALLGATHER, 768, 256, 64, 1}, {.path = PRS_PATH_FUSED, .mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {{PRS_FUSED_ALLGATHER, 384, 256, 128, 1}, {.path = PRS_PATH_FUSED, .mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {{PRS_FUSED_ALLREDUCE, 192, 256, 64, 1}, {.path = PRS_PATH_FUSED}},
+    };
+    static uint16_t want[SHARING_WORLD][SHARING_PLANS][2][1536 * 256], have[SHARING_WORLD][1536 * 256];
+    struct prs_fused_plan *plans[SHARING_PLANS];
+    struct prs_fused_operands x[SHARING_PLANS][2] = {0};
+    struct prs_fused_plan_info info;
+    struct prs_fused *ctx;
+    uint8_t *results[SHARING_LAUNCHES];
+    uint32_t random = (uint32_t)hopper_seed(), bytes[SHARING_PLANS], chosen[SHARING_LAUNCHES];
+    uint64_t alone = 0;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    for (uint32_t i = 0; i < SHARING_PLANS; i++) {
+        const struct prs_fused_shape *s = &list[i].shape;
+        cr_assert_eq(prs_fused_plan_open(ctx, s, &list[i].tuning, &plans[i]), 0, "%s", prs_fused_error_text());
+        prs_fused_plan_query(plans[i], &info);
+        alone += info.workspace_bytes;
+        bytes[i] = s->m / (s->op == PRS_FUSED_REDUCE_SCATTER ? SHARING_WORLD : 1) * s->n * 2;
+        for (uint32_t kind = 0; kind < 2; kind++) {
+            x[i][kind].a = ranks_upload(100 * i + 10 * kind + rank, (uint64_t)s->m * s->k);
+            x[i][kind].b = ranks_upload(1000 + 10 * i + rank, (uint64_t)s->n * s->k);
+            cr_assert_eq(prs_fused_alloc(ctx, bytes[i], &x[i][kind].c), 0);
+            cr_assert_eq(prs_fused_launch(plans[i], &x[i][kind], NULL), 0);
+            cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+            cr_assert_eq(cudaMemcpy(want[rank][i][kind], x[i][kind].c, bytes[i], cudaMemcpyDeviceToHost), cudaSuccess);
+        }
+    }
+    cr_assert_lt(alone, 1 << 20, "staging memory is not shared: %llu bytes of the plans alone",
+                 (unsigned long long)alone);
+    for (uint32_t i = 0; i < SHARING_LAUNCHES; i++) {
+        random = random * 1664525 + 1013904223;
+        chosen[i] = (random >> 8) % (SHARING_PLANS * 2);
+        cr_assert_eq(prs_fused_alloc(ctx, bytes[chosen[i] / 2], (void **)&results[i]), 0);
+    }
+    for (uint32_t i = 0; i < SHARING_LAUNCHES; i++) {
+        struct prs_fused_operands y = x[chosen[i] / 2][chosen[i] % 2];
+        y.c = results[i];
+        cr_assert_eq(prs_fused_launch(plans[chosen[i] / 2], &y, NULL), 0);
+    }
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    for (uint32_t i = 0; i < SHARING_LAUNCHES; i++) {
+        cr_assert_eq(cudaMemcpy(have[rank], results[i], bytes[chosen[i] / 2], cudaMemcpyDeviceToHost), cudaSuccess);
+        cr_assert_eq(memcmp(have[rank], want[rank][chosen[i] / 2][chosen[i] % 2], bytes[chosen[i] / 2]), 0,
+                     "rank %u, launch %u of plan %u (HOPPER_SEED=%llu)", rank, i, chosen[i] / 2,
+                     (unsigned long long)hopper_seed());
+        (void)prs_fused_free(ctx, results[i]);
+    }
+    for (uint32_t i = 0; i < SHARING_PLANS; i++) {
+        (void)prs_fused_free(ctx, x[i][0].c);
+        (void)prs_fused_free(ctx, x[i][1].c);
+        prs_fused_plan_close(plans[i]);
+    }
+    prs_fused_close(ctx);
+}
+
+Test(hopper, plans_that_share_memory_may_be_launched_in_any_order, .timeout = 900)
+{
+    hopper_setup(SHARING_WORLD, 4, 0);
+    ranks_run(SHARING_WORLD, launch_plans_in_turn, NULL);
+}
+
 /* ---- many ranks of a node ---- */
 /* More than three sums of others take more than one lap of the stages that bring them. */
 Test(hopper, five_to_eight_ranks_of_a_node_are_right, .timeout = 1200)
@@ -431,6 +562,20 @@ Test(hopper, rows_with_gaps_are_right, .timeout = 900)
                     .residual = RANKS_RESIDUAL,
                     .world = operations[i] == PRS_FUSED_GEMM ? 1 : 3,
                     .epochs = 2});
+}
+
+Test(hopper, an_allreduce_to_any_memory_is_right, .timeout = 900)
+{
+    static const uint32_t ROWS[] = {408, 1, 300};
+    for (uint32_t path = PRS_PATH_FUSED; path <= PRS_PATH_UNFUSED; path++)
+        for (enum ranks_residual residual = RANKS_NO_RESIDUAL; residual <= RANKS_RESIDUAL_IS_C; residual++)
+            ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLREDUCE, 408, 328, 72, 1, .c_anywhere = 1},
+                                                       .tuning = {.path = path},
+                                                       .residual = residual,
+                                                       .world = 3,
+                                                       .rows = ROWS,
+                                                       .epochs = 3,
+                                                       .replays = residual == RANKS_RESIDUAL ? 2 : 0});
 }
 
 struct refused {

@@ -64,6 +64,20 @@ Test(nodes, allreduce_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
+Test(nodes, rows_of_all_nodes_are_kept, .timeout = 900)
+{
+    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 1632, 328, 136, 1},
+                              .tuning = {.band = 1},
+                              .world = 4,
+                              .nodes = 2,
+                              .keeps = true,
+                              .epochs = 2};
+    ranks_need_a_device();
+    ranks_assert_right(&p);
+    p.tuning.path = PRS_PATH_UNFUSED;
+    ranks_assert_right(&p);
+}
+
 /* The sums that travel have twice the columns of the result that travels back. */
 Test(nodes, a_gated_allreduce_is_right, .timeout = 900)
 {

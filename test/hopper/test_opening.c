@@ -519,7 +519,12 @@ Test(opening, where_memory_is_there_it_costs_one_exchange, .timeout = 60)
     ranks_run(2, open_twice, NULL);
 }
 
-/* The layers of a 70B Llama on four GPUs, at 67 batch sizes. */
+/* The layers of a 70B Llama on four GPUs, at 67 batch sizes, by the paths that the plans choose and by one path. */
+struct batch_sizes {
+    struct prs_fused_tuning tuning;
+    struct cost cost[4];
+};
+
 static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *user)
 {
     static const struct prs_fused_shape layers[] = {{PRS_FUSED_ALLGATHER, 0, 2560, 8192, 1},
@@ -529,17 +534,19 @@ static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *
     static struct prs_fused_plan *plans[4][4 * 67];
     struct prs_fused_config config = {rank, 4, (int)rank, 0, costly_allgather, self};
     struct prs_fused *ctx;
+    struct batch_sizes *sizes = user;
     uint32_t count = 0;
     (void)cudaSetDevice((int)rank);
+    cost = (struct cost){0};
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     for (uint32_t size = 8; size <= 67 * 8; size += 8)
         for (uint32_t i = 0; i < 4; i++) {
             struct prs_fused_shape shape = layers[i];
             shape.m = size;
-            cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plans[rank][count++]), 0, "%s",
+            cr_assert_eq(prs_fused_plan_open(ctx, &shape, &sizes->tuning, &plans[rank][count++]), 0, "%s",
                          prs_fused_error_text());
         }
-    ((struct cost *)user)[rank] = cost;
+    sizes->cost[rank] = cost;
     while (count > 0)
         prs_fused_plan_close(plans[rank][--count]);
     prs_fused_close(ctx);
@@ -547,13 +554,16 @@ static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *
 
 Test(opening, plans_of_many_batch_sizes_share_memory, .timeout = 300)
 {
-    struct cost costs[4];
     hopper_setup(4, 132, 0);
-    ranks_run(4, open_every_batch_size, costs);
-    for (int rank = 0; rank < 4; rank++) {
-        cr_assert_leq(costs[rank].bytes, 1ull << 30, "rank %d: %llu MB", rank,
-                      (unsigned long long)costs[rank].bytes >> 20);
-        cr_assert_leq(costs[rank].exchanges, 4 * 67 + 40, "rank %d: %u exchanges", rank, costs[rank].exchanges);
+    for (uint32_t path = PRS_PATH_AUTO; path <= PRS_PATH_UNFUSED; path++) {
+        struct batch_sizes sizes = {.tuning = {.path = path}};
+        ranks_run(4, open_every_batch_size, &sizes);
+        for (int rank = 0; rank < 4; rank++) {
+            cr_assert_leq(sizes.cost[rank].bytes, 1ull << 30, "path %u, rank %d: %llu MB", path, rank,
+                          (unsigned long long)sizes.cost[rank].bytes >> 20);
+            cr_assert_leq(sizes.cost[rank].exchanges, 4 * 67 + 40, "path %u, rank %d: %u exchanges", path, rank,
+                          sizes.cost[rank].exchanges);
+        }
     }
 }
 

@@ -60,12 +60,37 @@ class Gradients(unittest.TestCase):
             self.check(2, "all_gather_matmul", (32,), 72, 96, reference, needs)
         self.check(4, "all_gather_matmul", (16,), 64, 80, reference)
 
+    def test_the_backward_pass_gathers_nothing_that_a_kernel_has_gathered(self):
+        def body(group):
+            counted, gather = [], group.gather_rows
+            group.gather_rows = lambda a: counted.append(tuple(a.shape)) or gather(a)
+            for keep in (True, False):
+                a, w = random(group.rank, 32, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
+                c = perseus.all_gather_matmul(a, w.t(), group, keep_gathered=keep)
+                perseus.matmul_reduce_scatter(c, random(group.rank, 96, 80).requires_grad_().t(), group).sum().backward()
+            return counted
+        self.assertEqual(run(2, body), [[(32, 64)]] * 2)
+
     def test_matmul_reduce_scatter(self):
         def reference(a, w):
             return sum(x @ y.t() for x, y in zip(a, w)).chunk(len(a))
         for needs in ((True, True), (True, False), (False, True)):
             self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, needs)
         self.check(4, "matmul_reduce_scatter", (64,), 64, 80, reference)
+
+    def test_a_bias_gets_the_sum_over_the_rows_of_this_rank(self):
+        for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
+            for keep in ((True, False) if op == "all_gather_matmul" else (None,)):
+                def body(group):
+                    a, w = random(group.rank, 32, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
+                    bias = random(9, 80).requires_grad_()
+                    c = getattr(perseus, op)(a, w.t(), group, bias=bias, **({} if keep is None else {"keep_gathered": keep}))
+                    g = random(group.rank, rows, 80, seed=4)
+                    c.backward(g)
+                    return apart(bias.grad, g.float().sum(0)), a.grad is not None and w.grad is not None
+                for distance, others in run(2, body):
+                    self.assertLess(distance, 0.02, op)
+                    self.assertTrue(others)
 
     def test_matmul_all_reduce(self):
         def reference(a, w):

@@ -71,6 +71,19 @@ class Products(unittest.TestCase):
                               [product(random(r, m, 64), weights(r, 64, 96, True)) for r in range(group.world)]) for m in (1, 33, 31, 32, 63))
         self.assertEqual(run(2, body), [0, 0])
 
+    def test_a_bias_is_added_once(self):
+        def body(group):
+            b, bias = weights(group.rank, 64, 96, True), random(7, 96).mul(8)
+            a, wide = random(group.rank, 32, 64), bias.double().expand(1, 96)
+            whole = torch.cat([random(r, 32, 64) for r in range(group.world)])
+            partials = [product(random(r, 32, 64), weights(r, 64, 96, True)) for r in range(group.world)]
+            mine = slice(group.rank * 16, group.rank * 16 + 16)
+            return [beyond(perseus.all_gather_matmul(a, b, group, bias=bias), [product(whole, b), wide]),
+                    beyond(perseus.matmul_reduce_scatter(a, b, group, bias=bias), [p[mine] for p in partials] + [wide]),
+                    beyond(perseus.matmul_all_reduce(a, b, group, bias=bias), partials + [wide]),
+                    beyond(perseus.replicated_matmul(a, b, group, bias=bias), [product(a, b), wide])]
+        self.assertEqual(run(2, body), [[0] * 4] * 2)
+
     def test_no_rows_give_no_rows(self):
         def body(group):
             b = weights(0, 64, 96, True)
@@ -109,6 +122,37 @@ class SymmMem(unittest.TestCase):
         for dim in (0, 1):
             for return_A in (True, False):
                 self.assertEqual(run(2, lambda g: body(g, dim, return_A)), [[0, 0, 0]] * 2)
+
+    def test_plain_matrices_are_multiplied_with_and_without_a_mode_that_watches(self):
+        """Without gradients and modes the drop-in ops go straight to the implementation."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Watch(TorchDispatchMode):
+            def __init__(self):
+                super().__init__()
+                self.seen = set()
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.seen.add(func.overloadpacket.__name__)
+                return func(*args, **(kwargs or {}))
+
+        def once(group):
+            a, bs = random(group.rank, 32, 64, seed=6), [weights(group.rank, 64, n, True) for n in (40, 96)]
+            whole = torch.cat([random(r, 32, 64, seed=6) for r in range(group.world)])
+            gathered, products = torch.ops.perseus.fused_all_gather_matmul(a, bs, 0, group.name, return_A=True)
+            bad = [0 if torch.equal(gathered, whole) else 1, *(beyond(c, [product(whole, b)]) for c, b in zip(products, bs))]
+            none, (c,) = torch.ops.perseus.fused_all_gather_matmul(a, bs[:1], 0, group.name, return_A=False)
+            bad += [0 if none is None else 1, beyond(c, [product(whole, bs[0])])]
+            d = torch.ops.perseus.fused_matmul_reduce_scatter(a, bs[0], "sum", 0, group.name)
+            mine = slice(group.rank * 32 // group.world, (group.rank + 1) * 32 // group.world)
+            return [*bad, beyond(d, [product(random(r, 32, 64, seed=6), weights(r, 64, 40, True))[mine] for r in range(group.world)])]
+
+        def body(group):
+            plain = once(group)
+            with Watch() as watch:
+                watched = once(group)
+            return plain, watched, {"all_gather_matmuls", "all_gather_matmul", "matmul_reduce_scatter"} <= watch.seen
+        self.assertEqual(run(2, body), [([0] * 6, [0] * 6, True)] * 2)
 
     def test_fused_matmul_reduce_scatter_scatters_along_any_leading_dimension(self):
         def body(group, dim, op):
@@ -236,6 +280,10 @@ class Refused(unittest.TestCase):
         self.refused(TypeError, "q is torch.float32", lambda g: perseus.ring_attention(*[torch.zeros(1, 8, 1, 64)] * 3, g))
         self.refused(TypeError, "chosen is torch.int32", lambda g: perseus.moe_dispatch_gemm(
             random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=128, group=g))
+
+    def test_wrong_biases(self):
+        self.refused(ValueError, r"bias has shape \(16,\)", lambda g: perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), g, bias=random(0, 16)))
+        self.refused(TypeError, "bias is torch.float32", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 8, 8), g, bias=torch.zeros(8)))
 
     def test_wrong_strides(self):
         self.refused(ValueError, r"a with shape \(8, 8\) has strides \(16, 1\); it must be row-major", lambda g: perseus.all_gather_matmul(

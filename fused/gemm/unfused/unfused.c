@@ -87,7 +87,13 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
     for (uint32_t i = 0; i < count; i++)
         c.to[i] = at[i] + offset;
-    return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
+    return launched(prs_unfused_copy(&c, stream), "a copy of rows");
+}
+
+int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream)
+{
+    uint8_t *at = to;
+    return copy(from, bytes, &at, 0, 1, stream);
 }
 
 /* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
@@ -104,6 +110,13 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
     return r;
 }
 
+/* For the caller. */
+static int keep(struct prs_fused_plan *p, const void *gathered, cudaStream_t stream)
+{
+    void *to = p->operands.gathered;
+    return to ? prs_unfused_copy_rows(gathered, to, (uint64_t)p->rows * p->shape.k * 2, stream) : 0;
+}
+
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -116,7 +129,9 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
     int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
-    return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    if (!r)
+        r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    return r ? r : keep(p, p->args.staging[0], stream);
 }
 
 /* Adds up the partial sums that the ranks of this node have for a rank's slice, this rank's last; for its own slice
@@ -177,12 +192,13 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        home = prs_symmetric_find(p->base.ctx, c, slice.all * 2);
+        home = prs_result_home(p, slice.all * 2);
         if (!home)
-            return prs_fail(
-                -EINVAL,
-                "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or prs_fused_import()",
-                c);
+            return prs_fail(-EINVAL,
+                            "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
+                            "prs_fused_import(), unless "
+                            "c_anywhere is set",
+                            c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
@@ -231,7 +247,9 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
     int r = 0;
     if (p->args.schedule.place.world == 1) {
         r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), product_of(p), stream);
-        return r ? r : finish_result(p, stream);
+        if (!r)
+            r = finish_result(p, stream);
+        return r || !gathers ? r : keep(p, a, stream);
     }
     if (gathers)
         r = gather(p, a, stream);

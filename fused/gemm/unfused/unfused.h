@@ -23,6 +23,8 @@ extern "C" {
 /* For decide() of a plan whose args.schedule has rank and world: cuBLASLt, and what memory is needed. */
 int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
+/* Enqueues a copy inside this rank's memory, of an even number of bytes. 0 or -EIO (logged). */
+int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
 
 /* ---- unfused.cu ---- */
 /* All ranks of this node wait for each other. 0 or -EIO. */

@@ -11,13 +11,6 @@ import torch
 from ._library import Library, PerseusError
 
 
-class _Mapped:
-    """Describes device memory that is not torch's to torch."""
-
-    def __init__(self, address: int, count: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
 class Cuda:
     """read() and write() give the address of a tensor that a launch reads or writes; done() ends the launch."""
 
@@ -38,9 +31,6 @@ class Cuda:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
-
-    def view(self, address: int, count: int) -> torch.Tensor:
-        return torch.as_tensor(_Mapped(address, count), device=self.torch)
 
 
 class Emulated:
@@ -98,6 +88,3 @@ class Emulated:
     def synchronize(self) -> None:
         self._call("cudaSetDevice", self.index)
         self._call("cudaDeviceSynchronize")
-
-    def view(self, address: int, count: int) -> torch.Tensor:
-        return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)

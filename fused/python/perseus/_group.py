@@ -48,7 +48,6 @@ class Group:
         self.number = -1 if self.device.type == "cpu" else index  # as Tensor.get_device() says it
         self.thread = threading.get_ident()
         self._plans: dict[Any, Plan] = {}
-        self._symmetric: list[tuple[int, torch.Tensor]] = []
         self._handle: int | None = None
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
         self.exchange = StoreExchange(store, f"perseus/{generation}", rank, world) if world > 1 else None
@@ -86,7 +85,7 @@ class Group:
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
-            shape = lib.prs_fused_shape(op=op, m=key[-1], n=n, k=k, b_is_n_k=b_is_n_k)
+            shape = lib.prs_fused_shape(op=op, m=key[-1], n=n, k=k, b_is_n_k=b_is_n_k, c_anywhere=1)
             plan = self._new_plan(key, "fused", shape, lib.prs_fused_operands(), key[-1])
         return plan
 
@@ -103,17 +102,6 @@ class Group:
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
         return self._plans.get(key) or self._new_plan(key, "attention", self.library.prs_attention_shape(**fields), self.library.prs_fused_shape(), 0)
-
-    def symmetric(self, count: int) -> torch.Tensor:
-        """`count` bytes that every rank of the node maps, for the results of all-reduces. The largest one serves all of them: a rank stores into
-        another's memory only after that rank has begun the same launch, so after what it enqueued before. Smaller ones stay for captured graphs."""
-        if not self._symmetric or self._symmetric[-1][1].numel() < count:
-            if self.place.capturing():
-                raise PerseusError("perseus: symmetric memory cannot grow while a CUDA graph is captured: run the op once before the capture")
-            room = 1 << max(count - 1, 4095).bit_length()
-            address = self._open("prs_fused_alloc", self.handle, room)
-            self._symmetric.append((address, self.place.view(address, room)))
-        return self._symmetric[-1][1][:count]
 
     # ---- launching ----
 
@@ -173,9 +161,6 @@ class Group:
         for plan in self._plans.values():
             plan.close(plan.handle)
         self._plans.clear()
-        for address, _ in reversed(self._symmetric):
-            self.library.prs_fused_free(self.handle, address)
-        self._symmetric.clear()
         with self._alive:
             handle, self._handle = self._handle, None
         self.library.prs_fused_close(handle)

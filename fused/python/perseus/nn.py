@@ -37,14 +37,12 @@ class _Parallel(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, ranks={self.world}, sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}"
 
-    def _with_bias(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self.bias is None else y + self.bias
-
 
 class ColumnParallelLinear(_Parallel):
     """y = x @ weight.t() with the rows of weight [out / W, in] of this rank. bias [out / W].
 
     With sequence parallelism x is [t / W, ..., in] and y [t, ..., out / W] (all_gather_matmul); without, both have t rows (replicated_matmul).
+    keep_gathered: the x of all ranks [t, ..., in] stays for the weight's gradient; False: the backward pass gathers it once more.
 
     Example::
 
@@ -52,13 +50,17 @@ class ColumnParallelLinear(_Parallel):
     """
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False, sequence_parallel: bool = True,
-                 device: Any = None) -> None:
+                 keep_gathered: bool = True, device: Any = None) -> None:
         super().__init__(in_features, out_features, "out_features", group, bias, sequence_parallel, device)
+        self.keep_gathered = keep_gathered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        op = ops._ops.all_gather_matmul if self.sequence_parallel else ops._ops.replicated_matmul
-        y = op(x.reshape(-1, self.in_features), self.weight.t(), self.group_name)
-        return self._with_bias(y.view(-1, *x.shape[1:-1], self.weight.shape[0]))
+        rows, b = x.reshape(-1, self.in_features), self.weight.t()
+        if self.sequence_parallel:
+            y = ops.all_gather_matmul(rows, b, self.group_name, bias=self.bias, keep_gathered=self.keep_gathered)
+        else:
+            y = ops._ops.replicated_matmul(rows, b, self.group_name, self.bias)
+        return y.view(-1, *x.shape[1:-1], self.weight.shape[0])
 
 
 class RowParallelLinear(_Parallel):
@@ -80,8 +82,8 @@ class RowParallelLinear(_Parallel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         op = ops._ops.matmul_reduce_scatter if self.sequence_parallel else ops._ops.matmul_all_reduce
-        y = op(x.reshape(-1, self.weight.shape[1]), self.weight.t(), self.group_name)
-        return self._with_bias(y.view(-1, *x.shape[1:-1], self.out_features))
+        y = op(x.reshape(-1, self.weight.shape[1]), self.weight.t(), self.group_name, self.bias)
+        return y.view(-1, *x.shape[1:-1], self.out_features)
 
 
 def mark_replicated(parameter: nn.Parameter) -> nn.Parameter:

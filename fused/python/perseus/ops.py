@@ -67,36 +67,67 @@ def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> b
     return True
 
 
+def _check_bias(group: Group, op: str, bias: torch.Tensor | None, n: int) -> None:
+    if bias is None:
+        return
+    if bias.dtype is not _bf16:
+        raise TypeError(f"perseus.{op}: bias is {bias.dtype}; it must be torch.bfloat16")
+    if bias.shape != (n,) or not bias.is_contiguous():
+        raise ValueError(f"perseus.{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}; it must be ({n},), one for each column of b, without gaps")
+    if bias.get_device() != group.number:
+        raise ValueError(f"perseus.{op}: bias is on {bias.device}; group {group.name} works on {group.device}")
+    if bias.data_ptr() & 15:
+        raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
+
+
 # ---- products ----
 
-def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor) -> None:
-    """One launch. c: what the kernel writes."""
+def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
+              bias: torch.Tensor | None = None, gathered: torch.Tensor | None = None) -> None:
+    """One launch. c, gathered: what the kernel writes."""
     plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k)
     place, operands = group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
+    operands.bias = None if bias is None else place.read(bias)
+    operands.gathered = None if gathered is None else place.write(gathered)
     group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
 
 
-def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "all_gather_matmul", "a", a)
     b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
+    _check_bias(group, "all_gather_matmul", bias, b.shape[1])
     m = a.shape[0] * group.world
     c = a.new_empty(m, b.shape[1])
     if c.numel():
-        _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c)
+        _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias)
     return c
 
 
-def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1])
 
 
-def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
-    return [*(_all_gather_matmul(a, b, group_name) for b in bs), _all_gather(a, group_name)]
+def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """The largest product hides the gather; the others multiply what it has gathered. bias: of the only b."""
+    group = find(group_name)
+    _check_rows(group, "all_gather_matmuls", "a", a)
+    layouts = [_check_weights(group, "all_gather_matmuls", a, b) for b in bs]
+    if bias is not None and len(bs) != 1:
+        raise ValueError(f"perseus.all_gather_matmuls: a bias with {len(bs)} b: only a single b may have one")
+    _check_bias(group, "all_gather_matmuls", bias, bs[0].shape[1] if bs else 0)
+    m = a.shape[0] * group.world
+    gathered = a.new_empty(m, a.shape[1])
+    largest = max(range(len(bs)), key=lambda i: bs[i].shape[1], default=-1)
+    if largest < 0 or not (m and a.shape[1] and bs[largest].shape[1]):
+        return [*(a.new_zeros(m, b.shape[1]) for b in bs), gathered.copy_(_all_gather(a, group_name))]
+    first = a.new_empty(m, bs[largest].shape[1])
+    _multiply(group, ALLGATHER, m, a, bs[largest], layouts[largest], first, bias, gathered)
+    return [*(first if i == largest else torch.mm(gathered, b) for i, b in enumerate(bs)), gathered]
 
 
-def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
+def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
     return [*(_all_gather_matmul_fake(a, b, group_name) for b in bs), _all_gather_fake(a, group_name)]
 
 
@@ -110,54 +141,50 @@ def _all_gather_fake(a: torch.Tensor, group_name: str) -> torch.Tensor:
     return a.new_empty(a.shape[0] * world_of(group_name), *a.shape[1:])
 
 
-def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "matmul_reduce_scatter", "a", a)
     b_is_n_k = _check_weights(group, "matmul_reduce_scatter", a, b)
+    _check_bias(group, "matmul_reduce_scatter", bias, b.shape[1])
     m = a.shape[0]
     if m % group.world:
         raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group {group.name} must divide them")
     c = a.new_empty(m // group.world, b.shape[1])
     if c.numel():
-        _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c)
+        _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c, bias)
     return c
 
 
-def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1])
 
 
-def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "matmul_all_reduce", "a", a)
     b_is_n_k = _check_weights(group, "matmul_all_reduce", a, b)
+    _check_bias(group, "matmul_all_reduce", bias, b.shape[1])
     m, n = a.shape[0], b.shape[1]
     c = a.new_empty(m, n)
-    if c.numel() == 0:
-        return c
-    # The ranks store into each other's C, which must be symmetric memory; a result of torch's own is a copy of it.
-    shared = group.symmetric(group.rows(m) * n * 2)
-    plan, place = group.product(ALLREDUCE, m, n, b.shape[0], b_is_n_k), group.place
-    operands = plan.operands
-    operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), shared.data_ptr(), m
-    group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
-    return c.copy_(shared[:m * n * 2].view(_bf16).view(m, n))
+    if c.numel():
+        _multiply(group, ALLREDUCE, m, a, b, b_is_n_k, c, bias)
+    return c
 
 
-def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
+def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str) -> torch.Tensor:
-    return torch.mm(a, b)
+def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
 
-_define("all_gather_matmul(Tensor a, Tensor b, str group_name) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
-_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name) -> Tensor[]", _all_gather_matmuls, _all_gather_matmuls_fake)
+_define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
+_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name, Tensor? bias=None) -> Tensor[]", _all_gather_matmuls, _all_gather_matmuls_fake)
 _define("all_gather(Tensor a, str group_name) -> Tensor", _all_gather, _all_gather_fake)
-_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name) -> Tensor", _matmul_reduce_scatter, _matmul_reduce_scatter_fake)
-_define("matmul_all_reduce(Tensor a, Tensor b, str group_name) -> Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
-_define("replicated_matmul(Tensor a, Tensor b, str group_name) -> Tensor", _replicated_matmul, _matmul_all_reduce_fake)
+_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _matmul_reduce_scatter, _matmul_reduce_scatter_fake)
+_define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
+_define("replicated_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _replicated_matmul, _matmul_all_reduce_fake)
 _ops = torch.ops.perseus
 
 
@@ -169,39 +196,47 @@ def _weight_gradient(a: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch
 
 
 def _save(ctx: Any, inputs: tuple, output: Any) -> None:
-    a, b, ctx.group_name = inputs
+    a, b, ctx.group_name, bias = inputs
+    ctx.has_bias = bias is not None
     ctx.save_for_backward(a, b)
+
+
+def _bias_gradient(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:
+    return g.sum(0) if ctx.has_bias and ctx.needs_input_grad[3] else None
 
 
 def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
     return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None)
+            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
 
 
 def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
+    of_bias = _bias_gradient(ctx, g)
     if not ctx.needs_input_grad[1]:
-        return _ops.all_gather_matmul(g, b.t(), name), None, None
+        return _ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None, of_bias
     if not ctx.needs_input_grad[0]:
-        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None
+        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None, of_bias
     of_a, gathered = _ops.all_gather_matmuls(g, [b.t()], name)
-    return of_a, _weight_gradient(a, gathered, b), None
+    return of_a, _weight_gradient(a, gathered, b), None, of_bias
 
 
 def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), g = ctx.saved_tensors, g.contiguous()  # g is the same on all ranks, as the result is
-    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None)
+    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None,
+            _bias_gradient(ctx, g))
 
 
 def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), g = ctx.saved_tensors, g.contiguous()
     return (_ops.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None)
+            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
 
 
 def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
-    a, bs, ctx.group_name = inputs
+    a, bs, ctx.group_name, bias = inputs
+    ctx.has_bias = bias is not None
     ctx.save_for_backward(*bs, output[-1])
     ctx.mark_non_differentiable(output[-1])
 
@@ -210,9 +245,10 @@ def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     *bs, gathered = ctx.saved_tensors
     grads = [g.contiguous() for g in grads[:len(bs)]]
     of_bs = [_weight_gradient(gathered, g, b) if needed else None for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
+    last = (None, _bias_gradient(ctx, grads[0])) if ctx.has_bias else (None,)  # with lists, torch wants the structure of what was passed
     if not ctx.needs_input_grad[0]:
-        return None, of_bs, None
-    return sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, None
+        return (None, of_bs, *last)
+    return (sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, *last)
 
 
 for _name, _backward, _setup in (("all_gather_matmul", _all_gather_matmul_backward, _save), ("matmul_reduce_scatter", _matmul_reduce_scatter_backward, _save),
@@ -223,10 +259,26 @@ for _name, _backward, _setup in (("all_gather_matmul", _all_gather_matmul_backwa
 
 # ---- torch.ops.symm_mem's signatures ----
 
+_ordinary = (torch.Tensor, torch.nn.Parameter)
+
+
+def _nothing_to_record(a: torch.Tensor, bs: list[torch.Tensor]) -> bool:
+    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see the op. That saves the
+    host a second pass through torch's dispatcher, and its conversion of each tensor."""
+    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs) and torch._C._len_torch_dispatch_stack() == 0
+            and not (torch.is_grad_enabled() and (a.requires_grad or any(b.requires_grad for b in bs)))
+            and torch._C._functorch.peek_interpreter_stack() is None)
+
+
 def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> tuple:
     if not 0 <= gather_dim < A.dim() - 1:
         raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
     plain = A.dim() == 2  # nothing to move or to restore
+    if plain and _nothing_to_record(A, Bs):
+        if return_A:
+            *products, gathered = _all_gather_matmuls(A, Bs, group_name)
+            return gathered, products
+        return None, [_all_gather_matmul(A, b, group_name) for b in Bs]
     first = A if plain else A.movedim(gather_dim, 0)
     rows, others = first.reshape(-1, A.shape[-1]).contiguous(), first.shape[1:-1]
     if return_A:
@@ -247,6 +299,8 @@ def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: st
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: reduce_op {reduce_op!r} is neither 'sum' nor 'avg'")
     if not 0 <= scatter_dim < A.dim() - 1:
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
+    if reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B]):
+        return _matmul_reduce_scatter(A, B, group_name)
     first = A.movedim(scatter_dim, 0)
     world = world_of(group_name)
     if first.shape[0] % world:
@@ -357,20 +411,26 @@ _forward_only("moe_dispatch_gemm")
 
 # ---- the ops as functions of a group ----
 
-def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
-    """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter(); that of b gathers a once more.
+def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
+                      keep_gathered: bool = True) -> torch.Tensor:
+    """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter().
 
-    a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory.
+    a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory. bias [n] is added in fp32.
+    keep_gathered: where b needs a gradient, the kernel also writes the gathered a [m, k], which stays until the backward pass. False: only a
+    stays, and the backward pass gathers it once more.
 
     Example::
 
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
-    return _ops.all_gather_matmul(a, b, name_of(group))
+    if keep_gathered and b.requires_grad and torch.is_grad_enabled():
+        return _ops.all_gather_matmuls(a, [b], name_of(group), bias)[0]
+    return _ops.all_gather_matmul(a, b, name_of(group), bias)
 
 
 def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
-    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given.
+    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given. One gather in all: the kernel of the
+    largest product writes the gathered a, and the other products follow it.
 
     Example::
 
@@ -379,38 +439,40 @@ def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike
     return _ops.all_gather_matmuls(a, bs, name_of(group))
 
 
-def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Rows r m / W ... (r + 1) m / W of the sum over all ranks of a @ b. The gradient of a is all_gather_matmul().
 
-    a: [m, k], row-major; W divides m. b: [k, n], row-major, or weight.t(). Returns [m / W, n], new memory.
+    a: [m, k], row-major; W divides m. b: [k, n], row-major, or weight.t(). Returns [m / W, n], new memory. bias [n] is
+    added once, in fp32; the gradient of this rank's rows is this rank's part of that of bias.
 
     Example::
 
         y = perseus.matmul_reduce_scatter(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens / W, out]
     """
-    return _ops.matmul_reduce_scatter(a, b, name_of(group))
+    return _ops.matmul_reduce_scatter(a, b, name_of(group), bias)
 
 
-def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
     """The sum over all ranks of a @ b, on every rank. Its gradient is taken to be the same on all ranks, as the result is.
 
-    a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory: a copy from symmetric memory of the group.
+    a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory. bias [n], the same on all ranks, is
+    added once, in fp32.
 
     Example::
 
         y = perseus.matmul_all_reduce(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens, out]
     """
-    return _ops.matmul_all_reduce(a, b, name_of(group))
+    return _ops.matmul_all_reduce(a, b, name_of(group), bias)
 
 
-def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, for an a that is the same on all ranks: the gradient of a is the sum of all ranks' (matmul_all_reduce).
 
     Example::
 
         h = perseus.replicated_matmul(x, linear.weight.t())   # x: [tokens, in] on every rank, h: [tokens, out / W]
     """
-    return _ops.replicated_matmul(a, b, name_of(group))
+    return _ops.replicated_matmul(a, b, name_of(group), bias)
 
 
 def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False, scale: float = 0.0,
