@@ -342,7 +342,11 @@ Test(order_path, a_path_that_is_back_is_used_again)
     struct prs_op op[2];
     uint32_t head;
 
-    lose(bench, 1, 0, &replay);
+    bench->order.small_queue = 1;
+    cr_assert_eq(put(bench, &op[1], 64, 1, PRS_GROUP_NONE, PRS_PUT_NOTIFY), 0);
+    post(bench);
+    lose(bench, 1, 1, &replay);
+    cr_assert_eq(replay.taken, 1);
     cr_assert_eq(prs_order_path_up(&bench->order, 1), 0);
     head = queue_of(bench, 1)->head;
     cr_assert_eq(put(bench, &op[0], 4 << 20, 1, PRS_GROUP_NONE, PRS_PUT_NOTIFY), 0);
@@ -417,6 +421,7 @@ Test(order_path, probes_leave_out_a_lost_path)
     cr_assert_eq(prs_order_probe(&bench->order, &op, requests), PRS_BUSY, "data of the path may be on its way");
     lose(bench, 1, 0, &replay);
     cr_assert_eq(prs_order_probe(&bench->order, &op, requests), 0);
+    cr_assert_eq(bench->order.queue[3].head, 1, "its probe queue gets no second request");
     post(bench);
     cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0);
     cr_assert_eq(prs_order_complete(&bench->order, 2, 1, 0), 1);
