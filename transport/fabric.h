@@ -26,7 +26,8 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
 /* How long a reliable queue retries: a link that is back sooner has lost nothing. */
 uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric);
 
-/* prs_fabric_check() of one rail. A port is lost when it has been down for longer than patience_ns. */
+/* Check one rail, as prs_fabric_check() checks all. A port is lost when it has been down for longer than
+ * patience_ns. */
 int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t patience_ns);
 
 #endif

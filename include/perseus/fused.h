@@ -93,8 +93,8 @@ PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
  * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank, unless shape.c_anywhere
- * is set. Free it with
- * prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in a context. */
+ * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
+ * a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
 /** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory for
  * example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order and this
@@ -245,10 +245,10 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
 /* ---- MoE ---- */
 
 /**
- * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E. Each rank has up to `tokens` rows
- * of `hidden` columns and, for each row, the top_k experts that its router chose and their weights. Every token travels
- * once to each rank that owns one of its experts, or once to a node, whose ranks pass it on. There each (token, expert)
- * becomes one row of
+ * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E. Each rank has up to
+ * `tokens` rows of `hidden` columns and, for each row, the top_k experts that its router chose and their weights. Every
+ * token travels once to each rank that owns one of its experts, or once to a node, whose ranks pass it on. There each
+ * (token, expert) becomes one row of
  *
  *     out[capacity, columns] = activation(token [hidden] times weights of the expert [hidden, columns])
  *
