@@ -15,12 +15,6 @@ enum {
     LEAST_ROUTE_CTAS = 16,       /* with few choices, most of the time goes into reading them */
     MAX_ROUTE_CTAS = PRS_ROUTE_MAX_CHUNKS,
     FEW_TOKENS = 512,
-    /* Between nodes. The software NIC needs at least 4 us for a put; a link of 400G moves 190 KB in that time. So 1024
-     * puts of 115 KB take 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with all rows in one group, minus 2980 us
-     * of the product). */
-    PUT_BYTES = 512 << 10,
-    MOST_GROUPS = 32,  /* several, so that the first experts need not wait for the last rows */
-    LEAST_GROUP = 128, /* not fewer rows, because a signal takes as long as a put */
 };
 
 static const double ROUTING_US = 25; /* counts, offsets, maps */
@@ -85,18 +79,6 @@ static uint32_t at_most(uint32_t v, uint32_t most)
     return v < 1 ? 1 : v > most ? most : v;
 }
 
-/* Chooses the rows of a put, and the rows that one signal announces. */
-static void choose_put_sizes(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
-{
-    if (t->rows_per_signal == 0)
-        t->rows_per_signal = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
-    if (t->rows_per_put == 0)
-        t->rows_per_put = PUT_BYTES / (s->hidden * 2) / 8 * 8;
-    t->rows_per_signal = at_most(t->rows_per_signal, s->tokens);
-    t->rows_per_put = at_most(t->rows_per_put, t->rows_per_signal);
-    t->rows_per_signal = prs_ceil_div(t->rows_per_signal, t->rows_per_put) * t->rows_per_put;
-}
-
 /* A second pass reads weights a second time, and the first pass has work only where experts have whole blocks of this
  * node's rows. Measured for 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes (moe-passes-2xH200.json): with one NIC
  * of 400G, which is busy for as long as the product, 2485 and 4042 us in two passes, 2604 and 4529 us in one; with two
@@ -127,7 +109,7 @@ static void choose(struct prs_moe_plan *p)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
     }
-    choose_put_sizes(&p->shape, t);
+    prs_route_put_sizes(p->shape.tokens, p->shape.hidden * 2, &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
@@ -463,7 +445,7 @@ static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     down->n = p->shape.hidden;
     down->k_steps = prs_ceil_div(p->args.n, PRS_TILE_K);
     down->route.columns = prs_ceil_div(down->n, PRS_TILE_N * p->info.tuning.cluster);
-    down->dispatches = 0;
+    down->dispatches = down->ends = 0;
     if (!r)
         r = prs_tensor_map_encode(&rows, &down->rows);
     return r != 0 ? r : encode_product(p, down, b->down, p->args.n, p->shape.hidden, p->args.row_bytes);
@@ -653,8 +635,6 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     p->args.residual = b->residual;
     p->args.combined = b->out;
     p->args.unweighted = 0;
-    p->args.dispatches = 1;
-    p->args.ends = 0;
     r = encode_layer(p, b);
     if (!r)
         r = launch(p, run_layer, true, 0, stream);

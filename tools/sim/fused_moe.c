@@ -15,13 +15,10 @@
 #include "tools/sim/moe.h"
 
 enum {
-    CLUSTERS = 66,         /* of two CTAs, on the 132 SMs of an H100 or H200 */
-    ROUTING_NS = 25000,    /* counts, offsets, maps: ROUTING_US in fused/moe/plan.c */
-    ROUTED = CLUSTERS,     /* a token of sim_call_at(); those below are clusters */
-    PUTS = CLUSTERS + 1,   /* from here on: a put of rows, as node << 20 | number */
-    PUT_BYTES = 512 << 10, /* the three choices of rows a put and a signal are those of fused/moe/plan.c */
-    MOST_GROUPS = 32,
-    LEAST_GROUP = 128,
+    CLUSTERS = 66,       /* of two CTAs, on the 132 SMs of an H100 or H200 */
+    ROUTING_NS = 25000,  /* counts, offsets, maps: ROUTING_US in fused/moe/plan.c */
+    ROUTED = CLUSTERS,   /* a token of sim_call_at(); those below are clusters */
+    PUTS = CLUSTERS + 1, /* from here on: a put of rows, as node << 20 | number */
 };
 
 /* What a signal stands for: kind, the rank whose rows or message it is, a number. */
@@ -432,17 +429,6 @@ static void called(struct sim *sim, uint32_t rank, uint64_t token)
 
 /* ---- a run ---- */
 
-/* As fused/moe/plan.c does. */
-static void choose_put_sizes(struct prs_route *r, const struct options *o)
-{
-    uint32_t put = PUT_BYTES / r->row_bytes / 8 * 8;
-
-    r->group = r->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : r->tokens / MOST_GROUPS;
-    r->group = least(o->rows_per_signal ? o->rows_per_signal : r->group, r->tokens);
-    r->put = least(o->rows_per_put ? o->rows_per_put : put ? put : 1, r->group);
-    r->group = prs_ceil_div(r->group, r->put) * r->put;
-}
-
 static int make_rank(struct state *state, uint32_t rank)
 {
     const struct options *o = state->work->options;
@@ -459,7 +445,9 @@ static int make_rank(struct state *state, uint32_t rank)
     r->columns = prs_ceil_div(state->model.inner, 2 * PRS_TILE_N);
     r->row_bytes = state->model.hidden * 2;
     r->passes = o->passes;
-    choose_put_sizes(r, o);
+    r->put = o->rows_per_put;
+    r->group = o->rows_per_signal;
+    prs_route_put_sizes(r->tokens, r->row_bytes, &r->put, &r->group);
     s->messages_left = world - 1;
     s->chosen = calloc((size_t)r->tokens * r->choices, sizeof(*s->chosen));
     s->index = calloc((size_t)r->tokens * r->choices, sizeof(*s->index));
