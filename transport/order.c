@@ -24,8 +24,8 @@ enum {
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
-    bool waits,
-        fails_over = options->failover && paths > 1 && options->in_order && options->policy == PRS_POLICY_COUNTED;
+    bool fails_over = options->failover && paths > 1 && options->in_order && options->policy == PRS_POLICY_COUNTED;
+    bool waits;
 
     if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
         options->depth == 0 || (options->depth & (options->depth - 1)) ||
