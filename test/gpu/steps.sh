@@ -37,7 +37,7 @@ finds() {
     rows=$("$@")
     status=$?
     printf '%s\n' "$rows"
-    [ $status = 1 ] && [ -n "$rows" ] && ! grep -qv '"differing_[a-z]*":[1-9]' <<<"$rows"
+    [ $status = 1 ] && [ -n "$rows" ] && ! grep -qv '"differing_[a-z]*": \?[1-9]' <<<"$rows"
 }
 export -f finds
 
