@@ -63,24 +63,25 @@ def ops_are_right(group):
     return {"worst": worst}, worst < 0.05
 
 
-def any_number_of_rows(group, steps=400):
-    """Random m each step, with graphs and without, mixed; plans and memory stay bounded."""
+def memory_used(before):
+    """MB of this GPU taken since, without what torch's allocator keeps: plans, and what NCCL and cuBLAS take."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return round((before - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()) / 2**20)
+
+
+def any_number_of_rows(group, steps=10000):
+    """Random m each step, with graphs and without, mixed."""
     generator, worst, graphs = random.Random(5), 0.0, {}
     n, k = 2048, 1024
     w = uniform(n, k)
-    torch.cuda.synchronize()
-    before, openings = torch.cuda.mem_get_info()[0], []
     for step in range(steps):
         m, op = generator.randrange(1, 2049) * group.world, generator.choice(OPS)
         a = operands(op, m, n, k, group.world)[0]
-        plans = len(group._plans)
-        begin = time.perf_counter()
         c = getattr(perseus, op)(a, w.t(), group)
-        if len(group._plans) > plans:
-            openings.append((time.perf_counter() - begin) * 1e3)
         if step % 20 == 0:
             worst = max(worst, error(c, unfused(op, a, w, group.world)))
-        if step % 40 == 39:
+        if step % 500 == 499:
             torch.cuda.synchronize()
             graphs[step] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[step]):
@@ -90,8 +91,123 @@ def any_number_of_rows(group, steps=400):
             worst = max(worst, error(captured, unfused(op, a, w, group.world)))
     torch.cuda.synchronize()
     group.check()
-    used = (before - torch.cuda.mem_get_info()[0]) / 2**20
-    return {"steps": steps, "worst": worst, "plans": len(group._plans), "memory_mb": round(used), "opening_ms_max": round(max(openings), 1)}, worst < 0.05
+    return {"steps": steps, "worst": worst, "plans": len(group._plans)}, worst < 0.05
+
+
+# Columns and depth of the products of a tensor-parallel layer over all ranks: QKV, attention's output, gate and up, down.
+LAYERS = {"llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+          "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))}
+LAYER_OPS = ("all_gather_matmul", "matmul_reduce_scatter") * 2
+
+
+def split(op, n, k, world):
+    """Columns and depth of a rank's weight."""
+    return (n // world, k) if op == "all_gather_matmul" else (n, k // world)
+
+
+def sixty_seven_sizes(group):
+    """67 numbers of rows through four layers: memory of the plans, and the host's time to the first launch of a number."""
+    weights = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYERS["llama3-8b"])]
+    dist.barrier()
+    torch.cuda.synchronize()
+    before, first, opening = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved(), [], []
+    for size in random.Random(3).sample(range(64, 8193, 8), 67):
+        for op, w in weights:
+            a = operands(op, size * group.world, *w.shape, group.world)[0]
+            plans = len(group._plans)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            getattr(torch.ops.perseus, op)(a, w.t(), group.name)
+            took = (time.perf_counter() - begin) * 1e3
+            (opening if len(group._plans) > plans else first).append(took)
+            torch.cuda.synchronize()
+    group.check()
+    found = {"plans": len(group._plans), "memory_mb": memory_used(before), "first_launch_ms": round(max(first), 3),
+             "first_launch_ms_median": round(sorted(first)[len(first) // 2], 3), "opening_ms": round(max(opening), 1),
+             "opening_ms_median": round(sorted(opening)[len(opening) // 2], 1)}
+    return found, found["memory_mb"] <= 1024 and found["first_launch_ms"] <= 1
+
+
+def tensor_parallel_layers(group, rounds=8, layers=8):
+    """Eight layers of products one after the other under CUDA graphs: ours, NCCL + torch, and the products alone as 1."""
+    from perseus.bench import captured, once, wrong
+    found, fine = {}, True
+    for model, tokens in (("llama3-70b", 8192), ("llama3-70b", 2048), ("llama3-8b", 8192), ("llama3-8b", 1024)):
+        products = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYERS[model])] * layers
+        a = {w: operands(op, tokens, *w.shape, group.world)[0] for op, w in products}
+        gathered = {w: uniform(tokens, w.shape[1]) for op, w in products if op == "all_gather_matmul"}
+
+        def nccl(op, w):
+            if op == "all_gather_matmul":
+                dist.all_gather_into_tensor(gathered[w], a[w])
+                return gathered[w] @ w.t()
+            out = torch.empty(tokens // group.world, w.shape[0], dtype=torch.bfloat16, device="cuda")
+            dist.reduce_scatter_tensor(out, a[w] @ w.t())
+            return out
+        ways = {"perseus": lambda op, w: getattr(torch.ops.perseus, op)(a[w], w.t(), group.name), "nccl": nccl,
+                "product": lambda op, w: gathered.get(w, a[w]) @ w.t()}
+        for way in ways.values():  # plans are opened before a capture
+            for op, w in products[:4]:
+                way(op, w)
+        calls = {name: captured(lambda way=way: [way(op, w) for op, w in products]) for name, way in ways.items()}
+        taken, worst = {name: [] for name in calls}, 0.0
+        for i in range(3 + rounds):
+            for x in a.values():
+                x.neg_()
+            results = {}
+            for name, call in calls.items():
+                usec, results[name] = once(call, group)
+                if i >= 3:
+                    taken[name].append(usec)
+            pairs = zip(results["perseus"], results["nccl"], products)
+            worst = max(worst, *(wrong(have, want, w.shape[1] * group.world) for have, want, (_, w) in pairs))
+        usec = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
+        fine = fine and worst <= 1
+        found[f"{model} {tokens}"] = {"perseus": round(usec["perseus"] / usec["product"], 3), "nccl": round(usec["nccl"] / usec["product"], 3),
+                                      "product_us": round(usec["product"], 1), "error": round(worst, 3)}
+        del calls, results, products, a, gathered
+        torch.cuda.empty_cache()
+    return found, fine
+
+
+def few_rows(group, rounds=20):
+    """1 to 128 rows of a row-parallel layer under CUDA graphs: ours, NCCL, and torch's one-shot all-reduce after the product."""
+    import torch.distributed._symmetric_memory as symm_mem
+    from perseus.bench import captured, once, wrong
+    name, found, fine = dist.group.WORLD.group_name, {}, True
+    symm_mem.enable_symm_mem_for_group(name)
+    for n, k in ((8192, 8192), (8192, 28672), (4096, 14336)):
+        w = uniform(n, k // group.world)
+        for m in (1, 8, 32, 64, 128):
+            a, shared = uniform(m, k // group.world), symm_mem.empty(m, n, dtype=torch.bfloat16, device="cuda")
+            symm_mem.rendezvous(shared, name)
+
+            def nccl():
+                c = a @ w.t()
+                dist.all_reduce(c)
+                return c
+
+            def one_shot():
+                torch.matmul(a, w.t(), out=shared)
+                return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)
+            ways = {"perseus": lambda: torch.ops.perseus.matmul_all_reduce(a, w.t(), group.name), "nccl": nccl, "one_shot": one_shot,
+                    "product": lambda: a @ w.t()}
+            calls = {way: captured(lambda call=call: [call() for _ in range(8)]) for way, call in ways.items()}
+            taken, worst = {way: [] for way in calls}, 0.0
+            for i in range(3 + rounds):
+                a.neg_()
+                results = {}
+                for way, call in calls.items():
+                    usec, results[way] = once(call, group)
+                    if i >= 3:
+                        taken[way].append(usec / 8)
+                worst = max(worst, *(wrong(have, want, k) for have, want in zip(results["perseus"], results["nccl"])))
+            usec = {way: sorted(values)[len(values) // 2] for way, values in taken.items()}
+            fine = fine and worst <= 1
+            found[f"{m}x{n}x{k}"] = {**{f"{way}_us": round(value, 1) for way, value in usec.items()}, "over_nccl": round(usec["perseus"] / usec["nccl"], 3),
+                                     "error": round(worst, 3)}
+            del calls, results
+    return found, fine
 
 
 def gradients_are_right(group):
@@ -164,7 +280,7 @@ def a_killed_rank_is_named(group):
     return found, found["rank"] == 1 and found["smaller_world"] < 0.05
 
 
-CLAIMS = [ops_are_right, any_number_of_rows, gradients_are_right, a_step_beside_torchs, a_killed_rank_is_named]
+CLAIMS = [ops_are_right, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, a_killed_rank_is_named]
 
 
 def rank_main(claim):

@@ -3,7 +3,7 @@
 # The Python package on a GPU host that has torch. One line a claim.
 #
 #   GPUS=2 test/gpu/python.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step
-# Steps, the most telling first; about 12 minutes in all. Exit status: how many failed.
+# Steps, the most telling first; about 15 minutes in all. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 prefix=python-
@@ -20,7 +20,10 @@ claim ops_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
-claim any_number_of_rows 120
+claim any_number_of_rows 200
+claim sixty_seven_sizes 120
+claim tensor_parallel_layers 200
+claim few_rows 150
 claim a_killed_rank_is_named 100
 step bench 180 $many -m perseus.bench --json
 step bench_graphs 180 $many -m perseus.bench --json --graphs

@@ -90,7 +90,8 @@ def host_cost(group: perseus.Group) -> dict[str, float]:
 
 # ---- times ----
 
-def ways(op: str, m: int, n: int, k: int, group: perseus.Group) -> dict[str, Callable[[], torch.Tensor]]:
+def ways(op: str, m: int, n: int, k: int, group: perseus.Group) -> tuple[dict[str, Callable[[], torch.Tensor]], torch.Tensor]:
+    """Functions by name that compute the same, and the tensor a that they read."""
     world, device, pg = group.world, group.device, dist.group.WORLD
     torch.manual_seed(group.rank)
     rows, columns, depth = (m // world, n // world, k) if op == "all_gather_matmul" else (m, n, k // world)
@@ -118,7 +119,7 @@ def ways(op: str, m: int, n: int, k: int, group: perseus.Group) -> dict[str, Cal
     result["unfused"] = unfused
     whole = a.new_empty(m, depth) if op == "all_gather_matmul" else a
     result["product"] = lambda: whole @ w.t()
-    return result
+    return result, a
 
 
 def captured(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -159,13 +160,14 @@ def wrong(result: torch.Tensor, expected: torch.Tensor, depth: int) -> float:
 
 
 def row(op: str, m: int, n: int, k: int, options: argparse.Namespace, group: perseus.Group) -> dict[str, Any]:
-    calls = ways(op, m, n, k, group)
+    calls, a = ways(op, m, n, k, group)
     if options.graphs:
         calls = {name: captured(call) for name, call in calls.items() if name != "symm_mem"}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     worst = 0.0
     for i in range(3 + options.rounds):
         results = {}
+        a.neg_()  # what an earlier round left in memory must not pass
         for name, call in calls.items():
             usec, results[name] = once(call, group)
             if i >= 3:
