@@ -94,6 +94,22 @@ def any_number_of_rows(group, steps=10000):
     return {"steps": steps, "worst": worst, "plans": len(group._plans)}, worst < 0.05
 
 
+def any_stream(group, steps=300):
+    """Ops on three streams without a wait between them: each launch of a group follows the one before, whatever its stream."""
+    streams, generator, w = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(2))], random.Random(7), uniform(4096, 2048)
+    inputs = {op: operands(op, 4096, 4096, 2048, group.world)[0] for op in OPS}
+    want = {op: unfused(op, a, w, group.world) for op, a in inputs.items()}
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(steps):
+        op, stream = generator.choice(OPS), generator.choice(streams)
+        with torch.cuda.stream(stream):
+            results.append((op, getattr(perseus, op)(inputs[op], w.t(), group)))
+    torch.cuda.synchronize()
+    worst = max(error(have, want[op]) for op, have in results)
+    return {"steps": steps, "worst": worst}, worst < 0.05
+
+
 # Columns and depth of the products of a tensor-parallel layer over all ranks: QKV, attention's output, gate and up, down.
 LAYERS = {"llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
           "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))}
@@ -280,7 +296,7 @@ def a_killed_rank_is_named(group):
     return found, found["rank"] == 1 and found["smaller_world"] < 0.05
 
 
-CLAIMS = [ops_are_right, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, a_killed_rank_is_named]
+CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, a_killed_rank_is_named]
 
 
 def rank_main(claim):

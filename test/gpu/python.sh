@@ -20,6 +20,7 @@ claim ops_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
+claim any_stream 100
 claim any_number_of_rows 200
 claim sixty_seven_sizes 120
 claim tensor_parallel_layers 200

@@ -19,9 +19,17 @@ class Cuda:
     def __init__(self, library: Library, index: int) -> None:
         self.index, self.torch = index, torch.device("cuda", index)
         self.read = self.write = torch.Tensor.data_ptr
+        self._last: tuple[int, torch.cuda.Stream | None] = (-1, None)  # the stream of the last launch
 
     def stream(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self.index)  # what torch.cuda.current_stream().cuda_stream is, without its objects
+        """The current stream. The launches of a group share memory, so one on another stream than the last waits for the last."""
+        stream = torch._C._cuda_getCurrentRawStream(self.index)  # what torch.cuda.current_stream().cuda_stream is, without its objects
+        if stream != self._last[0] and not self.capturing():
+            current, before = torch.cuda.current_stream(self.index), self._last[1]
+            if before is not None:
+                current.wait_stream(before)
+            self._last = (stream, current)
+        return stream
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
