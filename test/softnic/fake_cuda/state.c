@@ -175,7 +175,7 @@ uint8_t *fake_view(uint64_t va, size_t *n)
     return p;
 }
 
-static bool has_access(const struct range *r, int dev)
+bool fake_has_access(const struct range *r, int dev)
 {
     return r->kind != MAPPED || r->access >> dev & 1;
 }
@@ -187,7 +187,7 @@ bool fake_reaches(int dev, uint64_t a, uint64_t b)
     pthread_mutex_lock(&fake_mutex);
     const struct range *x = fake_find(a), *y = fake_find(b);
     if (x && y && x->kind != PINNED && x->kind != REGISTERED && y->kind != PINNED && y->kind != REGISTERED)
-        reaches = has_access(x, dev) && has_access(y, dev);
+        reaches = fake_has_access(x, dev) && fake_has_access(y, dev);
     pthread_mutex_unlock(&fake_mutex);
     return reaches;
 }

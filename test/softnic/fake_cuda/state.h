@@ -57,8 +57,9 @@ int fake_refuse_locked(int result);
 /* The driver's mapping of n bytes at an address that a copy engine can reach, or NULL. Adjacent ranges may be mapped
  * apart: n shrinks to the end of the first one. */
 uint8_t *fake_view(uint64_t va, size_t *n);
-/* Does a copy between two pieces of device memory find both mapped for that device? Memory of cuMemAlloc needs no
- * mapping, and neither does a copy to or from the host. */
+/* May that device use the memory, and does a copy between two pieces of device memory find both mapped for that device?
+ * Memory of cuMemAlloc needs no mapping, and neither does a copy to or from the host. */
+bool fake_has_access(const struct range *r, int dev);
 bool fake_reaches(int dev, uint64_t a, uint64_t b);
 
 uint8_t *fake_map_shared(int fd, uint64_t bytes); /* NULL on failure */

@@ -23,7 +23,7 @@ struct blob {
     struct sn_cu_uuid uuid;
     uint64_t base, bytes;
     uint64_t buffer_id; /* tells an allocation from a later one at the same address */
-    uint64_t table;     /* KIND_VMM: address of struct chunk[chunks] in the owner */
+    uint64_t table;     /* memory of the virtual memory API: address of struct chunk[chunks] in the owner */
     struct sn_cu_ipc handle;
 };
 static_assert(sizeof(struct blob) == 120 && sizeof(struct blob) <= SN_IPC_BLOB, "shared layout");
@@ -32,7 +32,7 @@ enum { UNSHAREABLE = 1 }; /* a condition of the exporting functions */
 
 struct chunk {
     uint64_t base, bytes;
-    int32_t fd; /* in the owner */
+    int32_t fd; /* in the owner; -1: no other process can open it */
     uint32_t pad;
 };
 static_assert(sizeof(struct chunk) == 24, "read by other processes");
@@ -76,40 +76,42 @@ static int export_legacy(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struc
     return 0;
 }
 
-/* One allocation of the virtual memory API as a descriptor. Return 0, UNSHAREABLE, or -errno. */
+/* One allocation of the virtual memory API, as a descriptor if possible. Return 0, UNSHAREABLE, or -errno. */
 static int export_chunk(const struct sn_cuda *cuda, sn_cu_ptr at, struct chunk *chunk)
 {
     unsigned long long handle;
     sn_cu_ptr base;
     size_t bytes;
-    int fd = -1;
     int r = cuda->address_range(&base, &bytes, at);
 
     if (r != SN_CU_OK)
         return sn_cuda_failed(cuda, "cuMemGetAddressRange", r);
+    *chunk = (struct chunk){.base = base, .bytes = bytes, .fd = -1};
     r = cuda->vmm_retain(&handle, (void *)(uintptr_t)at);
     if (r != SN_CU_OK) /* neither cuMemAlloc nor cuMemCreate made it: a stream-ordered pool */
         return UNSHAREABLE;
-    r = cuda->vmm_export(&fd, handle, SN_CU_HANDLE_POSIX_FD, 0);
+    r = cuda->vmm_export(&chunk->fd, handle, SN_CU_HANDLE_POSIX_FD, 0);
     cuda->vmm_release(handle);
-    if (r != SN_CU_OK) /* not created with that handle type: NCCL's own memory */
-        return UNSHAREABLE;
-    *chunk = (struct chunk){.base = base, .bytes = bytes, .fd = fd};
-    return 0;
+    if (r == SN_CU_OK)
+        return 0;
+    chunk->fd = -1; /* not created with that handle type: NCCL's own memory */
+    return UNSHAREABLE;
 }
 
 static void free_table(struct chunk *table, uint32_t chunks)
 {
     for (uint32_t i = 0; i < chunks; i++)
-        close(table[i].fd);
+        if (table[i].fd >= 0)
+            close(table[i].fd);
     free(table);
 }
 
+/* Return 0, UNSHAREABLE if only this process can open all of it, or -errno. */
 static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
     struct chunk *table = NULL;
     uint32_t count = 0, room = 0;
-    int r = 0;
+    int r = 0, shareable = 0;
 
     for (uint64_t at = mr->addr; at < mr->addr + mr->length && count < CHUNKS_MOST;) {
         if (count == room) {
@@ -119,10 +121,13 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
         }
         if (!r)
             r = export_chunk(cuda, at, &table[count]);
-        if (r) {
+        if (r == UNSHAREABLE)
+            shareable = r;
+        else if (r) {
             free_table(table, count);
             return r;
         }
+        r = 0;
         at = table[count].base + table[count].bytes;
         count++;
     }
@@ -131,7 +136,7 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
     blob->base = table[0].base;
     blob->bytes = table[count - 1].base + table[count - 1].bytes - table[0].base;
     blob->table = (uintptr_t)table;
-    return 0;
+    return shareable;
 }
 
 /* Only the owner can reach it, and copies for the others (owner_copy.c). */
@@ -151,8 +156,10 @@ static int export_nothing(const struct sn_cuda *cuda, struct sn_mr_shm *mr, stru
                "descriptor type, or a stream-ordered pool): this process copies for the others",
                (unsigned long long)mr->addr);
     blob->kind = KIND_OWNER;
-    blob->base = mr->addr;
-    blob->bytes = mr->length;
+    if (!blob->table) {
+        blob->base = mr->addr;
+        blob->bytes = mr->length;
+    }
     return 0;
 }
 
@@ -182,14 +189,15 @@ int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
     sn_cuda_leave(cuda, mode);
     if (!r)
         memcpy(mr->ipc, &blob, sizeof(blob));
+    else
+        free_table((struct chunk *)(uintptr_t)blob.table, blob.chunks);
     return r;
 }
 
 void sn_cuda_region_unexport(struct sn_mr_shm *mr)
 {
     struct blob *blob = blob_of(mr);
-    if (blob->kind == KIND_VMM)
-        free_table((struct chunk *)(uintptr_t)blob->table, blob->chunks);
+    free_table((struct chunk *)(uintptr_t)blob->table, blob->chunks);
     memset(blob, 0, sizeof(*blob));
     sn_cuda_region_reap(sn_cuda_get(false));
 }
@@ -283,15 +291,18 @@ static int open_chunks(const struct sn_cuda *cuda, struct sn_cuda_map *map, cons
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemSetAccess", r);
 }
 
+/* The table is read as if the owner were another process, so that one who deregisters meanwhile does no harm. CUDA tells
+ * the range of an allocation only where it is mapped, so this GPU could not ask for it. */
 static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
 {
+    bool own = map->proc == sn_self->proc;
     uint32_t count = map->blob.chunks;
     struct chunk *table = count && count <= CHUNKS_MOST ? calloc(count, sizeof(*table)) : NULL;
     if (!table)
-        return -ENOMEM;
+        return count ? -ENOMEM : -EIO;
     int r = read_owner(map->pid, map->blob.table, table, count * sizeof(*table));
-    int pidfd = r ? -1 : (int)syscall(SYS_pidfd_open, map->pid, 0);
-    if (!r && pidfd < 0)
+    int pidfd = r || own ? -1 : (int)syscall(SYS_pidfd_open, map->pid, 0);
+    if (!r && !own && pidfd < 0)
         r = -errno;
     if (!r)
         r = open_chunks(cuda, map, table, pidfd);
@@ -301,45 +312,9 @@ static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
     return r;
 }
 
-/* The allocations of this process that hold the region, which may have no handle that could be exported. */
-static struct chunk *own_chunks(const struct sn_cuda *cuda, struct blob *blob)
-{
-    uint64_t at = blob->base, end = blob->base + blob->bytes;
-    struct chunk *table = NULL;
-
-    for (blob->chunks = 0; at < end && blob->chunks < CHUNKS_MOST; blob->chunks++) {
-        struct chunk *bigger = realloc(table, (blob->chunks + 1) * sizeof(*table));
-        sn_cu_ptr base;
-        size_t bytes;
-
-        if (bigger)
-            table = bigger;
-        if (!bigger || cuda->address_range(&base, &bytes, at) != SN_CU_OK) {
-            free(table);
-            return NULL;
-        }
-        table[blob->chunks] = (struct chunk){.base = base, .bytes = bytes, .fd = -1};
-        at = base + bytes;
-    }
-    blob->base = table[0].base;
-    blob->bytes = at - blob->base;
-    return table;
-}
-
-static int open_own(const struct sn_cuda *cuda, struct sn_cuda_map *map)
-{
-    struct chunk *table = own_chunks(cuda, &map->blob);
-    int r = table ? open_chunks(cuda, map, table, -1) : -EIO;
-
-    free(table);
-    return r;
-}
-
 static int open_map(const struct sn_cuda *cuda, struct sn_cuda_map *map)
 {
-    if (map->proc == sn_self->proc)
-        return open_own(cuda, map);
-    if (map->blob.kind == KIND_VMM)
+    if (map->blob.kind != KIND_LEGACY)
         return open_vmm(cuda, map);
     int r = cuda->ipc_open(&map->at, map->blob.handle, SN_CU_IPC_LAZY_PEER);
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuIpcOpenMemHandle", r);
