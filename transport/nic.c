@@ -67,6 +67,7 @@ static void kill_queue(struct prs_queue *queue)
 
 void prs_nic_stop_queues(struct prs_link *link)
 {
+    link->stopped = true; /* first: only what was posted before the change of state is sure to complete */
     for (uint32_t i = 0; i < link->queue_count; i++)
         kill_queue(link->queue[i]);
 }

@@ -31,6 +31,7 @@ struct prs_link {
     struct prs_rail_address own;
     struct ibv_cq *cq;
     bool overrun;      /* its completion queue has lost completions. The event thread sets it */
+    bool stopped;      /* by prs_nic_stop_queues() */
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;

@@ -10,21 +10,29 @@ struct prs_receive_sizes prs_receives_sizes(uint32_t most)
     return (struct prs_receive_sizes){batch, most / batch * batch};
 }
 
-int prs_receives_post(struct prs_receives *receives)
+static int post(struct prs_receives *receives)
 {
     struct ibv_recv_wr *bad;
-    int r = ibv_post_recv(receives->qp, receives->wr, &bad);
+    int r = ibv_post_recv(receives->queue->qp, receives->wr, &bad);
 
-    *receives->posted += receives->batch;
+    receives->queue->link->receives += receives->batch;
     receives->total += receives->batch;
     return r > 0 ? -r : r;
+}
+
+/* A receive that is posted to a stopped queue may never complete: the driver of soft-RoCE only writes a ring. */
+int prs_receives_replace(struct prs_receives *receives)
+{
+    if (receives->queue->link->stopped)
+        return 0;
+    receives->consumed = 0;
+    return post(receives);
 }
 
 int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, const struct prs_receive_sizes *sizes,
                       struct ibv_sge *sge)
 {
-    receives->qp = queue->qp;
-    receives->posted = &queue->link->receives;
+    receives->queue = queue;
     receives->consumed = receives->total = receives->flushed = 0;
     receives->depth = sizes->depth;
     receives->batch = sizes->batch;
@@ -34,7 +42,7 @@ int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, co
                                                .sg_list = sge,
                                                .num_sge = sge ? 1 : 0};
     for (uint32_t posted = 0; posted < sizes->depth; posted += sizes->batch) {
-        int r = prs_receives_post(receives);
+        int r = post(receives);
 
         if (r)
             return prs_nic_fail(queue->link->rail, -r, "cannot post receives");

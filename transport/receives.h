@@ -19,8 +19,7 @@ struct prs_receive_sizes {
 };
 
 struct prs_receives {
-    struct ibv_qp *qp;
-    uint64_t *posted;  /* the link's counter */
+    struct prs_queue *queue;
     uint32_t consumed; /* since the last batch was posted */
     uint32_t batch;
     uint32_t depth;
@@ -36,8 +35,8 @@ struct prs_receive_sizes prs_receives_sizes(uint32_t most);
 int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, const struct prs_receive_sizes *sizes,
                       struct ibv_sge *sge);
 
-/* Post one more batch. Return 0 or -errno. */
-int prs_receives_post(struct prs_receives *receives);
+/* Post a batch in place of one that was consumed, unless the queue was stopped. Return 0 or -errno. */
+int prs_receives_replace(struct prs_receives *receives);
 
 /* How many arrivals have consumed one. */
 static inline uint32_t prs_receives_taken(const struct prs_receives *receives)
@@ -54,10 +53,7 @@ static inline bool prs_receives_drained(const struct prs_receives *receives)
 /* An arrival has consumed one. Return 0 or -errno. */
 static inline int prs_receives_consume(struct prs_receives *receives)
 {
-    if (++receives->consumed < receives->batch)
-        return 0;
-    receives->consumed = 0;
-    return prs_receives_post(receives);
+    return ++receives->consumed < receives->batch ? 0 : prs_receives_replace(receives);
 }
 
 #endif

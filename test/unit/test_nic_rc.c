@@ -54,6 +54,61 @@ ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)
     prs_nic_rc.close(link);
 }
 
+static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_address *own, int service_level)
+{
+    static const struct prs_config config = {.ece = 1};
+    static const uint32_t id = 0;
+    struct prs_link_options options = {.rail = rail,
+                                       .own = own,
+                                       .config = &config,
+                                       .traffic_class = 3,
+                                       .service_level = service_level,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = 64,
+                                       .loopback_depth = 64,
+                                       .receive_depth = 64};
+    struct prs_link *link;
+
+    cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
+    return link;
+}
+
+static void complete_receive(struct prs_link *link, enum ibv_wc_status status)
+{
+    struct prs_event events[PRS_POLL_MOST];
+
+    fake_verbs_complete((struct ibv_wc){.wr_id = 1ull << 63, .status = status, .opcode = IBV_WC_RECV_RDMA_WITH_IMM});
+    cr_assert_eq(prs_nic_rc.poll(link, events), 1);
+}
+
+/* soft-RoCE never completes a receive that is posted to a queue in the error state: its driver only writes a ring. */
+Test(nic_rc, arrivals_that_are_polled_after_the_stop_post_no_receives)
+{
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_link *link;
+    uint32_t receives;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    receives = fake_verbs.posted_receives;
+    for (uint32_t i = 1; i < receives / 2; i++) /* one less than a batch */
+        complete_receive(link, IBV_WC_SUCCESS);
+    prs_nic_stop_queues(link);
+    for (int i = 0; i < 3; i++)
+        complete_receive(link, IBV_WC_SUCCESS);
+    cr_assert_eq(fake_verbs.posted_receives, receives);
+    cr_assert_eq(prs_nic_rc.taken(link->queue[0]), receives / 2 + 2);
+    for (uint32_t i = receives / 2 + 2; i < receives; i++) {
+        cr_assert_not(prs_nic_rc.drained(link));
+        complete_receive(link, IBV_WC_WR_FLUSH_ERR);
+    }
+    cr_assert(prs_nic_rc.drained(link));
+    prs_nic_rc.close(link);
+}
+
 /* ---- the way to the peer ---- */
 
 struct way {
@@ -80,26 +135,6 @@ ParameterizedTestParameters(nic_rc, packets_have_the_header_that_their_way_needs
     };
 
     return cr_make_param_array(struct way, rows, sizeof(rows) / sizeof(*rows));
-}
-
-static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_address *own, int service_level)
-{
-    static const struct prs_config config = {.ece = 1};
-    static const uint32_t id = 0;
-    struct prs_link_options options = {.rail = rail,
-                                       .own = own,
-                                       .config = &config,
-                                       .traffic_class = 3,
-                                       .service_level = service_level,
-                                       .queues = 1,
-                                       .ids = &id,
-                                       .depth = 64,
-                                       .loopback_depth = 64,
-                                       .receive_depth = 64};
-    struct prs_link *link;
-
-    cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
-    return link;
 }
 
 ParameterizedTest(struct way *way, nic_rc, packets_have_the_header_that_their_way_needs)
