@@ -79,6 +79,13 @@ struct prs_moe_args {
     uint8_t *combined;       /* [token] */
     uint32_t unweighted;
 
+    /* Gradients: */
+    const uint8_t *beside; /* rows that dispatched rows are multiplied with, or NULL */
+    float *products;
+    const float *values;               /* one of each row */
+    const struct prs_moe_row *origins; /* of the rows */
+    float *returned;                   /* [token][slot] */
+
     /* The maps of a dispatch: this rank's memory, or the caller's */
     struct prs_moe_totals *totals;
     struct prs_moe_expert_rows *table; /* [expert here] */
@@ -90,6 +97,8 @@ struct prs_moe_args {
     uint64_t *chunks; /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *ready;  /* [block]: number of rows in place; the routing kernel clears it */
     struct prs_moe_claims *claims;
+    uint8_t *value_rows; /* [row], [token]: values on their way; prs_moe_value_bytes() each */
+    uint8_t *value_sums;
     uint8_t *row_bytes; /* memory of `rows` */
 
     /* Symmetric memory; [q]: at neighbour q of this node. */
@@ -117,6 +126,14 @@ PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
     return (r->experts + 3) / 4 * 4; /* the memory after the tables is read as 16-byte vectors */
 }
 
+/* A value travels as the sum of three bf16, each with eight bits of it: a row has three columns for each slot. */
+enum { PRS_MOE_VALUE_PARTS = 3 };
+
+PRS_SHARED uint32_t prs_moe_value_bytes(const struct prs_route *r)
+{
+    return (r->choices * PRS_MOE_VALUE_PARTS * 2 + 15) / 16 * 16;
+}
+
 PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 {
     uint32_t choices = prs_ceil_div(r->tokens, r->chunks) * r->choices;
@@ -138,6 +155,10 @@ int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_major, uint
                             cudaStream_t stream);
 int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_clear_fill(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_split_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_join_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

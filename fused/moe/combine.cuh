@@ -71,35 +71,12 @@ PRS_DEVICE void add_up(const struct prs_moe_args &args, const struct term &mine,
     }
 }
 
-/* All lanes get the same position of a list. */
-PRS_DEVICE uint32_t claim_for_warp(uint32_t *counter)
-{
-    uint32_t at = threadIdx.x % 32 == 0 ? claim_row(counter) : 0;
-    return __shfl_sync(~0u, at, 0);
-}
-
 PRS_DEVICE const uint4 *result_row(const struct prs_moe_args &args, uint32_t row)
 {
     return (const uint4 *)(args.results + (uint64_t)row * args.route.row_bytes);
 }
 
 /* ---- at the owner of experts ---- */
-/* Until every neighbour and counterpart has read what it was sent in the launch before. */
-PRS_DEVICE void await_room(const struct prs_moe_args &args, uint32_t epoch)
-{
-    const struct prs_route *r = &args.route;
-    for (uint32_t i = threadIdx.x % 32; i < r->place.local_ranks + r->place.nodes - 1; i += 32) {
-        bool near = i < r->place.local_ranks;
-        uint32_t b = near ? 0 : i - r->place.local_ranks + 1;
-        uint32_t peer = near ? prs_place_neighbour(&r->place, i) : prs_place_counterpart(&r->place, b);
-        uint32_t word = near ? prs_place_distance(&r->place, peer) : prs_route_end_word(r, b);
-        if (i != 0)
-            wait_flag(&args.sync, near ? args.end_flags[0] + word : far_flag(args, word), epoch - 1, PRS_AWAIT_END,
-                      peer, word);
-    }
-    __syncwarp();
-}
-
 /* Where a sum for the peer at distance p goes: to the peer's memory, or, for another node, to that of the peer's
  * counterpart here, which adds up this node's sums. There the places are those of what it gets from the rank of the
  * peer's node with this rank's local number. from: the distance of that rank, or of this one, from the neighbour. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dispatch without a product: moves rows as the product's kernel does (rows.cuh), with more warps on each SM. */
+/* Dispatch without a product: moves rows as the product's kernel does (rows.cuh), with more warps on each SM. After
+ * routing; or again, along the maps of an earlier dispatch, for other tokens. Then rows may be weighted, and multiplied
+ * with other rows (prs_moe_dispatch_again()). */
 #ifndef PERSEUS_FUSED_DISPATCH_CUH
 #define PERSEUS_FUSED_DISPATCH_CUH
 
@@ -12,7 +14,63 @@ enum {
     PRS_DISPATCH_SHARED = PRS_DISPATCH_BARRIERS + PRS_DISPATCH_WARPS * 8
 };
 
-template <bool FAR>
+/* Eight columns: returns them, times the weight, and adds their product with y to *sum. */
+PRS_DEVICE uint4 weigh_vector(uint4 x, uint4 y, float weight, float *sum)
+{
+    uint32_t pair[4] = {x.x, x.y, x.z, x.w}, other[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float low = bf16_low(pair[i]), high = bf16_high(pair[i]);
+        *sum += low * bf16_low(other[i]);
+        *sum += high * bf16_high(other[i]);
+        pair[i] = pack_bf16x2(low * weight, high * weight);
+    }
+    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
+/* A warp copies a received row to a row of an expert. */
+PRS_DEVICE void weigh_row(const struct prs_moe_args &args, const uint4 *from, uint32_t row, float weight)
+{
+    uint32_t lane = threadIdx.x % 32, vectors = args.route.row_bytes / 16;
+    uint64_t at = (uint64_t)row * args.route.row_bytes;
+    const uint4 *beside = args.beside ? (const uint4 *)(args.beside + at) : NULL;
+    uint4 *to = (uint4 *)(args.row_bytes + at);
+    float sum = 0;
+#pragma unroll 4
+    for (uint32_t i = lane; i < vectors; i += 32)
+        to[i] = weigh_vector(from[i], beside ? beside[i] : make_uint4(0, 0, 0, 0), weight, &sum);
+    for (uint32_t d = 16; d != 0; d /= 2)
+        sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane == 0 && beside)
+        args.products[row] = sum;
+}
+
+/* Delivers received rows to their experts, as place_rows() does. */
+PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t deliveries = args.totals->deliveries;
+    for (uint32_t i; (i = claim_for_warp(&args.claims->deliveries)) < deliveries;) {
+        const struct prs_route_delivery *delivery = delivery_at(args, i);
+        uint32_t peer = delivery->peer, at = delivery->at, index = prs_route_row_flag(r, peer, at);
+        const uint8_t *from = args.tokens + (uint64_t)at * r->row_bytes;
+        if (peer != 0) {
+            /* MUTANT(emulator moe_gradients/many_launches_of_any_choices_are_right) wait for the row: delete */
+            await_word(args, args.staging_flags[0] + index, epoch, PRS_AWAIT_TOKEN, prs_place_after(&r->place, peer),
+                       index);
+            from = args.staging[0] + prs_route_staging_at(r, peer, at);
+        }
+        __syncwarp();
+        for (uint32_t u = 0; u < delivery->targets; u++) {
+            float weight = args.unweighted ? 1.0f : __uint_as_float(delivery->row[prs_route_weight_at(r) + u]);
+            weigh_row(args, (const uint4 *)from, delivery->row[u], weight);
+        }
+    }
+}
+
+/* AGAIN: without routing, in which all ranks meet. So a row may come to memory that its rank still reads in the launch
+ * before. */
+template <bool FAR, bool AGAIN>
 __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     dispatch_kernel(const __grid_constant__ struct prs_moe_args args)
 {
@@ -24,7 +82,14 @@ __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
         mbarrier_init_fence();
     }
     __syncwarp();
-    if (warp % 2 != 0)
+    if (AGAIN && warp % 2 == 0) {
+        /* MUTANT(emulator moe_gradients/many_launches_of_any_choices_are_right) wait for room: delete */
+        await_room(args, epoch);
+        fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */
+    }
+    if (warp % 2 != 0 && AGAIN && (args.unweighted == 0 || args.beside))
+        weigh_rows(args, epoch);
+    else if (warp % 2 != 0)
         place_rows<FAR>(args, b, epoch, gridDim.x * (PRS_DISPATCH_WARPS / 2));
     else if (threadIdx.x % 32 == 0)
         send_rows<FAR>(args, b, epoch);

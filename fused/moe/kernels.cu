@@ -6,6 +6,7 @@
 #include "fused/moe/dispatch.cuh"
 #include "fused/moe/engine.cuh"
 #include "fused/moe/route.cuh"
+#include "fused/moe/values.cuh"
 
 typedef void (*moe_kernel_fn)(const struct prs_moe_args);
 
@@ -26,7 +27,12 @@ static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uin
 
 static moe_kernel_fn dispatch_of(const struct prs_route *route)
 {
-    return route->place.nodes > 1 ? dispatch_kernel<true> : dispatch_kernel<false>;
+    return route->place.nodes > 1 ? dispatch_kernel<true, false> : dispatch_kernel<false, false>;
+}
+
+static moe_kernel_fn dispatch_again_of(const struct prs_route *route)
+{
+    return route->place.nodes > 1 ? dispatch_kernel<true, true> : dispatch_kernel<false, true>;
 }
 
 static moe_kernel_fn combine_of(const struct prs_route *route)
@@ -36,10 +42,18 @@ static moe_kernel_fn combine_of(const struct prs_route *route)
 
 static int load(void)
 {
-    static const moe_kernel_fn others[] = {dispatch_kernel<false>, dispatch_kernel<true>, combine_kernel<false>,
-                                           combine_kernel<true>};
-    int r = launch_load(route_kernel);
-    for (int i = 0; i < 4 && r == 0; i++)
+    static const moe_kernel_fn others[] = {route_kernel,
+                                           dispatch_kernel<false, false>,
+                                           dispatch_kernel<true, false>,
+                                           dispatch_kernel<false, true>,
+                                           dispatch_kernel<true, true>,
+                                           combine_kernel<false>,
+                                           combine_kernel<true>,
+                                           clear_fill_kernel,
+                                           split_values_kernel,
+                                           join_values_kernel};
+    int r = 0;
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
         r = launch_load(others[i]);
     for (int variant = 0; variant < 8 && r == 0; variant++) {
         int b_n_major = variant & 1;
@@ -64,7 +78,8 @@ static struct launch_shape shape_of_routing(const struct prs_route *route)
 }
 
 static const struct launch_shape shape_of_dispatch = {1, PRS_DISPATCH_WARPS * 32, PRS_DISPATCH_SHARED},
-                                 shape_of_combine = {1, PRS_COMBINE_WARPS * 32, 0};
+                                 shape_of_combine = {1, PRS_COMBINE_WARPS * 32, 0},
+                                 shape_of_values = {1, PRS_VALUE_THREADS, 0};
 
 extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster,
                                        uint32_t *clusters)
@@ -74,6 +89,8 @@ extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_ma
     int r = launch_prepare(route_kernel, &routing, &ctas);
     if (!r)
         r = launch_prepare(dispatch_of(route), &shape_of_dispatch, &ctas);
+    if (!r)
+        r = launch_prepare(dispatch_again_of(route), &shape_of_dispatch, &ctas);
     if (!r)
         r = launch_prepare(combine_of(route), &shape_of_combine, &ctas);
     return r != 0 ? r : launch_prepare(kernel_of(route, b_n_major, cluster), &product, clusters);
@@ -100,4 +117,24 @@ extern "C" int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_
 extern "C" int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
     return launch_kernel(combine_of(&args->route), &shape_of_combine, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(dispatch_again_of(&args->route), &shape_of_dispatch, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_clear_fill(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(clear_fill_kernel, &shape_of_values, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_split_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(split_values_kernel, &shape_of_values, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_join_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(join_values_kernel, &shape_of_values, ctas, stream, *args);
 }

@@ -3,10 +3,9 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "fused/moe/args.h"
+#include "fused/moe/plan.h"
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
-#include "fused/core/plan.h"
 #include "fused/core/tensor_map.h"
 #include "transport/util/error.h"
 
@@ -18,17 +17,6 @@ enum {
 };
 
 static const double ROUTING_US = 25; /* counts, offsets, maps */
-
-struct prs_moe_plan {
-    struct prs_plan base;
-    struct prs_moe_shape shape;
-    struct prs_moe_info info;
-    struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
-    struct prs_moe_args down; /* a layer's second product */
-    uint8_t *activations;     /* [capacity, I]: between a layer's products */
-    struct prs_moe_tuning wanted;
-    int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
-};
 
 static struct prs_moe_plan *self(struct prs_plan *p)
 {
@@ -201,6 +189,8 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     if (r->place.nodes > 1)
         a->far.counters = take(base, &used, 2ull * prs_route_back_counters(r) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
+    a->value_rows = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * prs_moe_value_bytes(r));
+    a->value_sums = take(base, &used, (uint64_t)r->tokens * prs_moe_value_bytes(r));
     if (a->n != 0)
         a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
     return used;
@@ -401,7 +391,9 @@ static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
     struct prs_moe_args a = p->args;
     int r = prs_moe_kernels_route(&p->args, stream);
     a.push_gap = 0; /* no product whose loads the rows could delay */
-    return r != 0 ? r : prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
+    if (!r)
+        r = prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
+    return r != 0 || !p->clears_fill ? r : prs_moe_kernels_clear_fill(&a, p->info.tuning.ctas, stream);
 }
 
 static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
@@ -509,14 +501,13 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     return 0;
 }
 
-static void set_maps(struct prs_moe_plan *p, const void *maps)
+void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps)
 {
     (void)lay_out_maps(&p->args, maps ? (uint8_t *)(uintptr_t)maps : p->base.own.at);
 }
 
-/* ends: see struct prs_moe_args. */
-static int launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
-                  uint32_t ends, cudaStream_t stream)
+int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
+                   uint32_t ends, cudaStream_t stream)
 {
     p->args.dispatches = dispatches;
     p->args.ends = ends;
@@ -527,7 +518,7 @@ static int launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cuda
 static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     struct prs_moe_args *a = &p->args;
-    set_maps(p, b->maps);
+    prs_moe_use_maps(p, b->maps);
     a->tokens = b->tokens;
     a->count = b->count, a->count_on_device = b->count_on_device;
     a->status = b->status;
@@ -552,7 +543,7 @@ int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b,
     set_routing(p, b);
     r = encode(p, b);
     if (!r)
-        r = launch(p, run_dispatch_product, true, 1, stream);
+        r = prs_moe_launch(p, run_dispatch_product, true, 1, stream);
     prs_context_leave(before);
     return r;
 }
@@ -566,10 +557,10 @@ int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct C
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    set_maps(p, b->maps);
+    prs_moe_use_maps(p, b->maps);
     r = encode(p, b);
     if (!r)
-        r = launch(p, run_product, false, 0, stream);
+        r = prs_moe_launch(p, run_product, false, 0, stream);
     prs_context_leave(before);
     return r;
 }
@@ -588,7 +579,8 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
         return r;
     set_routing(p, b);
     p->args.row_bytes = b->out;
-    r = launch(p, run_dispatch, true, 1, stream);
+    p->clears_fill = b->clear_fill != 0;
+    r = prs_moe_launch(p, run_dispatch, true, 1, stream);
     p->args.row_bytes = own_rows;
     prs_context_leave(before);
     return r;
@@ -607,12 +599,12 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
     r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    set_maps(p, x->maps);
+    prs_moe_use_maps(p, x->maps);
     p->args.results = x->rows;
     p->args.residual = x->residual;
     p->args.combined = x->out;
     p->args.unweighted = x->unweighted;
-    r = launch(p, run_combine, false, 2, stream);
+    r = prs_moe_launch(p, run_combine, false, 2, stream);
     prs_context_leave(before);
     return r;
 }
@@ -637,7 +629,7 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     p->args.unweighted = 0;
     r = encode_layer(p, b);
     if (!r)
-        r = launch(p, run_layer, true, 0, stream);
+        r = prs_moe_launch(p, run_layer, true, 0, stream);
     prs_context_leave(before);
     return r;
 }

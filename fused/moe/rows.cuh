@@ -107,6 +107,30 @@ PRS_DEVICE uint32_t claim_row(uint32_t *counter)
     return atomicAdd(counter, 1u);
 }
 
+/* All lanes get the same position of a list. */
+PRS_DEVICE uint32_t claim_for_warp(uint32_t *counter)
+{
+    uint32_t at = threadIdx.x % 32 == 0 ? claim_row(counter) : 0;
+    return __shfl_sync(~0u, at, 0);
+}
+
+/* ---- launches without routing ---- */
+/* Until every neighbour and counterpart has read what it was sent in the launch before. */
+PRS_DEVICE void await_room(const struct prs_moe_args &args, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t i = threadIdx.x % 32; i < r->place.local_ranks + r->place.nodes - 1; i += 32) {
+        bool near = i < r->place.local_ranks;
+        uint32_t b = near ? 0 : i - r->place.local_ranks + 1;
+        uint32_t peer = near ? prs_place_neighbour(&r->place, i) : prs_place_counterpart(&r->place, b);
+        uint32_t word = near ? prs_place_distance(&r->place, peer) : prs_route_end_word(r, b);
+        if (i != 0)
+            wait_flag(&args.sync, near ? args.end_flags[0] + word : far_flag(args, word), epoch - 1, PRS_AWAIT_END,
+                      peer, word);
+    }
+    __syncwarp();
+}
+
 /* ---- warp 3: own rows for this node ---- */
 /* Row `row` of those that this rank pushes to the neighbour at distance p. */
 struct pushed_row {

@@ -346,6 +346,8 @@ struct prs_moe_batch {
      * N / 2. */
     const void *down;
     const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
+    /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole blocks. */
+    uint32_t clear_fill;
 };
 
 struct prs_moe_plan;
@@ -390,6 +392,45 @@ struct prs_moe_results {
  * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
+
+/** What prs_moe_dispatch_again() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so
+ * that a later version can add some. */
+struct prs_moe_again {
+    const void *tokens;  /**< bf16 [count, H]; count: that of the dispatch. It may be NULL on a rank without tokens */
+    void *out;           /**< bf16 [capacity, H] */
+    const void *beside;  /**< bf16 [capacity, H], other rows of the same order; or NULL */
+    float *products;     /**< [capacity]: of each token's row, not weighted, with the row of beside; NULL without it */
+    const void *maps;    /**< as in the dispatch */
+    uint32_t weighted;   /**< 1: rows are multiplied by their router weights, in fp32, and rounded once */
+    uint32_t clear_fill; /**< as in the dispatch */
+};
+
+/** Dispatch along the maps of an earlier one, without routing: tokens[i] goes to the rows of that dispatch's token i.
+ *
+ * Gradients need it. The gradient of what prs_moe_combine() adds up (its rows) is the gradient of its result, dispatched
+ * again and weighted. That of the router weights is `products`, with those rows as `beside`;
+ * prs_moe_return_values() brings them to the tokens. The gradient of the tokens of prs_moe_dispatch() is
+ * prs_moe_combine() of the rows' gradients, unweighted.
+ *
+ * products are sums in fp32, in a fixed order; those of rows that only fill up are not defined. Any number of times
+ * after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
+PRS_API int prs_moe_dispatch_again(struct prs_moe_plan *plan, const struct prs_moe_again *again,
+                                   struct CUstream_st *stream);
+
+/** What prs_moe_return_values() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so
+ * that a later version can add some. */
+struct prs_moe_values {
+    const float *values;            /**< [capacity]: one of each row */
+    const struct prs_moe_row *rows; /**< [capacity]: as the dispatch has written it to batch->rows */
+    float *out;                     /**< [count, top_k]; it may be NULL on a rank without tokens */
+    const void *maps;               /**< as in the dispatch */
+};
+
+/** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged, down
+ * to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the rules
+ * of prs_fused_launch(). */
+PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
+                                  struct CUstream_st *stream);
 
 /** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
  * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with

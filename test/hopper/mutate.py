@@ -20,9 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mutants_lib import mutated, rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Before a test's name: of test_nodes.c, test_moe.c and test_moe_combine.c (over the software NIC), of test_attention.c.
-NODES, MOE, COMBINE, ATTENTION = "nodes/", "moe/", "moe_combine", "attention/"
-PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", ATTENTION: "attention"}
+# Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software NIC), of test_attention.c.
+NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
+PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention"}
 
 
 def link_command(build, test, kernels):
@@ -61,7 +61,7 @@ def make(build, folder, rule):
 def runs(build, program, test, seeds):
     found, first, why = 0, None, ""
     under = []
-    if test.startswith((NODES, MOE, COMBINE)):
+    if test.startswith((NODES, MOE, COMBINE, GRADIENTS)):
         under = [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
     test = test.rpartition("/")[2]
     for seed in range(1, seeds + 1):

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plan of MoE: shared by its forward launches (plan.c) and those that gradients need (gradients.c). */
+#ifndef PERSEUS_FUSED_MOE_PLAN_H
+#define PERSEUS_FUSED_MOE_PLAN_H
+
+#include <stdbool.h>
+
+#include "fused/moe/args.h"
+#include "fused/core/plan.h"
+
+struct prs_moe_plan {
+    struct prs_plan base;
+    struct prs_moe_shape shape;
+    struct prs_moe_info info;
+    struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
+    struct prs_moe_args down; /* a layer's second product */
+    uint8_t *activations;     /* [capacity, I]: between a layer's products */
+    struct prs_moe_tuning wanted;
+    bool clears_fill;                                        /* of this dispatch */
+    int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
+};
+
+/* Takes the caller's maps; NULL: the plan's own. */
+void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
+
+/* Enqueues one launch. job: enqueues its kernels. ends: see struct prs_moe_args. */
+int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
+                   uint32_t ends, cudaStream_t stream);
+
+#endif
