@@ -5,19 +5,20 @@
     group = perseus.init()                                         # all ranks
     y = perseus.all_gather_matmul(x, linear.weight.t(), group)     # or torch.ops.perseus.all_gather_matmul(x, w, group.name)
 
-perseus.ops has the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
+perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
 """
 from . import nn
 from ._group import Group, close_all, find, init
 from ._library import PerseusError, bundled, library
 from ._version import __version__
+from .moe import moe_combine, moe_dispatch, moe_layer, moe_plan
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,
                   replicated_matmul, ring_attention)
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
-           "matmul_all_reduce", "matmul_reduce_scatter", "moe_capacity", "moe_dispatch_gemm", "nn", "plugin_path", "replicated_matmul", "ring_attention",
-           "unwatch", "watch"]
+           "matmul_all_reduce", "matmul_reduce_scatter", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
+           "nn", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
 
 
 def plugin_path() -> str:

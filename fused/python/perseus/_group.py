@@ -30,6 +30,7 @@ class Plan:
     def __init__(self, handle: int, operands: ctypes.Structure, rows: int, close: Any) -> None:
         self.handle, self.operands, self.rows, self.close = handle, operands, rows, close
         self.reference = ctypes.byref(operands)
+        self.info: Any = None  # MoE: struct prs_moe_info
 
 
 class Group:
@@ -98,6 +99,17 @@ class Group:
         key = ("moe", *fields.items())
         lib = self.library
         return self._plans.get(key) or self._new_plan(key, "moe", lib.prs_moe_shape(**fields), lib.prs_moe_batch(), 0)
+
+    def moe_of(self, sizes: tuple[int, ...]) -> Plan:
+        """The plan with these fields of struct prs_moe_shape."""
+        key = ("moe", *sizes)
+        plan = self._plans.get(key)
+        if plan is None:
+            lib = self.library
+            plan = self._new_plan(key, "moe", lib.prs_moe_shape(*sizes), lib.prs_moe_batch(), 0)
+            plan.info = lib.prs_moe_info()
+            lib.prs_moe_plan_query(plan.handle, ctypes.byref(plan.info))
+        return plan
 
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
