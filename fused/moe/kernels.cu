@@ -86,7 +86,10 @@ extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_ma
 {
     struct launch_shape routing = shape_of_routing(route), product = shape_of(cluster);
     uint32_t ctas; /* per GPU; the plan asks for fewer than there are SMs, and each fits one */
-    int r = launch_prepare(route_kernel, &routing, &ctas);
+    int r;
+    if (routing.shared_bytes < PRS_SMEM_BYTES) /* the limit is the kernel's, and serves all plans of the process */
+        routing.shared_bytes = PRS_SMEM_BYTES;
+    r = launch_prepare(route_kernel, &routing, &ctas);
     if (!r)
         r = launch_prepare(dispatch_of(route), &shape_of_dispatch, &ctas);
     if (!r)

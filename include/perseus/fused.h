@@ -549,7 +549,8 @@ struct prs_fused_traffic {
     uint64_t bytes;
 };
 
-/** Exact while no launch is in flight. */
+/** Exact while no launch is in flight, but for the last signals of a launch of MoE, which say that it has ended: they may
+ * be counted some microseconds later. */
 PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic);
 
 #ifdef __cplusplus
