@@ -31,7 +31,11 @@ static const struct kernel gemm_kernels[] = {
     {"all-reduce", GEMM, PRS_FUSED_ALLREDUCE, 0, 0},
 };
 
-static const struct kernel moe_kernels[] = {{"MoE", MOE, 0, 0, 0}};
+/* What MoE launches, as `mode`. THERE_AND_BACK: dispatch, combine, and both again for gradients. */
+enum { PRODUCT, LAYER, THERE_AND_BACK };
+
+static const struct kernel moe_kernels[] = {
+    {"MoE", MOE, 0, 0, PRODUCT}, {"a layer of MoE", MOE, 0, 0, LAYER}, {"rows of MoE", MOE, 0, 0, THERE_AND_BACK}};
 
 static const struct kernel attention_kernels[] = {
     {"attention by CTAs", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RESIDENT},
@@ -47,6 +51,9 @@ struct work {
     struct prs_moe_plan *moe;
     struct prs_attention_plan *attention;
     struct prs_moe_batch batch;
+    struct prs_moe_results combine;
+    struct prs_moe_again again;
+    struct prs_moe_values values;
     void *a, *b, *result;
     size_t bytes; /* of the result */
 };
@@ -75,30 +82,70 @@ static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
     return r;
 }
 
+enum { TOKENS = 120, HIDDEN = 128, COLUMNS = 256, TOP = 2 };
+
+/* The tokens' sums, then a value for each choice. */
+static void open_moe_rows(struct work *w, uint32_t capacity)
+{
+    size_t sums = (size_t)TOKENS * HIDDEN * 2;
+    w->bytes = sums + (size_t)TOKENS * TOP * sizeof(float);
+    w->result = device(w->bytes);
+    w->combine = (struct prs_moe_results){.rows = w->batch.out, .out = w->result};
+    w->again = (struct prs_moe_again){.tokens = w->batch.tokens,
+                                      .out = device((size_t)capacity * HIDDEN * 2),
+                                      .beside = w->batch.out,
+                                      .products = device(capacity * sizeof(float)),
+                                      .weighted = 1};
+    w->values = (struct prs_moe_values){
+        .values = w->again.products, .rows = w->batch.rows, .out = (float *)((uint8_t *)w->result + sums)};
+}
+
 static int open_moe(struct work *w, uint32_t rank, uint32_t world)
 {
-    enum { TOKENS = 120, HIDDEN = 128, COLUMNS = 256, TOP = 2 };
-    struct prs_moe_shape shape = {TOKENS, HIDDEN, COLUMNS, 2 * world, TOP, 0, 1};
+    struct prs_moe_shape shape = {TOKENS, HIDDEN, COLUMNS, 2 * world, TOP, 0, 1, .layer = w->kernel->mode == LAYER};
     struct prs_moe_info info;
     int64_t chosen[TOKENS * TOP];
+    float weights[TOKENS * TOP];
     int r = prs_moe_plan_open(w->ctx, &shape, NULL, &w->moe);
     if (r)
         return r;
     prs_moe_plan_query(w->moe, &info);
-    for (uint32_t i = 0; i < TOKENS * TOP; i++)
+    for (uint32_t i = 0; i < TOKENS * TOP; i++) {
         chosen[i] = (i / TOP * 7 + i % TOP * world + rank) % shape.experts;
-    w->bytes = (size_t)info.capacity * COLUMNS * 2;
+        weights[i] = ranks_element(200 + rank, i);
+    }
+    w->bytes = w->kernel->mode == LAYER ? (size_t)TOKENS * HIDDEN * 2 : (size_t)info.capacity * COLUMNS * 2;
     w->result = device(w->bytes);
     w->batch = (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
                                       .count = TOKENS,
                                       .chosen = device(sizeof(chosen)),
-                                      .router_weights = device(TOKENS * TOP * sizeof(float)),
+                                      .router_weights = device(sizeof(weights)),
                                       .weights = ranks_upload(100 + rank, 2 * HIDDEN * COLUMNS),
+                                      .down = ranks_upload(150 + rank, 2 * HIDDEN * COLUMNS),
                                       .out = w->result,
                                       .rows = device(info.capacity * sizeof(struct prs_moe_row)),
                                       .expert_rows = device(2 * sizeof(struct prs_moe_expert_rows))};
     cr_assert_eq(cudaMemcpy((void *)w->batch.chosen, chosen, sizeof(chosen), cudaMemcpyHostToDevice), cudaSuccess);
+    cr_assert_eq(cudaMemcpy((void *)w->batch.router_weights, weights, sizeof(weights), cudaMemcpyHostToDevice),
+                 cudaSuccess);
+    if (w->kernel->mode == THERE_AND_BACK)
+        open_moe_rows(w, info.capacity);
     return 0;
+}
+
+static int launch_moe(const struct work *w, cudaStream_t stream)
+{
+    int r;
+    if (w->kernel->mode == PRODUCT)
+        return prs_moe_dispatch_gemm(w->moe, &w->batch, stream);
+    if (w->kernel->mode == LAYER)
+        return prs_moe_layer(w->moe, &w->batch, stream);
+    r = prs_moe_dispatch(w->moe, &w->batch, stream);
+    if (!r)
+        r = prs_moe_combine(w->moe, &w->combine, stream);
+    if (!r)
+        r = prs_moe_dispatch_again(w->moe, &w->again, stream);
+    return r != 0 ? r : prs_moe_return_values(w->moe, &w->values, stream);
 }
 
 static int open_attention(struct work *w, uint32_t rank, uint32_t world)
@@ -128,7 +175,7 @@ static int launch_work(const struct work *w, cudaStream_t stream)
     case GEMM:
         return prs_fused_launch(w->gemm, &operands, stream);
     case MOE:
-        return prs_moe_dispatch_gemm(w->moe, &w->batch, stream);
+        return launch_moe(w, stream);
     default:
         return prs_ring_attention(w->attention, w->a, w->b, w->a, w->result, NULL, stream);
     }
