@@ -20,6 +20,7 @@ claim ops_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
+step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --rounds 5
 claim any_stream 100
 claim any_number_of_rows 200
 claim sixty_seven_sizes 120
