@@ -77,7 +77,7 @@ static void raise_word(struct net *net, uint64_t addr, uint64_t value)
 
 static void notice(struct net *net, const struct prs_imm *imm, uint32_t bytes)
 {
-    struct prs_notice out;
+    struct prs_notice out = {0};
     int r = prs_arrivals_add(&net->arrivals, imm, bytes, &out);
 
     cr_assert_geq(r, 0);
