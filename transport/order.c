@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/order.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,11 +22,73 @@ enum {
     MEASURE_OLD = 7,           /* weight of the former rate; that of a new sample is 1 */
 };
 
+/* Take elements off the memory at *at. Return NULL for none. */
+static void *carve(char **at, size_t count, size_t each)
+{
+    void *from = *at;
+
+    *at += count * each;
+    return count ? from : NULL;
+}
+
+/* Arrays with words of 8 bytes follow each other without gaps. */
+enum { WORD = sizeof(uint64_t) };
+static_assert(sizeof(struct prs_order_queue) % WORD == 0 && sizeof(struct prs_order_path) % WORD == 0 &&
+                  sizeof(struct prs_order_group) % WORD == 0 && sizeof(struct prs_order_held) % WORD == 0 &&
+                  sizeof(struct prs_wr) % WORD == 0 && sizeof(struct prs_op *) % WORD == 0 &&
+                  sizeof(struct prs_order_aim) % WORD == 0,
+              "make_room() keeps each array aligned only if the elements of the one before fill whole words");
+
+/* Take one piece of memory for all arrays, as large as these options need. Return 0 or -ENOMEM. */
+static int make_room(struct prs_order *order, const struct prs_order_options *options, bool fails_over)
+{
+    uint32_t data = order->data_queues, paths = order->path_count, queues = data + paths;
+    uint32_t groups = order->policy == PRS_POLICY_COUNTED ? 0 : PRS_ORDER_GROUPS;
+    uint32_t held = order->may_hold ? PRS_ORDER_HELD : 0;
+    uint32_t probe_depth = options->probe_depth ? options->probe_depth : options->depth;
+    size_t positions = (size_t)(groups + held + 1) * data;
+    size_t slots = (size_t)data * options->depth + (size_t)paths * probe_depth;
+    size_t state_bytes, slot_bytes;
+    uint32_t *position;
+    char *at;
+
+    positions += positions % 2; /* to a whole word */
+    state_bytes = queues * sizeof(*order->queue) + paths * sizeof(*order->path) + groups * sizeof(*order->group) +
+                  held * sizeof(*order->held) + positions * sizeof(*position);
+    slot_bytes = slots * (sizeof(struct prs_wr) + sizeof(struct prs_op *)) +
+                 (fails_over ? (size_t)data * options->depth * sizeof(struct prs_order_aim) : 0);
+    order->room = at = malloc(state_bytes + slot_bytes);
+    if (!at)
+        return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", queues, options->depth);
+    memset(at, 0, state_bytes); /* slots are written before they are read */
+    order->queue = carve(&at, queues, sizeof(*order->queue));
+    order->path = carve(&at, paths, sizeof(*order->path));
+    order->group = carve(&at, groups, sizeof(*order->group));
+    order->held = carve(&at, held, sizeof(*order->held));
+    position = carve(&at, positions, sizeof(*position));
+    order->signal_last = position;
+    for (uint32_t i = 0; i < groups; i++)
+        order->group[i].last = position += data;
+    for (uint32_t i = 0; i < held; i++)
+        order->held[i].need_position = position += data;
+    for (uint32_t i = 0; i < queues; i++) {
+        struct prs_order_queue *queue = &order->queue[i];
+        uint32_t depth = i < data ? options->depth : probe_depth;
+
+        queue->mask = depth - 1;
+        queue->wr = carve(&at, depth, sizeof(*queue->wr));
+        queue->owner = carve(&at, depth, sizeof(*queue->owner));
+        queue->aim = carve(&at, fails_over && i < data ? depth : 0, sizeof(*queue->aim));
+    }
+    return 0;
+}
+
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
     bool fails_over = options->failover && paths > 1 && options->in_order && options->policy == PRS_POLICY_COUNTED;
     bool waits;
+    int r;
 
     if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
         options->depth == 0 || (options->depth & (options->depth - 1)) ||
@@ -55,45 +118,28 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     /* Without order on a queue, the second write could arrive before the first. */
     order->adaptive_bytes = options->adaptive_bytes && options->in_order ? options->adaptive_bytes : ~0ull;
     order->whole_bytes = order->adaptive_bytes < order->split_bytes ? order->adaptive_bytes : order->split_bytes;
-    memcpy(order->path, options->path, sizeof(order->path));
+    r = make_room(order, options, fails_over);
+    if (r)
+        return r;
+    memcpy(order->path, options->path, paths * sizeof(*order->path));
     for (uint32_t i = 1; i < paths; i++)
         if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
             order->add_path = i;
-    if (order->may_hold) {
-        order->held = calloc(PRS_ORDER_HELD, sizeof(*order->held));
-        if (!order->held)
-            return prs_fail(-ENOMEM, "order: no memory for %d signals that wait", PRS_ORDER_HELD);
-    }
     prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
-        uint32_t depth = i < data || !options->probe_depth ? options->depth : options->probe_depth;
 
-        queue->mask = depth - 1;
         queue->path = i < data ? i % paths : i - data;
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
-        queue->wr = calloc(depth, sizeof(*queue->wr));
-        queue->owner = calloc(depth, sizeof(*queue->owner));
-        if (fails_over && i < data)
-            queue->aim = calloc(depth, sizeof(*queue->aim));
-        if (!queue->wr || !queue->owner || (fails_over && i < data && !queue->aim)) {
-            prs_order_fini(order);
-            return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
-        }
     }
     return 0;
 }
 
 void prs_order_fini(struct prs_order *order)
 {
-    for (uint32_t i = 0; i < order->data_queues + order->probe_queues; i++) {
-        free(order->queue[i].wr);
-        free(order->queue[i].owner);
-        free(order->queue[i].aim);
-    }
     free(order->tally);
-    free(order->held);
+    free(order->room);
     memset(order, 0, sizeof(*order));
 }
 

@@ -107,17 +107,17 @@ struct prs_order_queue {
 };
 
 struct prs_order_group {
-    uint64_t used; /* mask of the queues for which last[] holds a position */
-    bool unfenced; /* puts since the last fenced signal */
-    uint32_t last[PRS_ORDER_MAX_QUEUES];
+    uint64_t used;  /* mask of the queues for which last[] holds a position */
+    uint32_t *last; /* [data_queues] */
+    bool unfenced;  /* puts since the last fenced signal */
 };
 
 struct prs_order_held {
     struct prs_op *op;
     struct prs_signal signal;
     struct prs_keys keys;
-    uint64_t need; /* mask of the queues that have not completed need_position yet */
-    uint32_t need_position[PRS_ORDER_MAX_QUEUES];
+    uint64_t need;           /* mask of the queues that have not completed need_position yet */
+    uint32_t *need_position; /* [data_queues] */
 };
 
 struct prs_order_stats {
@@ -158,22 +158,23 @@ struct prs_order {
     uint64_t dirty;          /* mask of the queues with requests to post */
     bool stalled;            /* drain: nothing starts until the held signal has left */
     uint32_t held_first, held_count;
-    uint64_t signal_used; /* mask of the queues for which signal_last[] holds the position of the last signal */
-    uint32_t signal_last[PRS_ORDER_MAX_QUEUES];
-    struct prs_tally *tally;            /* not NULL: signals travel as records (counted, or a NIC without adds) */
-    uint64_t record_addr;               /* of the peer's ring for them */
+    uint64_t signal_used;    /* mask of the queues for which signal_last[] holds the position of the last signal */
+    uint32_t *signal_last;   /* [data_queues] */
+    struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
+    uint64_t record_addr;    /* of the peer's ring for them */
     uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
     uint32_t last_touch;                /* likewise, of prs_order_touch() */
     struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;
-    struct prs_order_path path[PRS_MAX_RAILS];
-    struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
-    struct prs_order_group group[PRS_ORDER_GROUPS];
-    struct prs_order_held *held; /* [PRS_ORDER_HELD]; NULL unless may_hold */
-    uint32_t stopped;            /* mask of the paths that carry nothing: see prs_order_path_stop() */
-    uint32_t lost;               /* mask of those of them whose requests are replayed */
-    uint32_t word_queue;         /* of prs_order_word() and prs_order_touch() */
+    void *room;                    /* one piece of memory for all below, as large as these options need */
+    struct prs_order_path *path;   /* [path_count] */
+    struct prs_order_queue *queue; /* [data_queues + probe_queues] */
+    struct prs_order_group *group; /* [PRS_ORDER_GROUPS]; NULL under counted, where tags stand for them */
+    struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
+    uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
+    uint32_t lost;                 /* mask of those of them whose requests are replayed */
+    uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
 };
 

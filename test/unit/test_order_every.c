@@ -60,11 +60,17 @@ static void choose_parts(void)
 
     part_count = 0;
     keep_part(order, offsetof(struct prs_order, stats));
-    keep_part(order->path, sizeof(order->path));
+    keep_part(order->path, order->path_count * sizeof(*order->path));
     keep_part(order->queue, QUEUES * sizeof(*order->queue));
-    keep_part(order->group, GROUPS * sizeof(*order->group));
-    if (order->held)
-        keep_part(order->held, (SIGNALS + 1) * sizeof(*order->held));
+    keep_part(order->signal_last, order->data_queues * sizeof(*order->signal_last));
+    for (int i = 0; order->group && i < GROUPS; i++) {
+        keep_part(&order->group[i], sizeof(order->group[i]));
+        keep_part(order->group[i].last, order->data_queues * sizeof(*order->group[i].last));
+    }
+    for (int i = 0; order->held && i < SIGNALS + 1; i++) {
+        keep_part(&order->held[i], sizeof(order->held[i]));
+        keep_part(order->held[i].need_position, order->data_queues * sizeof(*order->held[i].need_position));
+    }
     for (int q = 0; q < QUEUES; q++) {
         keep_part(order->queue[q].wr, KEPT * sizeof(*order->queue[q].wr));
         keep_part(order->queue[q].owner, KEPT * sizeof(*order->queue[q].owner));
