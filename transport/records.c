@@ -2,6 +2,7 @@
 #include "transport/records.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,9 +22,11 @@ int prs_records_open(struct prs_peer *peer)
 
     if (peer->records)
         return 0;
-    records = calloc(1, sizeof(*records));
+    records = malloc(sizeof(*records));
     if (!records)
         return prs_fail(-ENOMEM, "no memory for signal records");
+    memset(records, 0, offsetof(struct prs_records, counts));
+    prs_counts_init(&records->counts);
     peer->records = records;                            /* from here on prs_records_close() cleans up */
     if (peer->path_count > 1 || !peer->nic->in_order) { /* arrivals of data may be unordered */
         records->ready_at = calloc(PRS_RECORDS, sizeof(*records->ready_at));

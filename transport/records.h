@@ -12,7 +12,6 @@
 struct prs_peer;
 
 struct prs_records {
-    struct prs_counts counts;
     uint8_t *memory;                  /* strict: the ring of records, then the word for credits */
     struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
     struct prs_wire_window credit;    /* where the peer takes credits */
@@ -26,6 +25,7 @@ struct prs_records {
     uint64_t flushes;
     bool flushing;
     struct prs_op flush;
+    struct prs_counts counts; /* last: most of it is not touched before it is used */
 };
 
 /* Allocate and register what this side needs to send or receive records, unless done. Return 0 or -errno. */

@@ -9,10 +9,19 @@
 
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word)
 {
-    memset(tally, 0, sizeof(*tally));
+    memset(tally, 0, offsetof(struct prs_tally, closed_by));
     tally->credit_word = credit_word;
-    for (uint16_t tag = PRS_TAGS - 1; tag > 0; tag--)
-        tally->free_tag[tally->free_count++] = tag;
+    tally->fresh_tag = 1;
+}
+
+static bool has_free_tag(const struct prs_tally *tally)
+{
+    return tally->free_count || tally->fresh_tag < PRS_TAGS;
+}
+
+static uint16_t take_free_tag(struct prs_tally *tally)
+{
+    return tally->free_count ? tally->free_tag[--tally->free_count] : (uint16_t)tally->fresh_tag++;
 }
 
 static void take_credits(struct prs_tally *tally)
@@ -37,11 +46,11 @@ uint16_t prs_tally_count(struct prs_tally *tally, uint32_t slot, uint32_t arriva
     struct prs_interval *interval = &tally->interval[slot];
 
     if (!interval->tag) {
-        if (!tally->free_count)
+        if (!has_free_tag(tally))
             take_credits(tally);
-        if (!tally->free_count)
+        if (!has_free_tag(tally))
             return 0;
-        interval->tag = tally->free_tag[--tally->free_count];
+        interval->tag = take_free_tag(tally);
         interval->count = 0;
     }
     interval->count += arrivals;
@@ -88,6 +97,11 @@ bool prs_tally_answered(struct prs_tally *tally)
 
 /* ---- receiver ---- */
 
+void prs_counts_init(struct prs_counts *counts)
+{
+    memset(counts, 0, offsetof(struct prs_counts, record));
+}
+
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals)
 {
     if (tag == 0 || tag >= PRS_TAGS)
@@ -98,18 +112,17 @@ int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals
 
 int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs_record *record)
 {
-    /* MUTANT(order) a record comes once: s/counts->here[slot] ||// */
+    /* MUTANT(order) a record comes once: s/counts->state[slot] ||// */
     if (slot >= PRS_RECORDS || record->number % PRS_RECORDS != slot || record->number - counts->raised >= PRS_RECORDS ||
-        counts->here[slot] || record->tag >= PRS_TAGS || record->slot >= PRS_TALLY_SLOTS ||
+        counts->state[slot] || record->tag >= PRS_TAGS || record->slot >= PRS_TALLY_SLOTS ||
         record->kind > PRS_RECORD_ASK || record->addr % sizeof(uint64_t))
         return -EPROTO;
     counts->record[slot] = *record;
-    counts->here[slot] = true;
-    counts->done[slot] = false;
+    counts->state[slot] = PRS_SLOT_WAITS;
     counts->waiting++;
     /* MUTANT(order) records are taken without gaps:
-     * s/counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS]/record->number >= counts->upto/ */
-    while (counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS])
+     * s/counts->upto - counts->raised < PRS_RECORDS && counts->state[counts->upto % PRS_RECORDS]/record->number >= counts->upto/ */
+    while (counts->upto - counts->raised < PRS_RECORDS && counts->state[counts->upto % PRS_RECORDS])
         counts->upto++;
     return 0;
 }
@@ -123,7 +136,7 @@ int prs_counts_next(const struct prs_counts *counts, const struct prs_record **o
         const struct prs_record *record = &counts->record[number % PRS_RECORDS];
         uint32_t arrived = record->tag ? counts->arrived[record->tag] : 0;
 
-        if (counts->done[number % PRS_RECORDS])
+        if (counts->state[number % PRS_RECORDS] == PRS_SLOT_RAISED)
             continue;
         /* MUTANT(order) a count is never exceeded: delete */
         if (record->tag && arrived > record->expected)
@@ -145,12 +158,10 @@ void prs_counts_raised(struct prs_counts *counts, const struct prs_record *recor
 {
     /* MUTANT(order) a raised tag counts from nothing: s/counts/if (record->number % 2) counts/ */
     counts->arrived[record->tag] = 0; /* nothing counts for tag 0 */
-    /* MUTANT(order) a record is raised once: s/true/record->kind != PRS_RECORD_SET/ */
-    counts->done[record->number % PRS_RECORDS] = true;
+    /* MUTANT(order) a record is raised once: s/PRS_SLOT_RAISED/record->kind != PRS_RECORD_SET ? PRS_SLOT_RAISED : PRS_SLOT_WAITS/ */
+    counts->state[record->number % PRS_RECORDS] = PRS_SLOT_RAISED;
     counts->waiting--;
-    while (counts->raised != counts->upto && counts->done[counts->raised % PRS_RECORDS]) {
-        counts->here[counts->raised % PRS_RECORDS] = false;
-        counts->done[counts->raised % PRS_RECORDS] = false;
-        counts->raised++;
-    }
+    for (; counts->raised != counts->upto && counts->state[counts->raised % PRS_RECORDS] == PRS_SLOT_RAISED;
+         counts->raised++)
+        counts->state[counts->raised % PRS_RECORDS] = PRS_SLOT_EMPTY;
 }

@@ -51,12 +51,14 @@ struct prs_interval { /* of one group slot */
 struct prs_tally {
     struct prs_interval interval[PRS_TALLY_SLOTS];
     uint32_t next_number;
-    uint32_t credited;               /* the receiver has raised the records below this number */
-    uint32_t asked;                  /* number of the last PRS_RECORD_ASK, plus 1 */
-    const uint64_t *credit_word;     /* here the receiver writes how many records it has raised */
+    uint32_t credited;           /* the receiver has raised the records below this number */
+    uint32_t asked;              /* number of the last PRS_RECORD_ASK, plus 1 */
+    const uint64_t *credit_word; /* here the receiver writes how many records it has raised */
+    uint32_t fresh_tag;          /* this tag and all above it were never used */
+    uint32_t free_count;
+    /* Entries are written before they are read. */
     uint16_t closed_by[PRS_RECORDS]; /* the tag that each record closed; free again when its credit comes */
     uint16_t free_tag[PRS_TAGS];
-    uint32_t free_count;
 };
 
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word);
@@ -71,16 +73,19 @@ bool prs_tally_asked(const struct prs_tally *tally);
 /* Has the receiver, in addition, raised all records up to it? */
 bool prs_tally_answered(struct prs_tally *tally);
 
+enum prs_slot_state { PRS_SLOT_EMPTY, PRS_SLOT_WAITS, PRS_SLOT_RAISED };
+
 struct prs_counts {
+    uint32_t upto;              /* all records below this number are here */
+    uint32_t raised;            /* all records below this number are raised */
+    uint32_t waiting;           /* records here that are not raised */
+    uint8_t state[PRS_RECORDS]; /* enum prs_slot_state, by slot. A raised one is empty when all before it are raised */
     uint32_t arrived[PRS_TAGS];
-    uint32_t upto;    /* all records below this number are here */
-    uint32_t raised;  /* all records below this number are raised */
-    uint32_t waiting; /* records here that are not raised */
-    bool here[PRS_RECORDS];
-    bool done[PRS_RECORDS];
-    struct prs_record record[PRS_RECORDS];
+    struct prs_record record[PRS_RECORDS]; /* by slot; of an empty one it may be anything */
 };
 
+/* No record has come, and nothing has arrived. */
+void prs_counts_init(struct prs_counts *counts);
 /* Count arrivals of a tag. Return 0 or -EPROTO: no such tag. */
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals);
 /* Take the record in a slot of the ring. Return 0 or -EPROTO: no sender of this version writes such a record. */

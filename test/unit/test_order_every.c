@@ -80,7 +80,6 @@ static void choose_parts(void)
     }
     if (order->tally) {
         keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof(order->tally->closed_by[0]));
-        keep_part(&order->tally->free_count, sizeof(order->tally->free_count));
     }
     keep_part(net.to_deliver, QUEUES * sizeof(net.to_deliver[0]));
     keep_part(net.posted_to, QUEUES * sizeof(net.posted_to[0]));
@@ -92,8 +91,7 @@ static void choose_parts(void)
     keep_part(net.arrivals.missing, KEPT);
     keep_part(net.arrivals.bytes, KEPT * sizeof(net.arrivals.bytes[0]));
     keep_part(net.counts.arrived, KEPT * sizeof(net.counts.arrived[0]));
-    keep_part(&net.counts.upto, offsetof(struct prs_counts, here) - offsetof(struct prs_counts, upto) + KEPT);
-    keep_part(net.counts.done, KEPT);
+    keep_part(&net.counts, offsetof(struct prs_counts, state) + KEPT);
     keep_part(net.counts.record, KEPT * sizeof(net.counts.record[0]));
     keep_part(net.ring, KEPT * sizeof(net.ring[0]));
 }
