@@ -12,8 +12,8 @@
 
 enum {
     RING_BYTES = PRS_RECORDS * (int)sizeof(struct prs_record),
-    MEMORY_BYTES = RING_BYTES + 4096,
     LANDING_AT = RING_BYTES + 64, /* not next to the credits, which the peer writes */
+    MEMORY_BYTES = RING_BYTES + 128,
 };
 
 int prs_records_open(struct prs_peer *peer)
@@ -38,6 +38,7 @@ int prs_records_open(struct prs_peer *peer)
         records->memory = NULL;
         return prs_fail(-errno, "mmap of %d bytes: %s", MEMORY_BYTES, strerror(errno));
     }
+    memset(records->memory + RING_BYTES, 0, MEMORY_BYTES - RING_BYTES); /* the ring is written before it is read */
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
 

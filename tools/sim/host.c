@@ -32,9 +32,9 @@ int sim_clock_gettime(clockid_t clock, struct timespec *out)
 
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset)
 {
-    void *memory = sim_calloc(1, bytes);
+    void *memory = flags & MAP_PRIVATE ? sim_malloc(bytes) : sim_calloc(1, bytes);
 
-    (void)address, (void)protection, (void)flags, (void)fd, (void)offset;
+    (void)address, (void)protection, (void)fd, (void)offset;
     if (memory)
         return memory;
     errno = ENOMEM;

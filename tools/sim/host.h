@@ -14,13 +14,13 @@ void sim_host_init(void);
 void sim_clock_set(uint64_t ps);
 
 int sim_clock_gettime(clockid_t clock, struct timespec *out);
-/* Anonymous private memory only. */
+/* Anonymous memory. Private memory is not zeroed: connections come and go, and write theirs before they read it. */
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
 int sim_munmap(void *memory, size_t bytes);
 
 #define clock_gettime sim_clock_gettime
 #define calloc        sim_calloc
-#define malloc(bytes) sim_calloc(1, bytes)
+#define malloc(bytes) sim_malloc(bytes)
 #define free          sim_free
 #define mmap          sim_mmap
 #define munmap        sim_munmap

@@ -11,7 +11,6 @@ enum {
     CHUNK = 2 << 20, /* a huge page, with pieces of one size */
     PIECE_MOST = 128 << 10,
     SIZES = PIECE_MOST / LINE + 1,
-    AHEAD = 2048, /* a core's own prefetcher stops at each 4 KB */
 };
 #define ARENA ((size_t)32 * CHUNK)
 
@@ -34,7 +33,7 @@ struct arena {
 
 static struct size {
     struct hole *holes;
-    char *fresh, *end; /* of its newest chunk: never given out, so all zero */
+    char *fresh, *end; /* of its newest chunk: never given out */
 } sizes[SIZES];
 static struct arena *arenas;
 static char *chunk_next, *chunk_end;
@@ -85,52 +84,39 @@ static void *take_long(size_t bytes)
     return (char *)chunk + LINE;
 }
 
-/* What a piece held before was of other types. */
-typedef uint64_t __attribute__((may_alias)) any_word;
-
-/* Only what is not zero is written: most of a connection was never used, and reading costs less than writing. */
-static void *clear(void *piece, size_t bytes)
+void *sim_malloc(size_t bytes)
 {
-    any_word *word = piece;
+    size_t rounded = (bytes + LINE - 1) / LINE * LINE;
+    struct size *size = &sizes[rounded / LINE % SIZES];
+    void *piece = size->holes;
 
-    for (size_t at = 0; at < bytes / sizeof(*word); at += LINE / sizeof(*word)) {
-        uint64_t any = 0;
-
-        __builtin_prefetch(word + at + AHEAD / sizeof(*word));
-        for (size_t i = 0; i < LINE / sizeof(*word); i++)
-            any |= word[at + i];
-        if (any)
-            memset(word + at, 0, LINE);
+    if (!bytes || rounded < bytes)
+        return NULL;
+    if (rounded > PIECE_MOST)
+        return take_long(rounded);
+    if (piece) {
+        size->holes = size->holes->next;
+        return piece;
     }
+    if ((size_t)(size->end - size->fresh) < rounded) {
+        struct chunk *chunk = new_chunk();
+
+        if (!chunk)
+            return NULL;
+        chunk->piece_bytes = rounded;
+        size->fresh = (char *)chunk + LINE;
+        size->end = (char *)chunk + CHUNK;
+    }
+    piece = size->fresh;
+    size->fresh += rounded;
     return piece;
 }
 
 void *sim_calloc(size_t count, size_t each)
 {
-    size_t bytes = (count * each + LINE - 1) / LINE * LINE;
-    struct size *size = &sizes[bytes / LINE % SIZES];
-    void *piece = size->holes;
+    void *piece = each && count > SIZE_MAX / 2 / each ? NULL : sim_malloc(count * each);
 
-    if (!bytes || (each && count > SIZE_MAX / 2 / each))
-        return NULL;
-    if (bytes > PIECE_MOST)
-        return take_long(bytes);
-    if (piece) {
-        size->holes = size->holes->next;
-        return clear(piece, bytes);
-    }
-    if ((size_t)(size->end - size->fresh) < bytes) {
-        struct chunk *chunk = new_chunk();
-
-        if (!chunk)
-            return NULL;
-        chunk->piece_bytes = bytes;
-        size->fresh = (char *)chunk + LINE;
-        size->end = (char *)chunk + CHUNK;
-    }
-    piece = size->fresh;
-    size->fresh += bytes;
-    return piece;
+    return piece ? memset(piece, 0, count * each) : NULL;
 }
 
 void sim_free(void *piece)

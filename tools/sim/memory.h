@@ -6,7 +6,9 @@
 
 #include <stddef.h>
 
-/* Zeroed, on a cache line of its own. Return NULL without memory. */
+/* On a cache line of its own; what it holds is arbitrary. Return NULL without memory. */
+void *sim_malloc(size_t bytes);
+/* The same, zeroed. */
 void *sim_calloc(size_t count, size_t each);
 void sim_free(void *piece);
 /* Give all back to the kernel, also what was not freed. */
