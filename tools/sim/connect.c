@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
@@ -144,7 +143,7 @@ static void meet(struct prs_team *rank, uint32_t other, struct sim_end *end)
     rank->met[other] = true;
 }
 
-static int connect_pair(struct sim *sim, uint32_t a, uint32_t b)
+int sim_connect(struct sim *sim, uint32_t a, uint32_t b)
 {
     struct sim_pair *pair;
     int r;
@@ -170,24 +169,6 @@ static int connect_pair(struct sim *sim, uint32_t a, uint32_t b)
     meet(&sim->rank[a], b, &pair->end[0]);
     meet(&sim->rank[b], a, &pair->end[1]);
     return 0;
-}
-
-static uint64_t core_ns(const struct sim *sim)
-{
-    struct timespec now = {0};
-
-    if (sim->options.statistics)
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-int sim_connect(struct sim *sim, uint32_t a, uint32_t b)
-{
-    uint64_t began = core_ns(sim);
-    int r = connect_pair(sim, a, b);
-
-    sim->connect_ns += core_ns(sim) - began;
-    return r;
 }
 
 void sim_disconnect_all(struct sim *sim)

@@ -72,11 +72,11 @@ static void print_json(const struct work *work, const struct work_result *r)
         printf(",\"%s_us\":%.2f", sim_cause_names[i], (double)r->explain.total_ps[i] / 1e6);
     if (options->statistics)
         json_print(stdout,
-                   ",events:%llu,cpu_s:%.3f,events_per_s:%.0f,connect_s:%.3f,events_per_s_connected:%.0f,"
-                   "memory_bytes:%llu,connections:%llu",
-                   (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s, r->connect_s,
-                   (double)r->events / (r->cpu_s - r->connect_s), (unsigned long long)r->memory_bytes,
-                   (unsigned long long)r->pairs_most);
+                   ",events:%llu,user_s:%.3f,system_s:%.3f,events_per_s:%.0f,memory_bytes:%llu,connections:%llu,"
+                   "side_bytes:%llu",
+                   (unsigned long long)r->events, r->user_s, r->system_s, (double)r->events / r->user_s,
+                   (unsigned long long)r->memory_bytes, (unsigned long long)r->pairs_most,
+                   (unsigned long long)r->side_bytes);
     fputs("}\n", stdout);
 }
 
@@ -122,30 +122,30 @@ static void print_text(const struct work *work, const struct work_result *r)
     if (work->options->explain)
         print_explain(r);
     if (work->options->statistics)
-        printf("  %llu events in %.2f s of one core: %.2f million a second, %.2f without the %.2f s of opening "
-               "connections; %.2f GB; at most %llu pairs connected\n",
-               (unsigned long long)r->events, r->cpu_s, (double)r->events / r->cpu_s / 1e6,
-               (double)r->events / (r->cpu_s - r->connect_s) / 1e6, r->connect_s, (double)r->memory_bytes / 1e9,
-               (unsigned long long)r->pairs_most);
+        printf("  %llu events in %.2f s of one core (and %.2f s of the kernel): %.2f million a second; %.2f GB; at "
+               "most %llu "
+               "pairs connected, %llu bytes a side\n",
+               (unsigned long long)r->events, r->user_s, r->system_s, (double)r->events / r->user_s / 1e6,
+               (double)r->memory_bytes / 1e9, (unsigned long long)r->pairs_most, (unsigned long long)r->side_bytes);
 }
 
 /* ---- runs ---- */
 
 /* Of this process, so that other programs on the machine do not count. */
-static double cpu_s(void)
+static void read_core(double *user_s, double *system_s)
 {
     struct rusage used;
 
     getrusage(RUSAGE_SELF, &used);
-    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+    *user_s = (double)used.ru_utime.tv_sec + (double)used.ru_utime.tv_usec / 1e6;
+    *system_s = (double)used.ru_stime.tv_sec + (double)used.ru_stime.tv_usec / 1e6;
 }
 
 static int run(struct work *work)
 {
     const struct options *options = work->options;
     struct work_result result = {0};
-    double began = cpu_s();
+    double user_s, system_s;
     int r;
 
     work->sim.ranks = work->nodes * (uint32_t)work->sim.cluster->gpus_per_node;
@@ -162,12 +162,15 @@ static int run(struct work *work)
         work->peers = work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node;
     if (work->peers > work->concurrency)
         work->peers = work->concurrency;
+    read_core(&user_s, &system_s);
     r = play[options->workload](work, &result);
     if (r) {
         fprintf(stderr, "perseus-sim: %s, policy %s: %s\n", options->workload_name, work->policy, strerror(-r));
         return r;
     }
-    result.cpu_s = cpu_s() - began;
+    read_core(&result.user_s, &result.system_s);
+    result.user_s -= user_s;
+    result.system_s -= system_s;
     (options->json ? print_json : print_text)(work, &result);
     fflush(stdout);
     return 0;

@@ -37,6 +37,7 @@ static struct size {
 } sizes[SIZES];
 static struct arena *arenas;
 static char *chunk_next, *chunk_end;
+static size_t used;
 
 static void *map_aligned(size_t bytes)
 {
@@ -81,6 +82,7 @@ static void *take_long(size_t bytes)
     if (!chunk)
         return NULL;
     chunk->map_bytes = map_bytes;
+    used += map_bytes;
     return (char *)chunk + LINE;
 }
 
@@ -94,6 +96,7 @@ void *sim_malloc(size_t bytes)
         return NULL;
     if (rounded > PIECE_MOST)
         return take_long(rounded);
+    used += rounded;
     if (piece) {
         size->holes = size->holes->next;
         return piece;
@@ -101,8 +104,10 @@ void *sim_malloc(size_t bytes)
     if ((size_t)(size->end - size->fresh) < rounded) {
         struct chunk *chunk = new_chunk();
 
-        if (!chunk)
+        if (!chunk) {
+            used -= rounded;
             return NULL;
+        }
         chunk->piece_bytes = rounded;
         size->fresh = (char *)chunk + LINE;
         size->end = (char *)chunk + CHUNK;
@@ -127,11 +132,18 @@ void sim_free(void *piece)
     if (!piece)
         return;
     if (!chunk->piece_bytes) {
+        used -= chunk->map_bytes;
         munmap(chunk, chunk->map_bytes);
         return;
     }
+    used -= chunk->piece_bytes;
     hole->next = sizes[chunk->piece_bytes / LINE].holes;
     sizes[chunk->piece_bytes / LINE].holes = hole;
+}
+
+size_t sim_memory_used(void)
+{
+    return used;
 }
 
 void sim_memory_fini(void)
@@ -144,4 +156,5 @@ void sim_memory_fini(void)
     }
     memset(sizes, 0, sizeof(sizes));
     chunk_next = chunk_end = NULL;
+    used = 0;
 }

@@ -11,6 +11,8 @@ void *sim_malloc(size_t bytes);
 /* The same, zeroed. */
 void *sim_calloc(size_t count, size_t each);
 void sim_free(void *piece);
+/* Bytes that are given out now. */
+size_t sim_memory_used(void);
 /* Give all back to the kernel, also what was not freed. */
 void sim_memory_fini(void);
 

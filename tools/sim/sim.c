@@ -9,12 +9,18 @@
 
 #include "tools/sim/host.h"
 #include "tools/sim/ledger.h"
+#include "tools/sim/memory.h"
+
+static bool is_of_queue(const struct sim_event *event)
+{
+    return event->kind >= SIM_DOORBELL && event->kind <= SIM_UNFENCE && event->kind != SIM_SEND;
+}
 
 void sim_add_event(struct sim *sim, uint64_t at_ps, enum sim_event_kind kind, void *object, uint32_t a, uint64_t b)
 {
     struct sim_event event = {.object = object, .kind = (uint32_t)kind, .a = a, .b = b};
 
-    if (kind >= SIM_DOORBELL && kind <= SIM_UNFENCE && kind != SIM_SEND)
+    if (is_of_queue(&event))
         ((struct sim_queue *)object)->end->events++;
     sim_events_add(&sim->events, at_ps, &event);
 }
@@ -79,6 +85,7 @@ int sim_open(struct sim *sim, const struct sim_options *options)
         r = sim_fabric_init(sim);
     if (!r)
         r = sim_ranks_open(sim);
+    sim->ranks_bytes = sim_memory_used();
     if (r == -ENOMEM)
         fprintf(stderr, "perseus-sim: no memory for %u ranks\n", options->ranks);
     return r;

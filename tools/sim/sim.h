@@ -186,7 +186,7 @@ struct sim {
     struct sim_end *opening; /* the side for which prs_setup_open() is running */
     struct sim_pair *newest, *oldest;
     uint64_t pairs_open, pairs_most, pairs_made;
-    uint64_t connect_ns; /* of the core, spent on opening and closing them; with options.statistics */
+    size_t ranks_bytes; /* of sim_malloc(), before the first connection */
     struct sim_ledger *ledger;
     const struct sim_workload *workload;
     void *workload_state;
@@ -254,7 +254,6 @@ void sim_rank_wake(struct prs_team *rank, uint64_t at_ps);
 /* The proxy has run a queue of a software NIC. */
 void sim_rank_polled(struct prs_team *rank);
 void sim_rank_list(struct prs_team *rank, struct sim_end *end);
-
 struct sim_end *sim_end_of(struct prs_peer *peer);
 void sim_notified(void *user, uint32_t id, uint64_t bytes);
 

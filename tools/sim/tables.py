@@ -138,8 +138,8 @@ def best(name):
 
 def speed():
     for row in [*rows("sim-speed"), *rows("sim-thousand")]:
-        print(f"| {row['op']}, {row['ranks']} ranks, {row['policy']} | {row['events'] / 1e6:.1f} | {row['cpu_s']:.1f} | "
-              f"{row['events_per_s'] / 1e6:.1f} | {row['events_per_s_connected'] / 1e6:.1f} | {row['memory_bytes'] / 1e9:.2g} |")
+        print(f"| {row['op']}, {row['ranks']} ranks, {row['policy']} | {row['events'] / 1e6:.1f} | {row['user_s']:.1f} | "
+              f"{row['events_per_s'] / 1e6:.1f} | {row['memory_bytes'] / 1e9:.2g} | {row['side_bytes'] / 1e3:.0f} |")
 
 
 TABLES = {"calibration": calibration, "softnic": softnic, "nvshmem": nvshmem, "fused-groups": fused_groups, "fused-moe": fused_moe, "paper": paper, "scaling-cx7": lambda: scaling("cx7"),

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tools/sim/ledger.h"
+#include "tools/sim/memory.h"
 
 struct sim_counts work_counts_since(const struct sim_counts *now, const struct sim_counts *before)
 {
@@ -38,7 +39,8 @@ int work_finish(struct sim *sim, struct work_result *result)
     result->events = sim->events.taken;
     result->memory_bytes = memory_bytes();
     result->pairs_most = sim->pairs_most;
-    result->connect_s = (double)sim->connect_ns / 1e9;
+    if (sim->pairs_open)
+        result->side_bytes = (sim_memory_used() - sim->ranks_bytes) / 2 / sim->pairs_open;
     result->early = sim->ledger->early;
     return sim->error ? sim->error : sim_ledger_check(sim->ledger);
 }
