@@ -45,6 +45,53 @@ def every_policy_keeps_order_on_every_cluster():
             assert out and all(row["errors"] == 0 for row in out), (cluster, workload)
 
 
+LOSABLE = ("alltoall", "--nodes", "4", "--policy", "counted", "--group", "peer", "--set", "nics_per_gpu=2", "--outstanding", "16", "--bytes", "64K")
+
+
+def a_lost_rail_is_replaced_by_the_transport():
+    """Rail 0 of node 2 goes while requests are in flight: all arrives, once, over rail 1, after the NICs' wait for an answer."""
+    for wait_us in (300, 1000):
+        whole, = rows(*LOSABLE)
+        lost, = rows(*LOSABLE, "--lose-rail", "0:2:30", "--set", f"lost_ns={wait_us}000")
+        assert (lost["errors"], lost["puts"], lost["signals"]) == (0, whole["puts"], whole["signals"]), lost
+        assert lost["replayed"] > 0 and lost["had_arrived"] > 0, lost
+        assert lost["work_requests"] >= whole["work_requests"], lost
+        # Both sides of a connection of any of the node's 8 ranks with any of 24 others.
+        assert 0 < lost["replaced_sides"] <= 2 * 8 * 24 and lost["replaced_sides"] % 2 == 0, lost
+        assert 30 + wait_us <= lost["us"] <= 30 + wait_us + 10 * whole["us"], (whole["us"], lost["us"])
+
+
+def a_lost_rail_costs_the_same_again():
+    assert rows(*LOSABLE, "--lose-rail", "0:2:30") == rows(*LOSABLE, "--lose-rail", "0:2:30")
+
+
+def a_rail_that_is_back_serves_new_connections():
+    """At 0.1 us the rail is lost, and nobody is connected. Back at 0.2 us, it is as if nothing had been."""
+    assert rows(*LOSABLE, "--lose-rail", "0:2:0.1")[0]["replaced_sides"] > 0
+    back, = rows(*LOSABLE, "--lose-rail", "0:2:0.1:0.2")
+    assert back["replaced_sides"] == 0 and back["us"] == rows(*LOSABLE)[0]["us"], back
+
+
+def a_rail_is_lost_only_where_it_can_be_replaced():
+    moe = ("moe", "--nodes", "2", "--tokens", "64")
+    two = ("--set", "nics_per_gpu=2")
+    for arguments, text in (
+            ((*two, "--policy", "drain", "--lose-rail", "0:0:10"), "only under the policy counted (this run: drain)"),
+            (("--policy", "counted", "--lose-rail", "0:0:10"), "two NICs a GPU or more (cx7: 1"),
+            ((*two, "--policy", "counted", "--lose-rail", "2:0:10"), "rail 2 of node 0; there are rails 0 to 1"),
+            ((*two, "--policy", "counted", "--lose-rail", "1:2:10"), "nodes 0 to 1")):
+        assert text in sim(*moe, *arguments, status=1).stderr, arguments
+    for wrong in ("1:1", "1:1:x", "1:1:5:4", "1:1:5:"):
+        assert "R:N:US" in sim(*moe, "--lose-rail", wrong, status=2).stderr, wrong
+
+
+def a_side_of_a_connection_takes_at_most_64_kb():
+    """With the windows of the large runs. A wider window has more slots."""
+    for window in ("16", "32"):
+        for row in rows("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--window", window, "--statistics"):
+            assert 0 < row["side_bytes"] <= 64 << 10, (window, row["policy"], row["side_bytes"])
+
+
 def in_order_over_ways_that_reorder_is_found():
     """What `auto` avoids: a signal overtakes data where adaptive routing shows messages out of order."""
     bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "3", "--bytes", "64K", "--set", "jitter_ns=5000", "--set", "routing=2", "--set", "adaptive_unordered=1",

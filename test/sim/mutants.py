@@ -16,6 +16,8 @@ from mutants_lib import compile_or_exit, mutated, rules  # noqa: E402
 
 MOE = ["moe", "--nodes", "3", "--tokens", "64", "--group", "coupled,peer"]
 ALL = ["putsignal", "--all", "--nodes", "4", "--bytes", "64K"]
+LOST = ["alltoall", "--nodes", "4", "--policy", "counted", "--set", "nics_per_gpu=2", "--group", "peer", "--outstanding", "16", "--bytes", "64K",
+        "--lose-rail", "0:2:30"]
 # rule, and a run that must fail without it
 TRIED = [
     ("a record waits for its arrivals", [*MOE, "--policy", "counted", "--cluster", "efa-p5"]),
@@ -24,6 +26,7 @@ TRIED = [
     ("nic_fence keeps a peer on one queue", [*ALL, "--policy", "nic_fence", "--queues", "4", "--set", "fence_strict=1"]),
     ("credits free tags", ["putsignal", "--nodes", "2", "--peers", "1", "--concurrency", "2500", "--policy", "counted", "--group", "coupled"]),
     ("a record is raised once", [*MOE, "--policy", "counted"]),
+    ("what was taken is not replayed", LOST),
 ]
 
 
@@ -51,7 +54,7 @@ def main():
                              root / "tools/sim/host.h", "-c", changed, "-o", changed + ".o"], source)
             # The archive's member of the same name is left out: what it defines is defined already.
             compile_or_exit([*cc, "-o", program, *objects, changed + ".o", *libraries, "-lm", "-lpthread", "-Wl,--wrap=prs_peer_put",
-                             "-Wl,--wrap=prs_peer_signal"], "linking")
+                             "-Wl,--wrap=prs_peer_signal", "-Wl,--wrap=prs_order_path_down"], "linking")
             done = run(program, arguments)
             seen = done.returncode != 0
             failed += not seen

@@ -60,6 +60,8 @@ static const struct row {
     ROW(drain_ns, 0, 0, 0, 1e9, "proxy: a drain of all peers, without the wait for completions"),
     ROW(drain_peer_ns, 0, 0, 0, 1e9, "proxy: what each connected peer adds to a drain"),
     ROW(gpus_per_node, CHOICE, 8, 1, 64, "GPUs, and ranks, of a node"),
+    ROW(lost_ns, 0, 1e6, 0, 1e11, "from a request over a lost rail until its NIC reports the failure"),
+    ROW(tcp_ns, 0, 30000, 0, 1e9, "one way of a TCP connection, over which both sides agree on a lost rail"),
     ROW(nics_per_gpu, CHOICE, 1, 1, 8, "NICs of a GPU"),
     ROW(push_ns, 0, 20, 0, 1e6, "GPU: from one command to the next"),
     ROW(ring_latency_ns, 0, 1000, 0, 1e6, "GPU: from writing a command until the proxy can read it"),

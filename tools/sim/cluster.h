@@ -26,7 +26,8 @@ struct sim_cluster {
     double step_ns, poll_ns, command_ns, post_ns, completion_ns, arrival_ns, raise_ns, pickup_ns;
     double drain_ns, drain_peer_ns;
     /* the GPU */
-    double gpus_per_node, nics_per_gpu, push_ns, ring_latency_ns, see_ns, tflops, nvlink_gbps, nvlink_latency_ns;
+    double gpus_per_node, nics_per_gpu, push_ns, ring_latency_ns, see_ns, lost_ns, tcp_ns, tflops, nvlink_gbps,
+        nvlink_latency_ns;
 };
 
 /* Read a file. Then take one end of the ranges. Return 0, or -errno: the reason is on stderr. */

@@ -54,6 +54,8 @@ static int exchange(struct sim *sim, struct sim_pair *pair)
         prs_setup_addresses(pair->end[1 - i].peer, &wire[1 - i]);
         r = prs_setup_send_records(pair->end[i].peer, &wire[1 - i].records);
     }
+    for (int i = 0; i < 2 && !r; i++)
+        r = sim_rails_connect(sim, &pair->end[i]);
     return r;
 }
 
@@ -94,6 +96,7 @@ static void close_pair(struct sim *sim, struct sim_pair *pair)
 
         if (end->peer) {
             add_counts(&rank->counts, end);
+            sim_rails_disconnect(end);
             prs_peer_close(end->peer);
             rank->end[other] = NULL;
             rank->dispatch.queues[other].peer = NULL;

@@ -89,11 +89,6 @@ uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
     return 0;
 }
 
-void prs_nic_stop_queues(struct prs_link *link)
-{
-    (void)link;
-}
-
 void prs_nic_kill_link(struct prs_link *link)
 {
     (void)link;

@@ -77,6 +77,14 @@ static void print_json(const struct work *work, const struct work_result *r)
                    (unsigned long long)r->events, r->user_s, r->system_s, (double)r->events / r->user_s,
                    (unsigned long long)r->memory_bytes, (unsigned long long)r->pairs_most,
                    (unsigned long long)r->side_bytes);
+    if (work->sim.loss.wanted)
+        json_print(stdout,
+                   ",lost_rail:%u,lost_node:%u,lost_at_us:%.2f,replaced_sides:%llu,replayed:%llu,replayed_bytes:%llu,"
+                   "had_arrived:%llu,agree_us:%.2f,replaced_us:%.2f",
+                   work->sim.loss.rail, work->sim.loss.node, (double)work->sim.loss.at_ps / 1e6,
+                   (unsigned long long)r->lost.sides, (unsigned long long)r->lost.replayed,
+                   (unsigned long long)r->lost.bytes, (unsigned long long)r->lost.taken, (double)r->lost.agree_ps / 1e6,
+                   (double)r->lost.last_ps / 1e6);
     fputs("}\n", stdout);
 }
 
@@ -121,12 +129,20 @@ static void print_text(const struct work *work, const struct work_result *r)
            (unsigned long long)c->completions);
     if (work->options->explain)
         print_explain(r);
-    if (work->options->statistics)
-        printf("  %llu events in %.2f s of one core (and %.2f s of the kernel): %.2f million a second; %.2f GB; at "
-               "most %llu "
-               "pairs connected, %llu bytes a side\n",
-               (unsigned long long)r->events, r->user_s, r->system_s, (double)r->events / r->user_s / 1e6,
-               (double)r->memory_bytes / 1e9, (unsigned long long)r->pairs_most, (unsigned long long)r->side_bytes);
+    if (work->sim.loss.wanted) {
+        printf("  rail %u of node %u lost at %.1f us: replaced on %llu sides of connections, the last at %.1f us; ",
+               work->sim.loss.rail, work->sim.loss.node, (double)work->sim.loss.at_ps / 1e6,
+               (unsigned long long)r->lost.sides, (double)r->lost.last_ps / 1e6);
+        printf("longest agreement %.1f us; %llu requests (%llu bytes) sent again, %llu had arrived\n",
+               (double)r->lost.agree_ps / 1e6, (unsigned long long)r->lost.replayed, (unsigned long long)r->lost.bytes,
+               (unsigned long long)r->lost.taken);
+    }
+    if (work->options->statistics) {
+        printf("  %llu events in %.2f s of one core (and %.2f s of the kernel): %.2f million a second; ",
+               (unsigned long long)r->events, r->user_s, r->system_s, (double)r->events / r->user_s / 1e6);
+        printf("%.2f GB; at most %llu pairs connected, %llu bytes a side\n", (double)r->memory_bytes / 1e9,
+               (unsigned long long)r->pairs_most, (unsigned long long)r->side_bytes);
+    }
 }
 
 /* ---- runs ---- */
@@ -139,6 +155,30 @@ static void read_core(double *user_s, double *system_s)
     getrusage(RUSAGE_SELF, &used);
     *user_s = (double)used.ru_utime.tv_sec + (double)used.ru_utime.tv_usec / 1e6;
     *system_s = (double)used.ru_stime.tv_sec + (double)used.ru_stime.tv_usec / 1e6;
+}
+
+/* Only the policy counted can replace a rail, and only by another of the same GPUs (decisions/0014). */
+static int check_loss(const struct work *work)
+{
+    const struct sim_loss *loss = &work->sim.loss;
+    const struct sim_cluster *c = work->sim.cluster;
+
+    if (!loss->wanted)
+        return 0;
+    if (work->sim.policy != PRS_POLICY_COUNTED || c->nics_per_gpu < 2 || !c->in_order || c->software) {
+        fprintf(stderr,
+                "perseus-sim: --lose-rail: a rail is replaced only under the policy counted (this run: %s), with two "
+                "NICs a GPU or more (%s: %.0f; see --set nics_per_gpu=2), whose queues keep order (in_order 1, "
+                "software 0)\n",
+                work->policy, c->name, c->nics_per_gpu);
+        return -EINVAL;
+    }
+    if (loss->rail >= (uint32_t)c->nics_per_gpu || loss->node >= work->nodes) {
+        fprintf(stderr, "perseus-sim: --lose-rail: rail %u of node %u; there are rails 0 to %.0f and nodes 0 to %u\n",
+                loss->rail, loss->node, c->nics_per_gpu - 1, work->nodes - 1);
+        return -EINVAL;
+    }
+    return 0;
 }
 
 static int run(struct work *work)
@@ -158,6 +198,9 @@ static int run(struct work *work)
                 work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node);
         return -EINVAL;
     }
+    r = check_loss(work);
+    if (r)
+        return r;
     if (!work->peers)
         work->peers = work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node;
     if (work->peers > work->concurrency)
@@ -240,6 +283,7 @@ int main(int argc, char **argv)
                                         .connections = options.connections,
                                         .turn_commands = options.turn,
                                         .seed = options.seed,
+                                        .loss = options.loss,
                                         .explain = options.explain,
                                         .statistics = options.statistics};
         for (uint32_t n = 0; n < options.nodes.count && !r; n++) {

@@ -64,8 +64,15 @@ static int nic_poll(struct prs_link *base, struct prs_event *events)
 
         link->first &= link->room - 1;
         link->count--;
+        if (from->kind == PRS_EVENT_ARRIVAL)
+            to_queue(link->queues[from->queue / rank->sim->rails])->taken++;
         events[count] =
             (struct prs_event){.kind = from->kind, .queue = from->queue, .value = from->value, .bytes = from->bytes};
+        if (from->kind == PRS_EVENT_ERROR) {
+            events[count].error = -ETIMEDOUT;
+            events[count].text = "no answer";
+            events[count].cause = "the rail is lost";
+        }
         rank->cpu_ps += sim_ps(from->kind == PRS_EVENT_DONE ? c->completion_ns : c->arrival_ns);
     }
     return count;
@@ -162,6 +169,21 @@ static int nic_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     return r;
 }
 
+static uint32_t nic_taken(const struct prs_queue *queue)
+{
+    return ((const struct sim_queue *)queue)->taken;
+}
+
+static bool nic_drained(const struct prs_link *base)
+{
+    const struct sim_link *link = (const struct sim_link *)base;
+
+    for (uint32_t i = 0; i < link->count; i++)
+        if (link->completion[(link->first + i) & (link->room - 1)].kind == PRS_EVENT_ARRIVAL)
+            return false;
+    return true;
+}
+
 static void nic_address(const struct prs_queue *queue, struct prs_queue_address *out)
 {
     *out = (struct prs_queue_address){.number = queue->id};
@@ -177,6 +199,8 @@ void sim_nic_init(struct sim *sim)
                                     .close = nic_close,
                                     .address = nic_address,
                                     .loopback = nic_loopback,
+                                    .taken = nic_taken,
+                                    .drained = nic_drained,
                                     .post = nic_post,
                                     .poll = nic_poll};
 }
@@ -195,7 +219,7 @@ static void join_turn(struct sim *sim, struct sim_queue *queue)
 {
     struct sim_port *port = queue->from;
 
-    if (queue->in_turn || queue->sending == queue->posted || queue->fenced)
+    if (queue->in_turn || queue->sending == queue->posted || queue->fenced || queue->silent)
         return;
     queue->in_turn = true;
     queue->next = NULL;
@@ -303,7 +327,7 @@ static void send_from(struct sim *sim, struct sim_port *port)
     uint64_t wr_ps = sim_ps(sim->cluster.wr_ns), free_ps;
 
     /* port->sending is still set, so that what joins the turn here adds no event. */
-    if (queue && !serve(sim, queue)) {
+    if (queue && (queue->silent || !serve(sim, queue))) {
         leave_turn(port);
     } else if (queue && queue->next) {
         leave_turn(port);
@@ -457,7 +481,15 @@ void sim_nic_event(struct sim *sim, const struct sim_event *event)
         return;
     }
     queue->end->events--;
+    if (queue->silent && event->kind != SIM_UNANSWERED) {
+        sim_rails_silent_event(sim, event);
+        return;
+    }
     switch (event->kind) {
+    case SIM_UNANSWERED:
+        push(to_link(queue->base.link), PRS_EVENT_ERROR, queue->base.id, 0, 0);
+        sim_rank_wake(queue->end->rank, sim->events.now_ps);
+        break;
     case SIM_DOORBELL:
         ring_doorbell(sim, queue, event->a);
         break;

@@ -34,6 +34,23 @@ static bool parse_zipf(void *to, const char *text)
     return end != text && !*end && ((struct options *)to)->zipf >= 0 && ((struct options *)to)->zipf <= 4;
 }
 
+/* RAIL:NODE:US or RAIL:NODE:US:BACK_US */
+static bool parse_loss(void *to, const char *text)
+{
+    struct sim_loss *loss = &((struct options *)to)->loss;
+    double at_us, back_us = 0;
+    int end = 0, back_end = 0,
+        found = sscanf(text, "%u:%u:%lf%n:%lf%n", &loss->rail, &loss->node, &at_us, &end, &back_us, &back_end);
+
+    if (found < 3 || text[found == 4 ? back_end : end] || !(at_us >= 0 && at_us < 1e9) ||
+        (found == 4 && !(back_us > at_us && back_us < 1e9)))
+        return false;
+    loss->wanted = true;
+    loss->at_ps = (uint64_t)(at_us * 1e6);
+    loss->back_ps = (uint64_t)(back_us * 1e6);
+    return true;
+}
+
 static const struct option_row rows[] = {
     {OPTION_TEXT, "cluster", "NAME|FILE", "its parameters: cx7, slingshot11, efa-p5, softnic-slow, ... or a file (cx7)",
      FIELD(cluster)},
@@ -88,12 +105,15 @@ static const struct option_row rows[] = {
      "not 0: one thread issues N commands, steps the proxy, and so on, as perseus-perf without a GPU (0)", FIELD(turn),
      0, 1024},
     {OPTION_NUMBER, "connections", "N", "pairs of ranks that stay connected (8192)", FIELD(connections), 1, 1 << 20},
+    {OPTION_PARSED, "lose-rail", "R:N:US[:BACK]",
+     "rail R of all GPUs of node N is lost after so many us; from BACK on new connections have it (counted, two NICs a "
+     "GPU)",
+     OPTION_PARSED_BY(parse_loss)},
     {OPTION_NUMBER, "iterations", "N", "putsignal (3)", FIELD(iterations), 1, 1000000},
     {OPTION_NUMBER, "warmup", "N", "iterations before them (1)", FIELD(warmup), 0, 1000000},
     {OPTION_NUMBER, "seed", "N", "of everything random (1)", FIELD(seed), 0, UINT32_MAX},
     {OPTION_SET, "explain", NULL, "where the time of the slowest rank went", FIELD(explain), 1},
-    {OPTION_SET, "statistics", NULL, "events, events a second (also without opening connections), memory",
-     FIELD(statistics), 1},
+    {OPTION_SET, "statistics", NULL, "events, events a second of user time, memory", FIELD(statistics), 1},
     {OPTION_SET, "json", NULL, "one object a line (perseus-plot draws them)", FIELD(json), 1},
 };
 

@@ -5,6 +5,7 @@
 
 #include "tools/common/option_table.h"
 #include "tools/sim/cluster.h"
+#include "tools/sim/sim.h"
 
 enum workload { WORK_PUTSIGNAL, WORK_MOE, WORK_ALLTOALL, WORK_FUSED, WORK_NCCL, WORK_TRACE };
 
@@ -24,6 +25,7 @@ struct options {
         rows_per_signal;
     uint32_t all_send, explain, json, statistics, parameters;
     uint64_t seed;
+    struct sim_loss loss;
     uint32_t model; /* of moe_models */
     const char *trace;
     uint32_t collective; /* of nccl_collective_names */

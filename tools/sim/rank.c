@@ -93,12 +93,17 @@ int prs_team_progress(struct prs_team *team, uint32_t context)
     (void)context;
     for (uint32_t i = 0; i < count; i++) {
         struct sim_end *end = team->listed[i];
-        int r = prs_peer_progress(end->peer);
+        bool agreeing = sim_rails_agreeing(end);
+        int r;
 
+        sim_rails_poll(end);
+        r = prs_peer_progress(end->peer);
         if (r < 0)
             return r;
         did += r;
-        end->listed = has_events(end->peer) || end->peer->order.dirty;
+        agreeing |= sim_rails_agreeing(end);
+        team->agreeing |= agreeing;
+        end->listed = has_events(end->peer) || end->peer->order.dirty || agreeing;
         if (end->listed)
             team->listed[kept++] = end;
     }
@@ -403,6 +408,7 @@ void sim_rank_step(struct prs_team *rank)
 
     rank->awake = false;
     rank->cpu_ps = sim->events.now_ps;
+    rank->agreeing = false;
     if (sim->options.turn_commands) {
         pushed = write_commands(rank, sim->options.turn_commands, sim->options.turn_pairs);
         rank->cpu_ps += pushed * sim_ps(c->push_ns);
@@ -425,7 +431,7 @@ void sim_rank_step(struct prs_team *rank)
     if (rank->due_first && sim_executor_poll(rank)) {
         rank->awake = true;
         rank->polls_left = rank->connected - 1;
-    } else if (r > 0 || pushed) {
+    } else if (r > 0 || pushed || rank->agreeing) {
         rank->awake = true;
         sim_add_event(sim, rank->cpu_ps, SIM_STEP, rank, 0, 0);
     }

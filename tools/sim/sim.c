@@ -85,6 +85,8 @@ int sim_open(struct sim *sim, const struct sim_options *options)
         r = sim_fabric_init(sim);
     if (!r)
         r = sim_ranks_open(sim);
+    if (!r)
+        sim_rails_open(sim);
     sim->ranks_bytes = sim_memory_used();
     if (r == -ENOMEM)
         fprintf(stderr, "perseus-sim: no memory for %u ranks\n", options->ranks);
@@ -96,6 +98,7 @@ void sim_close(struct sim *sim)
     sim_disconnect_all(sim);
     sim_ranks_close(sim);
     sim_fabric_fini(sim);
+    sim_free(sim->stream);
     sim_events_fini(&sim->events);
     if (sim->ledger)
         sim_ledger_fini(sim->ledger);
@@ -154,6 +157,12 @@ static void handle(struct sim *sim, const struct sim_event *event)
         break;
     case SIM_QUIET:
         sim->workload->quiet(sim, rank->rank);
+        break;
+    case SIM_RAIL:
+        sim_rails_event(sim, event->a);
+        break;
+    case SIM_NOTE:
+        sim_rails_note(event->object, event->b);
         break;
     case SIM_CALL:
         sim->workload->call(sim, rank->rank, event->b);

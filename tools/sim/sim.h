@@ -21,21 +21,24 @@
 #include "transport/window.h"
 
 enum sim_event_kind {
-    SIM_STEP,     /* a rank: a round of its proxy */
-    SIM_ISSUE,    /* a rank: its kernel writes commands into the ring */
-    SIM_DOORBELL, /* a queue: its NIC sees the requests before position a */
-    SIM_SEND,     /* a port: it can send again */
-    SIM_UPLINK,   /* a queue: a part of request a begins to arrive at its leaf switch */
-    SIM_DOWNLINK, /* a queue: a part of request a begins to arrive at its spine switch */
-    SIM_ARRIVE,   /* a queue: a part of request a begins to arrive at the receiving port */
-    SIM_DELIVER,  /* a queue: request a takes effect */
-    SIM_EXECUTED, /* a queue: thread a of a software NIC has carried out what it began */
-    SIM_DONE,     /* a queue: the sender learns that request a is complete */
-    SIM_UNFENCE,  /* a queue: what its fence waits for is complete */
-    SIM_NEAR,     /* between GPUs of a node: put a has arrived, or, with b, signal a */
-    SIM_SEEN,     /* the kernel of the target goes on because of signal a */
-    SIM_QUIET,    /* the kernel of rank a sees that all its commands are complete */
-    SIM_CALL,     /* the workload: a and b are its own */
+    SIM_STEP,       /* a rank: a round of its proxy */
+    SIM_ISSUE,      /* a rank: its kernel writes commands into the ring */
+    SIM_DOORBELL,   /* a queue: its NIC sees the requests before position a */
+    SIM_SEND,       /* a port: it can send again */
+    SIM_UPLINK,     /* a queue: a part of request a begins to arrive at its leaf switch */
+    SIM_DOWNLINK,   /* a queue: a part of request a begins to arrive at its spine switch */
+    SIM_ARRIVE,     /* a queue: a part of request a begins to arrive at the receiving port */
+    SIM_DELIVER,    /* a queue: request a takes effect */
+    SIM_EXECUTED,   /* a queue: thread a of a software NIC has carried out what it began */
+    SIM_DONE,       /* a queue: the sender learns that request a is complete */
+    SIM_UNANSWERED, /* a queue: its NIC gives up waiting for an answer over a lost rail */
+    SIM_UNFENCE,    /* a queue: what its fence waits for is complete */
+    SIM_NEAR,       /* between GPUs of a node: put a has arrived, or, with b, signal a */
+    SIM_SEEN,       /* the kernel of the target goes on because of signal a */
+    SIM_QUIET,      /* the kernel of rank a sees that all its commands are complete */
+    SIM_CALL,       /* the workload: a and b are its own */
+    SIM_RAIL,       /* a rail is lost, or, with a 0, is back */
+    SIM_NOTE,       /* an end: something arrives on its TCP stream */
 };
 
 /* A direction of a cable: busy until free_ps. */
@@ -49,6 +52,7 @@ struct sim_port {
     uint64_t nic_free_ps, send_free_ps, receive_free_ps;
     uint32_t rank, rail, leaf;
     bool sending; /* a SIM_SEND event is on its way */
+    bool down;    /* its rail is lost */
 };
 
 /* What the network knows of a request, by its slot. */
@@ -68,6 +72,8 @@ struct sim_queue {
     struct sim_queue *next;              /* in the port's turn */
     uint32_t way;                        /* uplink of the request `sending` */
     bool loopback, in_turn;
+    bool silent;       /* nothing of it crosses the network any more (rails.c) */
+    bool unanswered;   /* and the sender waits for an answer */
     bool fenced;       /* request `sending` waits at its fence, and with fence_stalls all after it */
     uint8_t *state;    /* [mask + 1] enum sim_request_state */
     uint32_t *missing; /* [mask + 1] bytes that have not arrived; only where parts take different ways */
@@ -76,6 +82,7 @@ struct sim_queue {
     uint64_t *done_ps;          /* [mask + 1] when the sender may learn that a due request is complete */
     struct sim_queue *next_due; /* in line for a thread */
     bool lined_up;              /* or run by one */
+    uint32_t taken;             /* arrivals from the other side's queue of this number that were polled */
 };
 
 /* A thread that runs queues of a software NIC. */
@@ -104,9 +111,10 @@ struct sim_end {
     struct prs_peer *peer;
     struct prs_team *rank; /* of this side */
     struct sim_end *other;
-    uint32_t events;   /* in the heap or on the way, of the queues of this side */
-    uint32_t receives; /* arrivals with immediates */
-    bool listed;       /* in the rank's list of what to progress */
+    uint32_t events;           /* in the heap or on the way, of the queues of this side */
+    uint32_t receives;         /* arrivals with immediates */
+    bool listed;               /* in the rank's list of what to progress */
+    struct sim_stream *stream; /* NULL: no rail is lost in this run */
 };
 
 struct sim_pair {
@@ -141,6 +149,7 @@ struct prs_team {
     bool awake;          /* a SIM_STEP event is on its way */
     bool issuing;
     bool busy;                              /* it has issued commands that are not complete */
+    bool agreeing;                          /* it polls because a lost rail is not replaced yet */
     bool draining;                          /* as dispatch.drain.waits, when the last round ended */
     struct sim_queue *due_first, *due_last; /* of a software NIC: queues in line for a thread */
     struct sim_thread thread[SIM_THREADS];
@@ -152,6 +161,22 @@ struct prs_team {
 };
 
 struct sim_workload;
+
+/* A rail of all GPUs of a node that is lost at some time. */
+struct sim_loss {
+    bool wanted;
+    uint32_t rail, node;
+    uint64_t at_ps;
+    uint64_t back_ps; /* for connections that are made later; 0: never */
+};
+
+/* What replacing it took, over all sides of connections. */
+struct sim_lost {
+    uint64_t sides;
+    uint64_t taken, replayed, bytes; /* requests that had arrived, and that were sent again */
+    uint64_t agree_ps;               /* longest, from the error until both sides agree */
+    uint64_t last_ps;                /* when the last side went on */
+};
 
 struct sim_options {
     const struct sim_cluster *cluster;
@@ -166,6 +191,7 @@ struct sim_options {
     bool turn_pairs;   /* a put with its signal is one of them */
     uint64_t seed;
     bool explain, statistics;
+    struct sim_loss loss;
 };
 
 struct sim {
@@ -188,6 +214,9 @@ struct sim {
     uint64_t pairs_open, pairs_most, pairs_made;
     size_t ranks_bytes; /* of sim_malloc(), before the first connection */
     struct sim_ledger *ledger;
+    struct sim_stream **stream; /* by number */
+    uint32_t streams, stream_room;
+    struct sim_lost lost;
     const struct sim_workload *workload;
     void *workload_state;
     uint64_t random;
@@ -273,6 +302,20 @@ void sim_executor_due(struct sim_queue *queue);
 /* The proxy polls, and begins to run a queue that is due. Return false when none is. sim_rank_polled() follows. */
 bool sim_executor_poll(struct prs_team *rank);
 void sim_executor_event(struct sim_queue *queue, uint32_t thread);
+
+/* rails.c */
+void sim_rails_open(struct sim *sim);
+/* The rail is lost, or back. */
+void sim_rails_event(struct sim *sim, bool down);
+int sim_rails_connect(struct sim *sim, struct sim_end *end);
+void sim_rails_disconnect(struct sim_end *end);
+/* An event of a silent queue: it has no effect, and the sender gets no answer. */
+void sim_rails_silent_event(struct sim *sim, const struct sim_event *event);
+void sim_rails_note(struct sim_end *end, uint64_t token);
+/* Must the proxy poll, since both sides do not agree yet? */
+bool sim_rails_agreeing(const struct sim_end *end);
+/* The proxy is about to poll this side. */
+void sim_rails_poll(struct sim_end *end);
 
 /* fabric.c */
 int sim_fabric_init(struct sim *sim);

@@ -41,6 +41,7 @@ int work_finish(struct sim *sim, struct work_result *result)
     result->pairs_most = sim->pairs_most;
     if (sim->pairs_open)
         result->side_bytes = (sim_memory_used() - sim->ranks_bytes) / 2 / sim->pairs_open;
+    result->lost = sim->lost;
     result->early = sim->ledger->early;
     return sim->error ? sim->error : sim_ledger_check(sim->ledger);
 }

@@ -30,6 +30,7 @@ struct work_result {
     struct sim_counts both;     /* putsignal: of rank 0, in an iteration without signals and one with */
     struct sim_explain explain; /* of the slowest rank */
     uint64_t events, memory_bytes, pairs_most, early;
+    struct sim_lost lost;
     uint64_t side_bytes;     /* of one side of a connection, as those that are open in the end take on average */
     double user_s, system_s; /* of the core */
 };
