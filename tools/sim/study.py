@@ -43,7 +43,7 @@ STUDIES = {
               for kernel in ("reduce_scatter", "allgather", "allreduce", "attention")],
     "scaling-cx7": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", nodes) for nodes in NODES
                     for policy in ("in_order", "drain", "counted", "nic_fence")],
-    "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", NODES[0])],
+    "scaling-efa": [(*SCALING, "--cluster", "efa-p5", "--policy", "drain,counted", "--nodes", nodes) for nodes in NODES],
     # Of the simulator itself: only its own times and memory are of interest.
     "speed": [(*SCALING, "--cluster", "cx7", "--policy", policy, "--nodes", "16,32,64") for policy in ("in_order", "counted")],
     "scaling-cx7-bands": [(*QWEN, "--relay", "--window", "32", "--group", "8", "--nodes", "2,16", "--cluster", "cx7", *BANDS)],
