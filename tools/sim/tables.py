@@ -138,7 +138,7 @@ def best(name):
 
 def speed():
     for row in [*rows("sim-speed"), *rows("sim-thousand")]:
-        print(f"| {row['op']}, {row['ranks']} ranks, {row['policy']} | {row['events'] / 1e6:.1f} | {row['user_s']:.1f} | "
+        print(f"| {row['op']}, {row['ranks']} ranks, {row['policy']} | {row['events'] / 1e6:.1f} | {row['user_s']:.1f} | {row['system_s']:.1f} | "
               f"{row['events_per_s'] / 1e6:.1f} | {row['memory_bytes'] / 1e9:.2g} | {row['side_bytes'] / 1e3:.0f} |")
 
 
