@@ -40,6 +40,8 @@ static void read_numbers(struct prs_config *config)
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
         {"NCCL_IB_ECE_ENABLE", 1, 0, 1, &config->ece},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER", 0, 0, 1, &config->failover},
+        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", 0, 0, 1, &config->recovery},
+        {"NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", 200, 0, 3600000, &config->recovery_ms},
         {"NCCL_IB_AR_THRESHOLD", 8192, 1, 1 << 30, &config->ar_bytes},
     };
 
@@ -202,7 +204,6 @@ void prs_config_warn_ignored(void)
         {"NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "the sender matches, by clear-to-send records"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS", "a rail fails over once; the receiver says what has arrived"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY", "nothing is probed; the receiver says what has arrived"},
-        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", "a rail that fails is not taken back"},
         {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
         {"NCCL_IB_SUBNET_PREFIX_LEN", "rails are paired by position: NCCL_IB_HCA lists them in order"},
         {"NCCL_IB_USE_INLINE", "payloads that fit are always sent inline"},

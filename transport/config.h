@@ -37,6 +37,8 @@ struct prs_config {
     int return_async_events;
     int ece;
     int failover; /* NCCL_IB_RESILIENCY_PORT_FAILOVER */
+    int recovery; /* NCCL_IB_RESILIENCY_PORT_RECOVERY */
+    int recovery_ms;
     int ar_bytes; /* NCCL_IB_AR_THRESHOLD */
     int policy;   /* PERSEUS_ORDER, enum prs_policy */
     bool dmabuf;

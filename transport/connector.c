@@ -204,7 +204,9 @@ static int take_reply(struct prs_connector *connector)
         remote_position[i] = reply->pair[i].listener_rail;
     }
     r = prs_setup_open(connector->fabric, &connector->setup, path, remote_position, reply->pair_count,
-                       reply->queues_per_pair, &connector->peer);
+                       reply->queues_per_pair, &reply->queues, &connector->peer);
+    if (!r)
+        connector->peer->offers = true;
     if (!r)
         r = prs_setup_accept_records(connector->peer, &reply->queues);
     if (!r)

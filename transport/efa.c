@@ -16,6 +16,7 @@ static struct {
     int (*query_device)(struct ibv_context *context, struct efadv_device_attr *attr, uint32_t bytes);
     struct ibv_qp *(*create_qp_ex)(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
                                    struct efadv_qp_init_attr *efa, uint32_t bytes);
+    int (*query_ah)(struct ibv_ah *ah, struct efadv_ah_attr *attr, uint32_t bytes);
 } efa;
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER; /* protects loaded and the filling of efa */
@@ -32,7 +33,7 @@ static void *find(void *library, const char *name, const char *version)
 static bool load_locked(char *why, size_t why_bytes)
 {
     /* libibverbs has opened it already, as the device's provider. Never closed, like libibverbs. */
-    void *library = dlopen("libefa.so.1", RTLD_NOW | RTLD_GLOBAL), *query, *create;
+    void *library = dlopen("libefa.so.1", RTLD_NOW | RTLD_GLOBAL), *query, *create, *query_ah;
 
     if (!library) {
         snprintf(why, why_bytes, "an EFA, but libefa.so.1 cannot be opened (%s): install libefa of rdma-core",
@@ -41,12 +42,14 @@ static bool load_locked(char *why, size_t why_bytes)
     }
     query = find(library, "efadv_query_device", "EFA_1.1");
     create = find(library, "efadv_create_qp_ex", "EFA_1.1");
-    if (!query || !create || !prs_verbs.qp_to_qp_ex || !prs_verbs.create_ah || !prs_verbs.destroy_ah) {
+    query_ah = find(library, "efadv_query_ah", "EFA_1.1");
+    if (!query || !create || !query_ah || !prs_verbs.qp_to_qp_ex || !prs_verbs.create_ah || !prs_verbs.destroy_ah) {
         snprintf(why, why_bytes, "an EFA, but rdma-core is too old to post to it: 27 or newer is needed");
         return false;
     }
     memcpy(&efa.query_device, &query, sizeof(query));
     memcpy(&efa.create_qp_ex, &create, sizeof(create));
+    memcpy(&efa.query_ah, &query_ah, sizeof(query_ah));
     return true;
 }
 
@@ -95,4 +98,13 @@ struct ibv_qp *prs_efa_create_srd(struct ibv_context *context, struct ibv_qp_ini
 
     attr->qp_type = IBV_QPT_DRIVER;
     return efa.create_qp_ex(context, attr, &srd, sizeof(srd));
+}
+
+int prs_efa_handle_number(struct ibv_ah *ah, uint32_t *number)
+{
+    struct efadv_ah_attr attr = {0};
+    int r = efa.query_ah(ah, &attr, sizeof(attr));
+
+    *number = attr.ahn;
+    return r > 0 ? -r : r;
 }

@@ -187,7 +187,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     per_path = hello->queues_per_rail < setup.queues_per_rail ? hello->queues_per_rail : setup.queues_per_rail;
     if (per_path * (uint32_t)pairs > PRS_ORDER_MAX_DATA_QUEUES)
         per_path = PRS_ORDER_MAX_DATA_QUEUES / (uint32_t)pairs;
-    r = prs_setup_open(listener->fabric, &setup, path, remote_position, (uint32_t)pairs, per_path, &half->peer);
+    r = prs_setup_open(listener->fabric, &setup, path, remote_position, (uint32_t)pairs, per_path, NULL, &half->peer);
     if (r)
         return r;
     half->private_data = hello->private_data;

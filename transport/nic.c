@@ -74,6 +74,10 @@ void prs_nic_stop_queues(struct prs_link *link)
 
 void prs_nic_kill_link(struct prs_link *link)
 {
+    if (link->ops->kill) {
+        link->ops->kill(link);
+        return;
+    }
     prs_nic_stop_queues(link);
     if (link->loopback)
         kill_queue(link->loopback);

@@ -29,9 +29,10 @@ struct prs_link {
     const struct prs_nic_ops *ops;
     const struct prs_rail *rail;
     struct prs_rail_address own;
-    struct ibv_cq *cq;
+    struct ibv_cq *cq; /* SRD: NULL */
     bool overrun;      /* its completion queue has lost completions. The event thread sets it */
-    bool stopped;      /* by prs_nic_stop_queues() */
+    bool stopped;      /* by prs_nic_stop_queues() or kill() */
+    int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
@@ -46,10 +47,12 @@ struct prs_link_options {
     int traffic_class;
     int service_level;
     uint32_t queues;
-    const uint32_t *ids;     /* one for each queue */
-    uint32_t depth;          /* send slots of each queue; a power of two */
-    uint32_t loopback_depth; /* of the loopback queue */
-    uint32_t receive_depth;  /* of each queue: arrivals that may wait to be polled */
+    const uint32_t *ids; /* one for each queue */
+    const uint8_t *remote_gid;
+    const struct prs_queue_address *remote; /* of the other side's queues, by id; NULL: it knows ours first */
+    uint32_t depth;                         /* send slots of each queue; a power of two */
+    uint32_t loopback_depth;                /* of the loopback queue */
+    uint32_t receive_depth;                 /* of each queue: arrivals that may wait to be polled */
 };
 
 /* What the other side needs to reach a queue. */
@@ -96,6 +99,9 @@ struct prs_nic_ops {
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
     /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */
     void (*close)(struct prs_link *link);
+    /* Let nothing that this side has posted take effect any more, and report nothing. NULL: its queues are its own, so
+     * the error state does that. */
+    void (*kill)(struct prs_link *link);
     void (*address)(const struct prs_queue *queue, struct prs_queue_address *out);
     /* How many reads and atomics of the other side this rail serves at a time. */
     uint8_t (*reads)(const struct prs_rail *rail);
@@ -137,7 +143,7 @@ void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close);
  * the other side does any more. */
 void prs_nic_stop_queues(struct prs_link *link);
 
-/* Likewise with the loopback queue. */
+/* Likewise with the loopback queue. Where connections share queues: kill(). */
 void prs_nic_kill_link(struct prs_link *link);
 
 /* Fill in an error event. Of a failed completion only wr_id, status, vendor_err and qp_num are valid. Error and cause

@@ -1,52 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AWS EFA's scalable reliable datagrams (SRD). Every byte arrives once, but nothing keeps order: neither the requests
- * of one queue nor their completions. Here each queue still talks to one other queue only, so arrivals need not name
- * their source. The layers above learn what EFA lacks from the properties of prs_nic_srd: no order, no fence, no
- * atomics, and no inline payload. */
+ * of one queue nor their completions. The layers above learn what EFA lacks from the properties of prs_nic_srd: no
+ * order, no fence, no atomics, and no inline payload.
+ *
+ * Connections share queue pairs (srd_pool.h), and with them completion queues, send slots and receives. Whoever polls
+ * takes completions of all of them: its own are returned, the others' wait at their ends. A connection of which nothing
+ * may take effect any more waits until the NIC has completed its requests, since a shared queue pair goes on. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "transport/nic.h"
-#include "transport/efa.h"
-#include "transport/reorder.h"
-#include "transport/receives.h"
+#include "transport/srd_pool.h"
+#include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
 enum {
-    RNR_FOREVER = 7, /* a slow receiver is not an error */
-    LOOPBACK = 63,   /* bit of the loopback queue in srd_link.unreported, above those of all data queues */
+    LOOPBACK = 63, /* bit of the loopback queue in srd_use.mail, above those of all data queues */
+    /* For a connection that ends: a peer that answers completes its requests sooner, and EFA gives up one that does
+     * not. What is left waits for receives of a peer that does not poll. */
+    STOP_MS = 5000,
 };
 static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its own bit");
 
-struct srd_queue {
-    struct prs_queue base;
-    struct ibv_qp_ex *ex; /* base.qp, for posting */
-    struct ibv_ah *ah;    /* of the rail that it sends to; the link owns it */
-    uint32_t remote_number, remote_key;
-    uint32_t key; /* that a sender to this queue must show */
-    uint32_t bit; /* in srd_link.unreported */
-    uint64_t wr_id_high;
-    struct prs_reorder reorder;
-    struct prs_receives receives;
+/* A queue pair that a link uses. */
+struct srd_use {
+    struct prs_srd_qp *qp;
+    uint64_t mail; /* bits of the ends for which something waits. Changed under the queue pair's lock */
 };
 
 struct srd_link {
     struct prs_link base;
+    struct prs_srd_pool *pool;
     uint32_t loopback_depth;
-    struct prs_receive_sizes receives;
-    uint16_t pkey_index;
-    int traffic_class;
-    struct ibv_ah *ah, *own_ah; /* of the peer's rail, made when the first queue connects; of our own rail */
-    /* Memory that receives and writes of zero bytes name. Writes with immediate deliver no data into it, but EFA's
-     * driver posts nothing for a receive without memory. */
-    struct ibv_sge dummy_sge;
-    uint64_t unreported; /* bits of queues that may have completions to report */
-    struct ibv_wc wc[PRS_POLL_MOST];
+    uint32_t use_count, turn; /* turn: the use that was polled first last time */
+    struct srd_use use[PRS_ORDER_MAX_QUEUES_PER_RAIL];
 };
 
 static struct srd_link *to_srd_link(struct prs_link *link)
@@ -54,119 +46,96 @@ static struct srd_link *to_srd_link(struct prs_link *link)
     return (struct srd_link *)link; /* base is its first member */
 }
 
-static struct srd_queue *to_srd_queue(struct prs_queue *queue)
+static struct prs_srd_end *to_end(struct prs_queue *queue)
 {
-    return (struct srd_queue *)queue;
+    return (struct prs_srd_end *)queue;
 }
 
-/* ---- queues ---- */
+/* ---- open, close ---- */
 
-static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t depth, uint32_t receive_depth)
+/* For the owner: something waits at the end. */
+static void leave_mail(struct prs_srd_end *end)
 {
-    const struct prs_domain *domain = link->base.rail->domain;
-    struct ibv_qp_init_attr_ex attr = {
-        .send_cq = link->base.cq,
-        .recv_cq = link->base.cq,
-        .cap = {.max_send_wr = depth,
-                .max_recv_wr = receive_depth ? receive_depth : 1,
-                .max_send_sge = 1,
-                .max_recv_sge = 1},
-        .sq_sig_all = 1, /* EFA completes every request anyway */
-        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-        .pd = domain->pd,
-        .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ,
-    };
-
-    errno = 0;
-    queue->base.qp = prs_efa_create_srd(domain->context, &attr);
-    if (!queue->base.qp)
-        return prs_nic_fail(link->base.rail, errno,
-                            "cannot create an SRD queue; out of queues (an EFA has 256, and each connection takes "
-                            "one or two) or of locked memory?");
-    queue->ex = prs_verbs.qp_to_qp_ex(queue->base.qp);
-    return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue does not support posting by ibv_wr");
+    if (!(*end->mail & end->bit)) /* relaxed: only a hint for those without the lock */
+        __atomic_store_n(end->mail, *end->mail | end->bit, __ATOMIC_RELAXED);
 }
 
-/* Bring the queue to RTS at once: a datagram queue needs no remote address for that. */
-static int start_qp(struct srd_link *link, struct srd_queue *queue)
+/* From now on the end is told what waits for it. Its queue pair may have failed meanwhile. */
+static void add_use(struct srd_link *link, struct prs_srd_end *end)
 {
-    const struct prs_rail *rail = link->base.rail;
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
-                               .pkey_index = link->pkey_index,
-                               .port_num = rail->port,
-                               .qkey = queue->key,
-                               .rnr_retry = RNR_FOREVER};
-    int rnr = rail->domain->rnr_retry ? IBV_QP_RNR_RETRY : 0, r;
+    uint32_t i = 0;
 
-    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-    if (r)
-        return prs_nic_fail(rail, r, "SRD queue to INIT; is NCCL_IB_PKEY right?");
-    attr.qp_state = IBV_QPS_RTR;
-    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE);
-    if (r)
-        return prs_nic_fail(rail, r, "SRD queue to RTR");
-    attr.qp_state = IBV_QPS_RTS;
-    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
-    return r ? prs_nic_fail(rail, r, "SRD queue to RTS") : 0;
+    while (i < link->use_count && link->use[i].qp != end->qp)
+        i++;
+    if (i == link->use_count)
+        link->use[link->use_count++].qp = end->qp;
+    prs_srd_lock(end->qp);
+    end->mail = &link->use[i].mail;
+    if (end->kept)
+        leave_mail(end);
+    prs_srd_unlock(end->qp);
 }
 
-static void queue_close(struct prs_queue *base)
+static struct prs_srd_end *new_end(struct prs_link *link, uint32_t id, uint32_t bit)
 {
-    struct srd_queue *queue = to_srd_queue(base);
+    struct prs_srd_end *end = calloc(1, sizeof(*end));
 
+    if (!end) {
+        prs_nic_fail(link->rail, ENOMEM, "queue");
+        return NULL;
+    }
+    end->base = (struct prs_queue){.link = link, .id = id};
+    end->bit = 1ull << bit;
+    return end;
+}
+
+static void close_end(struct prs_queue *queue, int stream_fd)
+{
     if (!queue)
         return;
-    if (base->qp && prs_verbs.destroy_qp(base->qp))
-        PRS_WARN("%s: cannot destroy SRD queue %u", base->link->rail->info.name, base->qp->qp_num);
-    prs_reorder_fini(&queue->reorder);
-    free(queue);
+    prs_srd_leave(to_end(queue), stream_fd);
+    free(to_end(queue));
 }
 
-static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const struct prs_receive_sizes *sizes,
-                      struct prs_queue **out)
-{
-    struct srd_link *link = to_srd_link(base);
-    struct srd_queue *queue = calloc(1, sizeof(*queue));
-    int r;
-
-    if (!queue)
-        return prs_nic_fail(base->rail, ENOMEM, "queue");
-    queue->base = (struct prs_queue){.link = base, .id = id};
-    queue->bit = base->queue_count; /* position among the data queues; srd_loopback() sets LOOPBACK */
-    queue->wr_id_high = (uint64_t)id << 32;
-    r = prs_reorder_init(&queue->reorder, depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
-    /* Random, so that requests meant for an earlier queue with this number are refused. */
-    if (!r && getrandom(&queue->key, sizeof(queue->key), 0) != sizeof(queue->key))
-        r = prs_nic_fail(base->rail, errno, "getrandom");
-    queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
-    if (!r)
-        r = create_qp(link, queue, depth, sizes->depth);
-    if (!r)
-        r = start_qp(link, queue);
-    if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->dummy_sge);
-    if (r) {
-        queue_close(&queue->base);
-        return r;
-    }
-    *out = &queue->base;
-    return 0;
-}
-
-static void destroy_ah(struct srd_link *link, struct ibv_ah *ah)
-{
-    if (ah && prs_verbs.destroy_ah(ah))
-        PRS_WARN("%s: cannot destroy an address handle", link->base.rail->info.name);
-}
+static void srd_kill(struct prs_link *base);
 
 static void srd_close(struct prs_link *base)
 {
     struct srd_link *link = to_srd_link(base);
 
-    prs_nic_close_link(base, queue_close);
-    destroy_ah(link, link->ah); /* no queue uses them any more */
-    destroy_ah(link, link->own_ah);
+    srd_kill(base);
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        close_end(base->queue[i], base->stream_fd);
+    close_end(base->loopback, -1);
+    prs_srd_pool_close(link->pool);
+    free(base->queue);
     free(link);
+}
+
+static int open_ends(struct srd_link *link, const struct prs_link_options *options)
+{
+    struct prs_link *base = &link->base;
+
+    base->queue = calloc(options->queues, sizeof(*base->queue));
+    if (!base->queue)
+        return prs_nic_fail(base->rail, ENOMEM, "link");
+    while (base->queue_count < options->queues) {
+        uint32_t id = options->ids[base->queue_count];
+        struct prs_srd_end *end = new_end(base, id, base->queue_count);
+        int r;
+
+        if (!end)
+            return -ENOMEM;
+        r = prs_srd_join(link->pool, end, options->remote_gid, options->remote ? &options->remote[id] : NULL,
+                         options->depth);
+        if (r) {
+            free(end);
+            return r;
+        }
+        add_use(link, end);
+        base->queue[base->queue_count++] = &end->base;
+    }
+    return 0;
 }
 
 static int srd_open(const struct prs_link_options *options, struct prs_link **out)
@@ -177,14 +146,11 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
 
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
-    link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own};
+    link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own, .stream_fd = -1};
     link->loopback_depth = options->loopback_depth;
-    link->pkey_index = (uint16_t)options->config->pkey_index;
-    link->traffic_class = options->traffic_class;
-    link->receives = prs_receives_sizes(options->receive_depth);
-    link->dummy_sge =
-        (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
-    r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
+    r = prs_srd_pool_open(rail, options->own->gid_index, (uint16_t)options->config->pkey_index, &link->pool);
+    if (!r)
+        r = open_ends(link, options);
     if (r) {
         srd_close(&link->base);
         return r;
@@ -195,7 +161,9 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
 
 static void srd_address(const struct prs_queue *base, struct prs_queue_address *out)
 {
-    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = ((const struct srd_queue *)base)->key};
+    const struct prs_srd_qp *qp = ((const struct prs_srd_end *)base)->qp;
+
+    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = qp->key};
 }
 
 static uint8_t srd_reads(const struct prs_rail *rail)
@@ -206,78 +174,67 @@ static uint8_t srd_reads(const struct prs_rail *rail)
 
 /* ---- connect ---- */
 
-/* Make the address handle of a rail. EFA rejects writes from peers that it has no address handle for, so both sides
- * make theirs before the handshake ends. */
-static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah **out)
-{
-    const struct prs_rail *rail = link->base.rail;
-    struct ibv_ah_attr attr = {.port_num = rail->port,
-                               .is_global = 1,
-                               .grh = {.sgid_index = (uint8_t)link->base.own.gid_index,
-                                       .hop_limit = 255,
-                                       .traffic_class = (uint8_t)link->traffic_class}};
-
-    if (*out)
-        return 0;
-    memcpy(attr.grh.dgid.raw, gid, sizeof(attr.grh.dgid.raw));
-    errno = 0;
-    *out = prs_verbs.create_ah(rail->domain->pd, &attr);
-    return *out ? 0 : errno ? -errno : -EIO;
-}
-
+/* EFA rejects writes from peers that it has no address handle for, so both sides make theirs before the handshake
+ * ends. */
 static int srd_connect(struct prs_queue *base, const struct prs_queue_address *address,
                        const struct prs_link_remote *remote, int *error)
 {
-    struct srd_link *link = to_srd_link(base->link);
-    struct srd_queue *queue = to_srd_queue(base);
-    int r = make_ah(link, remote->gid, &link->ah);
+    int r = prs_srd_connect(to_end(base), address);
 
+    (void)remote; /* open() was told its GID */
     if (r == -ETIMEDOUT || r == -EHOSTUNREACH || r == -ENETUNREACH || r == -EAGAIN) {
         *error = -r;
         return PRS_AGAIN;
     }
-    if (r)
-        return prs_nic_fail(link->base.rail, -r,
+    if (r && r != -EPROTO)
+        return prs_nic_fail(base->link->rail, -r,
                             "no address handle for the peer's GID; is it in the same subnet and security group?");
-    queue->ah = link->ah;
-    queue->remote_number = address->number;
-    queue->remote_key = address->start;
-    return 0;
+    return r;
 }
 
 static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
-    const struct prs_receive_sizes none = prs_receives_sizes(0);
-    struct srd_queue *own;
-    int r = make_ah(link, base->own.gid, &link->own_ah);
+    struct prs_queue_address own;
+    struct prs_srd_end *end;
+    int r;
 
+    if (!base->loopback) {
+        end = new_end(base, id, LOOPBACK);
+        if (!end)
+            return -ENOMEM;
+        r = prs_srd_join_self(link->use[0].qp, end, base->own.gid, link->loopback_depth);
+        if (r) {
+            free(end);
+            return r;
+        }
+        add_use(link, end);
+        base->loopback = &end->base;
+    }
+    srd_address(base->loopback, &own);
+    r = prs_srd_connect(to_end(base->loopback), &own);
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
-    if (!base->loopback) {
-        r = queue_open(base, id, link->loopback_depth, &none, &base->loopback);
-        if (r)
-            return r;
-        base->by_id[id] = base->loopback;
-    }
-    own = to_srd_queue(base->loopback);
-    own->bit = LOOPBACK;
-    own->ah = link->own_ah;
-    own->remote_number = base->loopback->qp->qp_num;
-    own->remote_key = own->key;
     *out = base->loopback;
     return 0;
 }
 
-/* ---- data path ---- */
+/* ---- posting ---- */
+
+static PRS_COLD void break_end(struct prs_srd_end *end, int error)
+{
+    end->broken = error;
+    end->kept = true;
+    leave_mail(end);
+}
 
 /* Return 0 or -EOPNOTSUPP: the layers above used a feature that prs_nic_srd does not offer. */
-static int build_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
+static PRS_SPECIALIZED int build_request(struct prs_srd_end *end, const struct prs_wr *wr, uint32_t position)
 {
-    struct ibv_qp_ex *ex = queue->ex;
-    const struct ibv_sge *dummy_sge = &to_srd_link(queue->base.link)->dummy_sge;
+    struct ibv_qp_ex *ex = end->qp->ex;
+    const struct ibv_sge *dummy_sge = &end->qp->dummy_sge;
 
-    ex->wr_id = queue->wr_id_high | position;
+    ex->wr_id = end->wr_id_high | position;
     ex->wr_flags = IBV_SEND_SIGNALED;
     if (wr->flags & PRS_WR_FENCE)
         return -EOPNOTSUPP;
@@ -299,29 +256,202 @@ static int build_request(struct srd_queue *queue, const struct prs_wr *wr, uint3
         ibv_wr_set_sge(ex, wr->local_key, wr->local_addr, wr->len_bytes);
     else
         ibv_wr_set_sge(ex, dummy_sge->lkey, dummy_sge->addr, 0);
-    ibv_wr_set_ud_addr(ex, queue->ah, queue->remote_number, queue->remote_key);
+    ibv_wr_set_ud_addr(ex, end->ah, end->remote_number, end->remote_key);
     return 0;
+}
+
+static void join_line(struct prs_srd_end *end)
+{
+    struct prs_srd_qp *qp = end->qp;
+
+    end->in_line = true;
+    end->behind = NULL;
+    *(qp->line ? &qp->line_last->behind : &qp->line) = end;
+    qp->line_last = end;
+}
+
+static void leave_line(struct prs_srd_end *end)
+{
+    struct prs_srd_qp *qp = end->qp;
+    struct prs_srd_end *before = NULL;
+
+    if (!end->in_line)
+        return;
+    for (struct prs_srd_end *at = qp->line; at != end; at = at->behind)
+        before = at;
+    *(before ? &before->behind : &qp->line) = end->behind;
+    if (qp->line_last == end)
+        qp->line_last = before;
+    end->in_line = false;
+}
+
+/* Give requests to the NIC, which has room for them, with one doorbell. Return 0 or -errno. */
+static PRS_SPECIALIZED int push(struct prs_srd_end *end, const struct prs_wr *ring, uint32_t mask, uint32_t first,
+                                uint32_t count)
+{
+    struct prs_srd_qp *qp = end->qp;
+    int r = 0;
+
+    ibv_wr_start(qp->ex);
+    for (uint32_t i = 0; !r && i < count; i++)
+        r = build_request(end, &ring[(first + i) & mask], first + i);
+    if (r) {
+        ibv_wr_abort(qp->ex);
+        return r;
+    }
+    r = ibv_wr_complete(qp->ex);
+    if (r)
+        return r > 0 ? -r : r;
+    for (uint32_t i = 0; i < count; i++)
+        prs_reorder_post(&end->reorder, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
+    end->in_flight += count;
+    qp->in_flight += count;
+    return 0;
+}
+
+/* Post what waits at the front of the line, as far as there is room. */
+static PRS_COLD void serve_line(struct prs_srd_qp *qp)
+{
+    while (qp->line && qp->in_flight < qp->depth) {
+        struct prs_srd_end *end = qp->line;
+        uint32_t room = qp->depth - qp->in_flight, count = end->upto - end->next;
+        int r;
+
+        if (count > room)
+            count = room;
+        r = push(end, end->ring, end->ring_mask, end->next, count);
+        if (r)
+            break_end(end, r);
+        end->next += count;
+        if (r || end->next == end->upto)
+            leave_line(end);
+    }
+}
+
+/* The NIC has no room for these, or others wait already. */
+static PRS_COLD void wait_in_line(struct prs_srd_end *end, const struct prs_wr *ring, uint32_t mask, uint32_t first,
+                                  uint32_t count)
+{
+    end->ring = ring;
+    end->ring_mask = mask;
+    if (!end->in_line) {
+        end->next = first;
+        join_line(end);
+    }
+    end->upto = first + count;
+    serve_line(end->qp);
 }
 
 static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
-    struct srd_queue *queue = to_srd_queue(base);
+    struct prs_srd_end *end = to_end(base);
+    struct prs_srd_qp *qp = end->qp;
     int r = 0;
 
-    ibv_wr_start(queue->ex);
-    for (uint32_t i = 0; !r && i < count; i++)
-        r = build_request(queue, &ring[(first + i) & mask], first + i);
-    if (r) {
-        ibv_wr_abort(queue->ex);
-        return r;
-    }
-    r = ibv_wr_complete(queue->ex);
-    if (r)
-        return r > 0 ? -r : r;
-    for (uint32_t i = 0; i < count; i++)
-        prs_reorder_post(&queue->reorder, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
-    return 0;
+    prs_srd_lock(qp);
+    if (unlikely(end->closed))
+        r = -ECONNRESET;
+    else if (likely(!qp->line && count <= qp->depth - qp->in_flight))
+        r = push(end, ring, mask, first, count);
+    else
+        wait_in_line(end, ring, mask, first, count);
+    prs_srd_unlock(qp);
+    return r;
 }
+
+/* ---- what waits for another thread ---- */
+
+/* Of several failures the most informative one stays, as in take_events() of peer.c. */
+static void keep_failure(struct prs_srd_end *end, const struct prs_event *failure)
+{
+    if (end->failure.kind != PRS_EVENT_ERROR || end->failure.error == -ECONNRESET)
+        end->failure = *failure;
+    end->kept = true;
+    if (end->mail)
+        leave_mail(end);
+}
+
+static void keep_arrival(struct prs_srd_end *end, const struct ibv_wc *wc)
+{
+    struct prs_srd_qp *qp = end->qp;
+    uint32_t at = qp->free_arrival;
+    struct prs_srd_arrival *arrival = &qp->arrival[at];
+
+    qp->free_arrival = arrival->next;
+    *arrival = (struct prs_srd_arrival){ntohl(wc->imm_data), wc->byte_len, PRS_SRD_NONE};
+    *(end->first == PRS_SRD_NONE ? &end->first : &qp->arrival[end->last].next) = at;
+    end->last = at;
+    end->kept = true;
+    leave_mail(end);
+}
+
+/* Take the first arrival that waits, and replace its receive. Return 0 or -errno. */
+static int take_kept_arrival(struct prs_srd_end *end, struct prs_event *out)
+{
+    struct prs_srd_qp *qp = end->qp;
+    uint32_t at = end->first;
+    struct prs_srd_arrival *arrival = &qp->arrival[at];
+
+    *out = (struct prs_event){
+        .kind = PRS_EVENT_ARRIVAL, .queue = end->base.id, .value = arrival->value, .bytes = arrival->bytes};
+    end->first = arrival->next;
+    arrival->next = qp->free_arrival;
+    qp->free_arrival = at;
+    return prs_receives_consume(&qp->receives);
+}
+
+/* Return the event count, or -errno. */
+static PRS_OUTLINED int take_kept(struct prs_srd_end *end, struct prs_event *events, int count)
+{
+    if (end->broken)
+        return end->broken;
+    if (end->failure.kind == PRS_EVENT_ERROR && count < PRS_POLL_MOST) {
+        events[count++] = end->failure;
+        end->failure.kind = PRS_EVENT_DONE;
+    }
+    while (count < PRS_POLL_MOST && end->first != PRS_SRD_NONE) {
+        int r = take_kept_arrival(end, &events[count]);
+
+        if (r)
+            return r;
+        count++;
+        end->base.link->receives++;
+    }
+    end->kept = end->failure.kind == PRS_EVENT_ERROR || end->first != PRS_SRD_NONE;
+    return count;
+}
+
+/* Report what waits at an end, up to the space left in events[]. Return the event count, or -errno. */
+static inline int take_mail_of(struct prs_srd_end *end, struct prs_event *events, int count)
+{
+    uint32_t position;
+
+    if (unlikely(end->kept))
+        count = take_kept(end, events, count);
+    /* Requests whose predecessors have all completed. */
+    while (count >= 0 && count < PRS_POLL_MOST && prs_reorder_next(&end->reorder, &position))
+        events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = end->base.id, .value = position};
+    return count;
+}
+
+static int take_mail(struct srd_link *link, struct srd_use *use, struct prs_event *events, int count)
+{
+    uint64_t mail = use->mail;
+
+    while (mail) {
+        uint32_t bit = (uint32_t)__builtin_ctzll(mail);
+
+        count = take_mail_of(to_end(bit == LOOPBACK ? link->base.loopback : link->base.queue[bit]), events, count);
+        if (count < 0 || count == PRS_POLL_MOST)
+            break; /* the rest next time */
+        mail &= mail - 1;
+    }
+    if (mail != use->mail)
+        __atomic_store_n(&use->mail, mail, __ATOMIC_RELAXED);
+    return count;
+}
+
+/* ---- completions ---- */
 
 /* Causes that EFA's driver reports by codes of its own choice. */
 static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
@@ -356,67 +486,207 @@ static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event
     }
 }
 
-static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
+/* The queue pair is in the error state: nothing of any of its connections takes effect any more. */
+static PRS_COLD void fail_all(struct prs_srd_qp *qp, const struct ibv_wc *wc)
 {
-    *out = (struct prs_event){
-        .kind = PRS_EVENT_ARRIVAL, .queue = queue->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
-    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
-        return -EPROTO;
-    return prs_receives_consume(&queue->receives);
+    if (qp->failed)
+        return;
+    qp->failed = true;
+    for (uint32_t i = 0; i < qp->slots; i++) {
+        struct prs_event failure = {0};
+
+        if (!qp->end[i] || qp->end[i]->stopped)
+            continue;
+        fill_error(wc, qp->end[i]->base.id, &failure);
+        if (qp->killed)
+            failure.cause = "the queue that connections share was closed, because requests of another one did not end";
+        keep_failure(qp->end[i], &failure);
+    }
 }
 
-/* Report requests whose predecessors have all completed, up to the space left in events[]. Return the event count. */
-static int report_completed(struct srd_link *link, struct prs_event *events, int count)
+/* Return the event count, or -errno. */
+static int take_arrival(struct prs_srd_qp *qp, const struct prs_link *own, const struct ibv_wc *wc,
+                        struct prs_event *events, int count)
 {
-    while (link->unreported) {
-        uint32_t bit = (uint32_t)__builtin_ctzll(link->unreported);
-        struct srd_queue *queue = to_srd_queue(bit == LOOPBACK ? link->base.loopback : link->base.queue[bit]);
-        uint32_t position;
+    struct prs_srd_end *end = prs_srd_find(qp, wc->slid, wc->src_qp);
 
-        while (count < PRS_POLL_MOST && prs_reorder_next(&queue->reorder, &position))
-            events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = queue->base.id, .value = position};
-        if (count == PRS_POLL_MOST)
-            break; /* the rest next time */
-        link->unreported &= link->unreported - 1;
+    if (unlikely(!end || end->stopped)) /* it has closed, and its peer did not know that yet */
+        return prs_receives_consume(&qp->receives) ?: count;
+    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) {
+        break_end(end, -EPROTO);
+        return prs_receives_consume(&qp->receives) ?: count;
     }
+    if (end->base.link != own) {
+        keep_arrival(end, wc);
+        return count;
+    }
+    end->base.link->receives++;
+    events[count] = (struct prs_event){
+        .kind = PRS_EVENT_ARRIVAL, .queue = end->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
+    return prs_receives_consume(&qp->receives) ?: count + 1;
+}
+
+static void take_completion(struct prs_srd_qp *qp, const struct ibv_wc *wc)
+{
+    struct prs_srd_end *end = qp->end[wc->wr_id >> 32];
+    int r;
+
+    qp->in_flight--;
+    if (unlikely(!end)) /* it left a queue pair that was killed */
+        return;
+    end->in_flight--;
+    if (unlikely(end->stopped))
+        return;
+    if (unlikely(wc->status != IBV_WC_SUCCESS)) {
+        struct prs_event failure = {0};
+
+        fill_error(wc, end->base.id, &failure);
+        keep_failure(end, &failure);
+        return;
+    }
+    r = prs_reorder_complete(&end->reorder, (uint32_t)wc->wr_id);
+    if (unlikely(r))
+        break_end(end, r);
+    leave_mail(end);
+}
+
+/* Handle completions. Arrivals for `own` become events; all else waits at its end. Return the event count or -errno. */
+static PRS_OUTLINED int take_completions(struct prs_srd_qp *qp, int taken, const struct prs_link *own,
+                                         struct prs_event *events, int count)
+{
+    if (unlikely(taken < 0))
+        return -EIO;
+    for (int i = 0; i < taken; i++) {
+        const struct ibv_wc *wc = &qp->wc[i];
+
+        if (!(wc->wr_id & PRS_ARRIVAL_BIT))
+            take_completion(qp, wc);
+        else if (likely(wc->status == IBV_WC_SUCCESS))
+            count = take_arrival(qp, own, wc, events, count);
+        else
+            fail_all(qp, wc);
+        if (unlikely(count < 0))
+            return count;
+    }
+    if (unlikely(qp->line))
+        serve_line(qp);
     return count;
 }
 
-static PRS_OUTLINED int take_completions(struct srd_link *link, int taken, struct prs_event *events, int count)
+/* Return the event count, or -errno. */
+static inline int poll_use(struct srd_link *link, struct srd_use *use, struct prs_event *events, int count)
 {
-    for (int i = 0; i < taken; i++) {
-        const struct ibv_wc *wc = &link->wc[i];
-        bool arrival = wc->wr_id & PRS_ARRIVAL_BIT;
-        uint64_t id = arrival ? wc->wr_id : wc->wr_id >> 32;
-        struct srd_queue *queue = to_srd_queue(link->base.by_id[id % PRS_ORDER_MAX_QUEUES]);
-        int r = 0;
+    struct prs_srd_qp *qp = use->qp;
+    int taken = 0;
 
-        if (unlikely(wc->status != IBV_WC_SUCCESS)) {
-            fill_error(wc, queue->base.id, &events[count++]);
-        } else if (arrival) {
-            r = fill_arrival(link, queue, wc, &events[count++]);
-        } else {
-            r = prs_reorder_complete(&queue->reorder, (uint32_t)wc->wr_id);
-            link->unreported |= 1ull << queue->bit;
-        }
-        if (r)
-            return r;
+    if (unlikely(!prs_srd_trylock(qp))) {
+        if (!__atomic_load_n(&use->mail, __ATOMIC_RELAXED))
+            return count; /* another thread polls, and will leave here what is ours */
+        prs_srd_lock(qp);
     }
+    if (unlikely(use->mail))
+        count = take_mail(link, use, events, count);
+    if (likely(count >= 0 && count < PRS_POLL_MOST))
+        taken = ibv_poll_cq(qp->link.cq, PRS_POLL_MOST - count, qp->wc);
+    if (taken) {
+        count = take_completions(qp, taken, &link->base, events, count);
+        if (count >= 0 && use->mail)
+            count = take_mail(link, use, events, count);
+    }
+    if (unlikely(__atomic_load_n(&qp->link.overrun, __ATOMIC_RELAXED))) /* the event thread sets it */
+        link->base.overrun = true;
+    prs_srd_unlock(qp);
     return count;
 }
 
 static int srd_poll(struct prs_link *base, struct prs_event *events)
 {
     struct srd_link *link = to_srd_link(base);
-    int count = link->unreported ? report_completed(link, events, 0) : 0;
-    int taken = count < PRS_POLL_MOST ? ibv_poll_cq(base->cq, PRS_POLL_MOST - count, link->wc) : 0;
+    int count;
 
-    if (taken < 0)
-        return -EIO;
-    if (!taken)
-        return count;
-    count = take_completions(link, taken, events, count);
-    return count < 0 ? count : report_completed(link, events, count);
+    if (likely(link->use_count == 1))
+        return poll_use(link, &link->use[0], events, 0);
+    link->turn++; /* else the last would starve while the first always fills the events */
+    count = 0;
+    for (uint32_t i = 0; i < link->use_count && count >= 0 && count < PRS_POLL_MOST; i++)
+        count = poll_use(link, &link->use[(link->turn + i) % link->use_count], events, count);
+    return count;
+}
+
+/* ---- the end of a connection ---- */
+
+static struct prs_srd_end *end_at(const struct srd_link *link, uint32_t i)
+{
+    return to_end(i < link->base.queue_count ? link->base.queue[i] : link->base.loopback);
+}
+
+/* Post and report nothing any more. What is in flight goes on. */
+static void stop_end(struct prs_srd_end *end)
+{
+    struct prs_event dropped;
+
+    end->stopped = true;
+    end->closed = true;
+    leave_line(end);
+    while (end->first != PRS_SRD_NONE)
+        (void)take_kept_arrival(end, &dropped);
+}
+
+/* Return the requests of the link that the queue pair has; *alone: no other link uses it. */
+static uint32_t count_in_flight(const struct srd_link *link, const struct prs_srd_qp *qp, bool *alone)
+{
+    uint32_t count = 0;
+
+    *alone = true;
+    for (uint32_t i = 0; i < qp->slots; i++) {
+        const struct prs_srd_end *end = qp->end[i];
+
+        if (end && end->base.link == &link->base)
+            count += end->in_flight;
+        else if (end)
+            *alone = false;
+    }
+    return count;
+}
+
+/* Nobody may be left to whom late requests of this link do harm: neither their source nor their target is its own any
+ * more. A queue pair that nobody else uses enters the error state. So does one where they do not end: then its other
+ * connections fail too, which is better than wrong bytes. */
+static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
+{
+    uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;
+    bool alone;
+
+    prs_srd_lock(qp);
+    for (uint32_t i = 0; i <= link->base.queue_count; i++)
+        if (end_at(link, i) && end_at(link, i)->qp == qp)
+            stop_end(end_at(link, i));
+    while (count_in_flight(link, qp, &alone) && !alone && !qp->killed) {
+        int taken = ibv_poll_cq(qp->link.cq, PRS_POLL_MOST, qp->wc);
+
+        if (take_completions(qp, taken, NULL, NULL, 0) < 0 || prs_clock_ns() > give_up_ns) {
+            PRS_WARN("%s: requests of a connection that ends are still in flight after %d ms: closing queue %u, which "
+                     "others share",
+                     link->base.rail->info.name, STOP_MS, qp->queue.qp->qp_num);
+            prs_srd_kill_locked(qp);
+            break;
+        }
+        prs_srd_unlock(qp);
+        sched_yield(); /* others post and poll */
+        prs_srd_lock(qp);
+    }
+    if (alone)
+        prs_srd_kill_locked(qp);
+    prs_srd_unlock(qp);
+}
+
+static void srd_kill(struct prs_link *base)
+{
+    struct srd_link *link = to_srd_link(base);
+
+    base->stopped = true;
+    for (uint32_t i = 0; i < link->use_count; i++)
+        stop_use(link, link->use[i].qp);
 }
 
 const struct prs_nic_ops prs_nic_srd = {
@@ -426,6 +696,7 @@ const struct prs_nic_ops prs_nic_srd = {
     .adds = false,
     .open = srd_open,
     .close = srd_close,
+    .kill = srd_kill,
     .address = srd_address,
     .reads = srd_reads,
     .connect = srd_connect,

@@ -525,12 +525,13 @@ static struct prs_op *start_optional(struct prs_order *order, struct prs_op *op)
 
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request)
 {
-    struct prs_order_queue *queue = &order->queue[order->data_queues];
+    uint32_t index = order->data_queues + order->self_path;
+    struct prs_order_queue *queue = &order->queue[index];
     struct prs_wr *wr;
 
     if (queue_full(queue))
         return PRS_BUSY;
-    wr = admit_request(order, order->data_queues, start_optional(order, op));
+    wr = admit_request(order, index, start_optional(order, op));
     *wr = *request;
     if (request->opcode == PRS_WR_WRITE)
         copy_inline(queue, wr, &request->value, sizeof(request->value));

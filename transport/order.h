@@ -175,6 +175,7 @@ struct prs_order {
     uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
     uint32_t lost;                 /* mask of those of them whose requests are replayed */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
+    uint32_t self_path;            /* of prs_order_self() */
     uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
 };
 
@@ -209,8 +210,8 @@ void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* Admit a request to ourselves, for the probe queue of path 0. op may be NULL. The window does not bound it, because
- * the ops in the window may wait for it. Return 0 or PRS_BUSY. */
+/* Admit a request to ourselves, for the probe queue of one path, at first path 0. op may be NULL. The window does not
+ * bound it, because the ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
 /* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no order
  * only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path, and must
@@ -245,7 +246,7 @@ static inline bool prs_order_probe_idle(const struct prs_order *order, uint32_t 
 /* Return true when all requests of prs_order_self() are complete. */
 static inline bool prs_order_self_idle(const struct prs_order *order)
 {
-    return prs_order_probe_idle(order, 0);
+    return prs_order_probe_idle(order, order->self_path);
 }
 
 /* Return true when no signaled request is in flight and nothing waits to be posted. */
@@ -288,6 +289,11 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
 /* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long there.
  * Return how many ops are done with that, or -ENETDOWN (nothing changed): it has other requests too. */
 int prs_order_probe_lost(struct prs_order *order, uint32_t path);
+/* From now on requests of prs_order_self() go to the probe queue of this path. Return 0, or PRS_BUSY (nothing changed):
+ * one of the other path is in flight, and would be overtaken. */
+int prs_order_self_over(struct prs_order *order, uint32_t path);
+/* Have all requests of a lost path been replayed? */
+bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path);
 /* The path has new queues, which are connected. Return 0 or PRS_BUSY: not all of its old requests were replayed yet. */
 int prs_order_path_up(struct prs_order *order, uint32_t path);
 

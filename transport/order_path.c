@@ -207,6 +207,15 @@ int prs_order_probe_lost(struct prs_order *order, uint32_t path)
     return (int)done;
 }
 
+int prs_order_self_over(struct prs_order *order, uint32_t path)
+{
+    /* MUTANT(order) signals are not overtaken where another rail raises them: delete */
+    if (!prs_order_self_idle(order))
+        return PRS_BUSY;
+    order->self_path = path;
+    return 0;
+}
+
 /* ---- replay ---- */
 
 /* Let the request in that slot leave over the carrier, which has room. */
@@ -283,12 +292,19 @@ void prs_order_replay(struct prs_order *order)
 
 /* ---- up ---- */
 
-int prs_order_path_up(struct prs_order *order, uint32_t path)
+bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path)
 {
     for (uint32_t k = 0; k < queues_per_path(order); k++)
-        /* MUTANT(order) a path comes back empty: delete */
         if (order->queue[queue_on_path(order, path, k)].tail != order->queue[queue_on_path(order, path, k)].head)
-            return PRS_BUSY;
+            return false;
+    return true;
+}
+
+int prs_order_path_up(struct prs_order *order, uint32_t path)
+{
+    /* MUTANT(order) a path comes back empty: delete */
+    if (!prs_order_path_is_empty(order, path))
+        return PRS_BUSY;
     for (uint32_t k = 0; k < queues_per_path(order); k++) {
         struct prs_order_queue *queue = &order->queue[queue_on_path(order, path, k)];
 

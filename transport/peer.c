@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include "transport/gid.h"
+#include "transport/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/watch.h"
 
 enum {
     /* Wait this long for the farewell of the other side after its queues are gone. */
@@ -34,6 +36,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    prs_failover_lock(peer);
     peer->error = code;
     snprintf(peer->error_text, sizeof(peer->error_text), "%s; %s", text, peer->description);
     prs_fail(code, "%s", peer->error_text);
@@ -44,6 +47,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     if (peer->records)
         prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);
+    prs_failover_unlock(peer);
     return code;
 }
 
@@ -353,8 +357,8 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
                                      event->value, event->queue);
         } else if (event->queue < peer->queues && prs_failover_is_down(peer, peer->order.queue[event->queue].path)) {
             continue; /* flushed: the other side says what has arrived */
-        } else if (event->queue >= peer->queues && prs_failover_is_down(peer, event->queue - peer->queues)) {
-            r = prs_failover_lose_loopback(peer, event->queue - peer->queues);
+        } else if (event->queue >= peer->queues && peer->failover &&
+                   (r = prs_failover_lose_loopback(peer, event->queue - peer->queues)) != PRS_AGAIN) {
             if (r)
                 return r;
         } else if (first->kind != PRS_EVENT_ERROR || first->error == -ECONNRESET) {
@@ -476,6 +480,8 @@ static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
         "the TCP connection to %s was lost: %s; is the network of NCCL_SOCKET_IFNAME away? RDMA goes on, and shows "
         "whether the peer is alive",
         peer->remote, strerror(error));
+    if (peer->failover)
+        prs_watch_lose_stream(peer);
     close(peer->stream_fd);
     peer->stream_fd = -1;
     peer->stream_lost = true;
@@ -558,14 +564,25 @@ static PRS_COLD int check_health(struct prs_peer *peer)
     if (peer->records && peer->records->raise.refused_ns)
         return retry_raising(peer);
     r = check_rails(peer, has_awaited_requests(&peer->order));
-    if (!r && peer->failover && (peer->failover->active || peer->failover->expect_until_ns))
-        r = prs_failover_step(peer);
     return r < 0 ? r : check_peer_alive(peer);
 }
 
 static inline int count_idle_poll(struct prs_peer *peer)
 {
     return unlikely(++peer->idle_polls >= PRS_PEER_IDLE_POLLS) ? check_health(peer) : 0;
+}
+
+/* There were events: do what they have made possible. Return 0 or -errno. */
+static inline int follow_events(struct prs_peer *peer)
+{
+    peer->idle_polls = peer->idle_start;
+    if (unlikely(peer->records)) {
+        int r = prs_records_raise(peer);
+
+        if (unlikely(r))
+            return r;
+    }
+    return peer->order.dirty ? post_waiting(peer) : 0; /* signals that were held, and puts that on_notify started */
 }
 
 /* Handle `count` events of path 0, then those of the other paths. Return how many, or -errno. */
@@ -592,26 +609,14 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
     }
     if (!handled)
         return count_idle_poll(peer);
-    peer->idle_polls = peer->idle_start;
-    if (unlikely(peer->records)) {
-        r = prs_records_raise(peer);
-        if (unlikely(r))
-            return r;
-    }
-    if (peer->order.dirty) { /* signals that were held, and puts that on_notify started */
-        r = post_waiting(peer);
-        if (unlikely(r))
-            return r;
-    }
-    return handled;
+    r = follow_events(peer);
+    return unlikely(r) ? r : handled;
 }
 
-int prs_peer_progress(struct prs_peer *peer)
+static inline int progress(struct prs_peer *peer)
 {
     int count;
 
-    if (unlikely(peer->error))
-        return repeat_error(peer);
     if (peer->order.dirty) {
         int r = post_waiting(peer);
 
@@ -623,13 +628,63 @@ int prs_peer_progress(struct prs_peer *peer)
     return count || peer->path_count > 1 ? poll_all_paths(peer, count) : count_idle_poll(peer);
 }
 
+/* The thread of watch.c was here meanwhile: take what it has polled. Return how many events, or -errno. */
+static PRS_COLD int take_kept_events(struct prs_peer *peer)
+{
+    struct prs_failover *failover = peer->failover;
+    struct prs_event first = {.kind = PRS_EVENT_DONE}; /* stays: their paths are given up */
+    int count = (int)failover->kept_count, r;
+
+    prs_failover_catch_up(peer);
+    failover->kept_count = 0;
+    r = take_events(peer, failover->kept, count, &first);
+    r = r ? r : follow_events(peer);
+    return r ? r : count;
+}
+
+/* Go on with paths that are given up or come back. Not only when nothing arrives: a busy peer may never be idle. */
+static PRS_COLD int attend_paths(struct prs_peer *peer)
+{
+    const struct prs_failover *failover = peer->failover;
+    int r = failover->active || failover->expect_until_ns ? prs_failover_step(peer) : 0;
+
+    return !r && failover->recovering ? prs_recovery_look(peer) : r;
+}
+
+static PRS_OUTLINED int progress_locked(struct prs_peer *peer)
+{
+    const struct prs_failover *failover = peer->failover;
+    int kept = 0, r;
+
+    prs_failover_lock(peer);
+    if (unlikely(failover->attended))
+        kept = take_kept_events(peer); /* before what is polled later */
+    r = kept < 0 ? kept : progress(peer);
+    if (unlikely(failover->active || failover->recovering || failover->expect_until_ns) && r >= 0) {
+        int attended = attend_paths(peer);
+
+        r = attended < 0 ? attended : r;
+    }
+    prs_failover_unlock(peer);
+    return r < 0 ? r : kept + r;
+}
+
+int prs_peer_progress(struct prs_peer *peer)
+{
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    return unlikely(peer->failover) ? progress_locked(peer) : progress(peer);
+}
+
 int prs_peer_check_remote(struct prs_peer *peer)
 {
     int r;
 
     if (peer->error)
         return repeat_error(peer);
+    prs_failover_lock(peer);
     r = check_rails(peer, true); /* the other side may be unable to reach us */
+    prs_failover_unlock(peer);
     if (r)
         return r;
     if (peer->remote_gone && peer->stream_lost)
@@ -687,8 +742,10 @@ PRS_READS_COUNTERS void prs_peer_stats(const struct prs_peer *peer, struct prs_s
                               .merged_signals = order->merged,
                               .bytes = order->bytes,
                               .signal_flushes = peer->records ? peer->records->flushes : 0};
+    prs_failover_lock(peer); /* any thread may ask, and a link may be replaced */
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
         out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
     }
+    prs_failover_unlock(peer);
 }

@@ -26,10 +26,12 @@ struct prs_peer {
     uint32_t unposted;
     uint32_t path_count;
     bool measured;                   /* several paths: completions are timed */
+    bool offers;                     /* it has connected: where a path comes back, it makes the first step */
     bool exclusive_adds;             /* as in struct prs_peer_options */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;
     uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
+    struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;
     void *user;
@@ -40,7 +42,6 @@ struct prs_peer {
     struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
-    struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     /* Set once. */
     const struct prs_fabric *fabric;
@@ -49,7 +50,7 @@ struct prs_peer {
     uint32_t queues;   /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
-    uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the first probe queue */
+    uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the probe queues that raise signals */
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
     uint64_t *sizes;                         /* [PRS_NOTIFY_IDS], strict: the peer writes them. NULL: it must not */

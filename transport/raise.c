@@ -2,6 +2,7 @@
 #include "transport/raise.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "transport/peer.h"
@@ -52,6 +53,8 @@ void prs_raise_drop(struct prs_raise *raise)
 
 struct word {
     const struct prs_record *record;
+    bool may_store; /* no earlier signal is on its way through our NIC */
+    bool stored;
     bool on_device;
 };
 
@@ -63,8 +66,9 @@ static void raise_on_host(void *arg, const struct prs_mr_key *key)
     uint64_t *at = (uint64_t *)(uintptr_t)record->addr;
 
     word->on_device = key->kind != PRS_MEM_HOST;
-    if (word->on_device)
+    if (word->on_device || !word->may_store)
         return;
+    word->stored = true;
     /* This thread has polled the completions of the puts that the signal follows, so their bytes are in memory. The
      * release makes them visible to every reader that acquires the word. */
     if (record->kind == PRS_RECORD_ADD)
@@ -117,6 +121,11 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
             "atomics, so one of them could be lost; use PRS_SIGNAL_SET, or keep the word in host "
             "memory",
             (unsigned long long)record->addr, peer->link[0]->rail->info.name);
+    if (peer->failover && peer->failover->loopbacks & 1)
+        return prs_peer_fail(peer, -ENETDOWN,
+                             "%s, which has no atomics and raises the signals that arrive here in device memory, is "
+                             "lost: %s",
+                             peer->link[0]->rail->info.name, peer->failover->path[0].why);
     if (!claim(raise, record->addr))
         return await_claim(peer, raise, record);
     raise->refused_ns = 0;
@@ -131,6 +140,40 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
     return PRS_AGAIN;
 }
 
+/* With atomics: our own NIC writes it. The rail must be one that both sides have not given up. */
+static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record)
+{
+    uint32_t path = peer->order.self_path;
+    struct prs_domain *domain = peer->link[path]->rail->domain;
+    struct prs_wr wr = {.remote_addr = record->addr,
+                        .remote_key = record->key,
+                        .value = record->value,
+                        .len_bytes = sizeof(record->value),
+                        .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
+
+    if (prs_failover_is_down(peer, path))
+        return PRS_AGAIN; /* its last requests are still in flight */
+    if (path && !prs_mr_cache_device_key(&domain->mrs, record->addr, sizeof(record->value), &wr.remote_key))
+        return prs_peer_fail(peer, -ENETDOWN,
+                             "%s is lost, and a signal goes to device memory at %#llx that is not registered on %s",
+                             peer->link[0]->rail->info.name, (unsigned long long)record->addr, domain->name);
+    return prs_order_self(&peer->order, NULL, &wr) ? PRS_AGAIN : 0;
+}
+
+void prs_raise_over_living_rail(struct prs_peer *peer)
+{
+    struct prs_records *records = peer->records;
+    uint32_t path = 0;
+
+    while (path < peer->path_count && (prs_failover_is_down(peer, path) || !peer->link[path]->rail->domain->adds))
+        path++;
+    if (path == peer->path_count || path == peer->order.self_path || prs_order_self_over(&peer->order, path))
+        return;
+    /* What has come over the rail that raised until now follows no more by itself. */
+    records->unordered++;
+    memset(records->ready_at, 0, PRS_RECORDS * sizeof(*records->ready_at)); /* there, since there are several paths */
+}
+
 void prs_raise_finish(struct prs_raise *raise)
 {
     if (raise->stage == PRS_RAISE_WRITING && raise->op.status != PRS_OP_PENDING)
@@ -140,7 +183,8 @@ void prs_raise_finish(struct prs_raise *raise)
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_raise *raise = &peer->records->raise;
-    struct word word = {.record = record};
+    bool by_nic = peer->link[0]->rail->domain->adds;
+    struct word word = {.record = record, .may_store = !by_nic || prs_order_self_idle(&peer->order)};
 
     if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
         return PRS_AGAIN;
@@ -159,5 +203,7 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
             "the peer signals at %#llx with key %#x, which no region here has: the key is wrong or was "
             "deregistered, or the address is outside its region",
             (unsigned long long)record->addr, record->key);
-    return word.on_device ? start_on_device(peer, raise, record) : 0;
+    if (!word.on_device)
+        return word.stored ? 0 : PRS_AGAIN;
+    return by_nic ? raise_by_nic(peer, record) : start_on_device(peer, raise, record);
 }

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Raises signals at their receiver, where the NIC has no atomics and keeps no order (decisions/0012).
+/* Raises signals at their receiver, where the NIC has no atomics and keeps no order (decisions/0012), or where the rail
+ * whose NIC would raise them may be lost (decisions/0014).
  *
  * A word in host memory: the CPU checks key and bounds, as a NIC would, then stores or adds. A word in device memory:
  * the NIC writes it over the loopback queue; for an add it reads the word first. From the read to the end of the write
  * the peer claims the word in the whole process. All adds to words of this process come through here, so two peers that
- * add to one word lose nothing. A peer raises one device word at a time, since two writes could overtake each other. */
+ * add to one word lose nothing. A peer raises one device word at a time, since two writes could overtake each other.
+ *
+ * With atomics, the NIC of the first rail that is not lost writes words of device memory. The CPU waits for it before
+ * it stores to host memory, so that signals keep their order. */
 #ifndef TRANSPORT_RAISE_H
 #define TRANSPORT_RAISE_H
 
@@ -32,6 +36,10 @@ struct prs_raise {
 /* Start to raise the signal. Return 0 (it takes effect before any signal raised later), PRS_AGAIN or -errno (the peer
  * has failed). */
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record);
+
+/* Where rails can be replaced: let the first living rail raise the signals in device memory from now on, unless requests
+ * of the one before are in flight. */
+void prs_raise_over_living_rail(struct prs_peer *peer);
 
 /* Release the claim if the write is complete. Call it at each progress, since other peers may be waiting. */
 void prs_raise_finish(struct prs_raise *raise);

@@ -88,7 +88,7 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
 
     if (!records || !records->credit.addr)
         return -EPROTO; /* the peer did not announce records */
-    if (path != 0 || !peer->nic->in_order)
+    if (path != peer->order.self_path || !peer->nic->in_order)
         records->unordered++;
     if (imm->bare && imm->kind > PRS_BARE_RECORD)
         return -EPROTO;
@@ -174,12 +174,12 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
                         .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
-    if (peer->failover && peer->failover->loopbacks & 1 && raises(record))
-        return prs_peer_fail(peer, -ENETDOWN, "%s, which raises the signals that arrive here, is lost: %s",
-                             peer->link[0]->rail->info.name, peer->failover->path[0].why);
     if (!raises(record))
         return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
-    return peer->link[0]->rail->domain->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
+    /* Where rails may be lost, as much as possible is left to the CPU: a request that is in flight when they are cannot
+     * be done again. */
+    return peer->link[0]->rail->domain->adds && !peer->failover ? prs_order_self(&peer->order, NULL, &wr)
+                                                                : prs_raise_signal(peer, record);
 }
 
 int prs_records_raise(struct prs_peer *peer)
@@ -192,6 +192,8 @@ int prs_records_raise(struct prs_peer *peer)
     while (counts->waiting) {
         int r = 0;
 
+        if (peer->failover)
+            prs_raise_over_living_rail(peer);
         record = records->raise.record;
         if (!record) {
             r = prs_counts_next(counts, &record);

@@ -10,9 +10,11 @@
 #include <unistd.h>
 
 #include "transport/gid.h"
+#include "transport/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/watch.h"
 
 enum {
     DEFAULT_MAX_OPS = 256,
@@ -165,34 +167,41 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
     return r ? r : prs_order_init(&peer->order, &order);
 }
 
-static int open_links(struct prs_peer *peer, uint32_t depth)
+int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct prs_rail_address *own,
+                        const struct prs_wire_queues *remote, struct prs_link **out)
 {
     const struct prs_config *config = &peer->fabric->config;
+    const struct prs_rail *rail = &peer->fabric->rail[peer->path[path].local_rail];
+    uint32_t most = rail->domain->max_receive_wr, depth = peer->order.queue[0].mask + 1;
+    uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    struct prs_link_options options = {.rail = rail,
+                                       .config = config,
+                                       .own = own,
+                                       .traffic_class = peer->traffic_class,
+                                       .service_level =
+                                           rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
+                                       .queues = peer->queues_per_path,
+                                       .ids = ids,
+                                       .remote_gid = peer->path[path].peer.gid,
+                                       .remote = remote ? remote->queue : NULL,
+                                       .depth = depth,
+                                       .loopback_depth = loopback_depth(depth),
+                                       .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
 
+    for (uint32_t k = 0; k < peer->queues_per_path; k++)
+        ids[k] = k * peer->path_count + path; /* numbered as in order.h */
+    return peer->nic->open(&options, out);
+}
+
+static int open_links(struct prs_peer *peer, const struct prs_wire_queues *remote)
+{
     for (uint32_t i = 0; i < peer->path_count; i++) {
-        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
-        uint32_t most = rail->domain->max_receive_wr;
-        uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
-        struct prs_link_options options = {
-            .rail = rail,
-            .config = config,
-            .own = &peer->path[i].own,
-            .traffic_class = peer->traffic_class,
-            .service_level = rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
-            .queues = peer->queues_per_path,
-            .ids = ids,
-            .depth = depth,
-            .loopback_depth = loopback_depth(depth),
-            .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
-        int r;
+        int r = prs_setup_open_link(peer, i, &peer->path[i].own, remote, &peer->link[i]);
 
-        for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            ids[k] = k * peer->path_count + i; /* numbered as in order.h */
-        r = peer->nic->open(&options, &peer->link[i]);
         if (r)
             return r;
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            peer->queue[ids[k]] = peer->link[i]->queue[k];
+            peer->queue[k * peer->path_count + i] = peer->link[i]->queue[k];
     }
     return 0;
 }
@@ -200,20 +209,23 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
 /* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
 static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
-    size_t each = (size_t)depth * PRS_INLINE_BYTES;
+    size_t each = (size_t)depth * PRS_INLINE_BYTES, loopback_each = (size_t)loopback_depth(depth) * PRS_INLINE_BYTES;
+    uint32_t loopbacks = peer->failover ? peer->path_count : 1; /* that may raise signals */
 
-    peer->inline_room = each * peer->queues + (size_t)loopback_depth(depth) * PRS_INLINE_BYTES;
+    peer->inline_room = each * peer->queues + loopback_each * loopbacks;
     peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (peer->inline_bytes == MAP_FAILED) {
         peer->inline_bytes = NULL;
         return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
     }
-    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, which is like queue 0 */
-        const struct prs_queue *like = peer->queue[q < peer->queues ? q : 0];
+    for (uint32_t q = 0; q < peer->queues + loopbacks; q++) {
+        /* The probe queue of a path is like its first queue. */
+        uint32_t probe = q < peer->queues ? 0 : q - peer->queues;
+        const struct prs_queue *like = peer->queue[q < peer->queues ? q : probe];
         struct prs_order_queue *queue = &peer->order.queue[q];
         struct prs_domain *domain = like->link->rail->domain;
 
-        queue->inline_bytes = peer->inline_bytes + q * each;
+        queue->inline_bytes = peer->inline_bytes + (q - probe) * each + probe * loopback_each;
         if (like->takes_inline)
             continue;
         if (!peer->inline_mr[queue->path])
@@ -261,7 +273,7 @@ static bool signals_are_records(const struct prs_peer *peer)
 
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
-                   uint32_t queues_per_path, struct prs_peer **out)
+                   uint32_t queues_per_path, const struct prs_wire_queues *remote, struct prs_peer **out)
 {
     struct prs_peer *peer = calloc(1, sizeof(*peer));
     char why[128];
@@ -299,7 +311,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     }
     r = prs_failover_open(peer);
     if (!r)
-        r = open_links(peer, depth);
+        r = open_links(peer, remote);
     if (!r)
         r = open_inline(peer, depth);
     if (!r && signals_are_records(peer))
@@ -427,6 +439,8 @@ void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const st
     snprintf(text, sizeof(text), "peer %s%s", peer->remote, rest ? rest : "");
     memcpy(peer->description, text, sizeof(text));
     PRS_INFO("connected: %s", peer->description);
+    if (peer->failover)
+        prs_watch_add(peer);
 }
 
 /* ---- close ---- */
@@ -441,13 +455,19 @@ void prs_peer_close(struct prs_peer *peer)
             close(peer->stream_fd);
         return;
     }
+    if (peer->failover)
+        prs_watch_remove(peer);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
             prs_nic_kill_link(peer->link[i]);
     prs_order_fail(&peer->order, -ECANCELED);
-    for (uint32_t i = 0; i < peer->path_count; i++)
-        if (peer->link[i])
-            peer->nic->close(peer->link[i]);
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        if (!peer->link[i])
+            continue;
+        peer->link[i]->stream_fd = peer->stream_fd;
+        peer->nic->close(peer->link[i]);
+    }
+    prs_recovery_close(peer);
     prs_records_close(peer);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->inline_mr[i])

@@ -266,7 +266,9 @@ PRS_API void prs_peer_set_user(struct prs_peer *peer, void *user);
 /** The other side's private data; *bytes is its length. Valid until the peer is closed. */
 PRS_API const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes);
 /** Put every queue into the error state, wait until the NIC no longer uses its memory (bounded by the time limit),
- * free. NULL is allowed. In a forked child the parent's queues are left alone. */
+ * free. Where peers share queues (AWS EFA), wait for this peer's requests instead; the other side may then write into
+ * regions that stay registered until it has closed too. NULL is allowed. In a forked child the parent's queues are left
+ * alone. */
 PRS_API void prs_peer_close(struct prs_peer *peer);
 /** The first error of the peer, which is sticky, naming peer, rails and GIDs; "" while there is none. */
 PRS_API const char *prs_peer_error(const struct prs_peer *peer);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/faults makes of the end of a program. usage: judge.py FAULTS"""
+"""What tools/faults makes of the end of a program, and that it leaves a world well. usage: judge.py FAULTS"""
 import importlib.machinery
 import importlib.util
+import random
 import signal
 import sys
 import types
@@ -15,10 +16,14 @@ loader.exec_module(faults)
 # As the programs print them.
 FLUSHED = ("peer.c:39 WARN NET/Perseus: Work Request Flushed Error (status 5, vendor 0) on queue 0, softnic1:1 GID ::ffff:10.1.1.1 to "
            "softnic1:1: the queue was closed by an earlier error, here or at the peer")
+LOST = ("failover.c:2 WARN NET/Perseus: softnic1:1 to softnic3:1 at 10.0.0.1:5 is lost: port down. The other rails go on: 3 requests (64 bytes) are "
+        "sent again, 5 had arrived; agreed after 1.5 ms\n")
+BACK = "recovery.c:2 WARN NET/Perseus: softnic1:1 to softnic3:1 at 10.0.0.1:5 is used again, 0.3 s after it was lost\n"
 KILLED = "perseus-netbench: rank 0 was killed by signal 9 (Killed)"
 ROWS = (
     # kind, failover, hung, status, text, expected
     ("drop", False, False, 0, "", "ok: went on"),
+    ("port", True, False, 0, 2 * LOST + BACK, "ok: went on (1.0 s, 2 lost a rail, 1 got it back)"),
     ("drop", False, False, 1, FLUSHED, "FAILED: ended with status 1, and should have gone on"),
     ("port", False, False, 1, FLUSHED, "ok: ended with a named error"),
     ("port", True, False, 1, FLUSHED, "FAILED: ended with status 1, and should have gone on"),
@@ -33,7 +38,50 @@ ROWS = (
 )
 
 
+# Done to a world for a while, after which all must be well again.
+PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"}, "flap": {"link": "up"}}
+
+
+class FakeWorld:
+    """What was set last, by device and by what it is."""
+
+    def __init__(self):
+        self.set = {}
+
+    def devices(self):
+        return ["softnic0", "softnic1"]
+
+    def control(self, *words):
+        if words[0] == "set":
+            self.set[words[1], words[2]] = words[3]
+        else:
+            self.set[words[1], words[0]] = words[2]
+
+
+class OverSoon:
+    """An event that is set after some waits. No test waits for real, so none depends on how fast the machine is."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def is_set(self):
+        return self.waits <= 0
+
+    def wait(self, _seconds):
+        self.waits -= 1
+        return self.is_set()
+
+
+def faults_pass():
+    for kind, well in PASSING.items():
+        for seed in range(5):
+            world = FakeWorld()
+            faults.KINDS[kind].during(world, random.Random(seed), OverSoon(waits=seed + 1))
+            assert world.set and all(value == well[what] for (_, what), value in world.set.items()), f"{kind}, seed {seed}: left {world.set}"
+
+
 def main():
+    faults_pass()
     for kind, failover, hung, status, text, expected in ROWS:
         round_ = object.__new__(faults.Round)
         round_.spare_rail = True

@@ -2,61 +2,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes on.
 
-usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--runs N] [--seed S] [--limit-ms T] [--json]
+usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--runs N] [--seed S] [--limit-ms T] [--json]
 
 link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of the slowest
-iteration less that of the usual one. --json: the runs, one a line, for tools/record.py.
+iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again. --json: the runs, one a line,
+for tools/record.py.
 """
 import argparse
 import json
 import os
+import pathlib
 import random
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 from world import World
 
 LIMIT_S = 120
-ITERATIONS = "400"
+ITERATIONS, ITERATIONS_RECOVER = 400, 1200
 # 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms.
 RETRY_MS, RETRY = 268, {"NCCL_IB_TIMEOUT": "13", "NCCL_IB_RETRY_CNT": "7"}
 FAILOVER = {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1"}
+SIDES = {"link": 4, "queue": 2}  # that lose it: of both connections between the ranks, or of one
+GROWN_BYTES = 1 << 20            # that each device must send after the rail is back
+USED_AGAIN = re.compile(r"(\S+) to \S+ at \S+ is used again, ([\d.]+) s after it was lost")
 
 
-def queue_of_a_rail(world, chance):
-    """A connected queue pair. Those of one node and rail are alike."""
+def queue_of_a_rail(world, chance, to_itself):
+    """A connected queue pair. Those of one node and rail are alike, except that half of them are connected to themselves, for flushes."""
     pairs = json.loads(world.control("status"))["queue_pairs"]
-    return chance.choice([pair["qpn"] for pair in pairs if pair["state"] == "RTS"])
+    return chance.choice([pair["qpn"] for pair in pairs if pair["state"] == "RTS" and (to_itself or pair["qpn"] != pair["dest_qpn"])])
 
 
-def lose_rail(world, fault, chance):
+def lose_rail(world, fault, chance, recover):
     if fault == "link":
         device = f"softnic{chance.randrange(4)}"
         world.control("link", device, "down")
         return device
-    number = queue_of_a_rail(world, chance)
+    number = queue_of_a_rail(world, chance, to_itself=not recover)
     world.control("qp-error", str(number))
     return f"queue pair {number}"
 
 
+def watch_return(world, bench, chance, lost, log, sides):
+    """The rail comes back. Return how many bytes each device has sent since all sides use it again; None: the program ended before."""
+    time.sleep(0.02 + chance.random() * 0.5)
+    if lost.startswith("softnic") and bench.poll() is None:
+        world.control("link", lost, "up")
+    began = last = None
+    while bench.poll() is None:
+        time.sleep(0.02)
+        try:
+            last = world.sent()
+        except subprocess.CalledProcessError:
+            break  # it has just ended
+        if began is None and len(USED_AGAIN.findall(pathlib.Path(log.name).read_text())) >= sides:
+            began = last
+    return [b - a for a, b in zip(began, last)] if began else None
+
+
 def one_run(args, seed):
+    with tempfile.NamedTemporaryFile("w+") as log:
+        return one_logged_run(args, seed, log)
+
+
+def one_logged_run(args, seed, log):
     chance = random.Random(seed)
     world = World(args.softnicctl, f"failover-{seed}-{os.getpid()}")
+    recovery = {"NCCL_IB_RESILIENCY_PORT_RECOVERY": "1"} if args.recover else {}
+    grown = None
     bench = subprocess.Popen(
         [args.softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--nics", "2", "--", args.netbench, "--plugin", args.plugin,
-         "--op", "allreduce", "--ranks", "2", "--nodes", "2", "--fuse", "--sizes", "1M", "--iters", ITERATIONS, "--warmup", "2", "--check", "--json",
+         "--op", "allreduce", "--ranks", "2", "--nodes", "2", "--fuse", "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2", "--check", "--json",
          "--timeout", "60", "--setup-timeout", "60"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER})
+        stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery})
     try:
         world.wait_for_traffic(bench, 4 << 20)
         time.sleep(chance.random() * args.spread)
-        lost = lose_rail(world, args.fault, chance) if bench.poll() is None else "too late"
-        out, err = bench.communicate(timeout=LIMIT_S)
+        lost = lose_rail(world, args.fault, chance, args.recover) if bench.poll() is None else "too late"
+        if args.recover:
+            grown = watch_return(world, bench, chance, lost, log, SIDES[args.fault])
+        out, _ = bench.communicate(timeout=LIMIT_S)
     finally:
         bench.kill()
         bench.wait()
+    log.seek(0)
+    err = log.read()
+    again = [float(s) for _, s in USED_AGAIN.findall(err)]
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     good = bench.returncode == 0 and len(rows) == 1 and rows[0]["errors"] == 0
     said = re.findall(r"(\S+) to \S+ at \S+ is lost: (.*?)\. The other rails go on: (\d+) requests \((\d+) bytes\) are sent again, (\d+) had arrived; "
@@ -64,10 +99,19 @@ def one_run(args, seed):
     row = {"seed": seed, "fault": args.fault, "lost": lost, "good": good, "status": bench.returncode, "failovers": len(said),
            "replayed": sum(int(s[2]) for s in said), "arrived": sum(int(s[4]) for s in said),
            "agreed_ms": max((float(s[5]) for s in said), default=None)}
+    if args.recover:
+        row.update(used_again=len(again), away_s=max(again, default=None), grown_bytes=min(grown) if grown else None)
+        good = good and (grown is None or min(grown) >= GROWN_BYTES)
+        row["good"] = good
     if rows:
         row.update(errors=rows[0]["errors"], usual_ms=round(rows[0]["usec_p50"] / 1e3, 3), slowest_ms=round(rows[0]["usec_max"] / 1e3, 3),
                    pause_ms=round((rows[0]["usec_max"] - rows[0]["usec_p50"]) / 1e3, 3))
     return row, err
+
+
+def counts(args, row):
+    """Did the program run long enough to show something?"""
+    return row["failovers"] > 0 and (not args.recover or row["grown_bytes"] is not None)
 
 
 def main():
@@ -75,24 +119,28 @@ def main():
     for tool in ("softnic_run", "softnicctl", "netbench", "plugin"):
         parser.add_argument(tool)
     parser.add_argument("--fault", choices=("link", "queue"), default="link")
+    parser.add_argument("--recover", action="store_true", help="the rail comes back, and must be used again")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spread", type=float, default=0.5, help="seconds after the first traffic within which the rail is lost")
     parser.add_argument("--limit-ms", type=float, default=RETRY_MS + 1000, help="longest pause")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    args.iterations = ITERATIONS_RECOVER if args.recover else ITERATIONS
     done = []
-    while sum(row["failovers"] > 0 or not row["good"] for row in done) < args.runs:
+    while sum(counts(args, row) or not row["good"] for row in done) < args.runs:
         assert len(done) < 2 * args.runs + 5, f"most runs end before a rail is lost: {done}"
         row, err = one_run(args, args.seed + len(done))
         done.append(row)
         if args.json:
             print(json.dumps(row), flush=True)
         assert row["good"], f"{row}\n{err[-3000:]}"
-    lost = [row for row in done if row["failovers"]]
+    lost = [row for row in done if counts(args, row)]
     pauses = sorted(row["pause_ms"] for row in lost)
     summary = {"fault": args.fault, "runs": len(lost), "wrong": 0, "hung": 0, "replayed": sum(row["replayed"] for row in lost),
                "pause_ms_p50": pauses[len(pauses) // 2], "pause_ms_max": pauses[-1]}
+    if args.recover:
+        summary.update(away_s_max=max(row["away_s"] for row in lost), grown_bytes_min=min(row["grown_bytes"] for row in lost))
     print(json.dumps(summary))
     assert pauses[-1] <= args.limit_ms, f"a pause of {pauses[-1]} ms, want at most {args.limit_ms}"
 

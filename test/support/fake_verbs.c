@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -135,15 +136,18 @@ static int query_device(struct ibv_context *context, struct ibv_device_attr *att
     return 0;
 }
 
-/* Fills what fits, as libibverbs does. */
+/* Fills what fits, as libibverbs does. The last field is active_speed_ex, which the headers may lack or have. */
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t bytes)
 {
-    struct {
-        struct ibv_port_attr attr;
-        uint32_t speed_ex;
-    } known = {fake_verbs.port, fake_verbs.speed_ex};
+    enum {
+        OLD_BYTES = offsetof(struct ibv_port_attr, port_cap_flags2) + sizeof(uint16_t),
+        SPEED_AT = (OLD_BYTES + 3) / 4 * 4
+    };
+    uint8_t known[SPEED_AT + sizeof(fake_verbs.speed_ex)] = {0};
 
-    memcpy(attr, &known, bytes < sizeof(known) ? bytes : sizeof(known));
+    memcpy(known, &fake_verbs.port, OLD_BYTES);
+    memcpy(known + SPEED_AT, &fake_verbs.speed_ex, sizeof(fake_verbs.speed_ex));
+    memcpy(attr, known, bytes < sizeof(known) ? bytes : sizeof(known));
     return 0;
 }
 

@@ -57,11 +57,8 @@ def what_the_fence_waits_for_is_found():
 
 
 def a_network_without_order_is_seen_and_counted_holds_on_it():
-    for pairs in (2000, 8000, 32000):  # the slower the programs, the rarer an immediate meets the write before it
-        told, status, said = check("--efa", "--jitter", "100us", pairs=pairs)
-        rail = told["rails"][0]
-        if rail["immediate_after_write"]["late"] > 0:
-            break
+    told, status, said = check("--efa", "--jitter", "100us", pairs=2000)
+    rail = told["rails"][0]
     assert rail["chosen"].startswith("counted ") and not policy(rail, "in_order")["write"]["ran"], rail
     assert "counted or drain" in policy(rail, "in_order")["write"]["error"], rail
     assert rail["immediate_after_write"]["ran"] and rail["immediate_after_write"]["late"] > 0, (rail, said)

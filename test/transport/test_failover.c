@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "test/transport/pair.h"
 #include "transport/peer.h"
@@ -49,6 +50,7 @@ static void lose_rail(struct pair *pair, uint32_t message)
 
     if (pair->side != loss.side || message != loss.at)
         return;
+    prs_failover_lock(pair->peer); /* the thread of watch.c may be there */
     if (loss.fault == RAIL_ERROR)
         prs_nic_kill_link(pair->peer->link[loss.path]);
     else if (loss.fault == QUEUE_ERROR)
@@ -56,6 +58,7 @@ static void lose_rail(struct pair *pair, uint32_t message)
     else
         __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
                          __ATOMIC_RELAXED);
+    prs_failover_unlock(pair->peer);
 }
 
 static void progress(struct pair *pair)
@@ -67,7 +70,12 @@ static void progress(struct pair *pair)
 
 static bool is_down(const struct pair *pair)
 {
-    return pair->peer->failover && pair->peer->failover->path[loss.path].stage == PRS_PATH_DOWN;
+    bool down;
+
+    prs_failover_lock(pair->peer);
+    down = pair->peer->failover && pair->peer->failover->path[loss.path].stage == PRS_PATH_DOWN;
+    prs_failover_unlock(pair->peer);
+    return down;
 }
 
 /* A slot is written again when the receiver has emptied it and said so. */
@@ -171,9 +179,9 @@ ParameterizedTestParameters(failover, messages_go_on_over_the_other_rail)
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
 
-static void run_row(const struct loss *row, pair_fn *a, pair_fn *b)
+static void run_row_of(const struct loss *row, pair_fn *a, pair_fn *b, bool words_on_device)
 {
-    struct pair_spec spec = {.rails = {2, 2}, .buffer_bytes = SLOTS * SLOT_BYTES};
+    struct pair_spec spec = {.rails = {2, 2}, .buffer_bytes = SLOTS * SLOT_BYTES, .words_on_device = words_on_device};
     char text[64];
 
     if (!pair_rails_in_order())
@@ -184,14 +192,157 @@ static void run_row(const struct loss *row, pair_fn *a, pair_fn *b)
     pair_run(&spec, a, b);
 }
 
+static void run_row(const struct loss *row, pair_fn *a, pair_fn *b)
+{
+    run_row_of(row, a, b, false);
+}
+
 ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail)
 {
     run_row(row, send_messages, receive_messages);
 }
 
+/* ---- an idle side ---- */
+
+enum { IDLE_MESSAGES = 100, IDLE_BYTES = 4096, BOTH_AT = 1 << 20, BOTH_BYTES = 1 << 20 };
+
+/* Each message has its own place, so the other side need not answer. The last one, without a notification, says that
+ * all others are done. */
+static void send_to_idle_side(struct pair *pair)
+{
+    static struct prs_op op[IDLE_MESSAGES + 1];
+    struct prs_put last = pair_put_of(pair, 0, IDLE_MESSAGES * IDLE_BYTES, 1, 0, 0);
+    struct prs_put both = pair_put_of(pair, BOTH_AT, BOTH_AT, BOTH_BYTES, 0, 0);
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+
+    find_loss();
+    for (uint32_t m = 0; m < IDLE_MESSAGES; m++) {
+        struct prs_put put = pair_put_of(pair, m * IDLE_BYTES, m * IDLE_BYTES, IDLE_BYTES, m, PRS_PUT_NOTIFY);
+
+        pair_fill(pair->buffer + m * IDLE_BYTES, IDLE_BYTES, m);
+        pair_put(pair, &op[m], &put);
+        lose_rail(pair, m);
+    }
+    for (uint32_t m = 0; m < IDLE_MESSAGES; m++)
+        pair_wait_op(pair, &op[m]);
+    while (!is_down(pair)) { /* the other side loses it at some time: find that out by writes over both rails */
+        pair_put(pair, &op[0], &both);
+        pair_wait_op(pair, &op[0]);
+        progress(pair);
+        must(prs_clock_ms() < give_up, "path %u is not given up", loss.path);
+    }
+    pair_put(pair, &op[IDLE_MESSAGES], &last);
+    pair_wait_op(pair, &op[IDLE_MESSAGES]);
+    pair_barrier(pair);
+}
+
+static bool has_come(const struct pair *pair, uint32_t m, size_t at)
+{
+    return __atomic_load_n(pair->buffer + m * IDLE_BYTES + at, __ATOMIC_ACQUIRE) != EMPTY;
+}
+
+/* As an NCCL rank that waits for its sends and polls no receiving comm. */
+static void stay_idle(struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+    bool lost = false;
+
+    find_loss();
+    memset(pair->buffer, EMPTY, (IDLE_MESSAGES + 1) * IDLE_BYTES);
+    pair_barrier(pair);
+    while (!has_come(pair, IDLE_MESSAGES, 0)) {
+        if (!lost && has_come(pair, loss.at, IDLE_BYTES - 1)) {
+            lost = true;
+            lose_rail(pair, loss.at);
+        }
+        must(prs_clock_ms() < give_up, "the other side has not sent all");
+        sched_yield();
+    }
+    must(pair->notified == 0, "%u", pair->notified);
+    while (pair->notified < IDLE_MESSAGES || !is_down(pair)) {
+        progress(pair);
+        must(prs_clock_ms() < give_up, "%u have arrived", pair->notified);
+    }
+    for (uint32_t m = 0; m < IDLE_MESSAGES; m++) {
+        must(pair->count[m] == 1 && pair->bytes[m] == IDLE_BYTES, "message %u: %u times", m, pair->count[m]);
+        pair_check(pair->buffer + m * IDLE_BYTES, IDLE_BYTES, m, "a message");
+    }
+    pair_barrier(pair);
+    must(pair->notified == IDLE_MESSAGES, "%u", pair->notified);
+}
+
+static void send_after_barrier(struct pair *pair)
+{
+    pair_barrier(pair);
+    send_to_idle_side(pair);
+}
+
+ParameterizedTestParameters(failover, a_side_that_does_not_poll_takes_part)
+{
+    static struct loss rows[] = {
+        {0, QUEUE_ERROR, 0, 5}, {0, QUEUE_ERROR, 1, 30}, {0, PORT_DOWN, 0, 60}, {0, PORT_DOWN, 1, 61},
+        {1, QUEUE_ERROR, 0, 9}, {1, QUEUE_ERROR, 1, 40}, {1, RAIL_ERROR, 1, 3},
+    };
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, a_side_that_does_not_poll_takes_part)
+{
+    setenv("PERSEUS_TIMEOUT_MS", "10000", 1);
+    run_row(row, send_after_barrier, stay_idle);
+}
+
+/* ---- a busy side ---- */
+
+enum { BUSY_MS = 10000 };
+
+/* The agreement is not left to polls that find nothing: here a write has completed before each. */
+static void stay_busy(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 64, 0, 0);
+    uint64_t give_up = prs_clock_ms() + BUSY_MS;
+    struct prs_op op;
+
+    find_loss();
+    prs_failover_lock(pair->peer);
+    must(prs_failover_start(pair->peer, loss.path, "the test gives it up"), "path %u is the last one", loss.path);
+    prs_failover_unlock(pair->peer);
+    while (!is_down(pair)) {
+        pair_put(pair, &op, &put);
+        usleep(200);
+        pair_wait_op(pair, &op);
+        must(prs_clock_ms() < give_up, "path %u is not given up", loss.path);
+    }
+    pair_barrier(pair);
+}
+
+ParameterizedTestParameters(failover, a_busy_side_gives_a_rail_up)
+{
+    static struct loss rows[] = {{0, RAIL_ERROR, 0, 0}, {0, RAIL_ERROR, 1, 0}};
+
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, a_busy_side_gives_a_rail_up)
+{
+    run_row(row, stay_busy, pair_barrier);
+}
+
 /* ---- signals ---- */
 
 enum { SIGNALS = 200, BLOCK_BYTES = 4096 };
+
+/* No signal of either side is in flight after this: one in device memory could not be raised again. */
+static void settle(struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+
+    while (pair->side == 0 && prs_peer_settle(pair->peer)) {
+        progress(pair);
+        must(prs_clock_ms() < give_up, "not settled");
+    }
+    pair_barrier(pair);
+}
 
 /* Each signal adds one to a word, after two puts of its group. */
 static void send_signals(struct pair *pair)
@@ -216,6 +367,8 @@ static void send_signals(struct pair *pair)
             pair_put(pair, &put_op[i][k], &put);
         }
         pair_signal(pair, &signal_op[i], &signal);
+        if (pair->spec->words_on_device && i == loss.at)
+            settle(pair);
         lose_rail(pair, i);
     }
     for (uint32_t i = 0; i < SIGNALS; i++)
@@ -239,6 +392,8 @@ static void see_signals(struct pair *pair)
         for (; seen < word; seen++) {
             pair_check(pair->buffer + 2 * seen * BLOCK_BYTES, BLOCK_BYTES, seen, "a signal came before its data");
             pair_check(pair->buffer + (2 * seen + 1) * BLOCK_BYTES, 64, seen, "a signal came before its data");
+            if (pair->spec->words_on_device && seen == loss.at)
+                settle(pair);
             if (loss.side == 1)
                 lose_rail(pair, seen);
         }
@@ -258,8 +413,8 @@ static void see_signals_of_row(struct pair *pair)
 ParameterizedTestParameters(failover, signals_are_raised_once_and_after_their_data)
 {
     static struct loss rows[] = {
-        {0, QUEUE_ERROR, 0, 20}, {0, QUEUE_ERROR, 1, 120}, {1, QUEUE_ERROR, 0, 90},
-        {1, QUEUE_ERROR, 1, 30}, {0, PORT_DOWN, 0, 77},    {1, PORT_DOWN, 1, 150},
+        {0, QUEUE_ERROR, 0, 20}, {0, QUEUE_ERROR, 1, 120}, {1, QUEUE_ERROR, 0, 90}, {1, QUEUE_ERROR, 1, 30},
+        {0, PORT_DOWN, 0, 77},   {1, PORT_DOWN, 1, 150},   {1, RAIL_ERROR, 0, 55},  {1, RAIL_ERROR, 1, 110},
     };
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -267,4 +422,187 @@ ParameterizedTestParameters(failover, signals_are_raised_once_and_after_their_da
 ParameterizedTest(struct loss *row, failover, signals_are_raised_once_and_after_their_data)
 {
     run_row(row, send_signals, see_signals_of_row);
+}
+
+ParameterizedTestParameters(failover, signals_in_device_memory_are_raised_by_a_living_rail)
+{
+    static struct loss rows[] = {{1, RAIL_ERROR, 0, 40}, {1, QUEUE_ERROR, 0, 120}, {0, QUEUE_ERROR, 0, 3}};
+
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, signals_in_device_memory_are_raised_by_a_living_rail)
+{
+    run_row_of(row, send_signals, see_signals_of_row, true);
+}
+
+/* ---- the rail comes back ---- */
+
+enum { LAST = 900, FLAP_MS = 1500, GROW_BYTES = 1 << 20, DELAY_MS = 20 };
+
+enum flap {
+    FLAP_PORT = 8, /* the port goes down and up */
+    FLAP_QUEUES,   /* queues that are used, or about to be used, fail */
+    FLAP_BOTH,
+};
+
+static struct {
+    uint64_t heal_ns, next_ns; /* when all is well again; the next fault */
+    bool port_is_down;
+    uint32_t faults;
+    unsigned random;
+} flapping;
+
+static void set_port(const struct pair *pair, bool down)
+{
+    const struct prs_rail *rail = pair->peer->link[loss.path]->rail;
+
+    __atomic_store_n(&rail->domain->down_since_ns[rail->port], down ? prs_clock_ns() : 0, __ATOMIC_RELAXED);
+    flapping.port_is_down = down;
+}
+
+static void begin_flapping(struct pair *pair)
+{
+    find_loss();
+    flapping.random = loss.at + 17 * (unsigned)pair->side;
+    flapping.heal_ns = prs_clock_ns() + FLAP_MS * 1000000ull;
+}
+
+/* side 2: both */
+static void flap(struct pair *pair)
+{
+    struct prs_failover_path *at = &pair->peer->failover->path[loss.path];
+    uint64_t now_ns = prs_clock_ns();
+    bool port;
+
+    if (loss.side != 2 && loss.side != pair->side)
+        return;
+    if (now_ns > flapping.heal_ns && flapping.faults) {
+        if (flapping.port_is_down)
+            set_port(pair, false);
+        return;
+    }
+    if (now_ns < flapping.next_ns)
+        return;
+    flapping.next_ns = now_ns + (1 + (unsigned)rand_r(&flapping.random) % 150) * 1000000ull;
+    port = (int)loss.fault == FLAP_PORT || ((int)loss.fault == FLAP_BOTH && rand_r(&flapping.random) % 2);
+    if (port || flapping.port_is_down) {
+        set_port(pair, !flapping.port_is_down);
+    } else {
+        prs_failover_lock(pair->peer);
+        prs_nic_kill_link(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss.path]);
+        prs_failover_unlock(pair->peer);
+    }
+    flapping.faults++;
+}
+
+/* Is it used again, and does nothing break it any more? */
+static bool is_back(struct pair *pair)
+{
+    const struct prs_failover_path *at = &pair->peer->failover->path[loss.path];
+    bool back;
+
+    prs_failover_lock(pair->peer);
+    back = at->epoch && at->stage == PRS_PATH_UP && !pair->peer->link[loss.path]->stopped;
+    prs_failover_unlock(pair->peer);
+    return back && (prs_clock_ns() > flapping.heal_ns || loss.side == !pair->side);
+}
+
+static void progress_and_flap(struct pair *pair, uint64_t give_up, uint32_t m)
+{
+    progress(pair);
+    flap(pair);
+    must(prs_clock_ms() < give_up, "message %u, epoch %u, stage %d, attempt %d", m,
+         pair->peer->failover->path[loss.path].epoch, (int)pair->peer->failover->path[loss.path].stage,
+         (int)pair->peer->failover->path[loss.path].attempt);
+}
+
+static void send_over_flapping_rail(struct pair *pair)
+{
+    static struct prs_op op[SLOTS];
+    const uint64_t *path_bytes = &pair->peer->order.stats.path_bytes[0];
+    struct prs_put last = pair_put_of(pair, 0, 0, 0, LAST, PRS_PUT_NOTIFY);
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2, began_bytes = 0;
+    bool back = false;
+    uint32_t m = 0;
+
+    begin_flapping(pair);
+    while (!back || path_bytes[loss.path] - began_bytes < GROW_BYTES) {
+        uint32_t slot = m % SLOTS;
+        struct prs_put put =
+            pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(m), slot, PRS_PUT_NOTIFY);
+
+        while (m >= SLOTS && (pair->count[ACK + slot] < m / SLOTS || op[slot].status == PRS_OP_PENDING))
+            progress_and_flap(pair, give_up, m);
+        must(pair->count[ACK + slot] == m / SLOTS, "slot %u", slot);
+        pair_fill(pair->buffer + slot * SLOT_BYTES, length_of(m), m);
+        pair_put(pair, &op[slot], &put);
+        progress_and_flap(pair, give_up, ++m);
+        if (!is_back(pair))
+            back = false;
+        else if (!back) {
+            back = true;
+            began_bytes = path_bytes[loss.path];
+        }
+    }
+    for (uint32_t slot = 0; slot < SLOTS; slot++)
+        while (op[slot].status == PRS_OP_PENDING || pair->count[ACK + slot] < (m + SLOTS - 1 - slot) / SLOTS)
+            progress_and_flap(pair, give_up, m);
+    pair_put(pair, &op[0], &last);
+    while (op[0].status == PRS_OP_PENDING || !is_back(pair))
+        progress_and_flap(pair, give_up, m);
+    pair_barrier(pair);
+}
+
+static void receive_over_flapping_rail(struct pair *pair)
+{
+    static struct prs_op op[SLOTS];
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
+    uint32_t m = 0;
+
+    begin_flapping(pair);
+    for (;; m++) {
+        uint32_t slot = m % SLOTS;
+        struct prs_put ack = pair_put_of(pair, 0, 0, 0, ACK + slot, PRS_PUT_NOTIFY);
+
+        while (!pair->count[LAST] && (pair->count[slot] <= m / SLOTS || op[slot].status == PRS_OP_PENDING))
+            progress_and_flap(pair, give_up, m);
+        if (pair->count[LAST])
+            break;
+        must(pair->count[slot] == m / SLOTS + 1, "slot %u: notified %u times at message %u", slot, pair->count[slot],
+             m);
+        must(pair->bytes[slot] == length_of(m), "message %u has %llu bytes", m, (unsigned long long)pair->bytes[slot]);
+        pair_check(pair->buffer + slot * SLOT_BYTES, length_of(m), m, "a message");
+        memset(pair->buffer + slot * SLOT_BYTES, EMPTY, SLOT_BYTES);
+        pair_put(pair, &op[slot], &ack);
+    }
+    must(pair->notified == m + 1, "%u of %u", pair->notified, m);
+    while (!is_back(pair) || pair->peer->order.ops)
+        progress_and_flap(pair, give_up, m);
+    pair_barrier(pair);
+    for (uint32_t slot = 0; slot < SLOTS; slot++)
+        must_be_empty(pair, slot);
+    must(pair->notified == m + 1, "%u of %u", pair->notified, m);
+}
+
+/* A row of every side that breaks it, of every way, and of both paths; `at` is the seed. */
+ParameterizedTestParameters(recovery, a_rail_that_comes_back_is_used_again)
+{
+    static struct loss rows[36];
+    size_t count = getenv("PERSEUS_TEST_LONG") ? sizeof(rows) / sizeof(*rows) : 4;
+
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        rows[i] = (struct loss){(int)(i + i / 3 + 2) % 3, (enum fault)(FLAP_PORT + i % 3), i % 2, i + 1};
+    return cr_make_param_array(struct loss, rows, count);
+}
+
+ParameterizedTest(struct loss *row, recovery, a_rail_that_comes_back_is_used_again)
+{
+    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1", 1);
+    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "20", 1);
+    setenv("NCCL_IB_TIMEOUT", "17", 1); /* 4 s in all: new queues may be tried while the other side's are gone */
+    if (row->at / 3 % 2)                /* the side that connects offers the queues */
+        run_row(row, send_over_flapping_rail, receive_over_flapping_rail);
+    else
+        run_row(row, receive_over_flapping_rail, send_over_flapping_rail);
 }

@@ -380,16 +380,8 @@ static void vanish_without_a_stream(struct pair *pair)
     pair_vanish();
 }
 
-/* The kernel's soft-RoCE did not report a lost peer in 100 s. */
-static void skip_on_soft_roce(void)
-{
-    if (access("/sys/class/infiniband/rxe0", F_OK) == 0)
-        cr_skip_test("soft-RoCE: it reports no lost peer in time");
-}
-
 Test(fault, without_the_tcp_network_a_write_shows_that_the_peer_has_died)
 {
-    skip_on_soft_roce();
     pair_run(&(struct pair_spec){.b_dies = true}, learn_of_a_death_without_a_stream, vanish_without_a_stream);
 }
 
@@ -425,7 +417,6 @@ static void stop_the_queues(struct pair *pair)
 
 Test(fault, no_call_waits_for_a_farewell)
 {
-    skip_on_soft_roce();
     pair_run(&(struct pair_spec){.b_dies = true}, fail_a_lazy_put, stop_the_queues);
 }
 

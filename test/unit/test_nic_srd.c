@@ -1,126 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The SRD back end alone. Its device is fake: each test chooses the order of the completions. */
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <string.h>
 
-#include "test/support/fake_verbs.h"
-#include "transport/efa.h"
-#include "transport/nic.h"
+#include "test/support/fake_srd.h"
+#include "transport/util/clock.h"
 
-enum { DEPTH = 64, RECEIVES = 8 };
-
-static struct ibv_mr scratch_mr = {.lkey = 77};
-static char scratch[64];
-static struct {
-    uint64_t wr_id;
-    struct ibv_sge sge;
-    uint32_t number, key;
-} sent[DEPTH], now;
-static uint32_t sent_count, session_count;
-static bool aborted;
-
-/* ---- the device ---- */
-
-struct ibv_qp *prs_efa_create_srd(struct ibv_context *on, struct ibv_qp_init_attr_ex *attr)
-{
-    fake_verbs.qp.qp_base.context = on;
-    fake_verbs.qp.qp_base.qp_num = 5;
-    return &fake_verbs.qp.qp_base;
-}
-
-void prs_efa_claim(struct prs_domain *domain)
-{
-    (void)domain;
-}
-
-static void start(struct ibv_qp_ex *ex)
-{
-    session_count = 0;
-    aborted = false;
-}
-
-static int complete(struct ibv_qp_ex *ex)
-{
-    sent_count += session_count;
-    return 0;
-}
-
-static void drop(struct ibv_qp_ex *ex)
-{
-    aborted = true;
-}
-
-static void operate(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr)
-{
-    now.wr_id = ex->wr_id;
-    cr_assert_eq(ex->wr_flags, IBV_SEND_SIGNALED, "EFA takes no other requests");
-}
-
-static void operate_imm(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, __be32 imm)
-{
-    operate(ex, rkey, remote_addr);
-}
-
-static void set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t addr, uint32_t length)
-{
-    now.sge = (struct ibv_sge){addr, length, lkey};
-}
-
-static void set_addr(struct ibv_qp_ex *ex, struct ibv_ah *to, uint32_t number, uint32_t key)
-{
-    cr_assert_eq(to, &fake_verbs.ah);
-    now.number = number;
-    now.key = key;
-    sent[(sent_count + session_count++) % DEPTH] = now;
-}
-
-/* ---- the queue ---- */
+/* Two ranks, and the side of one of them. */
+static struct fake_srd_pair pair;
 
 static struct prs_link *open_link(void)
 {
-    static const struct prs_config config;
-    static struct prs_domain domain = {
-        .context = &fake_verbs.extended.context, .scratch = scratch, .scratch_mr = &scratch_mr};
-    static struct prs_rail rail = {.domain = &domain, .port = 1};
-    static const struct prs_rail_address own;
-    static uint32_t id = 3;
-    struct prs_link_options options = {.rail = &rail,
-                                       .own = &own,
-                                       .config = &config,
-                                       .queues = 1,
-                                       .ids = &id,
-                                       .depth = DEPTH,
-                                       .receive_depth = RECEIVES};
-    struct prs_queue_address address = {9, 1234};
-    struct prs_link_remote remote = {{0}};
-    struct prs_link *link;
-    int error;
+    fake_srd_install();
+    pair = fake_srd_connect(1, 0);
+    return pair.connecting;
+}
 
-    fake_verbs_install();
-    fake_verbs.qp = (struct ibv_qp_ex){.wr_start = start,
-                                       .wr_complete = complete,
-                                       .wr_abort = drop,
-                                       .wr_rdma_write = operate,
-                                       .wr_rdma_write_imm = operate_imm,
-                                       .wr_rdma_read = operate,
-                                       .wr_set_sge = set_sge,
-                                       .wr_set_ud_addr = set_addr};
-    cr_assert_eq(prs_nic_srd.open(&options, &link), 0);
-    cr_assert_eq(prs_nic_srd.connect(link->queue[0], &address, &remote, &error), 0);
-    return link;
+static void close_pair(struct fake_srd_pair which)
+{
+    fake_srd_close(which.accepting, -1);
+    fake_srd_close(which.connecting, -1);
 }
 
 static void post(struct prs_link *link, uint32_t count)
 {
-    static struct prs_wr ring[DEPTH];
+    struct prs_queue_address peer;
 
-    for (uint32_t i = 0; i < count; i++)
-        ring[i] = (struct prs_wr){.len_bytes = 8, .opcode = PRS_WR_WRITE, .flags = PRS_WR_SIGNALED};
-    cr_assert_eq(prs_nic_srd.post(link->queue[0], ring, DEPTH - 1, 0, count), 0);
-    cr_assert(sent[0].number == 9 && sent[0].key == 1234, "to the peer's queue, with its key");
+    prs_nic_srd.address(pair.accepting->queue[0], &peer);
+    cr_assert_eq(fake_srd_post(link, 0, count), 0);
+    cr_assert(fake_srd.sent[0].number == peer.number && fake_srd.sent[0].key == peer.start,
+              "to the peer's queue, with its key");
 }
 
 Test(nic_srd, completions_in_any_order_come_out_in_that_of_posting)
@@ -132,44 +43,51 @@ Test(nic_srd, completions_in_any_order_come_out_in_that_of_posting)
 
     post(link, 40);
     for (int i = 39; i > 0; i--)
-        fake_verbs_complete((struct ibv_wc){.wr_id = sent[i].wr_id, .opcode = IBV_WC_RDMA_WRITE});
+        fake_srd_finish(&fake_srd.sent[i], IBV_WC_SUCCESS);
     for (int i = 0; i < 4; i++)
         cr_assert_eq(prs_nic_srd.poll(link, events), 0, "the first is missing");
-    fake_verbs_complete((struct ibv_wc){.wr_id = sent[0].wr_id, .opcode = IBV_WC_RDMA_WRITE});
+    fake_srd_finish(&fake_srd.sent[0], IBV_WC_SUCCESS);
     while ((count = prs_nic_srd.poll(link, events)) > 0)
         for (int i = 0; i < count; i++)
             cr_assert(events[i].kind == PRS_EVENT_DONE && events[i].queue == 3 && events[i].value == next++,
                       "%u, not %u", events[i].value, next - 1);
     cr_assert_eq(next, 40u);
-    prs_nic_srd.close(link);
+    close_pair(pair);
+    cr_assert(fake_srd.alive == 0 && fake_srd.handles == 0, "%u queue pairs, %u handles remain", fake_srd.alive,
+              fake_srd.handles);
 }
 
 Test(nic_srd, a_completion_of_what_is_not_in_flight_is_an_error)
 {
     struct prs_link *link = open_link();
     struct prs_event events[PRS_POLL_MOST];
+    struct fake_srd_sent unknown;
 
     post(link, 2);
-    fake_verbs_complete((struct ibv_wc){.wr_id = sent[1].wr_id + 1});
+    unknown = fake_srd.sent[1];
+    unknown.wr_id++;
+    fake_srd_finish(&unknown, IBV_WC_SUCCESS);
     cr_assert_eq(prs_nic_srd.poll(link, events), -EPROTO);
-    prs_nic_srd.close(link);
+    close_pair(pair);
 }
 
 Test(nic_srd, arrivals_are_replaced_by_receives_with_a_piece_of_memory)
 {
     struct prs_link *link = open_link();
+    struct fake_srd_qp *qp = fake_srd_qp_of(link);
     struct prs_event events[PRS_POLL_MOST];
+    uint32_t receives = qp->posted_receives;
 
-    cr_assert_eq(fake_verbs.posted_receives, RECEIVES);
-    for (int i = 0; i < RECEIVES / 2; i++)
-        fake_verbs_complete((struct ibv_wc){
-            .wr_id = 1ull << 63 | 3, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(42), .byte_len = 100});
-    cr_assert_eq(prs_nic_srd.poll(link, events), RECEIVES / 2);
+    cr_assert_eq(receives, fake_srd.max_receive_wr);
+    for (uint32_t i = 0; i < 64; i++) /* a batch */
+        fake_srd_arrive(link, pair.accepting, 42, 100);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(prs_nic_srd.poll(link, events), PRS_POLL_MOST);
     cr_assert(events[0].kind == PRS_EVENT_ARRIVAL && events[0].value == 42 && events[0].bytes == 100 &&
               events[0].queue == 3);
-    cr_assert_eq(fake_verbs.posted_receives, RECEIVES + RECEIVES / 2);
-    cr_assert_eq(fake_verbs.receive_pieces, fake_verbs.posted_receives, "EFA posts nothing for a receive without any");
-    prs_nic_srd.close(link);
+    cr_assert_eq(qp->posted_receives, receives + 64);
+    cr_assert_eq(qp->pieces, qp->posted_receives, "EFA posts nothing for a receive without any");
+    close_pair(pair);
 }
 
 Test(nic_srd, zero_bytes_come_from_registered_memory)
@@ -178,8 +96,8 @@ Test(nic_srd, zero_bytes_come_from_registered_memory)
     struct prs_wr wr = {.opcode = PRS_WR_WRITE_IMM};
 
     cr_assert_eq(prs_nic_srd.post(link->queue[0], &wr, 0, 0, 1), 0);
-    cr_assert(sent[0].sge.lkey == 77 && sent[0].sge.length == 0);
-    prs_nic_srd.close(link);
+    cr_assert(fake_srd.sent[0].sge.lkey == 77 && fake_srd.sent[0].sge.length == 0);
+    close_pair(pair);
 }
 
 Test(nic_srd, what_the_properties_deny_is_refused)
@@ -189,11 +107,11 @@ Test(nic_srd, what_the_properties_deny_is_refused)
     struct prs_wr fenced = {.opcode = PRS_WR_WRITE, .len_bytes = 8, .flags = PRS_WR_FENCE};
 
     cr_assert_eq(prs_nic_srd.post(link->queue[0], &add, 0, 0, 1), -EOPNOTSUPP);
-    cr_assert(aborted);
+    cr_assert(fake_srd.aborted);
     cr_assert_eq(prs_nic_srd.post(link->queue[0], &fenced, 0, 0, 1), -EOPNOTSUPP);
-    cr_assert(aborted && sent_count == 0);
+    cr_assert(fake_srd.aborted && fake_srd.sent_count == 0);
     cr_assert_not(prs_nic_srd.in_order || prs_nic_srd.fence || prs_nic_srd.adds);
-    prs_nic_srd.close(link);
+    close_pair(pair);
 }
 
 struct row {
@@ -226,10 +144,189 @@ ParameterizedTest(struct row *row, nic_srd, failures_are_named)
     struct prs_event events[PRS_POLL_MOST];
 
     post(link, 1);
-    fake_verbs_complete((struct ibv_wc){.wr_id = sent[0].wr_id, .status = row->status, .vendor_err = 6});
+    fake_srd_finish(&fake_srd.sent[0], row->status);
     cr_assert_eq(prs_nic_srd.poll(link, events), 1);
     cr_assert(events[0].kind == PRS_EVENT_ERROR && events[0].queue == 3 && events[0].error == row->error &&
                   events[0].vendor == 6 && events[0].status == (int)row->status && strstr(events[0].cause, row->cause),
               "%d: %d, %s", (int)row->status, events[0].error, events[0].cause);
-    prs_nic_srd.close(link);
+    close_pair(pair);
+}
+
+/* ---- connections that share a queue pair ---- */
+
+/* Connections from rank 0 to ranks 1 and 2. At rank 0 they share a queue pair. */
+static struct fake_srd_pair first, second;
+
+static void open_two(void)
+{
+    fake_srd_install();
+    first = fake_srd_connect(1, 0);
+    second = fake_srd_connect(2, 0);
+    cr_assert_eq(first.connecting->queue[0]->qp, second.connecting->queue[0]->qp);
+}
+
+static void close_two(void)
+{
+    close_pair(first);
+    close_pair(second);
+    cr_assert(fake_srd.alive == 0 && fake_srd.handles == 0, "%u queue pairs, %u handles remain", fake_srd.alive,
+              fake_srd.handles);
+}
+
+Test(nic_srd, each_takes_its_own_whoever_polls)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    struct fake_srd_qp *qp;
+    uint32_t receives;
+
+    open_two();
+    qp = fake_srd_qp_of(first.connecting);
+    receives = qp->posted_receives;
+    cr_assert_eq(fake_srd_post(first.connecting, 0, 1), 0);
+    cr_assert_eq(fake_srd_post(second.connecting, 0, 1), 0);
+    for (uint32_t i = 0; i < 2; i++)
+        fake_srd_finish(&fake_srd.sent[i], IBV_WC_SUCCESS);
+    for (uint32_t i = 0; i < 128; i++) {
+        fake_srd_arrive(first.connecting, second.accepting, i, 8);
+        cr_assert(prs_nic_srd.poll(first.connecting, events) == (i == 0), "its completion, and no arrival");
+        cr_assert(i > 0 || (events[0].kind == PRS_EVENT_DONE && events[0].value == 0));
+    }
+    cr_assert_eq(qp->posted_receives, receives, "nobody has taken the arrivals, so their receives are not replaced");
+    for (uint32_t taken = 0, done = 0; taken + done < 129;) {
+        int count = prs_nic_srd.poll(second.connecting, events);
+
+        cr_assert(count > 0, "%u arrivals and %u completions of 129", taken, done);
+        for (int i = 0; i < count; i++) {
+            if (events[i].kind == PRS_EVENT_DONE)
+                done++;
+            else
+                cr_assert(events[i].kind == PRS_EVENT_ARRIVAL && events[i].value == taken++ && events[i].bytes == 8);
+        }
+    }
+    cr_assert_eq(qp->posted_receives, receives + 128);
+    cr_assert(first.connecting->receives == 0 && second.connecting->receives == 128);
+    close_two();
+}
+
+Test(nic_srd, a_failure_ends_only_the_connection_of_its_request)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    uint32_t receives;
+
+    open_two();
+    cr_assert_eq(fake_srd_post(first.connecting, 0, 1), 0);
+    cr_assert_eq(fake_srd_post(second.connecting, 0, 1), 0);
+    fake_srd_finish(&fake_srd.sent[1], IBV_WC_RESP_TIMEOUT_ERR);
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 0);
+    cr_assert_eq(prs_nic_srd.poll(second.connecting, events), 1);
+    cr_assert(events[0].kind == PRS_EVENT_ERROR && events[0].error == -ETIMEDOUT && events[0].queue == 3);
+    prs_nic_kill_link(second.connecting);
+    cr_assert_not(fake_srd_qp_of(first.connecting)->error);
+    receives = fake_srd_qp_of(first.connecting)->posted_receives;
+    for (int i = 0; i < 64; i++) { /* it takes none any more */
+        fake_srd_arrive(first.connecting, second.accepting, 1, 8);
+        cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 0);
+    }
+    cr_assert_eq(fake_srd_qp_of(first.connecting)->posted_receives, receives + 64);
+    fake_srd_finish(&fake_srd.sent[0], IBV_WC_SUCCESS);
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 1);
+    cr_assert_eq(events[0].kind, PRS_EVENT_DONE);
+    close_two();
+}
+
+Test(nic_srd, requests_beyond_the_send_slots_wait_in_line)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    uint32_t finished = 0, done[2] = {0, 0}, turns = 0;
+
+    fake_srd_install();
+    fake_srd.max_send_wr = 32;
+    first = fake_srd_connect(1, 0);
+    second = fake_srd_connect(2, 0);
+    cr_assert_eq(fake_srd_post(first.connecting, 0, 40), 0);
+    cr_assert_eq(fake_srd_post(second.connecting, 0, 40), 0);
+    cr_assert_eq(fake_srd_post(first.connecting, 40, 20), 0);
+    while (done[0] + done[1] < 100) {
+        struct prs_link *link = turns++ % 2 ? second.connecting : first.connecting;
+        int count;
+
+        cr_assert_leq(fake_srd_qp_of(link)->in_flight, 32u, "the queue pair overflows");
+        for (int i = 0; i < 5 && finished < fake_srd.sent_count; i++)
+            fake_srd_finish(&fake_srd.sent[finished++], IBV_WC_SUCCESS);
+        count = prs_nic_srd.poll(link, events);
+        for (int i = 0; i < count; i++)
+            cr_assert(events[i].kind == PRS_EVENT_DONE && events[i].value == done[link == second.connecting]++);
+        cr_assert_lt(turns, 1000u, "%u and %u of 60 and 40 are done", done[0], done[1]);
+    }
+    cr_assert(done[0] == 60 && done[1] == 40 && fake_srd.sent_count == 100);
+    close_two();
+}
+
+Test(nic_srd, what_arrives_for_a_closed_connection_is_dropped)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    struct prs_link *late;
+    struct fake_srd_qp *qp;
+    uint32_t receives;
+
+    open_two();
+    qp = fake_srd_qp_of(first.connecting);
+    late = second.accepting;
+    for (uint32_t i = 0; i < 3; i++)
+        fake_srd_arrive(first.connecting, late, i, 8);
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 0, "they wait for the second");
+    receives = qp->posted_receives;
+    fake_srd_close(second.connecting, -1);
+    for (uint32_t i = 0; i < 61; i++)
+        fake_srd_arrive(first.connecting, late, i, 8);
+    fake_srd_arrive(first.connecting, first.accepting, 7, 8);
+    while (qp->queued_taken < qp->queued_count) {
+        int count = prs_nic_srd.poll(first.connecting, events);
+
+        cr_assert(count == 0 || (count == 1 && events[0].value == 7), "%d events", count);
+    }
+    cr_assert_eq(qp->posted_receives, receives + 64, "the receives of dropped arrivals are replaced");
+    fake_srd_close(late, -1);
+    close_pair(first);
+}
+
+Test(nic_srd, a_connection_ends_when_its_requests_have_ended)
+{
+    struct prs_event events[PRS_POLL_MOST];
+
+    open_two();
+    cr_assert_eq(fake_srd_post(first.connecting, 0, 1), 0);
+    cr_assert_eq(fake_srd_post(second.connecting, 0, 2), 0);
+    fake_srd_finish(&fake_srd.sent[1], IBV_WC_SUCCESS);
+    fake_srd_finish(&fake_srd.sent[2], IBV_WC_RESP_TIMEOUT_ERR);
+    fake_srd_close(second.connecting, -1); /* takes both */
+    cr_assert_not(fake_srd_qp_of(first.connecting)->error);
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 0);
+    fake_srd_finish(&fake_srd.sent[0], IBV_WC_SUCCESS);
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 1, "it goes on");
+    fake_srd_close(second.accepting, -1);
+    close_pair(first);
+}
+
+Test(nic_srd, requests_that_do_not_end_take_the_queue_pair_with_them)
+{
+    uint64_t began_ms = prs_clock_ms();
+    struct prs_event events[PRS_POLL_MOST];
+    struct fake_srd_pair third;
+
+    open_two();
+    cr_assert_eq(fake_srd_post(second.connecting, 0, 1), 0);
+    prs_nic_kill_link(second.connecting);
+    cr_assert_geq(prs_clock_ms() - began_ms, 4900u);
+    cr_assert(fake_srd_qp_of(first.connecting)->error, "the request could read memory that is used for something else");
+    third = fake_srd_connect(3, 0);
+    cr_assert_neq(third.connecting->queue[0]->qp, first.connecting->queue[0]->qp, "nobody may join it");
+    fake_srd_complete(fake_srd_qp_of(first.connecting),
+                      (struct ibv_wc){.wr_id = 1ull << 63, .status = IBV_WC_WR_FLUSH_ERR});
+    cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 1);
+    cr_assert(events[0].kind == PRS_EVENT_ERROR && strstr(events[0].cause, "another one did not end"), "%s",
+              events[0].cause);
+    cr_assert_eq(fake_srd_post(first.connecting, 0, 1), -ECONNRESET);
+    close_pair(third);
+    close_two();
 }

@@ -432,6 +432,21 @@ Test(order_path, probes_leave_out_a_lost_path)
     cr_assert_eq(prs_order_probe_lost(&bench->order, 0), -ENETDOWN, "a raised signal may have taken effect");
 }
 
+Test(order_path, requests_to_ourselves_move_to_another_path_when_none_is_in_flight)
+{
+    struct bench *bench = two_paths();
+    const struct prs_wr raise = {.opcode = PRS_WR_ADD};
+
+    cr_assert_eq(prs_order_self(&bench->order, NULL, &raise), 0);
+    post(bench);
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), PRS_BUSY);
+    cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0);
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), 0);
+    cr_assert_eq(prs_order_self(&bench->order, NULL, &raise), 0);
+    cr_assert(!prs_order_self_idle(&bench->order) && prs_order_probe_idle(&bench->order, 0));
+    cr_assert_eq(bench->order.queue[3].head, 1);
+}
+
 /* ---- where paths are not replaced ---- */
 
 Test(order_path, only_counted_over_several_paths_can_fail_over)

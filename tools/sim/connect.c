@@ -33,7 +33,8 @@ static int open_side(struct sim *sim, struct sim_end *end, struct prs_wire_queue
         position[i] = i;
     }
     sim->opening = end;
-    r = prs_setup_open(sim->fabric, &options, path, position, sim->rails, sim->options.queues_per_rail, &end->peer);
+    r = prs_setup_open(sim->fabric, &options, path, position, sim->rails, sim->options.queues_per_rail, NULL,
+                       &end->peer);
     if (!r)
         prs_setup_addresses(end->peer, wire);
     return r;

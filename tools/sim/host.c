@@ -9,6 +9,7 @@
 #include "transport/gid.h"
 #include "transport/peer.h"
 #include "transport/raise.h"
+#include "transport/watch.h"
 
 static uint64_t now_ns;
 struct prs_verbs prs_verbs;
@@ -83,6 +84,19 @@ int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t pa
     return 0;
 }
 
+/* No rail comes back to a connection here: NCCL_IB_RESILIENCY_PORT_RECOVERY is off. */
+void prs_rail_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out)
+{
+    (void)config;
+    *out = rail->address;
+}
+
+int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
+{
+    (void)rail, (void)what;
+    return -error;
+}
+
 uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
 {
     (void)fabric;
@@ -101,6 +115,22 @@ bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t
     return false;
 }
 
+/* Every rank polls all its connections. */
+void prs_watch_add(struct prs_peer *peer)
+{
+    (void)peer;
+}
+
+void prs_watch_lose_stream(struct prs_peer *peer)
+{
+    (void)peer;
+}
+
+void prs_watch_remove(struct prs_peer *peer)
+{
+    (void)peer;
+}
+
 /* ---- raising ---- */
 
 /* A NIC without adds: the CPU raises the signal. */
@@ -111,6 +141,11 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
     end->rank->cpu_ps += sim_ps(end->rank->sim->cluster.raise_ns);
     sim_raise(end->rank->sim, record->addr);
     return 0;
+}
+
+void prs_raise_over_living_rail(struct prs_peer *peer)
+{
+    (void)peer;
 }
 
 void prs_raise_finish(struct prs_raise *raise)
