@@ -11,8 +11,8 @@ setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g+
 /usr/include/infiniband/verbs.h:libibverbs-dev'
 setup_tests='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
 valgrind:valgrind doxygen:doxygen
-ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin setpriv:util-linux'
-setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd'
+ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest /usr/lib/python3/dist-packages/pyverbs:python3-pyverbs fi_pingpong:libfabric-bin rping:rdmacm-utils /usr/include/rdma/rdma_cma.h:librdmacm-dev ucx_perftest:ucx-utils setpriv:util-linux ip:iproute2'
+setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod strip:binutils zstd:zstd'
 setup_torch_version=2.11.0 # that of the GPU host
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
 
@@ -58,6 +58,19 @@ setup_packages() { # lists
     [ ${#missing[@]} = 0 ] && return 0
     setup_say "cannot build without ${missing[*]}: install them and try again (log: $setup_log)"
     return 1
+}
+
+# rdma-core's own tests, which python3-pyverbs holds as documentation; many containers leave documentation out. Nothing to do
+# without that package.
+setup_pyverbs() {
+    local folder=$root/build/pyverbs
+    [ -d /usr/lib/python3/dist-packages/pyverbs ] || return 0
+    [ -d /usr/share/doc/rdma-core/tests ] || [ -d "$folder/usr/share/doc/rdma-core/tests" ] && return 0
+    setup_say "unpacking rdma-core's tests into build/pyverbs"
+    mkdir -p "$folder"
+    (cd "$folder" && apt-get -q download python3-pyverbs && dpkg-deb -x python3-pyverbs_*.deb . && rm -f python3-pyverbs_*.deb) \
+        </dev/null >>"$setup_log" 2>&1 || setup_say "skipped: rdma-core's own tests, which cannot be fetched (log: $setup_log)"
+    return 0
 }
 
 setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
@@ -127,7 +140,9 @@ setup_all() { # demo, check or all
     mkdir -p "$root/build" || return 1
     setup_log=$root/build/setup.log
     : >"$setup_log"
-    setup_packages "$lists" && setup_cuda
+    setup_packages "$lists" || return 1
+    [ "$1" = demo ] || setup_pyverbs
+    setup_cuda
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then

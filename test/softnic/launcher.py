@@ -221,7 +221,7 @@ def as_nobody():
     if os.geteuid():
         return []
     words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    if not shutil.which("setpriv") or subprocess.run([*words, RUN, "--version"], capture_output=True).returncode:
+    if not shutil.which("setpriv") or subprocess.run([*words, RUN, "--quiet", "--no-sysfs", "--", "true"], capture_output=True).returncode:
         raise Skip("no other user can run softnic-run here (setpriv, or the build folder is closed to others)")
     return words
 
@@ -281,9 +281,10 @@ def who_joins_is_where_the_maker_is():
         process = subprocess.Popen([*as_nobody(), RUN, "--quiet", *no_sysfs, "--name", name, "--", "sh", "-c", report + "exec sleep 1000"],
                                    stdout=subprocess.PIPE, text=True, cwd=folder)
         try:
+            made = process.stdout.readline()  # before that, the one who is to join could be the one who makes it
             joined = subprocess.run([*as_nobody(), RUN, "--name", name, "--", "sh", "-c", report], cwd=folder, capture_output=True,
                                     text=True, timeout=LIMIT_S)
-            assert joined.stdout == process.stdout.readline() != "", joined
+            assert joined.stdout == made != "", (joined, made)
             beside = subprocess.run([*as_nobody(), RUN, "--no-sysfs", "--name", name, "--", "sh", "-c", report], cwd="/", capture_output=True,
                                     text=True, timeout=LIMIT_S)
             assert beside.stdout.split()[:2] == joined.stdout.split()[:2] and beside.stdout.split()[3] == "/", (beside, joined)
@@ -332,6 +333,15 @@ def sysfs_is_private_and_complete():
     assert lines[8] != lines[9]
     assert lines[10] == os.path.realpath("/sys/class/net/lo"), "the other classes are as they were"
     assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
+
+
+def each_nic_has_a_character_device():
+    """UCX looks for it. A user who may not make the folder gets it where there is one."""
+    done = run("--nics", "3", "--", "sh", "-c", "cd /dev/infiniband && for f in *; do test -c $f -a -r $f -a -w $f && echo $f; done")
+    if "refused" in done.stderr or not os.path.isdir("/dev/infiniband"):
+        raise Skip("no /dev/infiniband can be made here")
+    assert done.stdout.split() == ["uverbs0", "uverbs1", "uverbs2"], done
+    assert not os.path.exists("/dev/infiniband/uverbs2"), "and outside there is nothing"
 
 
 def sysfs_is_there_in_a_chroot_too():
@@ -421,7 +431,7 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused, a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
-          sysfs_is_private_and_complete, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
+          sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 

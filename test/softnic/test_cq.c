@@ -284,3 +284,43 @@ Test(cq, the_link_tells_everyone_who_has_it_open)
     cr_assert_eq(ibv_get_async_event(a.ctx, &event), 0);
     cr_assert_eq(event.event_type, IBV_EVENT_PORT_ACTIVE);
 }
+
+enum { GROWING = 400 };
+
+static void *posts_all(void *arg)
+{
+    struct end *e = arg;
+
+    for (uint64_t i = 0; i < GROWING; i++)
+        while (post(e, IBV_WR_RDMA_WRITE, 0, 0, NULL, 0, IBV_SEND_SIGNALED, i))
+            ; /* until an entry of the send queue is free: the other thread polls */
+    return NULL;
+}
+
+/* Completions come while it changes: none is lost, and their order stays. */
+Test(cq, a_queue_changes_its_size_while_it_is_used)
+{
+    struct end x, y;
+    pthread_t thread;
+
+    test_world(NULL);
+    pair_open(&x, &y);
+    cr_assert_eq(pthread_create(&thread, NULL, posts_all, &x), 0);
+    for (uint64_t i = 0; i < GROWING; i++) {
+        int most = 4 * END_WRS << i % 4;
+
+        cr_assert_eq(ibv_resize_cq(x.cq, most), 0);
+        cr_assert_geq(x.cq->cqe, most);
+        cr_assert_eq(wait_wc(x.cq, "one of many").wr_id, i);
+    }
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post(&x, IBV_WR_RDMA_WRITE, 0, 0, NULL, 0, IBV_SEND_SIGNALED, i), 0);
+    cr_assert_eq(ibv_resize_cq(x.cq, 2), EINVAL, "there are three in it");
+    cr_assert_eq(ibv_resize_cq(x.cq, 0), EINVAL);
+    cr_assert_eq(ibv_resize_cq(x.cq, SN_MAX_CQE + 1), EINVAL);
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(wait_wc(x.cq, "one of three").wr_id, i);
+    end_close(&x);
+    end_close(&y);
+}

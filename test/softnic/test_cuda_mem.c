@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "test/softnic/fake_cuda/busy.h"
@@ -113,7 +114,7 @@ static void post_write(struct end *from, uint32_t key, uint64_t at, uint32_t byt
     cr_assert_eq(ibv_post_send(from->qp, &wr, &bad), 0);
 }
 
-enum { SHORT = 4096, LONG = 8 << 20, LATER = 30 };
+enum { SHORT = 4096, LONG = 8 << 20, LATER = 30, FAST = 800000000 /* bits a second */ };
 
 /* Two ends with a modelled rate, and device memory for both. */
 struct modelled {
@@ -163,12 +164,17 @@ static void copy_held(struct modelled *m)
     cr_assert_gt(calls("cuMemcpyAsync"), before, "the short write is under way");
 }
 
+static void expect_write(struct modelled *m)
+{
+    struct ibv_wc wc = wait_wc(m->a.cq, "the short write");
+    cr_assert(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS, "%s", ibv_wc_status_str(wc.status));
+}
+
 static void copy_goes_on(struct modelled *m)
 {
     DRIVER(stand_still, fakeCudaPause);
     stand_still(0);
-    struct ibv_wc wc = wait_wc(m->a.cq, "the short write");
-    cr_assert(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS, "%s", ibv_wc_status_str(wc.status));
+    expect_write(m);
 }
 
 /* These take 41 ms and 84 s at this rate: the latter is longer than any wait here. */
@@ -183,6 +189,108 @@ Test(cuda_mem, what_is_posted_for_later_delays_no_copy_under_way, .timeout = 150
         usleep(100);
     }
     copy_goes_on(&m);
+    modelled_close(&m);
+}
+
+/* Standard error as a file, where the NIC's lines can be read. */
+struct captured {
+    int file, log;
+};
+
+static void capture(struct captured *c)
+{
+    unsetenv("SOFTNIC_LOG");
+    c->file = memfd_create("captured", 0);
+    c->log = dup(STDERR_FILENO);
+    cr_assert(c->file >= 0 && c->log >= 0 && dup2(c->file, STDERR_FILENO) >= 0);
+}
+
+static void release(const struct captured *c)
+{
+    cr_assert(dup2(c->log, STDERR_FILENO) >= 0);
+    close(c->file);
+    close(c->log);
+}
+
+/* How many lines name the copier. */
+static int hints(const struct captured *c)
+{
+    char text[8192];
+    ssize_t bytes = pread(c->file, text, sizeof(text) - 1, 0);
+    int n = 0;
+
+    text[bytes > 0 ? bytes : 0] = 0;
+    for (const char *at = text; (at = strstr(at, "softnic-run --copier")); at++)
+        n++;
+    return n;
+}
+
+static void wait_hint(const struct captured *c)
+{
+    uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
+
+    while (!hints(c) && now_ns() < give_up)
+        usleep(10000);
+}
+
+/* With a model an engine makes the copy, so it is the engine that waits for the lock. */
+Test(cuda_mem, who_waits_for_the_drivers_lock_is_told_of_the_copier_once, .timeout = 150)
+{
+    enum { LONGER_US = 2500000 /* another look or two */ };
+    struct captured said;
+    struct modelled m;
+    int first, last;
+
+    modelled_open(&m, FAST);
+    DRIVER(hold_lock, fakeCudaHoldLock);
+    capture(&said);
+    hold_lock(1);
+    post_write(&m.a, m.from->lkey, m.device, SHORT, m.at, 1);
+    wait_hint(&said);
+    first = hints(&said);
+    usleep(LONGER_US);
+    last = hints(&said);
+    hold_lock(0);
+    release(&said);
+    cr_assert_eq(first, 1, "no line in %d s", WAIT_S);
+    cr_assert_eq(last, 1, "the line came again");
+    expect_write(&m);
+    modelled_close(&m);
+}
+
+Test(cuda_mem, who_waits_for_a_copy_engine_is_told_of_the_copier, .timeout = 150)
+{
+    struct captured said;
+    struct modelled m;
+    int lines;
+
+    modelled_open(&m, FAST);
+    capture(&said);
+    copy_held(&m);
+    wait_hint(&said);
+    lines = hints(&said);
+    release(&said);
+    copy_goes_on(&m);
+    cr_assert_eq(lines, 1, "no line in %d s", WAIT_S);
+    modelled_close(&m);
+}
+
+Test(cuda_mem, copies_that_end_are_not_taken_for_a_wait, .timeout = 150)
+{
+    uint64_t until = now_ns() + 6500000000ull; /* longer than the NIC watches a copy before it speaks */
+    struct captured said;
+    struct modelled m;
+    int lines;
+
+    modelled_open(&m, FAST);
+    capture(&said);
+    while (now_ns() < until) {
+        post_write(&m.a, m.from->lkey, m.device, SHORT, m.at, 1);
+        expect_write(&m);
+    }
+    lines = hints(&said);
+    release(&said);
+    cr_assert_eq(lines, 0, "every copy had ended");
     modelled_close(&m);
 }
 
@@ -221,7 +329,7 @@ Test(cuda_mem, an_engine_that_waits_for_a_copy_leaves_others_its_core, .timeout 
     long before;
 
     setenv("SOFTNIC_CORES", "2", 1);
-    modelled_open(&m, 800000000); /* with a model, the engine asks for real-time scheduling */
+    modelled_open(&m, FAST); /* with a model, the engine asks for real-time scheduling */
     copy_held(&m);
     before = sleeps_of("softnic-engine");
     while (sleeps_of("softnic-engine") < before + MANY && now_ns() < give_up)

@@ -211,6 +211,23 @@ Test(efadv, a_queue_pair_has_the_states_and_attributes_of_an_efas)
     }
 }
 
+/* Perseus finds the connection of an arrival by this (transport/srd_pool.h). */
+Test(efadv, a_write_with_immediate_names_its_sender)
+{
+    struct efadv_ah_attr ah;
+    struct ibv_wc wc;
+
+    start();
+    cr_assert_eq(efadv_query_ah(srd_ah(&b, &at), &ah, sizeof(ah)), 0);
+    cr_assert_eq(post_recv(&b, 0, 64, 5), 0);
+    cr_assert_eq(srd_put(&a, IBV_WR_RDMA_WRITE_WITH_IMM, to_b, &bt, 0, 8, 1), 0);
+    wc = wait_wc(b.cq, "an arrival");
+    cr_assert(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM);
+    cr_assert_eq(wc.qp_num, b.qp->qp_num);
+    cr_assert_eq(wc.src_qp, a.qp->qp_num);
+    cr_assert_eq(wc.slid, ah.ahn, "the number of b's handle for a");
+}
+
 Test(efadv, the_receiver_learns_whose_address_it_was)
 {
     struct ibv_cq_init_attr_ex init = {.cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS};

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { NAP_US = 1000, NAPS_MOST = 10000 };
+enum { NAP_US = 1000, NAPS_MOST = 60000 };
 
 static int busy, waits, lock_held, lock_waits, paused;
 

@@ -32,6 +32,7 @@ static const struct {
     {"bytes_rx", offsetof(struct sn_counters, bytes_rx)},   {"fences", offsetof(struct sn_counters, fences)},
     {"errors", offsetof(struct sn_counters, errors)},       {"rnr_naks", offsetof(struct sn_counters, rnr_naks)},
     {"retries", offsetof(struct sn_counters, retries)},     {"flushed", offsetof(struct sn_counters, flushed)},
+    {"dropped", offsetof(struct sn_counters, dropped)},
 };
 enum { NUM_COUNTERS = sizeof(counters) / sizeof(counters[0]) };
 
@@ -157,6 +158,12 @@ static void processes_report(const struct sn_world *world, bool json)
     fputs(json ? "], " : "", stdout);
 }
 
+static const char *transport(uint32_t code)
+{
+    static const char *const names[] = {"rc", "srd", "uc", "ud"};
+    return code < sizeof(names) / sizeof(names[0]) ? names[code] : "?";
+}
+
 static void qps_report(const struct sn_world *world, bool json)
 {
     bool first = true;
@@ -170,7 +177,7 @@ static void qps_report(const struct sn_world *world, bool json)
                       "\"transport\": \"%s\"}"
                     : "%s%u  %-5s  %s  pid %u  to %u  %s\n",
                json ? (first ? "" : ", ") : "  ", qp->qpn, qp_state(qp->state), world->devs[qp->dev].name,
-               world->procs[owner - 1].pid, qp->dest_qpn, qp->transport == SN_TRANSPORT_SRD ? "srd" : "rc");
+               world->procs[owner - 1].pid, qp->dest_qpn, transport(qp->transport));
         first = false;
     }
     fputs(json ? "]" : "", stdout);

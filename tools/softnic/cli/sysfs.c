@@ -16,6 +16,7 @@
 
 static const char class_dir[] = "/sys/class";
 static const char ib_dir[] = "/sys/class/infiniband";
+static const char dev_dir[] = "/dev/infiniband";
 
 /* Write one attribute, and make the directories of its path. Failures are remembered in *failed, so that a list of
  * calls needs one check. */
@@ -224,6 +225,29 @@ static int keep_to_ourselves(void)
     return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -errno : 0;
 }
 
+/* UCX uses a device only if its character device is there. Nobody opens it: an empty folder to mount on and /dev/null are
+ * enough. Where there is no such folder and none can be made, only UCX finds no device. */
+static void put_verbs_devices(uint32_t count)
+{
+    char path[64];
+    int fd;
+
+    if (mkdir(dev_dir, 0755) && errno != EEXIST)
+        return;
+    if (mount("none", "/dev", NULL, MS_REC | MS_PRIVATE, NULL) && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        return;
+    if (mount_tmpfs(dev_dir))
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(path, sizeof(path), "%s/uverbs%u", dev_dir, i);
+        fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd >= 0)
+            close(fd);
+        if (fd < 0 || mount("/dev/null", path, NULL, MS_BIND, NULL))
+            return;
+    }
+}
+
 static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
 {
     int r = 0;
@@ -237,6 +261,8 @@ static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
         put_abi_version(&r);
     if (r)
         umount2(had_class ? ib_dir : class_dir, MNT_DETACH);
+    else
+        put_verbs_devices(count);
     return r;
 }
 

@@ -90,7 +90,7 @@ static bool job_take(const struct sn_agent *a, struct sn_copy *c, const struct s
 {
     bool read = slot->op == SN_AGENT_READ, atomic = slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP;
 
-    if (slot->dst_count > SN_MAX_SGE || slot->src_count > SN_MAX_SGE || slot->proc >= SN_MAX_PROCS ||
+    if (slot->dst_count > SN_MAX_SPANS || slot->src_count > SN_MAX_SPANS || slot->proc >= SN_MAX_PROCS ||
         sn_self->world->procs[slot->proc].generation != slot->proc_generation ||
         (a->queues ? slot->peer >= SN_MAX_PROCS || slot->queue >= SN_MAX_QPS || atomic : slot->peer != sn_self->proc))
         return false;
@@ -314,6 +314,8 @@ static void *agent_main(void *arg)
         if (stop && (!a->running || now > drain_until))
             return NULL;
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
+        if (!a->queues && sn_device_mem->watch)
+            sn_device_mem->watch(now); /* this thread is there, and wakes every second */
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* read the clock again: the round may have taken longer than the polling time */
         else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))

@@ -7,6 +7,9 @@
  * if its own process had asked for it: it reads and writes host memory of others by process_vm through pinned staging,
  * and maps their device memory.
  *
+ * An owner's agent also looks every second whether copies of the process's other threads stand still (device_mem.h,
+ * watch).
+ *
  * The copier's agents begin jobs in the order in which they were posted. Queued copies (device_mem.h) are jobs, too:
  * each queue pair has a queue here, in which each copy follows the one before. A copy that cannot be queued waits until
  * the queue is empty, is made directly, and holds up those after it. If its memory cannot be opened here, it is

@@ -126,6 +126,7 @@ int sn_job_post(const struct sn_agent_ref *to, struct sn_job *q, const struct sn
 static void report_standstill(const struct sn_agent_ref *to, const struct sn_world *world)
 {
     uint32_t pid = world->procs[to->proc].pid;
+    bool stopped = sn_pid_stopped(pid);
 
     if (to->copier)
         sn_log("the copier, pid %u, which copies all device memory of this world (softnic-run --copier), has not moved "
@@ -133,8 +134,10 @@ static void report_standstill(const struct sn_agent_ref *to, const struct sn_wor
                "is the process stopped?",
                pid);
     else
-        sn_log("device memory that only pid %u can reach: its agent has not moved for %d s (is the process stopped?)",
-               pid, sn_pid_stopped(pid) ? 4 : 20);
+        sn_log("device memory that only pid %u can reach: its agent has not moved for %d s (%s)", pid, stopped ? 4 : 20,
+               stopped ? "the process is stopped"
+                       : "does it lack a core, or wait in the CUDA driver, perhaps for the lock of a cudaMemcpy of "
+                         "pageable memory on the default stream?");
 }
 
 /* Is the agent worth waiting for? Check from time to time that it exists and that it moves. */

@@ -55,7 +55,7 @@ struct transfer {
     uint64_t d_off, s_off, left;
     struct stage stages[STAGES];
     unsigned staged; /* stages that are not free */
-    struct side dst[SN_MAX_SGE], src[SN_MAX_SGE];
+    struct side dst[SN_MAX_SPANS], src[SN_MAX_SPANS];
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects idle */
@@ -491,4 +491,5 @@ const struct sn_device_mem sn_cuda_mem = {
     .queued_done = sn_cuda_queued_done,
     .bounce_take = sn_staging_bounce_take,
     .bounce_give = sn_staging_bounce_give,
+    .watch = sn_cuda_streams_watch,
 };

@@ -5,12 +5,17 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/world.h"
 
-enum { EVENTS_MOST = 64 };
+enum {
+    EVENTS_MOST = 64,
+    STALL_S = 4, /* no copy takes so long by itself */
+};
+#define LOOK_NS 1000000000ull
 
 struct sn_cuda_stream {
-    pthread_mutex_t mutex; /* protects all below; passed is read without it */
+    pthread_mutex_t mutex; /* protects all below; passed, given and calls are read without it */
     struct sn_cuda_dev *dev;
     void *stream;
     uint64_t passed; /* the last mark that the stream has reached */
@@ -20,7 +25,17 @@ struct sn_cuda_stream {
         uint64_t mark;
         void *event;
     } ring[EVENTS_MOST]; /* marks recorded but not known to be reached */
+    uint64_t calls;      /* of the driver, begun and ended: odd during a call */
+    /* under watch_mutex: */
+    struct sn_cuda_stream *older;
+    uint64_t seen_calls, seen_given, seen_passed; /* at the last look */
+    unsigned looks;                               /* so many in a row have found that nothing moved */
 };
+
+static pthread_mutex_t watch_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct sn_cuda_stream *newest; /* of all streams, which stay for ever */
+static uint64_t next_look;
+static bool told;
 
 int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
 {
@@ -38,6 +53,10 @@ int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
         if (r != SN_CU_OK) /* the streams made so far stay, unused: destroying them could wait for kernels */
             return sn_cuda_failed(cuda, "cuStreamCreate", r);
         dev->streams[i] = s;
+        pthread_mutex_lock(&watch_mutex);
+        s->older = newest;
+        newest = s;
+        pthread_mutex_unlock(&watch_mutex);
     }
     return 0;
 }
@@ -56,6 +75,12 @@ struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s)
 static uint64_t passed(const struct sn_cuda_stream *s)
 {
     return __atomic_load_n(&s->passed, __ATOMIC_ACQUIRE);
+}
+
+/* At the beginning and the end of what calls the driver with the mutex held. */
+static void count_call_locked(struct sn_cuda_stream *s)
+{
+    __atomic_store_n(&s->calls, s->calls + 1, __ATOMIC_RELAXED);
 }
 
 /* Look at the recorded marks, oldest first. The GPU is current. */
@@ -96,7 +121,8 @@ static int record_mark_locked(const struct sn_cuda *cuda, struct sn_cuda_stream 
         sn_cuda_event_give(s->dev, event);
         return sn_cuda_failed(cuda, "cuEventRecord", r);
     }
-    s->ring[(s->first_event + s->events) % EVENTS_MOST].mark = ++s->given;
+    __atomic_store_n(&s->given, s->given + 1, __ATOMIC_RELAXED);
+    s->ring[(s->first_event + s->events) % EVENTS_MOST].mark = s->given;
     s->ring[(s->first_event + s->events++) % EVENTS_MOST].event = event;
     return 0;
 }
@@ -107,7 +133,9 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
     int r;
 
     pthread_mutex_lock(&s->mutex);
+    count_call_locked(s);
     r = cuda->copy(dst, src, bytes, s->stream);
+    count_call_locked(s);
     if (r == SN_CU_OK)
         *mark = s->given + 1;
     pthread_mutex_unlock(&s->mutex);
@@ -138,10 +166,47 @@ int sn_cuda_stream_done(const struct sn_cuda *cuda, struct sn_cuda_stream *s, ui
 
     /* If another thread holds the mutex, it is adding a copy, or asking as well. */
     if (passed(s) < mark && ask && pthread_mutex_trylock(&s->mutex) == 0) {
+        count_call_locked(s);
         r = ask_locked(cuda, s, mark);
+        count_call_locked(s);
         pthread_mutex_unlock(&s->mutex);
     }
     if (r < 0)
         return r;
     return passed(s) < mark ? SN_CUDA_STREAM_BUSY : 0;
+}
+
+/* Has one call not returned, or one mark not been reached though calls asked for it, at STALL_S looks in a row? */
+static bool look_locked(struct sn_cuda_stream *s)
+{
+    uint64_t calls = __atomic_load_n(&s->calls, __ATOMIC_RELAXED), reached = passed(s);
+    bool behind = s->seen_given != reached && s->seen_passed == reached;
+
+    s->looks = (calls == s->seen_calls ? calls % 2 : behind) ? s->looks + 1 : 0;
+    s->seen_calls = calls;
+    s->seen_given = __atomic_load_n(&s->given, __ATOMIC_RELAXED);
+    s->seen_passed = reached;
+    return s->looks >= STALL_S;
+}
+
+void sn_cuda_streams_watch(uint64_t now)
+{
+    bool stalls = false;
+
+    if (now < __atomic_load_n(&next_look, __ATOMIC_RELAXED) || pthread_mutex_trylock(&watch_mutex) != 0)
+        return;
+    /* Looks are counted, not seconds: a process that was stopped for longer has not waited. */
+    if (now >= next_look) {
+        __atomic_store_n(&next_look, now + LOOK_NS, __ATOMIC_RELAXED);
+        for (struct sn_cuda_stream *s = newest; s && !told; s = s->older)
+            stalls |= look_locked(s);
+    }
+    told |= stalls;
+    pthread_mutex_unlock(&watch_mutex);
+    if (stalls)
+        sn_log("pid %u: a copy of GPU memory has waited in the CUDA driver for %d s, perhaps for a lock (does a thread "
+               "copy pageable memory on the default stream: cudaMemcpy, PyTorch's .cpu() or .tolist()?) or behind a "
+               "kernel. If that waits for this NIC, neither ends. softnic-run --copier copies GPU memory in a process "
+               "of its own",
+               sn_pid, STALL_S);
 }

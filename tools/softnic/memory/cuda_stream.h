@@ -29,4 +29,8 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
  * not done yet; without it, only look at what is known. No GPU need be current. */
 int sn_cuda_stream_done(const struct sn_cuda *cuda, struct sn_cuda_stream *s, uint64_t mark, bool ask);
 
+/* Say so, once, when a copy has been in the driver for seconds (doc/softnic.md, "What a copy may wait for"). Any thread
+ * that makes no copies itself calls it at least once a second; now: sn_now_ns(). */
+void sn_cuda_streams_watch(uint64_t now);
+
 #endif

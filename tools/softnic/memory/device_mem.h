@@ -56,6 +56,9 @@ struct sn_device_mem {
     /* SN_BOUNCE_BYTES of host memory that a copy engine can reach, or NULL when none is left. */
     void *(*bounce_take)(void);
     void (*bounce_give)(void *bounce);
+    /* Called again and again, at least once a second: tell the user, once, when a copy made by another thread of this
+     * process hangs. NULL: another process makes the copies. */
+    void (*watch)(uint64_t now);
 };
 extern const struct sn_device_mem *sn_device_mem;
 

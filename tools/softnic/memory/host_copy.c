@@ -22,7 +22,7 @@ enum { FLAG_BYTES = 8 };
 extern void __tsan_init(void) __attribute__((weak));
 
 struct vec {
-    struct iovec local[SN_MAX_SGE + 1], remote[SN_MAX_SGE + 1];
+    struct iovec local[SN_MAX_SPANS + 1], remote[SN_MAX_SPANS + 1];
     unsigned local_count, remote_count;
 };
 

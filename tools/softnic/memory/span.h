@@ -34,7 +34,7 @@ struct sn_copy {
     uint64_t length;
     void *async; /* private to the one that `by` names, until the last poll */
     uint32_t by; /* enum sn_copy_by */
-    struct sn_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
+    struct sn_span dst[SN_MAX_SPANS], src[SN_MAX_SPANS];
 };
 
 enum {

@@ -14,6 +14,7 @@ struct sn_agent;
 struct sn_ctx {
     uint32_t index; /* in the world */
     uint32_t dev;
+    struct sn_world *world; /* stays mapped in a forked child, which may still query the device */
     struct sn_ctx_shm *shm;
     struct sn_engine engine;
     struct sn_agent *agent;   /* NULL until device memory is registered */
@@ -30,7 +31,7 @@ static inline struct sn_ctx *sn_ctx_of(struct ibv_context *context)
 
 static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)
 {
-    return &sn_self->world->devs[ctx->dev];
+    return &ctx->world->devs[ctx->dev];
 }
 
 #endif

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include "tools/softnic/memory/host_copy.h"
+#include "tools/softnic/nic/datagram.h"
 #include "tools/softnic/nic/responder.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/nic/window.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 
@@ -35,7 +37,7 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
             continue;
         if (w->flags & IBV_SEND_INLINE) {
             span[n++] = (struct sn_span){.addr = sge->addr, .length = sge->length, .mr = SN_NONE};
-        } else if (!sn_responder_span(sge->key, sn_self->proc, qp->pd, sge->addr, sge->length, rights, &span[n++])) {
+        } else if (!sn_responder_span(sge->key, sn_self->proc, qp->pd, sge->addr, sge->length, rights, 0, &span[n++])) {
             sn_log("queue pair %u: local protection error: lkey 0x%x does not cover 0x%llx + %u%s", qp->qpn, sge->key,
                    (unsigned long long)sge->addr, sge->length, rights ? " for writing" : "");
             w->status = IBV_WC_LOC_PROT_ERR;
@@ -113,19 +115,25 @@ static int start_and_wait(struct sn_copy *c)
 static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy *c = &qp->copy;
-    bool read = w->opcode == IBV_WR_RDMA_READ;
+    bool read = w->opcode == IBV_WR_RDMA_READ, header = sn_qp_is_ud(qp);
     struct sn_recv recv;
     int n, r;
 
-    n = local_spans(qp, w, read ? IBV_ACCESS_LOCAL_WRITE : 0, read ? c->dst : c->src);
+    n = local_spans(qp, w, read ? IBV_ACCESS_LOCAL_WRITE : 0, read ? c->dst : c->src + header);
     if (n < 0)
         return 0;
-    *(read ? &c->dst_count : &c->src_count) = (uint32_t)n;
+    *(read ? &c->dst_count : &c->src_count) = (uint32_t)n + header;
+    if (header) {
+        sn_ud_header(qp, target, w);
+        c->src[0] = (struct sn_span){.addr = (uintptr_t)qp->header, .length = SN_GRH_BYTES, .mr = SN_NONE};
+    }
     if (!sn_is_send(w->opcode)) {
         if (sn_responder_request_span(qp, target, w, read ? &c->src[0] : &c->dst[0]))
             return 0;
         *(read ? &c->src_count : &c->dst_count) = 1;
     }
+    if (w->opcode == IBV_WR_SEND_WITH_INV && sn_responder_invalidate_check(qp, target, w))
+        return 0;
     if (sn_takes_receive(w->opcode)) {
         r = sn_responder_receive(target, &recv);
         if (r)
@@ -180,18 +188,18 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};
-    else if (!sn_responder_span(w->sge[0].key, sn_self->proc, qp->pd, w->sge[0].addr, w->length, 0, src))
+    else if (!sn_responder_span(w->sge[0].key, sn_self->proc, qp->pd, w->sge[0].addr, w->length, 0, 0, src))
         return false;
     return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
            sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE,
-                             dst) &&
+                             target->qpn, dst) &&
            src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
 }
 
 /* Receives that only this queue pair can take. */
 static uint32_t receives_left(const struct sn_qp_shm *target)
 {
-    if (target->srq != SN_NONE || target->transport == SN_TRANSPORT_SRD)
+    if (target->srq != SN_NONE || (target->transport != SN_TRANSPORT_RC && target->transport != SN_TRANSPORT_UC))
         return 0;
     return __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED);
 }
@@ -278,7 +286,7 @@ static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
         return SN_EXEC_UNREACHABLE;
     c->world = sn_self->world;
     c->self = sn_self->proc;
-    c->length = w->length;
+    c->length = sn_responder_bytes(qp, w);
     c->dst_proc = w->opcode == IBV_WR_RDMA_READ ? sn_self->proc : target->owner - 1;
     c->src_proc = w->opcode == IBV_WR_RDMA_READ ? target->owner - 1 : sn_self->proc;
     /* A request without data copies nothing that would fail, so check that the target lives. */
@@ -287,7 +295,15 @@ static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
     return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_copy(qp, target, w);
 }
 
-int sn_execute(struct sn_qp *qp, struct sn_wqe *w)
+/* Nobody answers an unreliable message. An error of the sender itself is found all the same. */
+static int drop(struct sn_qp *qp, struct sn_wqe *w)
+{
+    if (local_spans(qp, w, 0, qp->copy.src) >= 0)
+        sn_count(&sn_ctx_dev(qp->ctx)->counters.dropped, 1);
+    return 0;
+}
+
+static int execute(struct sn_qp *qp, struct sn_wqe *w)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, w->dest_qpn);
     int r;
@@ -306,6 +322,15 @@ int sn_execute(struct sn_qp *qp, struct sn_wqe *w)
     if (r != SN_EXEC_BUSY)
         sn_responder_leave(target, qp->entry);
     return r;
+}
+
+int sn_execute(struct sn_qp *qp, struct sn_wqe *w)
+{
+    int r = sn_is_local(w->opcode) ? sn_window_execute(qp, w) : w->lost ? SN_EXEC_UNREACHABLE : execute(qp, w);
+
+    if ((r == SN_EXEC_UNREACHABLE || r == SN_EXEC_RNR) && sn_qp_is_unreliable(qp))
+        return drop(qp, w);
+    return r == SN_EXEC_DROPPED ? 0 : r;
 }
 
 int sn_execute_finish(struct sn_qp *qp, struct sn_wqe *w)

@@ -11,6 +11,7 @@ enum {
     SN_EXEC_RNR = 3,         /* the target has no receive posted: retry after its timer */
     SN_EXEC_CROWDED = 5,     /* too many initiators are at the target: call again soon */
     SN_EXEC_UNKNOWN = 6,     /* SRD: the target's NIC knows no such queue pair. 4 is SN_EXEC_WORD_KNOWN (pipeline.h) */
+    SN_EXEC_DROPPED = 7,     /* not acknowledged: the target could not take the message, which is counted already */
 };
 
 /* Execute w at the target. Return 0 (w->status: the outcome) or one of the above. The caller is the runner. */

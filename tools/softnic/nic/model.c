@@ -5,6 +5,7 @@
 #include "tools/softnic/nic/model.h"
 
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/nic/window.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/queues.h"
@@ -84,7 +85,8 @@ struct losses {
     bool exceeded;               /* more losses in a row than retries: the request never arrives */
 };
 
-/* Each try crosses both cables there and back. Each loss costs the acknowledgement timeout. */
+/* Each try crosses both cables there and back. Each loss costs the acknowledgement timeout. An unreliable message has
+ * one try, and no acknowledgement. */
 static struct losses draw_losses(const struct sn_qp *qp, uint32_t position, const struct sn_dev *mine,
                                  const struct sn_dev *theirs)
 {
@@ -92,10 +94,12 @@ static struct losses draw_losses(const struct sn_qp *qp, uint32_t position, cons
     uint64_t kept = BILLION - __atomic_load_n(&mine->loss_ppb, __ATOMIC_RELAXED);
     uint64_t timeout = ack_timeout_ns(qp);
     struct losses out = {0};
-    bool there = false;
+    bool there = false, unreliable = sn_qp_is_unreliable(qp);
 
     kept = kept * (BILLION - __atomic_load_n(&theirs->loss_ppb, __ATOMIC_RELAXED)) / BILLION;
-    if (kept == BILLION)
+    if (unreliable)
+        out.exceeded = draw(config, qp->qpn, position, 1, BILLION) >= kept;
+    if (unreliable || kept == BILLION)
         return out;
     for (uint32_t attempt = 0; attempt <= qp->attr.retry_cnt; attempt++) {
         if (draw(config, qp->qpn, position, 2 * attempt + 1, BILLION) < kept) {
@@ -126,7 +130,7 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
     if (srd)
         w->due_exec = now + draw(cfg, qp->qpn, position, PURPOSE_ORDER, SN_SRD_SCATTER_NS);
     /* Requests to itself never use a cable, nor do those to an unknown address. */
-    if (!sn_model_on(cfg) || w->dest_qpn == qp->qpn || w->dest_dev >= world->dev_count)
+    if (!sn_model_on(cfg) || w->dest_qpn == qp->qpn || w->dest_dev >= world->dev_count || sn_is_local(w->opcode))
         return;
     theirs = &world->devs[w->dest_dev];
     latency = later(__atomic_load_n(&mine->latency_ns, __ATOMIC_RELAXED),
@@ -147,6 +151,8 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
     w->due_done =
         read ? cable_cross(theirs, mine, w->due_exec, w->due_exec, w->length, latency) : w->due_exec + latency;
     w->due_done += lost.ack_ns;
+    if (sn_qp_is_unreliable(qp)) /* the bytes are taken from the sender's buffers only now */
+        w->due_done = w->due_exec;
     if (!srd)
         w->due_done = later(w->due_done, qp->last_done_due);
     qp->last_exec_due = w->due_exec;

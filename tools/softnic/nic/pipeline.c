@@ -40,7 +40,7 @@ static bool may_start(const struct sn_qp *qp, const struct sn_wqe *w)
 {
     bool fence = w->flags & IBV_SEND_FENCE, strict = sn_self->world->config.fence_meaning == SN_FENCE_STRICT;
 
-    if (!sn_pipeline_suits(w) || w->status != IBV_WC_SUCCESS || w->lost || w->copying)
+    if (sn_qp_is_unreliable(qp) || !sn_pipeline_suits(w) || w->status != IBV_WC_SUCCESS || w->lost || w->copying)
         return false;
     if (fence && (qp->reads_open || (strict && (qp->in_pipeline || qp->exec != qp->done))))
         return false;
@@ -64,13 +64,14 @@ static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
             continue;
         if (w->flags & IBV_SEND_INLINE)
             c->src[c->src_count++] = (struct sn_span){.addr = sge->addr, .length = sge->length, .mr = SN_NONE};
-        else if (!sn_responder_span(sge->key, sn_self->proc, qp->pd, sge->addr, sge->length, 0,
+        else if (!sn_responder_span(sge->key, sn_self->proc, qp->pd, sge->addr, sge->length, 0, 0,
                                     &c->src[c->src_count++]))
             return false;
     }
     c->dst_count = 1;
     return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
-           sn_responder_span(w->rkey, c->dst_proc, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE, c->dst);
+           sn_responder_span(w->rkey, c->dst_proc, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE,
+                             target->qpn, c->dst);
 }
 
 /* Receives that only this queue pair can take. Of SRD others may take them too, and the request then waits. */

@@ -16,6 +16,14 @@ enum {
     SN_MAX_INLINE = 1024,
     SN_MAX_QP_WR = 16384,
     SN_MAX_RD_ATOMIC = 128,
+    SN_GRH_BYTES = 40, /* of the header that precedes the data of a received datagram */
+};
+
+/* How a datagram goes: what an address handle holds (datagram.h). */
+struct sn_route {
+    uint8_t sgid, dgid; /* indices in the GID tables of the sender's and the receiver's device */
+    uint8_t hop_limit;
+    uint32_t class_label; /* traffic class << 20 | flow label */
 };
 
 /* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. */
@@ -24,13 +32,22 @@ struct sn_wqe {
     uint64_t wr_id;
     uint64_t length;
     uint64_t raddr;
-    uint64_t compare_add, swap;
+    union {
+        struct { /* atomics */
+            uint64_t compare_add, swap;
+        };
+        struct { /* binding a memory window */
+            uint64_t window_bytes;
+            uint32_t window_mr, window_access;
+        };
+    };
     uint32_t rkey;
     uint32_t imm;
     uint32_t opcode;             /* enum ibv_wr_opcode */
     uint32_t flags;              /* enum ibv_send_flags */
-    uint32_t dest_qpn, dest_dev; /* RC: the queue pair's; SRD: the request's own */
-    uint32_t qkey;
+    uint32_t dest_qpn, dest_dev; /* connected: the queue pair's; UD, SRD: the request's own */
+    uint32_t qkey;               /* this and route: UD, SRD */
+    struct sn_route route;
     uint32_t num_sge;
     /* the model (model.h) */
     uint64_t due_exec, due_done; /* neither executed nor completed before; 0: at once */
@@ -59,6 +76,7 @@ struct sn_qp {
     struct sn_qp *next, **prev; /* ctx->qp_list */
     uint32_t index, qpn;
     uint32_t pd;
+    enum sn_transport transport;
     bool extended; /* made for ibv_wr_* */
     bool sig_all;
     struct ibv_qp_cap cap;
@@ -95,10 +113,11 @@ struct sn_qp {
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
 
     /* the runner's: the request at exec, and the one at done */
-    struct sn_copy copy;     /* of the request at exec */
-    struct sn_atomic atomic; /* the same, if that is an atomic */
-    struct sn_copy result;   /* of the request at done; copy may be under way at the same time */
-    uint64_t entry;          /* what sn_responder_enter returned, while a copy is under way */
+    struct sn_copy copy;          /* of the request at exec */
+    struct sn_atomic atomic;      /* the same, if that is an atomic */
+    uint8_t header[SN_GRH_BYTES]; /* UD: part of copy */
+    struct sn_copy result;        /* of the request at done; copy may be under way at the same time */
+    uint64_t entry;               /* what sn_responder_enter returned, while a copy is under way */
 
     /* the runner's: the pipeline (pipeline.h) */
     uint32_t in_pipeline;    /* requests from exec on that are in it */
@@ -106,6 +125,8 @@ struct sn_qp {
     uint32_t receives_due;   /* receives that those in it will take */
     uint64_t pipeline_bytes; /* of the writes in it */
     struct sn_copy_queue queue;
+    uint64_t window_users[SN_MAX_INITIATORS]; /* who was there when a window was invalidated (window.c) */
+    bool window_waits;
     struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
 };
 
@@ -117,12 +138,29 @@ static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
 /* Status of a request that no peer answers. */
 static inline uint32_t sn_qp_unanswered(const struct sn_qp *qp)
 {
-    return qp->turn ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
+    return qp->transport == SN_TRANSPORT_SRD ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
 }
 
 static inline bool sn_qp_is_srd(const struct sn_qp *qp)
 {
-    return qp->turn != NULL;
+    return qp->transport == SN_TRANSPORT_SRD;
+}
+
+static inline bool sn_qp_is_ud(const struct sn_qp *qp)
+{
+    return qp->transport == SN_TRANSPORT_UD;
+}
+
+/* Does each request name its own target? */
+static inline bool sn_qp_is_datagram(const struct sn_qp *qp)
+{
+    return sn_qp_is_ud(qp) || sn_qp_is_srd(qp);
+}
+
+/* Does nobody acknowledge? Then what does not arrive is dropped, and the sender does not learn of it. */
+static inline bool sn_qp_is_unreliable(const struct sn_qp *qp)
+{
+    return qp->transport == SN_TRANSPORT_UD || qp->transport == SN_TRANSPORT_UC;
 }
 
 static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
@@ -135,7 +173,7 @@ static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
 /* Would the same peer answer both? */
 static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
 {
-    return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_srd(qp) || a->qkey == b->qkey);
+    return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_datagram(qp) || a->qkey == b->qkey);
 }
 
 static inline uint32_t sn_qp_state(const struct sn_qp *qp)

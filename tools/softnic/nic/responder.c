@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/softnic/nic/responder.h"
 
+#include "tools/softnic/nic/datagram.h"
 #include "tools/softnic/nic/execute.h"
+#include "tools/softnic/nic/window.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/proc.h"
@@ -10,11 +12,13 @@
 enum { LOOK_EVERY = 32 /* asking whether a process lives takes 10 us */ };
 
 bool sn_responder_span(uint32_t key, uint32_t proc, uint32_t pd, uint64_t addr, uint64_t length, uint32_t rights,
-                       struct sn_span *span)
+                       uint32_t qpn, struct sn_span *span)
 {
     const struct sn_mr_shm *mr = sn_mr_find(sn_self->world, key);
 
     if (!mr || mr->owner != proc + 1 || mr->pd != pd || (mr->access & rights) != rights)
+        return false;
+    if (mr->window && mr->window_qpn != qpn)
         return false;
     if (addr < mr->iova || length > mr->length || addr - mr->iova > mr->length - length)
         return false;
@@ -26,16 +30,19 @@ struct sn_cqe sn_responder_cqe(const struct sn_qp *qp, const struct sn_qp_shm *t
                                uint32_t status)
 {
     bool imm = w->opcode == IBV_WR_SEND_WITH_IMM || w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    uint32_t flags = (imm ? IBV_WC_WITH_IMM : 0) | (w->opcode == IBV_WR_SEND_WITH_INV ? IBV_WC_WITH_INV : 0) |
+                     (sn_qp_is_ud(qp) ? IBV_WC_GRH : 0);
 
     return (struct sn_cqe){.wr_id = w->recv_wr_id,
                            .status = status,
                            .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-                           .byte_len = (uint32_t)w->length,
+                           .byte_len = (uint32_t)sn_responder_bytes(qp, w),
                            .imm = w->imm,
                            .qp_num = target->qpn,
                            .src_qp = qp->qpn,
                            .src_dev = qp->ctx->dev,
-                           .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
+                           .wc_flags = flags,
+                           .sl = sn_qp_is_ud(qp) ? sn_ud_packet(w) : 0,
                            .is_recv = 1,
                            .time_ns = sn_now_ns()};
 }
@@ -57,7 +64,8 @@ static void complete(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     sn_responder_push(target, &cqe, 1, w->flags & IBV_SEND_SOLICITED);
 }
 
-/* Report a fault that the responder finds: the initiator gets a NAK, and an RC responder goes to the error state. */
+/* Report a fault that the responder finds: the initiator gets a NAK, and an RC responder goes to the error state. An
+ * event of IBV_EVENT_QP_FATAL is a fault of the responder itself. */
 static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, uint32_t status, int event,
                  const char *what)
 {
@@ -66,6 +74,13 @@ static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, u
     w->status = status;
     if (sn_qp_is_srd(qp)) /* no connection ends with it */
         return 0;
+    if (sn_qp_is_unreliable(qp)) { /* there is no NAK either; a receiver whose own buffers are wrong fails alone */
+        w->status = IBV_WC_SUCCESS;
+        sn_count(&sn_ctx_dev(qp->ctx)->counters.dropped, 1);
+        if (event == IBV_EVENT_QP_FATAL)
+            sn_qp_shm_fail(sn_self->world, target, event);
+        return 0;
+    }
     if (target == qp->shm)
         sn_qp_fail(qp, event);
     else
@@ -90,7 +105,7 @@ int sn_responder_receive_spans(struct sn_qp *qp, struct sn_qp_shm *target, struc
                                struct sn_copy *copy)
 {
     uint32_t proc = target->owner - 1, pd = target->srq == SN_NONE ? target->pd : sn_self->world->srqs[target->srq].pd;
-    uint64_t left = w->length;
+    uint64_t left = copy->length;
 
     copy->dst_count = 0;
     for (uint32_t i = 0; i < recv->num_sge && left; i++) {
@@ -98,7 +113,7 @@ int sn_responder_receive_spans(struct sn_qp *qp, struct sn_qp_shm *target, struc
 
         if (n == 0)
             continue;
-        if (!sn_responder_span(recv->sge[i].key, proc, pd, recv->sge[i].addr, n, IBV_ACCESS_LOCAL_WRITE,
+        if (!sn_responder_span(recv->sge[i].key, proc, pd, recv->sge[i].addr, n, IBV_ACCESS_LOCAL_WRITE, 0,
                                &copy->dst[copy->dst_count++])) {
             complete(qp, target, w, IBV_WC_LOC_PROT_ERR);
             fault(qp, target, w, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL, "the receive's lkey does not cover its buffer");
@@ -112,6 +127,15 @@ int sn_responder_receive_spans(struct sn_qp *qp, struct sn_qp_shm *target, struc
         return 1;
     }
     return 0;
+}
+
+int sn_responder_invalidate_check(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+{
+    if (sn_window_find(target, w->imm))
+        return 0;
+    fault(qp, target, w, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
+          "the target has no bound window of the key to invalidate");
+    return 1;
 }
 
 /* Rights that a request needs at the target: of the queue pair and of the memory. */
@@ -142,7 +166,8 @@ static struct refusal request_check(const struct sn_qp_shm *target, const struct
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                 "the target queue pair does not allow it"};
     *span = (struct sn_span){0};
-    if (w->length && !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, span))
+    if (w->length &&
+        !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, target->qpn, span))
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                 "remote access error: no such key, out of its bounds, or without the right"};
     return (struct refusal){0};
@@ -175,8 +200,9 @@ int sn_responder_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wq
         w->status = IBV_WC_LOC_PROT_ERR;
         return 0;
     }
-    return fault(qp, target, w, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL,
-                 "the target's memory is registered but cannot be reached");
+    fault(qp, target, w, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL,
+          "the target's memory is registered but cannot be reached");
+    return sn_qp_is_unreliable(qp) ? SN_EXEC_DROPPED : 0;
 }
 
 void sn_responder_count(const struct sn_qp *qp, const struct sn_qp_shm *target, bool read, uint64_t bytes)
@@ -190,6 +216,10 @@ void sn_responder_count(const struct sn_qp *qp, const struct sn_qp_shm *target, 
 
 void sn_responder_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
+    struct sn_mr_shm *window = w->opcode == IBV_WR_SEND_WITH_INV ? sn_window_find(target, w->imm) : NULL;
+
+    if (window) /* the only initiator that could use it is this one */
+        __atomic_store_n(&window->key, 0, __ATOMIC_SEQ_CST);
     sn_responder_count(qp, target, w->opcode == IBV_WR_RDMA_READ, w->length);
     if (sn_takes_receive(w->opcode))
         complete(qp, target, w, IBV_WC_SUCCESS);
@@ -203,7 +233,7 @@ bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const stru
 
     if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn)
         return false;
-    if (sn_qp_is_srd(qp) ? target->qkey != w->qkey : target->dest_qpn != qp->qpn)
+    if (sn_qp_is_datagram(qp) ? target->qkey != w->qkey : target->dest_qpn != qp->qpn)
         return false;
     if (state != IBV_QPS_RTR && state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_SQE)
         return false;

@@ -6,6 +6,7 @@
 #include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/queues.h"
 #include "tools/softnic/world/wake.h"
 
@@ -31,6 +32,10 @@ static uint32_t wc_opcode(uint32_t wr_opcode)
         return IBV_WC_COMP_SWAP;
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         return IBV_WC_FETCH_ADD;
+    case IBV_WR_BIND_MW:
+        return IBV_WC_BIND_MW;
+    case IBV_WR_LOCAL_INV:
+        return IBV_WC_LOCAL_INV;
     default:
         return IBV_WC_SEND;
     }
@@ -67,19 +72,36 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }
 
-/* After a failed request an RC connection fails too. SRD has no connection and goes on. */
-static void fail_if_rc(struct sn_qp *qp, const struct sn_wqe *w)
-{
-    if (w->status != IBV_WC_SUCCESS && !sn_qp_is_srd(qp))
-        sn_qp_fail(qp, -1);
-}
-
 void sn_qp_fail(struct sn_qp *qp, int event)
 {
     /* [flush-due] set before the error state; pairs with sn_post_recv (post.c), which finds the error state and then
      * looks here. */
     __atomic_store_n(&qp->flush_due, true, __ATOMIC_SEQ_CST);
     sn_qp_shm_stop(sn_self->world, qp->shm, event);
+}
+
+/* The send queue alone stops, until ibv_modify_qp starts it again. */
+static void send_queue_stop(struct sn_qp_shm *shm)
+{
+    uint32_t state;
+
+    sn_lock_take(&shm->lock);
+    state = __atomic_load_n(&shm->state, __ATOMIC_SEQ_CST);
+    if (state == IBV_QPS_RTS || state == IBV_QPS_SQD)
+        __atomic_store_n(&shm->state, IBV_QPS_SQE, __ATOMIC_SEQ_CST);
+    sn_lock_drop(&shm->lock);
+}
+
+/* After a failed request an RC connection fails too. Without acknowledgements the receiving half goes on, and SRD goes
+ * on as a whole. */
+static void fail_after(struct sn_qp *qp, const struct sn_wqe *w)
+{
+    if (w->status == IBV_WC_SUCCESS || sn_qp_is_srd(qp))
+        return;
+    if (sn_qp_is_unreliable(qp))
+        send_queue_stop(qp->shm);
+    else
+        sn_qp_fail(qp, -1);
 }
 
 /* [flush-due] clear first, then empty the ring; pairs with sn_post_recv, which puts a receive into the ring first. One
@@ -196,7 +218,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     uint64_t at;
     int r;
 
-    if (w->lost && w->status == IBV_WC_SUCCESS) {
+    if (w->lost && w->status == IBV_WC_SUCCESS && !sn_qp_is_unreliable(qp)) {
         sn_log("queue pair %u on %s: retry exceeded: lost %u times in a row (the loss that was asked for)", qp->qpn,
                sn_ctx_dev(qp->ctx)->name, qp->attr.retry_cnt + 1u);
         w->status = sn_qp_unanswered(qp);
@@ -210,7 +232,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     at = r ? retry(qp, w, r) : 0;
     if (at)
         return at;
-    fail_if_rc(qp, w);
+    fail_after(qp, w);
     return 0;
 }
 
@@ -230,7 +252,7 @@ static uint64_t run_complete(struct sn_qp *qp)
         if (sn_execute_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
         if (w->status != IBV_WC_WR_FLUSH_ERR)
-            fail_if_rc(qp, w);
+            fail_after(qp, w);
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
         if (w->status != IBV_WC_SUCCESS)
@@ -283,7 +305,7 @@ static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
                 return sn_now_ns() + PIPELINE_POLL_NS;
             if (r == SN_EXEC_WORD_KNOWN)
                 break; /* now it can begin, and others after it */
-            fail_if_rc(qp, w);
+            fail_after(qp, w);
             if (w->status != IBV_WC_SUCCESS)
                 w->due_done = 0;
             qp->exec++;
@@ -311,7 +333,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         /* Wait while stage two copies a result. While the queue pair is closing, nothing new begins. */
         if (result_is_copying(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->copying))
             return UINT64_MAX;
-        if (state == IBV_QPS_ERR && !w->copying) {
+        if ((state == IBV_QPS_ERR || state == IBV_QPS_SQE) && !w->copying) {
             if (w->status == IBV_WC_SUCCESS)
                 w->status = IBV_WC_WR_FLUSH_ERR;
             w->due_done = 0;

@@ -51,13 +51,6 @@ void sn_srd_defaults(struct sn_qp *qp)
     qp->attr.retry_cnt = ACK_RETRIES;
 }
 
-void sn_srd_to(struct sn_wqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey)
-{
-    w->dest_dev = ((const struct sn_ah *)ah)->dev;
-    w->dest_qpn = qpn;
-    w->qkey = qkey;
-}
-
 static const char *refusal(const struct sn_qp *qp, const struct sn_wqe *w)
 {
     bool send = w->opcode == IBV_WR_SEND || w->opcode == IBV_WR_SEND_WITH_IMM;

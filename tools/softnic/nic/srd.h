@@ -20,20 +20,11 @@ enum {
 };
 #define SN_SRD_MAX_RDMA (1u << 30)
 
-/* An address handle. RC devices have them only because programs create them. */
-struct sn_ah {
-    struct ibv_ah ibv; /* first: programs hold a pointer to it */
-    uint32_t dev;      /* SN_NONE: no device has that address, and requests time out */
-};
-
 /* Return 0, EINVAL or EOPNOTSUPP, logged. */
 int sn_srd_caps_check(const struct ibv_qp_init_attr_ex *attr);
 
 /* Set the attributes of a new or reset queue pair. */
 void sn_srd_defaults(struct sn_qp *qp);
-
-/* Set the target of a request. */
-void sn_srd_to(struct sn_wqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey);
 
 /* Does EFA take this request? Return 0 or EINVAL, logged; errors that only the device finds are set in w->status. The
  * caller holds the mutex. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stand-ins for the rdma-core libraries that programs link beside libibverbs (libmlx5, libefa, librdmacm).
+/* Stand-ins for the rdma-core libraries that programs link beside libibverbs (libmlx5, libefa), and for rsockets.
  *
  * The real ones need symbols of version IBVERBS_PRIVATE_<n>, private to the rdma-core release they were built with, so
  * they cannot be loaded beside another libibverbs. Programs that are linked BIND_NOW (Debian's perftest) do not even

@@ -43,6 +43,15 @@ bool sn_cq_take_locked(struct sn_cq *cq, struct sn_cqe *cqe)
     return true;
 }
 
+uint32_t sn_cqe_slid(const struct sn_cqe *cqe)
+{
+    const struct sn_world *world = sn_self->world;
+
+    if (!cqe->is_recv || cqe->src_dev >= world->dev_count)
+        return 0;
+    return world->devs[cqe->src_dev].efa ? cqe->src_dev : world->devs[cqe->src_dev].lid;
+}
+
 static void wc_fill(struct ibv_wc *wc, const struct sn_cqe *cqe)
 {
     *wc = (struct ibv_wc){.wr_id = cqe->wr_id,
@@ -53,7 +62,8 @@ static void wc_fill(struct ibv_wc *wc, const struct sn_cqe *cqe)
                           .imm_data = cqe->imm,
                           .qp_num = cqe->qp_num,
                           .src_qp = cqe->src_qp,
-                          .slid = (uint16_t)(cqe->is_recv ? cqe->src_dev : 0),
+                          .slid = (uint16_t)sn_cqe_slid(cqe),
+                          .sl = (uint8_t)cqe->sl,
                           .wc_flags = cqe->wc_flags};
 }
 
@@ -91,12 +101,16 @@ int sn_cq_req_notify(struct ibv_cq *ibv, int solicited_only)
 void sn_cq_purge(struct sn_cq *cq, uint32_t qpn)
 {
     struct sn_cq_shm *shm = cq->shm;
-    struct sn_cqe *ring = sn_ring_at(sn_self->world, shm->ring_off, (uint64_t)shm->capacity * sizeof(*ring));
-    uint32_t mask = shm->capacity - 1, to;
+    struct sn_cqe *ring;
+    uint32_t mask, to;
 
-    if (!ring || !shm->capacity)
-        return; /* the world is damaged */
     pthread_mutex_lock(&cq->mutex);
+    ring = sn_ring_at(sn_self->world, shm->ring_off, (uint64_t)shm->capacity * sizeof(*ring));
+    mask = shm->capacity - 1;
+    if (!ring || !shm->capacity) { /* the world is damaged */
+        pthread_mutex_unlock(&cq->mutex);
+        return;
+    }
     sn_lock_take(&shm->lock);
     to = shm->tail;
     /* Walk from the newest entry to the oldest, and move up those to keep: the tail stays, so their positions stay
@@ -232,9 +246,19 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
     return 0;
 }
 
-int ibv_resize_cq(struct ibv_cq *cq, int cqe)
+int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 {
-    return cqe > 0 && (uint32_t)cqe <= sn_cq_of(cq)->shm->capacity ? 0 : EOPNOTSUPP;
+    struct sn_cq *cq = sn_cq_of(ibv);
+    int r;
+
+    if (cqe < 1 || cqe > SN_MAX_CQE)
+        return EINVAL;
+    pthread_mutex_lock(&cq->mutex);
+    r = sn_cq_shm_resize(sn_self->world, cq->index, (uint32_t)cqe);
+    if (!r)
+        ibv->cqe = (int)cq->shm->capacity;
+    pthread_mutex_unlock(&cq->mutex);
+    return -r;
 }
 
 int sn_cq_modify(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)

@@ -43,6 +43,9 @@ int sn_cq_modify(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /* Take one completion out. True when there was one. The caller holds the mutex. */
 bool sn_cq_take_locked(struct sn_cq *cq, struct sn_cqe *cqe);
 
+/* The sender of a receive: its LID, or the number of EFA's address handle. 0 for a send. */
+uint32_t sn_cqe_slid(const struct sn_cqe *cqe);
+
 /* Remove the completions of a queue pair that is being destroyed. */
 void sn_cq_purge(struct sn_cq *cq, uint32_t qpn);
 

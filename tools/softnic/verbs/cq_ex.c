@@ -83,12 +83,17 @@ static unsigned int read_wc_flags(struct ibv_cq_ex *ex)
 
 static uint32_t read_slid(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.is_recv ? of(ex)->current.src_dev : 0;
+    return sn_cqe_slid(&of(ex)->current);
 }
 
-static uint8_t read_zero(struct ibv_cq_ex *ex)
+static uint8_t read_sl(struct ibv_cq_ex *ex)
 {
-    return 0; /* service level and path bits, which RoCE does not have */
+    return (uint8_t)of(ex)->current.sl;
+}
+
+static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
+{
+    return 0; /* RoCE has none */
 }
 
 static uint64_t read_time(struct ibv_cq_ex *ex)
@@ -120,8 +125,8 @@ void sn_cq_ex_fill(struct sn_cq *cq)
     ex->read_src_qp = read_src_qp;
     ex->read_wc_flags = read_wc_flags;
     ex->read_slid = read_slid;
-    ex->read_sl = read_zero;
-    ex->read_dlid_path_bits = read_zero;
+    ex->read_sl = read_sl;
+    ex->read_dlid_path_bits = read_dlid_path_bits;
     ex->read_completion_ts = read_time;
     ex->read_completion_wallclock_ns = read_wallclock;
 }

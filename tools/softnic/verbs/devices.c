@@ -158,6 +158,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     r = sn_ctx_shm_take(self->world, self->proc, ctx->dev, &ctx->index);
     if (r < 0)
         goto free_ctx;
+    ctx->world = self->world;
     ctx->shm = &self->world->ctxs[ctx->index];
     r = sn_wake_open(self->world, &ctx->shm->wake_id);
     if (r < 0)
@@ -170,7 +171,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     ctx->opened = 1;
     sn_engine_init(&ctx->engine, sn_model_on(&self->world->config));
     pthread_mutex_init(&ctx->qp_mutex, NULL);
-    sn_ops_fill(&ctx->verbs);
+    sn_ops_fill(&ctx->verbs, self->world->devs[ctx->dev].efa);
     ctx->verbs.context.device = device;
     ctx->verbs.context.num_comp_vectors = COMP_VECTORS;
     pthread_mutex_init(&ctx->verbs.context.mutex, NULL);
@@ -219,12 +220,14 @@ int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr)
                                      .max_qp = SN_MAX_QPS - 1,
                                      .max_qp_wr = SN_MAX_QP_WR,
                                      .device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_CURR_QP_STATE_MOD |
-                                                         IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID,
+                                                         IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID |
+                                                         IBV_DEVICE_MEM_WINDOW_TYPE_2B,
                                      .max_sge = SN_MAX_SGE,
                                      .max_sge_rd = SN_MAX_SGE,
                                      .max_cq = SN_MAX_CQS,
                                      .max_cqe = SN_MAX_CQE,
                                      .max_mr = SN_MAX_MRS - 1,
+                                     .max_mw = SN_MAX_MRS - 1,
                                      .max_pd = 1 << 16,
                                      .max_qp_rd_atom = SN_MAX_RD_ATOMIC,
                                      .max_res_rd_atom = SN_MAX_RD_ATOMIC * SN_MAX_QPS,
@@ -248,6 +251,13 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr)
     return sn_device_query(context, attr);
 }
 
+static const struct ibv_odp_caps odp_caps = {
+    .general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
+    .per_transport_caps = {.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE |
+                                          IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV,
+                           .uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE,
+                           .ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV}};
+
 int sn_device_query_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
                        struct ibv_device_attr_ex *attr, size_t attr_size)
 {
@@ -258,6 +268,10 @@ int sn_device_query_ex(struct ibv_context *context, const struct ibv_query_devic
     if ((input && input->comp_mask) || attr_size < sizeof(struct ibv_device_attr))
         return EINVAL;
     sn_device_query(context, &mine.orig_attr);
+    if (!sn_ctx_dev(sn_ctx_of(context))->efa) {
+        mine.odp_caps = odp_caps;
+        mine.max_dm_size = SN_MAX_DM_BYTES;
+    }
     memset(attr, 0, attr_size); /* the caller's structure may be longer or shorter than ours */
     memcpy(attr, &mine, attr_size < sizeof(mine) ? attr_size : sizeof(mine));
     return 0;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tools/softnic/nic/datagram.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/qp.h"
@@ -39,6 +40,7 @@ void sn_efa_limits(struct ibv_device_attr *attr)
     attr->max_sge_rd = SN_SRD_MAX_RDMA_SGE;
     attr->atomic_cap = IBV_ATOMIC_NONE;
     attr->max_qp_rd_atom = attr->max_res_rd_atom = attr->max_qp_init_rd_atom = 0;
+    attr->max_mw = 0;
     attr->max_srq = attr->max_srq_wr = attr->max_srq_sge = 0;
 }
 
@@ -88,13 +90,9 @@ struct ibv_qp *sn_efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_
 struct ibv_qp *sn_efadv_create_driver_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init, uint32_t type)
 {
     struct sn_efa_qp_init efa = {.driver_qp_type = type};
-    struct ibv_qp_init_attr_ex attr = {0};
-    struct ibv_qp *qp;
+    struct ibv_qp_init_attr_ex attr = sn_qp_init_extend(pd, init);
+    struct ibv_qp *qp = sn_efadv_create_qp_ex(pd->context, &attr, &efa, sizeof(efa));
 
-    memcpy(&attr, init, sizeof(*init)); /* the extended structure begins with the old one */
-    attr.comp_mask = IBV_QP_INIT_ATTR_PD;
-    attr.pd = pd;
-    qp = sn_efadv_create_qp_ex(pd->context, &attr, &efa, sizeof(efa));
     if (qp)
         init->cap = attr.cap;
     return qp;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Protection domains and registered memory. */
+/* Registered memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -18,70 +18,14 @@
 
 enum {
     MR_ACCESS_KNOWN = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB,
+                      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
+                      IBV_ACCESS_ON_DEMAND,
     MR_ACCESS_NEEDS_WRITE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
     POPULATE_READ = 22, /* of madvise, since Linux 5.14; older headers lack them */
     POPULATE_WRITE = 23,
     INITIATOR_NAP_US = 20,
     INITIATOR_PATIENCE_NS = 2000000000,
 };
-
-static uint32_t newest_pd; /* handles are unique in the process: a key of one device is not valid on another */
-
-static struct ibv_pd *pd_make(struct ibv_context *context, uint32_t handle)
-{
-    struct sn_pd *pd = calloc(1, sizeof(*pd));
-
-    if (!pd)
-        return NULL;
-    pd->ibv.context = context;
-    pd->ibv.handle = handle;
-    return &pd->ibv;
-}
-
-struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
-{
-    return pd_make(context, __atomic_add_fetch(&newest_pd, 1, __ATOMIC_RELAXED));
-}
-
-struct ibv_pd *ibv_import_pd(struct ibv_context *context, uint32_t handle)
-{
-    if (handle - 1 < __atomic_load_n(&newest_pd, __ATOMIC_RELAXED))
-        return pd_make(context, handle);
-    errno = EINVAL;
-    return NULL;
-}
-
-void ibv_unimport_pd(struct ibv_pd *pd)
-{
-    free(pd);
-}
-
-static bool pd_in_use(struct ibv_pd *pd)
-{
-    const struct sn_world *world = sn_self->world;
-
-    if (__atomic_load_n(&sn_pd_of(pd)->handles, __ATOMIC_RELAXED))
-        return true;
-    for (uint32_t i = 0; i < world->mr_slots.fresh; i++)
-        if (world->mrs[i].owner == sn_self->proc + 1 && world->mrs[i].pd == pd->handle && world->mrs[i].key)
-            return true;
-    for (uint32_t i = 0; i < world->qp_slots.fresh; i++)
-        if (world->qps[i].owner == sn_self->proc + 1 && world->qps[i].pd == pd->handle && world->qps[i].qpn)
-            return true;
-    for (uint32_t i = 0; i < world->srq_slots.fresh; i++)
-        if (world->srqs[i].owner == sn_self->proc + 1 && world->srqs[i].pd == pd->handle)
-            return true;
-    return false;
-}
-
-int ibv_dealloc_pd(struct ibv_pd *pd)
-{
-    if (pd_in_use(pd))
-        return EBUSY;
-    free(pd);
-    return 0;
-}
 
 static bool is_mapped(uint64_t addr, uint64_t length)
 {
@@ -121,15 +65,27 @@ static bool same_offset_in_page(uint64_t addr, uint64_t iova)
     return false;
 }
 
+/* On-demand paging needs nothing here, since no page is ever pinned: the memory may even be mapped later. The whole
+ * address space can be registered at once. */
+static bool is_implicit(uint64_t addr, size_t length, unsigned int access)
+{
+    return (access & IBV_ACCESS_ON_DEMAND) && addr == 0 && length == SIZE_MAX;
+}
+
 /* Check what a kernel would check, and find out whether it is device memory. Return 0 or -errno. */
 static int check_range(uint64_t addr, size_t length, uint64_t iova, unsigned int access, int fd, bool *device)
 {
+    *device = false;
     if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
-        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr ||
-        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_offset_in_page(addr, iova)))
+        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)))
+        return -EINVAL;
+    if (is_implicit(addr, length, access))
+        return 0;
+    if (addr + length < addr || length > SN_MAX_MR_BYTES ||
+        !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_offset_in_page(addr, iova)))
         return -EINVAL;
     *device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
-    if (*device || !length)
+    if (*device || !length || (access & IBV_ACCESS_ON_DEMAND))
         return 0;
     return is_mapped(addr, length) && (!(access & IBV_ACCESS_LOCAL_WRITE) || writable(addr, length)) ? 0 : -EFAULT;
 }
@@ -147,6 +103,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
     r = check_range(addr, length, iova, access, fd, &device);
+    if (!r && (access & IBV_ACCESS_ON_DEMAND) && sn_ctx_dev(sn_ctx_of(pd->context))->efa)
+        r = -EOPNOTSUPP;
     if (r < 0)
         goto fail;
     r = -ENOMEM;
@@ -177,6 +135,7 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
                           index,
                           index << 16 | shm->generation,
                           index << 16 | shm->generation};
+    sn_pd_hold(pd);
     __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE); /* valid from here on */
     r = device ? sn_device_mem->prepare(index) : 0;
     if (r >= 0)
@@ -240,12 +199,6 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
     return mr_register(pd, offset, length, iova, (unsigned int)access, fd);
 }
 
-int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
-{
-    errno = EOPNOTSUPP;
-    return IBV_REREG_MR_ERR_INPUT;
-}
-
 /* As in the kernel's interface, an imported registration does not know its address. */
 struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
 {
@@ -255,27 +208,28 @@ struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
     errno = EINVAL;
     if (shm && shm->owner == sn_self->proc + 1 && shm->key && shm->pd == pd->handle)
         mr = calloc(1, sizeof(*mr));
-    if (mr)
+    if (mr) {
         *mr = (struct ibv_mr){pd->context, pd, NULL, shm->length, handle, shm->key, shm->key};
+        sn_pd_hold(pd);
+    }
     return mr;
 }
 
 void ibv_unimport_mr(struct ibv_mr *mr)
 {
+    sn_pd_release(mr->pd);
     free(mr);
 }
 
-/* Wait until no initiator that saw the key as valid is still at work. Each queue pair of this process has at most its
- * initiators and one runner. */
-static void users_wait(const struct ibv_mr *mr)
+/* Each queue pair of this process has at most its initiators and one runner. */
+void sn_mr_users_wait(struct sn_ctx *ctx, uint32_t key)
 {
-    struct sn_ctx *ctx = sn_ctx_of(mr->context);
     uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;
 
     pthread_mutex_lock(&ctx->qp_mutex);
     for (struct sn_qp *qp = ctx->qp_list; qp; qp = qp->next)
         if (sn_qp_initiators_wait(qp, give_up) < 0)
-            sn_log("dereg_mr of key 0x%x: a request on queue pair %u did not end in 2 s", mr->rkey, qp->qpn);
+            sn_log("dereg_mr of key 0x%x: a request on queue pair %u did not end in 2 s", key, qp->qpn);
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
 
@@ -292,18 +246,117 @@ static int agents_wait(const struct ibv_mr *mr)
     return !r && world->config.copier ? sn_copier_wait(world, give_up) : r;
 }
 
+/* Nobody uses it when this returns, and nobody will until it has a key again. */
+static void withdraw(struct ibv_mr *mr, struct sn_mr_shm *shm)
+{
+    /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and execute_counted. */
+    __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
+    sn_mr_users_wait(sn_ctx_of(mr->context), mr->rkey);
+    if (agents_wait(mr) < 0)
+        sn_log("key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
+}
+
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
     struct sn_mr_shm *shm = &sn_self->world->mrs[mr->handle];
 
-    /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and execute_counted. */
-    __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
-    users_wait(mr);
-    if (agents_wait(mr) < 0)
-        sn_log("dereg_mr of key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
+    withdraw(mr, shm);
+    if (sn_mr_has_windows(mr)) { /* a bind that saw the key has ended by now */
+        __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE);
+        sn_log("dereg_mr of key 0x%x: a memory window is bound to it", mr->rkey);
+        return EBUSY;
+    }
     if (shm->kind != SN_MEM_HOST)
         sn_device_mem->unexport_mr(shm);
     sn_mr_shm_give(sn_self->world, mr->handle);
+    sn_pd_release(mr->pd);
     free(mr);
     return 0;
+}
+
+/* What a re-registration would make of it. Return 0 or -errno. */
+static int rereg_check(const struct ibv_mr *mr, int flags, const struct ibv_pd *pd, struct sn_mr_shm *next)
+{
+    bool device;
+
+    if (!flags || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) ||
+        ((flags & IBV_REREG_MR_CHANGE_PD) && (!pd || pd->context != mr->context)))
+        return -EINVAL;
+    if (next->kind != SN_MEM_HOST)
+        return -EOPNOTSUPP;
+    if (flags & IBV_REREG_MR_CHANGE_PD)
+        next->pd = pd->handle;
+    return check_range(next->addr, next->length, next->addr, next->access, -1, &device) ?: device ? -EOPNOTSUPP : 0;
+}
+
+/* The keys stay. While this runs, they are not valid. */
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+    struct sn_mr_shm *shm = &sn_self->world->mrs[mr->handle], next = *shm;
+    int r;
+
+    if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+        next.addr = (uintptr_t)addr;
+        next.length = length;
+    }
+    if (flags & IBV_REREG_MR_CHANGE_ACCESS)
+        next.access = (unsigned int)access & ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
+    r = rereg_check(mr, flags, pd, &next);
+    if (r < 0) {
+        errno = -r;
+        return IBV_REREG_MR_ERR_INPUT; /* and nothing has changed */
+    }
+    withdraw(mr, shm);
+    if (sn_mr_has_windows(mr)) {
+        __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE);
+        errno = EBUSY;
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    shm->access = next.access;
+    shm->pd = next.pd;
+    if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+        shm->addr = next.addr;
+        shm->length = mr->length = length;
+        shm->iova = next.access & IBV_ACCESS_ZERO_BASED ? 0 : next.addr;
+        mr->addr = addr;
+    }
+    if (flags & IBV_REREG_MR_CHANGE_PD) {
+        sn_pd_hold(pd);
+        sn_pd_release(mr->pd);
+        mr->pd = pd;
+    }
+    __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static int advise(const struct ibv_pd *pd, enum ibv_advise_mr_advice advice, const struct ibv_sge *sge)
+{
+    const struct sn_mr_shm *mr = sn_mr_find(sn_self->world, sge->lkey);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = sge->addr & ~(page - 1);
+    bool write = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+
+    if (!mr || mr->owner != sn_self->proc + 1 || mr->pd != pd->handle || !(mr->access & IBV_ACCESS_ON_DEMAND) ||
+        sge->addr < mr->iova || sge->length > mr->length || sge->addr - mr->iova > mr->length - sge->length ||
+        (write && !(mr->access & IBV_ACCESS_LOCAL_WRITE)))
+        return EINVAL;
+    if (advice == IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || !sge->length)
+        return 0;
+    from += mr->addr - mr->iova;
+    /* EINVAL: a kernel that cannot populate; nothing is lost by that */
+    return madvise((void *)(uintptr_t)from, (sge->addr & (page - 1)) + sge->length,
+                   write ? POPULATE_WRITE : POPULATE_READ) &&
+                   errno != EINVAL
+               ? EFAULT
+               : 0;
+}
+
+int sn_mr_advise(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sge,
+                 uint32_t count)
+{
+    int r =
+        advice > IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || (flags & ~(uint32_t)IBV_ADVISE_MR_FLAG_FLUSH) ? EINVAL : 0;
+
+    for (uint32_t i = 0; i < count && !r; i++)
+        r = advise(pd, advice, &sge[i]);
+    return r;
 }

@@ -6,18 +6,8 @@
 #include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/verbs/qp.h"
 
-static struct ibv_mw *no_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
-{
-    errno = EOPNOTSUPP;
-    return NULL;
-}
-
+/* Of type 1 only, which is not there. */
 static int no_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
-{
-    return EOPNOTSUPP;
-}
-
-static int no_dealloc_mw(struct ibv_mw *mw)
 {
     return EOPNOTSUPP;
 }
@@ -41,7 +31,7 @@ static int rt_values(struct ibv_context *context, struct ibv_values_ex *values)
     return 0;
 }
 
-void sn_ops_fill(struct verbs_context *verbs)
+void sn_ops_fill(struct verbs_context *verbs, bool efa)
 {
     struct ibv_context *context = &verbs->context;
 
@@ -54,10 +44,19 @@ void sn_ops_fill(struct verbs_context *verbs)
     verbs->create_srq_ex = srq_create_ex;
     verbs->close_xrcd = no_close_xrcd;
     verbs->query_rt_values = rt_values;
+    verbs->alloc_td = sn_td_alloc;
+    verbs->dealloc_td = sn_td_dealloc;
+    verbs->alloc_parent_domain = sn_parent_domain_alloc;
+    if (!efa) {
+        verbs->alloc_dm = sn_dm_alloc;
+        verbs->free_dm = sn_dm_free;
+        verbs->reg_dm_mr = sn_dm_reg;
+        verbs->advise_mr = sn_mr_advise;
+    }
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
-    context->ops.alloc_mw = no_alloc_mw;
+    context->ops.alloc_mw = sn_mw_alloc;
     context->ops.bind_mw = no_bind_mw;
-    context->ops.dealloc_mw = no_dealloc_mw;
+    context->ops.dealloc_mw = sn_mw_dealloc;
     context->ops.poll_cq = sn_cq_poll;
     context->ops.req_notify_cq = sn_cq_req_notify;
     context->ops.post_send = sn_post_send;

@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/softnic/nic/datagram.h"
 #include "tools/softnic/nic/model.h"
 #include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/nic/window.h"
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/queues.h"
@@ -51,9 +53,18 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->bounce = NULL;
 }
 
+static bool sends_are_flushed(const struct sn_qp *qp)
+{
+    uint32_t state = sn_qp_state(qp);
+
+    return state == IBV_QPS_ERR || state == IBV_QPS_SQE;
+}
+
 /* Can a copy engine make all the copies? Then the poster only starts them. */
 static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
 {
+    if (sn_qp_is_unreliable(qp))
+        return false;
     for (; first != qp->tail; first++)
         if (!sn_pipeline_suits(sn_wqe_at(qp, first)))
             return false;
@@ -106,7 +117,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
         sn_qp_hand_over_locked(qp, srd_due(qp, first, wake_at));
         return;
     }
-    due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: no delay of the model */
+    due = sends_are_flushed(qp) ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: no delay of the model */
     /* Before it is due, nothing can be done for it, and the engine need not wake; but the pipeline must be checked
      * before that. */
     if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_pipeline(qp, first)))
@@ -146,6 +157,10 @@ int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w)
 
     if (sn_qp_is_srd(qp))
         return sn_srd_check(qp, w);
+    if (sn_qp_is_ud(qp))
+        return sn_ud_check(qp, w);
+    if (qp->transport == SN_TRANSPORT_UC && (atomic || w->opcode == IBV_WR_RDMA_READ))
+        return EINVAL;
     if ((w->flags & IBV_SEND_INLINE) && (atomic || w->opcode == IBV_WR_RDMA_READ))
         return EINVAL;
     return w->length > MAX_MESSAGE || (atomic && w->length != 8) ? EINVAL : 0;
@@ -157,7 +172,7 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
     bool atomic = wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
     int r;
 
-    if (wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD)
+    if (wr->opcode > (qp->transport == SN_TRANSPORT_RC ? IBV_WR_SEND_WITH_INV : IBV_WR_ATOMIC_FETCH_AND_ADD))
         return EOPNOTSUPP;
     if (sn_qp_is_srd(qp) && wr->opcode != IBV_WR_SEND && wr->opcode != IBV_WR_SEND_WITH_IMM) {
         sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn,
@@ -169,9 +184,15 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
     sn_wqe_init(qp, w, wr->opcode, wr->send_flags);
     w->wr_id = wr->wr_id;
     w->imm = wr->imm_data;
-    if (sn_qp_is_srd(qp)) {
+    if (sn_qp_is_datagram(qp)) {
         if (wr->wr.ud.ah)
-            sn_srd_to(w, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+            sn_wqe_to(qp, w, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+    } else if (wr->opcode == IBV_WR_BIND_MW) {
+        r = sn_window_bind_fill(qp, w, wr->bind_mw.mw, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
+        if (r)
+            return r;
+    } else if (wr->opcode == IBV_WR_LOCAL_INV) {
+        w->rkey = wr->invalidate_rkey;
     } else if (atomic) {
         w->raddr = wr->wr.atomic.remote_addr;
         w->rkey = wr->wr.atomic.rkey;
@@ -181,7 +202,7 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
         w->raddr = wr->wr.rdma.remote_addr;
         w->rkey = wr->wr.rdma.rkey;
     }
-    r = wqe_buffers(qp, w, wr->sg_list, wr->num_sge);
+    r = wqe_buffers(qp, w, wr->sg_list, sn_is_local(wr->opcode) ? 0 : wr->num_sge);
     return r ? r : sn_wqe_check(qp, w);
 }
 

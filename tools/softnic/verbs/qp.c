@@ -21,10 +21,10 @@ static int type_check(const struct sn_ctx *ctx, enum ibv_qp_type type)
 {
     bool efa = sn_self->world->devs[ctx->dev].efa;
 
-    if (type == (efa ? IBV_QPT_DRIVER : IBV_QPT_RC))
+    if (efa ? type == IBV_QPT_DRIVER : type == IBV_QPT_RC || type == IBV_QPT_UC || type == IBV_QPT_UD)
         return 0;
-    sn_log("create_qp on %s: type %d: only %s is there", sn_self->world->devs[ctx->dev].name, type,
-           efa ? "SRD, by efadv_create_qp_ex or efadv_create_driver_qp," : "RC");
+    sn_log("create_qp on %s: type %d: there is %s", sn_self->world->devs[ctx->dev].name, type,
+           efa ? "SRD, by efadv_create_qp_ex or efadv_create_driver_qp," : "RC, UC or UD");
     return EOPNOTSUPP;
 }
 
@@ -56,7 +56,7 @@ static int owner_check(const struct ibv_context *context, const struct ibv_qp_in
 
 /* Allocate the send queue, in this process. It has one entry more than asked for, so that a posted request never shares
  * its entry with the one that is just being completed. */
-static int sq_init(struct sn_qp *qp, bool srd)
+static int sq_init(struct sn_qp *qp)
 {
     if (qp->cap.max_send_sge == 0)
         qp->cap.max_send_sge = 1;
@@ -69,7 +69,7 @@ static int sq_init(struct sn_qp *qp, bool srd)
     qp->sq = aligned_alloc(64, (size_t)qp->sq_size * qp->sq_stride);
     if (!qp->sq)
         return -ENOMEM;
-    if (!srd)
+    if (!sn_qp_is_srd(qp))
         return 0;
     qp->turn = malloc(qp->sq_size * sizeof(*qp->turn));
     if (!qp->turn) {
@@ -88,7 +88,7 @@ static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     shm->ctx = qp->ctx->index;
     shm->dev = qp->ctx->dev;
     shm->pd = attr->pd->handle;
-    shm->transport = sn_qp_is_srd(qp) ? SN_TRANSPORT_SRD : SN_TRANSPORT_RC;
+    shm->transport = qp->transport;
     if (sn_qp_is_srd(qp))
         sn_srd_defaults(qp);
     shm->state = IBV_QPS_RESET;
@@ -117,6 +117,7 @@ static void ibv_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     ibv->qp_type = attr->qp_type;
     pthread_mutex_init(&ibv->mutex, NULL);
     pthread_cond_init(&ibv->cond, NULL);
+    sn_pd_hold(attr->pd);
     __atomic_fetch_add(&sn_cq_of(attr->send_cq)->refs, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&sn_cq_of(attr->recv_cq)->refs, 1, __ATOMIC_RELAXED);
     if (attr->srq)
@@ -145,7 +146,31 @@ static void list_remove(struct sn_qp *qp)
     pthread_mutex_unlock(&qp->ctx->qp_mutex);
 }
 
-static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr, bool srd)
+static enum sn_transport transport_of(enum ibv_qp_type type)
+{
+    switch (type) {
+    case IBV_QPT_DRIVER:
+        return SN_TRANSPORT_SRD;
+    case IBV_QPT_UC:
+        return SN_TRANSPORT_UC;
+    case IBV_QPT_UD:
+        return SN_TRANSPORT_UD;
+    default:
+        return SN_TRANSPORT_RC;
+    }
+}
+
+static uint64_t send_ops(enum sn_transport transport)
+{
+    static const uint64_t ops[] = {[SN_TRANSPORT_RC] = SN_WR_OPS,
+                                   [SN_TRANSPORT_SRD] = SN_WR_OPS_SRD,
+                                   [SN_TRANSPORT_UC] = SN_WR_OPS_UC,
+                                   [SN_TRANSPORT_UD] = SN_WR_OPS_UD};
+
+    return ops[transport];
+}
+
+static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr)
 {
     struct sn_world *world = sn_self->world;
     struct sn_qp *qp = calloc(1, sizeof(*qp));
@@ -155,6 +180,7 @@ static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr, bool srd)
         goto fail;
     qp->ctx = sn_ctx_of(attr->pd->context);
     qp->pd = attr->pd->handle;
+    qp->transport = transport_of(attr->qp_type);
     qp->cap = attr->cap;
     if (attr->srq)
         qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
@@ -163,7 +189,7 @@ static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr, bool srd)
     qp->sig_all = attr->sq_sig_all;
     qp->heap_at = UINT32_MAX;
     pthread_mutex_init(&qp->mutex, NULL);
-    r = sq_init(qp, srd);
+    r = sq_init(qp);
     if (r < 0)
         goto free_qp;
     r = sn_qp_shm_take(world, sn_self->proc, &qp->index);
@@ -187,9 +213,9 @@ fail:
     return NULL;
 }
 
-static struct ibv_qp *qp_create(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr, bool srd)
+static struct ibv_qp *qp_create(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
-    uint64_t ops = srd ? SN_WR_OPS_SRD : SN_WR_OPS;
+    uint64_t ops = send_ops(transport_of(attr->qp_type));
     bool extended = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     struct sn_qp *qp;
 
@@ -202,12 +228,12 @@ static struct ibv_qp *qp_create(struct ibv_context *context, struct ibv_qp_init_
         errno = EOPNOTSUPP;
         return NULL;
     }
-    errno = srd ? sn_srd_caps_check(attr) : caps_check(attr);
+    errno = attr->qp_type == IBV_QPT_DRIVER ? sn_srd_caps_check(attr) : caps_check(attr);
     if (!errno)
         errno = owner_check(context, attr);
     if (errno)
         return NULL;
-    qp = qp_open(attr, srd);
+    qp = qp_open(attr);
     if (!qp)
         return NULL;
     shm_fill(qp, attr);
@@ -227,22 +253,30 @@ struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_a
         sn_log("create_qp on %s: SRD comes from efadv_create_qp_ex or efadv_create_driver_qp", context->device->name);
         errno = EOPNOTSUPP;
     }
-    return errno ? NULL : qp_create(context, attr, false);
+    return errno ? NULL : qp_create(context, attr);
 }
 
 struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
     errno = type_check(sn_ctx_of(context), attr->qp_type);
-    return errno ? NULL : qp_create(context, attr, true);
+    return errno ? NULL : qp_create(context, attr);
+}
+
+struct ibv_qp_init_attr_ex sn_qp_init_extend(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
+{
+    struct ibv_qp_init_attr_ex attr = {0};
+
+    memcpy(&attr, init, sizeof(*init)); /* both begin alike, but one has its mask where the other has padding */
+    attr.comp_mask = IBV_QP_INIT_ATTR_PD;
+    attr.pd = pd;
+    return attr;
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
-    struct ibv_qp_init_attr_ex attr = {.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd};
-    struct ibv_qp *qp;
+    struct ibv_qp_init_attr_ex attr = sn_qp_init_extend(pd, init);
+    struct ibv_qp *qp = sn_qp_create_ex(pd->context, &attr);
 
-    memcpy(&attr, init, sizeof(*init)); /* the extended structure begins with the old one */
-    qp = sn_qp_create_ex(pd->context, &attr);
     if (qp)
         init->cap = attr.cap;
     return qp;
@@ -330,6 +364,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
     sn_cq_purge(sn_cq_of(ibv->send_cq), qp->qpn);
     if (ibv->recv_cq != ibv->send_cq)
         sn_cq_purge(sn_cq_of(ibv->recv_cq), qp->qpn);
+    sn_pd_release(ibv->pd);
     __atomic_fetch_sub(&sn_cq_of(ibv->send_cq)->refs, 1, __ATOMIC_RELEASE);
     __atomic_fetch_sub(&sn_cq_of(ibv->recv_cq)->refs, 1, __ATOMIC_RELEASE);
     if (ibv->srq)

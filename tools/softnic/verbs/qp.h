@@ -8,6 +8,9 @@
 /* The queue pair of this process with that number, or NULL when it is gone. */
 struct sn_qp *sn_qp_local(uint32_t qpn);
 
+/* The attributes of the old call, with the domain, as those of the extended one. */
+struct ibv_qp_init_attr_ex sn_qp_init_extend(struct ibv_pd *pd, const struct ibv_qp_init_attr *init);
+
 struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
 /* The same for SRD, which only EFA devices have. */
@@ -43,8 +46,11 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
 #define SN_WR_OPS                                                                                                      \
     (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                            \
      IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |                     \
-     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
-#define SN_WR_OPS_SRD (SN_WR_OPS & ~(uint64_t)(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD))
+     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_LOCAL_INV |                   \
+     IBV_QP_EX_WITH_BIND_MW)
+#define SN_WR_OPS_UD  (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM)
+#define SN_WR_OPS_UC  (SN_WR_OPS_UD | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM)
+#define SN_WR_OPS_SRD (SN_WR_OPS_UC | IBV_QP_EX_WITH_RDMA_READ)
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 
 #endif

@@ -46,6 +46,7 @@ static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int ma
 {
     struct sn_qp_shm *shm = qp->shm;
     struct ibv_qp_attr *to = &qp->attr;
+    uint8_t gid;
 
     if (mask & IBV_QP_ACCESS_FLAGS)
         shm->access = to->qp_access_flags = attr->qp_access_flags;
@@ -53,7 +54,7 @@ static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int ma
         to->port_num = attr->port_num;
     if (mask & IBV_QP_AV) {
         to->ah_attr = attr->ah_attr;
-        shm->dest_dev = sn_dev_find(&attr->ah_attr);
+        shm->dest_dev = sn_dev_find(&attr->ah_attr, &gid);
         if (shm->dest_dev == SN_NONE)
             sn_log("modify_qp %u: no device of this world has that %s; requests will time out", qp->qpn,
                    attr->ah_attr.is_global ? "GID" : "LID");
@@ -107,7 +108,7 @@ static int qp_reset(struct sn_qp *qp)
     qp->shm->access = 0;
     if (sn_qp_is_srd(qp))
         sn_srd_defaults(qp);
-    qp->closing = qp->flush_due = false;
+    qp->closing = qp->flush_due = qp->window_waits = false;
     pthread_mutex_unlock(&qp->mutex);
     return 0;
 }

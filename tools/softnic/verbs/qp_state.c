@@ -8,56 +8,62 @@
 #define ALWAYS (IBV_QP_STATE | IBV_QP_CUR_STATE)
 #define ANY    IBV_QPS_UNKNOWN
 
+#define RC  (1u << SN_TRANSPORT_RC)
+#define SRD (1u << SN_TRANSPORT_SRD)
+#define UC  (1u << SN_TRANSPORT_UC)
+#define UD  (1u << SN_TRANSPORT_UD)
+
 struct transition {
+    uint32_t transports;
     enum ibv_qp_state from, to; /* from ANY: from every state */
     int required, optional;
 };
 
+/* As the specification has it; SRD: as in EFA's kernel driver. */
 static const struct transition transitions[] = {
-    {ANY, IBV_QPS_RESET, 0, 0},
-    {ANY, IBV_QPS_ERR, 0, 0},
-    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
-    {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
-    {IBV_QPS_INIT, IBV_QPS_RTR,
+    {RC | UC | UD | SRD, ANY, IBV_QPS_RESET, 0, 0},
+    {RC | UC | UD | SRD, ANY, IBV_QPS_ERR, 0, 0},
+    {RC | UC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
+    {UD | SRD, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
+    {RC | UC, IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
+    {UD | SRD, IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
+    {RC, IBV_QPS_INIT, IBV_QPS_RTR,
      IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
      IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_ALT_PATH},
-    {IBV_QPS_RTR, IBV_QPS_RTS,
+    {UC, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+     IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_ALT_PATH},
+    {UD | SRD, IBV_QPS_INIT, IBV_QPS_RTR, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {RC, IBV_QPS_RTR, IBV_QPS_RTS,
      IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
      IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
-    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
-    {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
-    {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
-    {IBV_QPS_SQD, IBV_QPS_SQD, 0,
+    {UC, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
+    {UD, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_QKEY},
+    {SRD, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_QKEY | IBV_QP_RNR_RETRY},
+    {RC, IBV_QPS_RTS, IBV_QPS_RTS, 0,
+     IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
+    {UC, IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
+    {UD | SRD, IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+    {RC | UC | UD | SRD, IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {RC, IBV_QPS_SQD, IBV_QPS_RTS, 0,
+     IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
+    {UC, IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE},
+    {UD | SRD, IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+    {RC, IBV_QPS_SQD, IBV_QPS_SQD, 0,
      IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_MIN_RNR_TIMER | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
          IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC},
-    {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
-};
-
-/* As in EFA's kernel driver. */
-static const struct transition srd_transitions[] = {
-    {ANY, IBV_QPS_RESET, 0, 0},
-    {ANY, IBV_QPS_ERR, 0, 0},
-    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
-    {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
-    {IBV_QPS_INIT, IBV_QPS_RTR, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
-    {IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_QKEY | IBV_QP_RNR_RETRY},
-    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_QKEY},
-    {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
-    {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_QKEY},
-    {IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
-    {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+    {UC, IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_AV},
+    {UD | SRD, IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {RC, IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+    {UC, IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS},
+    {UD | SRD, IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_QKEY},
 };
 
 int sn_qp_state_check(uint32_t qpn, uint32_t transport, enum ibv_qp_state from, enum ibv_qp_state to, int mask)
 {
-    bool srd = transport == SN_TRANSPORT_SRD;
-    const struct transition *table = srd ? srd_transitions : transitions;
-    size_t count = srd ? sizeof(srd_transitions) : sizeof(transitions);
+    for (unsigned i = 0; i < sizeof(transitions) / sizeof(transitions[0]); i++) {
+        const struct transition *t = &transitions[i];
 
-    for (unsigned i = 0; i < count / sizeof(*table); i++) {
-        const struct transition *t = &table[i];
-
-        if (t->to != to || (t->from != from && t->from != ANY))
+        if (!(t->transports & 1u << transport) || t->to != to || (t->from != from && t->from != ANY))
             continue;
         if ((mask & t->required) != t->required) {
             sn_log("modify_qp %u: state %d to %d lacks attributes 0x%x", qpn, from, to, t->required & ~mask);

@@ -52,6 +52,7 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init
     srq->ibv.context = pd->context;
     srq->ibv.srq_context = init->srq_context;
     srq->ibv.pd = pd;
+    sn_pd_hold(pd);
     srq->ibv.handle = srq->index;
     pthread_mutex_init(&srq->ibv.mutex, NULL);
     pthread_cond_init(&srq->ibv.cond, NULL);
@@ -96,6 +97,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
         return EBUSY;
     __atomic_store_n(&sn_self->srqs[srq->index], NULL, __ATOMIC_RELEASE);
     sn_srq_shm_give(sn_self->world, srq->index);
+    sn_pd_release(ibv->pd);
     free(srq);
     return 0;
 }

@@ -53,29 +53,16 @@ int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t siz
     return (int)n;
 }
 
+/* ibv_query_device says that there are no multicast groups. */
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
+    sn_log("attach_mcast of queue pair %u: the software NIC has no multicast groups", qp->qp_num);
     return EOPNOTSUPP;
 }
 
 int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
     return EOPNOTSUPP;
-}
-
-static void *not_supported(void)
-{
-    errno = EOPNOTSUPP;
-    return NULL;
-}
-
-struct ibv_dm *ibv_import_dm(struct ibv_context *context, uint32_t handle)
-{
-    return not_supported();
-}
-
-void ibv_unimport_dm(struct ibv_dm *dm)
-{
 }
 
 /* Providers call these when one of their devices is opened, which never happens here. */

@@ -4,7 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tools/softnic/nic/srd.h"
+#include "tools/softnic/nic/datagram.h"
+#include "tools/softnic/nic/window.h"
 #include "tools/softnic/verbs/qp.h"
 
 static struct sn_qp *of(struct ibv_qp_ex *ex)
@@ -97,6 +98,28 @@ static void wr_send_imm(struct ibv_qp_ex *ex, __be32 imm)
         w->imm = imm;
 }
 
+static void wr_send_inv(struct ibv_qp_ex *ex, uint32_t rkey)
+{
+    struct sn_wqe *w = wr_open(ex, IBV_WR_SEND_WITH_INV, 0, 0);
+
+    if (w)
+        w->imm = rkey;
+}
+
+static void wr_local_inv(struct ibv_qp_ex *ex, uint32_t rkey)
+{
+    wr_open(ex, IBV_WR_LOCAL_INV, rkey, 0);
+}
+
+static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey, const struct ibv_mw_bind_info *info)
+{
+    struct sn_wqe *w = wr_open(ex, IBV_WR_BIND_MW, rkey, 0);
+    int r = w ? sn_window_bind_fill(of(ex), w, mw, rkey, info) : 0;
+
+    if (r)
+        fail(of(ex), r);
+}
+
 static void wr_atomic_cmp_swp(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t raddr, uint64_t compare, uint64_t swap)
 {
     struct sn_wqe *w = wr_open(ex, IBV_WR_ATOMIC_CMP_AND_SWP, rkey, raddr);
@@ -187,7 +210,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t rem
     struct sn_wqe *w = wr_current(of(ex));
 
     if (w)
-        sn_srd_to(w, ah, remote_qpn, remote_qkey);
+        sn_wqe_to(of(ex), w, ah, remote_qpn, remote_qkey);
 }
 
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops)
@@ -201,7 +224,7 @@ void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops)
     ex->wr_set_sge_list = wr_set_sge_list;
     ex->wr_set_inline_data = wr_set_inline_data;
     ex->wr_set_inline_data_list = wr_set_inline_data_list;
-    if (sn_qp_is_srd(qp))
+    if (sn_qp_is_datagram(qp))
         ex->wr_set_ud_addr = wr_set_ud_addr;
     if (send_ops & IBV_QP_EX_WITH_RDMA_WRITE)
         ex->wr_rdma_write = wr_rdma_write;
@@ -211,6 +234,12 @@ void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops)
         ex->wr_send = wr_send;
     if (send_ops & IBV_QP_EX_WITH_SEND_WITH_IMM)
         ex->wr_send_imm = wr_send_imm;
+    if (send_ops & IBV_QP_EX_WITH_SEND_WITH_INV)
+        ex->wr_send_inv = wr_send_inv;
+    if (send_ops & IBV_QP_EX_WITH_LOCAL_INV)
+        ex->wr_local_inv = wr_local_inv;
+    if (send_ops & IBV_QP_EX_WITH_BIND_MW)
+        ex->wr_bind_mw = wr_bind_mw;
     if (send_ops & IBV_QP_EX_WITH_RDMA_READ)
         ex->wr_rdma_read = wr_rdma_read;
     if (send_ops & IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP)

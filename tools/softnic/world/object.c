@@ -68,6 +68,40 @@ int sn_cq_shm_take(struct sn_world *world, uint32_t proc, uint32_t ctx, uint32_t
     return 0;
 }
 
+/* Move the unread entries into the new ring, at the positions that they have. */
+static int entries_move_locked(struct sn_world *world, struct sn_cq_shm *cq, struct sn_cqe *to, uint32_t most,
+                               uint32_t capacity)
+{
+    const struct sn_cqe *from = sn_ring_at(world, cq->ring_off, (uint64_t)cq->capacity * sizeof(*from));
+
+    if (!from || cq->tail - cq->head > most)
+        return -EINVAL;
+    for (uint32_t i = cq->head; i != cq->tail; i++)
+        to[i & (capacity - 1)] = from[i & (cq->capacity - 1)];
+    return 0;
+}
+
+int sn_cq_shm_resize(struct sn_world *world, uint32_t index, uint32_t entries)
+{
+    struct sn_cq_shm *cq = &world->cqs[index];
+    uint64_t off, old_off = cq->ring_off;
+    uint32_t old = cq->capacity, capacity = power_of_two(entries);
+    int r = sn_arena_alloc(world, (uint64_t)capacity * sizeof(struct sn_cqe), &off);
+
+    if (r < 0)
+        return r;
+    sn_lock_take(&cq->lock);
+    r = entries_move_locked(world, cq, sn_ring_at(world, off, (uint64_t)capacity * sizeof(struct sn_cqe)), entries,
+                            capacity);
+    if (!r) {
+        cq->ring_off = off;
+        cq->capacity = capacity;
+    }
+    sn_lock_drop(&cq->lock);
+    sn_arena_free(world, r ? off : old_off, (uint64_t)(r ? capacity : old) * sizeof(struct sn_cqe));
+    return r;
+}
+
 void sn_cq_shm_give(struct sn_world *world, uint32_t index)
 {
     struct sn_cq_shm *cq = &world->cqs[index];

@@ -13,6 +13,10 @@ int sn_qp_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index);
 int sn_srq_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index);
 int sn_mr_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index);
 
+/* Give a completion queue room for that many entries. The caller keeps its consumers away. Return 0, -EINVAL: more are
+ * unread, or -ENOMEM. */
+int sn_cq_shm_resize(struct sn_world *world, uint32_t index, uint32_t entries);
+
 /* Free it. The owner, or the sweeper, makes sure that nobody is using it. */
 void sn_ctx_shm_give(struct sn_world *world, uint32_t index);
 void sn_cq_shm_give(struct sn_world *world, uint32_t index);

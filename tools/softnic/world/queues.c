@@ -19,16 +19,17 @@ static bool arm_matches(uint32_t armed, const struct sn_cqe *cqe, bool solicited
 int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes, uint32_t count, bool solicited)
 {
     struct sn_cq_shm *cq = &world->cqs[index < SN_MAX_CQS ? index : 0];
-    struct sn_cqe *ring = sn_ring_at(world, cq->ring_off, (uint64_t)cq->capacity * sizeof(*ring));
     bool wake = false, first_overrun = false;
+    struct sn_cqe *ring;
     int r = 0;
 
+    sn_lock_take(&cq->lock);
+    ring = sn_ring_at(world, cq->ring_off, (uint64_t)cq->capacity * sizeof(*ring));
     if (index >= SN_MAX_CQS || !ring) {
+        sn_lock_drop(&cq->lock);
         sn_log("completion queue %u is damaged: completions are lost", index);
         return -EOVERFLOW;
     }
-
-    sn_lock_take(&cq->lock);
     for (uint32_t i = 0; i < count; i++) {
         /* [cq-head] acquire; pairs with the consumer (cq.c): an entry is overwritten only after it was read. */
         if (cq->tail - __atomic_load_n(&cq->head, __ATOMIC_ACQUIRE) >= cq->capacity) {

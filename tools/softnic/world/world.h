@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 7,
+    SN_WORLD_VERSION = 8,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -30,7 +30,8 @@ enum {
     SN_ARENA_CLASSES = 20,  /* 4 KiB << class */
     SN_IPC_BLOB = 128,
     SN_MAX_SGE = 32,
-    SN_AGENT_SLOTS = 32, /* jobs that one agent carries out at a time */
+    SN_MAX_SPANS = SN_MAX_SGE + 1, /* of a copy: the buffers, and the header of a datagram */
+    SN_AGENT_SLOTS = 32,           /* jobs that one agent carries out at a time */
     SN_AGENT_ORDER = 64,
     SN_ATOMIC_LOCKS = 64,
     SN_MAX_INITIATORS = 7, /* at work on one queue pair at a time; others wait */
@@ -84,8 +85,9 @@ struct sn_counters {
     uint64_t errors; /* completions with an error status, except flushed ones */
     uint64_t rnr_naks, retries;
     uint64_t flushed; /* requests and receives that a queue pair returned undone */
+    uint64_t dropped; /* UD and UC: messages of this device that did not arrive */
 };
-static_assert(sizeof(struct sn_counters) == 96, "shared layout");
+static_assert(sizeof(struct sn_counters) == 104, "shared layout");
 
 struct sn_dev {
     char name[32];
@@ -101,7 +103,7 @@ struct sn_dev {
     uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
     uint32_t efa; /* as in sn_config */
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 96 - 4];
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 104 - 4];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -151,7 +153,7 @@ struct sn_cqe {
     uint32_t is_recv;
     uint64_t time_ns;
     uint32_t src_dev; /* of a receive: the sender's device */
-    uint32_t pad;
+    uint32_t sl;
 };
 static_assert(sizeof(struct sn_cqe) == 64, "one cache line each");
 
@@ -205,7 +207,7 @@ struct sn_rq_shm {
 };
 static_assert(sizeof(struct sn_rq_shm) == 64, "shared layout");
 
-enum sn_transport { SN_TRANSPORT_RC = 0, SN_TRANSPORT_SRD = 1 };
+enum sn_transport { SN_TRANSPORT_RC, SN_TRANSPORT_SRD, SN_TRANSPORT_UC, SN_TRANSPORT_UD };
 
 struct sn_qp_shm {
     uint32_t owner;
@@ -225,10 +227,10 @@ struct sn_qp_shm {
     uint32_t max_dest_rd_atomic;
     struct sn_lock lock; /* state changes */
     /* Each word: a count << 32 | pid of an initiator that is acting on this queue pair and its memory; pid 0: none. An
-     * RC queue pair has one at a time, an SRD one any number. */
+     * connected queue pair has one at a time, others any number. */
     uint64_t initiators[SN_MAX_INITIATORS];
     struct sn_rq_shm rq;
-    uint32_t qkey; /* SRD: the key that a request must carry */
+    uint32_t qkey; /* UD, SRD: the key that a request must carry */
     uint8_t spare[60];
 };
 static_assert(sizeof(struct sn_qp_shm) == 256, "shared layout");
@@ -253,10 +255,11 @@ struct sn_mr_shm {
     uint64_t length;
     uint64_t addr; /* its address in the owner: addr + (requested - iova) */
     uint32_t access;
-    uint32_t kind; /* enum sn_mem_kind */
-    uint32_t ctx;  /* SN_MEM_CUDA: the opened device whose agent copies it for others */
-    uint8_t pad[12];
-    uint8_t ipc[SN_IPC_BLOB]; /* SN_MEM_CUDA: how another process maps it (cuda_region.c) */
+    uint32_t kind;                  /* enum sn_mem_kind */
+    uint32_t ctx;                   /* SN_MEM_CUDA: the opened device whose agent copies it for others */
+    uint32_t window;                /* it is a memory window; its key is not valid while it is not bound */
+    uint32_t window_qpn, window_of; /* the queue pair that has bound it; index of its registration */
+    uint8_t ipc[SN_IPC_BLOB];       /* SN_MEM_CUDA: how another process maps it (cuda_region.c) */
     uint8_t spare[64];
 };
 static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
@@ -289,9 +292,9 @@ struct sn_agent_slot {
     /* SN_AGENT_ENQUEUE: the index of the queue pair whose queue it is; and whether that queue is empty */
     uint16_t queue;
     uint16_t queue_is_empty;
-    struct sn_agent_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
+    struct sn_agent_span dst[SN_MAX_SPANS], src[SN_MAX_SPANS];
 };
-static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SGE, "shared layout");
+static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SPANS, "shared layout");
 
 static_assert(SN_MAX_QPS <= UINT16_MAX, "lanes are numbered like queue pairs");
 

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* There are no rsockets: each call fails with EOPNOTSUPP. The names are here because Debian links its programs with
+ * BIND_NOW: one that can use rsockets, among other ways, would not start without them. */
+#include "tools/softnic/stub/stub.h"
+
+STUB_MINUS1(raccept)
+STUB_MINUS1(rbind)
+STUB_MINUS1(rclose)
+STUB_MINUS1(rconnect)
+STUB_MINUS1(rfcntl)
+STUB_MINUS1(rgetpeername)
+STUB_MINUS1(rgetsockname)
+STUB_MINUS1(rgetsockopt)
+STUB_MINUS1(riomap)
+STUB_MINUS1(riounmap)
+STUB_MINUS1(riowrite)
+STUB_MINUS1(rlisten)
+STUB_MINUS1(rpoll)
+STUB_MINUS1(rread)
+STUB_MINUS1(rreadv)
+STUB_MINUS1(rrecv)
+STUB_MINUS1(rrecvfrom)
+STUB_MINUS1(rrecvmsg)
+STUB_MINUS1(rselect)
+STUB_MINUS1(rsend)
+STUB_MINUS1(rsendmsg)
+STUB_MINUS1(rsendto)
+STUB_MINUS1(rsetsockopt)
+STUB_MINUS1(rshutdown)
+STUB_MINUS1(rsocket)
+STUB_MINUS1(rwrite)
+STUB_MINUS1(rwritev)
