@@ -3,10 +3,8 @@
 #ifndef PERSEUS_FUSED_EPILOGUE_CUH
 #define PERSEUS_FUSED_EPILOGUE_CUH
 
-#include <perseus/fused.h>
-
+#include "fused/core/element.cuh"
 #include "fused/core/epilogue.h"
-#include "fused/core/ptx.cuh"
 
 /* exp(-x) = 2^(-x * log2(e)). For x far below 0 it is infinite, and the result is then -0, as it should be. */
 PRS_DEVICE float silu(float x)
@@ -50,14 +48,15 @@ template <int N> PRS_DEVICE void activate(uint32_t activation, float (&x)[N])
 }
 
 /* One element of the result. up: gated; columns: of the result. */
+template <int DTYPE, int C_DTYPE>
 PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, float up, uint64_t row, uint32_t column,
                                 uint32_t columns)
 {
-    float x[1] = {sum + (e.bias ? bf16_low(e.bias[column]) : 0)};
+    float x[1] = {sum + (e.bias ? pair_low<DTYPE>(e.bias[column]) : 0)};
     activate(e.activation, x);
     if (e.gated)
-        x[0] *= up + (e.bias ? bf16_low(e.bias[columns + column]) : 0);
-    return x[0] + (e.residual ? bf16_low(e.residual[row * e.residual_pitch + column]) : 0);
+        x[0] *= up + (e.bias ? pair_low<DTYPE>(e.bias[columns + column]) : 0);
+    return x[0] + (e.residual ? load_element<C_DTYPE>(e.residual, row * e.residual_pitch + column) : 0);
 }
 
 /* Where a tile, or a quarter of it, lies in the rank's result, which has this number of rows and columns. columns: a
@@ -71,6 +70,7 @@ struct tile_place {
  * one. */
 enum quarter_kind { QUARTER_ALONE, QUARTER_IS_GATE, QUARTER_HAS_GATE };
 
+template <int DTYPE>
 PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enum quarter_kind kind, const float *gate,
                                const struct tile_place &at)
 {
@@ -81,8 +81,8 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             uint32_t pair = column + j * 8 < at.columns ? *(const uint32_t *)(bias + column + j * 8) : 0;
-            x[j * 4] += bf16_low(pair), x[j * 4 + 1] += bf16_high(pair);
-            x[j * 4 + 2] += bf16_low(pair), x[j * 4 + 3] += bf16_high(pair);
+            x[j * 4] += pair_low<DTYPE>(pair), x[j * 4 + 1] += pair_high<DTYPE>(pair);
+            x[j * 4 + 2] += pair_low<DTYPE>(pair), x[j * 4 + 3] += pair_high<DTYPE>(pair);
         }
     }
     if (kind == QUARTER_HAS_GATE)
@@ -95,18 +95,19 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint16_t *from = e.residual + (uint64_t)(row + h * 8) * e.residual_pitch + column;
+        const uint16_t *from = (const uint16_t *)e.residual + (uint64_t)(row + h * 8) * e.residual_pitch + column;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             bool inside = row + h * 8 < at.rows && column + j * 8 < at.columns;
             uint32_t pair = inside ? *(const uint32_t *)(from + j * 8) : 0;
-            x[j * 4 + h * 2] += bf16_low(pair), x[j * 4 + h * 2 + 1] += bf16_high(pair);
+            x[j * 4 + h * 2] += pair_low<DTYPE>(pair), x[j * 4 + h * 2 + 1] += pair_high<DTYPE>(pair);
         }
     }
 }
 
 /* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
  * so that the code of a quarter exists once. The result of a gated tile has two quarters, which are then there twice. */
+template <int DTYPE>
 PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const struct tile_place &tile)
 {
 #pragma unroll 1
@@ -118,7 +119,7 @@ PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const
 #pragma unroll
         for (int i = 0; i < 32; i++)
             x[i] = d[i];
-        finish_quarter(e, x, kind, &d[64], at); /* two rounds ago it was the gate's turn */
+        finish_quarter<DTYPE>(e, x, kind, &d[64], at); /* two rounds ago it was the gate's turn */
 #pragma unroll
         for (int i = 0; i < 96; i++)
             d[i] = d[i + 32];

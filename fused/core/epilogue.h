@@ -12,10 +12,10 @@
 
 /* A rank's rows of the result. Fields that are 0 have no effect. */
 struct prs_epilogue {
-    const uint16_t *bias;     /* bf16, one per column of the product */
-    const uint16_t *residual; /* bf16 */
-    uint64_t residual_pitch;  /* elements from one row of the residual to the next */
-    uint32_t activation;      /* enum prs_fused_activation */
+    const uint16_t *bias;    /* of the type of A and B, one per column of the product */
+    const void *residual;    /* of the type of C */
+    uint64_t residual_pitch; /* elements from one row of the residual to the next */
+    uint32_t activation;     /* enum prs_fused_activation */
     uint32_t gated;
     uint32_t any; /* 0: the result is the sum itself */
 };

@@ -5,6 +5,7 @@
 #define PERSEUS_FUSED_MULTIPLY_CUH
 
 #include "fused/core/cta.cuh"
+#include "fused/core/element.cuh"
 
 /* One lane per CTA of the cluster tells that CTA that this warp has read the stage. */
 template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
@@ -27,16 +28,17 @@ PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, cons
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_m64n256k16<E::b_n_major>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2), add || k != 0);
+        wgmma_m64n256k16<E::b_n_major, E::dtype == PRS_DTYPE_FP16>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2),
+                                                                   add || k != 0);
     wgmma_commit();
 }
 
-/* Packs one quarter of a tile, the content of one slab, into bf16 pairs: 16 registers. */
-PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
+/* Packs one quarter of a tile, the content of one slab, into pairs of elements: 16 registers. */
+template <class E> PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        to[i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
+        to[i] = pack_pair<E::dtype>(d[2 * i], d[2 * i + 1]);
 }
 
 /* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 + t *
@@ -145,13 +147,13 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
     hand_over_rest<E>(left, m, half, ring);
 #pragma unroll
     for (int i = 0; i < left_over<E>::count; i++)
-        pack_quarter(left->quarter[i], &d[(E::slabs + i) * 32]);
+        pack_quarter<E>(left->quarter[i], &d[(E::slabs + i) * 32]);
     left->next = gated ? 2 : 0;
     left->partial = partial;
 #pragma unroll
     for (int i = 0; i < E::slabs; i++) {
         uint32_t x[16];
-        pack_quarter(x, &d[i * 32]);
+        pack_quarter<E>(x, &d[i * 32]);
         hand_over_quarter<E>(x, m, half, ring, partial);
     }
 }

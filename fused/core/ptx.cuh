@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 #define PRS_DEVICE static __device__ __forceinline__
@@ -345,6 +346,24 @@ PRS_DEVICE float bf16_high(uint32_t v)
     return __uint_as_float(v & 0xffff0000u);
 }
 
+/* The same for f16x2; what is too large becomes infinite. */
+PRS_DEVICE uint32_t pack_f16x2(float lo, float hi)
+{
+    uint32_t v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+PRS_DEVICE float f16_low(uint32_t v)
+{
+    return __half2float(__ushort_as_half((unsigned short)v));
+}
+
+PRS_DEVICE float f16_high(uint32_t v)
+{
+    return f16_low(v >> 16);
+}
+
 /* 2^x, 2 ulp; -infinity gives 0. */
 PRS_DEVICE float exp2_fast(float x)
 {
@@ -385,63 +404,6 @@ template <int N> PRS_DEVICE void wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* d[64 x 256] (+)= A[64 x 16] * B[16 x 256]; one warpgroup; add = 0 overwrites d. TRANS_B = 1: B lies N-major in shared
- * memory. */
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, "
-                 "%56, %57, %58, %59, %60, %61, %62, %63, "
-                 "%64, %65, %66, %67, %68, %69, %70, %71, "
-                 "%72, %73, %74, %75, %76, %77, %78, %79, "
-                 "%80, %81, %82, %83, %84, %85, %86, %87, "
-                 "%88, %89, %90, %91, %92, %93, %94, %95, "
-                 "%96, %97, %98, %99, %100, %101, %102, %103, "
-                 "%104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, "
-                 "%120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, %131;\n"
-                 "}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
-                   "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
-                   "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),
-                   "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-                   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]),
-                   "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]),
-                   "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]),
-                   "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]),
-                   "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]),
-                   "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]),
-                   "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
-                   "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
-}
-
-/* ---- tensor cores: attention ---- */
-/* Keeps instructions that compute these registers before this point, and those that use them after it. The compiler
- * does not know that wgmma_wait() fills an accumulator, nor that work before it should run during a product. */
-template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
 #define PRS_REGISTERS_8(d, i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
@@ -456,6 +418,40 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 #define PRS_NAMES_88                                                                                                   \
     PRS_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "   \
                  "%83, %84, %85, %86, %87"
+#define PRS_NAMES_128                                                                                                  \
+    PRS_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "  \
+                 "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "    \
+                 "%122, %123, %124, %125, %126, %127"
+
+#define PRS_WGMMA_M64N256K16(types)                                                                                    \
+    asm volatile("{\n"                                                                                                 \
+                 ".reg .pred p;\n"                                                                                     \
+                 "setp.ne.b32 p, %130, 0;\n"                                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." types " {" PRS_NAMES_128 "}, "                         \
+                 "%128, %129, p, 1, 1, 0, %131;\n"                                                                     \
+                 "}"                                                                                                   \
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32), PRS_REGISTERS_32(d, 64), PRS_REGISTERS_32(d, 96)   \
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B))
+
+/* d[64 x 256] (+)= A[64 x 16] * B[16 x 256]; one warpgroup; add = 0 overwrites d. TRANS_B = 1: B lies N-major in shared
+ * memory. F16: A and B are f16, else bf16. */
+template <int TRANS_B, bool F16> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+{
+    if constexpr (F16)
+        PRS_WGMMA_M64N256K16("f16.f16");
+    else
+        PRS_WGMMA_M64N256K16("bf16.bf16");
+}
+
+/* ---- tensor cores: attention ---- */
+/* Keeps instructions that compute these registers before this point, and those that use them after it. The compiler
+ * does not know that wgmma_wait() fills an accumulator, nor that work before it should run during a product. */
+template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
 
 /* Like wgmma_m64n256k16, for fewer columns. */
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)

@@ -16,7 +16,8 @@
 #include "fused/gemm/store.cuh"
 
 /* Compile-time shape of one kernel. */
-template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
+template <int DTYPE, int OP, int B_N_MAJOR, bool FAR = false> struct engine {
+    static constexpr int dtype = DTYPE; /* of A and B: enum prs_fused_dtype */
     static constexpr int op = OP;
     static constexpr int b_n_major = B_N_MAJOR;
     static constexpr bool gathers = OP == PRS_FUSED_ALLGATHER;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel instances, one per operation and layout of B, and their launch. */
+/* The kernel instances, one per type, operation and layout of B, and their launch. */
 #include "fused/gemm/kernels.h"
 
 #include "fused/gemm/engine.cuh"
@@ -8,30 +8,42 @@
 
 typedef void (*kernel_fn)(const struct prs_kernel_args);
 
-static kernel_fn kernel_of(uint32_t op, int b_n_major, bool far)
+template <int DTYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, bool far)
 {
     static const kernel_fn near_table[4][2] = {
-        {fused_kernel<engine<PRS_FUSED_GEMM, 0>>, fused_kernel<engine<PRS_FUSED_GEMM, 1>>},
-        {fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 0>>, fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 1>>},
-        {fused_kernel<engine<PRS_FUSED_ALLGATHER, 0>>, fused_kernel<engine<PRS_FUSED_ALLGATHER, 1>>},
-        {fused_kernel<engine<PRS_FUSED_ALLREDUCE, 0>>, fused_kernel<engine<PRS_FUSED_ALLREDUCE, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_GEMM, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_GEMM, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 0>>,
+         fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 1>>},
     };
     static const kernel_fn far_table[4][2] = {
         {NULL, NULL}, /* nothing is communicated */
-        {fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 0, true>>,
-         fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 1, true>>},
-        {fused_kernel<engine<PRS_FUSED_ALLGATHER, 0, true>>, fused_kernel<engine<PRS_FUSED_ALLGATHER, 1, true>>},
-        {fused_kernel<engine<PRS_FUSED_ALLREDUCE, 0, true>>, fused_kernel<engine<PRS_FUSED_ALLREDUCE, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 1, true>>},
     };
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
+}
+
+static kernel_fn kernel_of(const struct prs_fused_shape *s, bool far)
+{
+    int b_n_major = !s->b_is_n_k;
+    return s->dtype == PRS_DTYPE_FP16 ? kernel_of_type<PRS_DTYPE_FP16>(s->op, b_n_major, far)
+                                      : kernel_of_type<PRS_DTYPE_BF16>(s->op, b_n_major, far);
 }
 
 static int load(void)
 {
     int r = launch_load(begin_copies);
     for (uint32_t op = PRS_FUSED_GEMM; op <= PRS_FUSED_ALLREDUCE; op++)
-        for (int variant = 0; variant < 4 && r == 0; variant++) {
-            kernel_fn kernel = kernel_of(op, variant & 1, variant > 1);
+        for (uint32_t variant = 0; variant < 8 && r == 0; variant++) {
+            struct prs_fused_shape s = {};
+            s.op = (enum prs_fused_op)op, s.b_is_n_k = variant & 1, s.dtype = variant >> 1 & 1;
+            kernel_fn kernel = kernel_of(&s, variant >> 2 != 0);
             r = kernel ? launch_load(kernel) : 0;
         }
     return r;
@@ -40,16 +52,15 @@ static const bool added = prs_load_add(load);
 
 static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
-extern "C" int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters)
+extern "C" int prs_kernels_prepare(const struct prs_fused_shape *s, bool far, uint32_t *clusters)
 {
-    return launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
+    return launch_prepare(kernel_of(s, far), &shape, clusters);
 }
 
-extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters,
-                                  cudaStream_t stream)
+extern "C" int prs_kernels_launch(const struct prs_fused_shape *s, const struct prs_kernel_args *args,
+                                  uint32_t clusters, cudaStream_t stream)
 {
-    return launch_kernel(kernel_of(args->schedule.op, b_n_major, args->schedule.place.nodes > 1), &shape, clusters,
-                         stream, *args);
+    return launch_kernel(kernel_of(s, args->schedule.place.nodes > 1), &shape, clusters, stream, *args);
 }
 
 extern "C" int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream)

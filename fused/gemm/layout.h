@@ -15,7 +15,7 @@
 #include "fused/gemm/schedule.h"
 
 enum {
-    PRS_PARTIAL_TILE = 65536, /* bytes of one bf16 tile of partial sums */
+    PRS_PARTIAL_TILE = 65536, /* bytes of one tile of partial sums, rounded to the type of A and B */
     /* One stage holds a quarter of a tile of partial sums from at most this many slots. */
     PRS_PARTIALS_PER_STAGE = 3,
     PRS_PARTIAL_QUARTER = PRS_PARTIAL_TILE / 4

@@ -29,10 +29,10 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
                     for (int v = 0; v < 4; v++) {
                         uint4 x = load_shared_v4(from + v * 2048);
                         float *to = &d[quarter * 32 + v * 8];
-                        to[0] += bf16_low(x.x), to[1] += bf16_high(x.x);
-                        to[2] += bf16_low(x.y), to[3] += bf16_high(x.y);
-                        to[4] += bf16_low(x.z), to[5] += bf16_high(x.z);
-                        to[6] += bf16_low(x.w), to[7] += bf16_high(x.w);
+                        to[0] += pair_low<E::dtype>(x.x), to[1] += pair_high<E::dtype>(x.x);
+                        to[2] += pair_low<E::dtype>(x.y), to[3] += pair_high<E::dtype>(x.y);
+                        to[4] += pair_low<E::dtype>(x.z), to[5] += pair_high<E::dtype>(x.z);
+                        to[6] += pair_low<E::dtype>(x.w), to[7] += pair_high<E::dtype>(x.w);
                     }
                 }
             }
@@ -45,14 +45,15 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
 }
 
 /* Applies the epilogue to this warpgroup's half of a tile of the result. */
+template <class E>
 PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[128], const struct prs_unit &u, uint32_t cta,
                             uint32_t half)
 {
     const struct prs_launch *launch = launch_here();
     uint32_t first = prs_schedule_result_row(&launch->schedule, u.block), end = first + launch->schedule.block_rows;
-    finish_tile(args.epilogue, d,
-                {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
-                 u.column * prs_epilogue_columns(&args.epilogue), end < launch->m ? end : launch->m, args.n});
+    finish_tile<E::dtype>(args.epilogue, d,
+                          {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
+                           u.column * prs_epilogue_columns(&args.epilogue), end < launch->m ? end : launch->m, args.n});
 }
 
 template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m)
@@ -89,7 +90,7 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
             if (!E::reduces)
                 prs_schedule_unit(s, &cursor, unit, &u);
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
-            finish_half(args, d, u, blockIdx.x % E::cluster, half);
+            finish_half<E>(args, d, u, blockIdx.x % E::cluster, half);
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left, args.epilogue.gated != 0 && !partial);
     }

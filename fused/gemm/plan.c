@@ -165,6 +165,16 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&
         shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
+    if (shape->dtype > PRS_DTYPE_FP16)
+        return prs_fail(-EINVAL, "fused: dtype %u: the A and B of a product are bf16 (%d) or fp16 (%d)", shape->dtype,
+                        PRS_DTYPE_BF16, PRS_DTYPE_FP16);
+    if (shape->c_dtype != 0 && shape->c_dtype != PRS_DTYPE_FP32)
+        return prs_fail(-EINVAL, "fused: c_dtype %u: C has the type of A and B (0) or is fp32 (%d)", shape->c_dtype,
+                        PRS_DTYPE_FP32);
+    if (shape->c_dtype != 0 && shape->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1)
+        return prs_fail(-EINVAL,
+                        "fused: between nodes the C of an all-reduce has the type of A and B, and c_dtype is %u",
+                        shape->c_dtype);
     if (shape->activation > PRS_ACTIVATION_SILU)
         return prs_fail(-EINVAL, "fused: activation %u is not known", shape->activation);
     if (shape->gated && shape->n % 2 != 0)
@@ -209,13 +219,29 @@ static void need_result(struct prs_fused_plan *p)
     p->result = 0;
     if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1)
         p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
-                                      (uint64_t)s->m * p->args.n * 2);
+                                      (uint64_t)s->m * p->args.n * prs_result_element(s));
 }
 
-static const char *const terms[] = {
-    "operation", "m",        "n",          "k",     "b_is_n_k",         "activation",
-    "ldc",       "gated",    "c_anywhere", "path",  "clusters",         "band",
-    "mover",     "segments", "spread",     "paced", "tiles_per_signal", "bytes of arguments"};
+static const char *const terms[] = {"operation",
+                                    "m",
+                                    "n",
+                                    "k",
+                                    "b_is_n_k",
+                                    "activation",
+                                    "ldc",
+                                    "gated",
+                                    "c_anywhere",
+                                    "dtype",
+                                    "c_dtype",
+                                    "path",
+                                    "clusters",
+                                    "band",
+                                    "mover",
+                                    "segments",
+                                    "spread",
+                                    "paced",
+                                    "tiles_per_signal",
+                                    "bytes of arguments"};
 
 static void add_terms(struct prs_fused_plan *p)
 {
@@ -230,6 +256,8 @@ static void add_terms(struct prs_fused_plan *p)
                                sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
                                sh->gated != 0,
                                sh->c_anywhere != 0,
+                               sh->dtype,
+                               sh->c_dtype,
                                t->path,
                                t->clusters,
                                t->band,
@@ -261,7 +289,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     else if (!p->wanted)
         file.found = prs_tuning_read(ctx, shape, &file.tuning);
     memcpy(base->call.hint.first, &file, sizeof(file));
-    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
+    r = prs_kernels_prepare(shape, nodes > 1, &clusters);
     if (r)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
     clusters = prs_context_clusters(ctx, clusters, 2);
@@ -288,7 +316,7 @@ static void close_lt(struct prs_plan *base)
 static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_fused_plan *p = self(base);
-    return prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+    return prs_kernels_launch(&p->shape, &p->args, p->info.tuning.clusters, stream);
 }
 
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
@@ -505,7 +533,8 @@ int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *
     else
         r = launch_fused(p, stream);
     if (r == 0 && p->result != 0)
-        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * 2, stream);
+        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_element(&p->shape),
+                                  stream);
     prs_context_leave(before);
     return r;
 }

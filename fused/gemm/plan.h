@@ -18,6 +18,18 @@ static inline uint32_t prs_result_columns(const struct prs_fused_shape *s)
     return s->gated ? s->n / 2 : s->n;
 }
 
+/* Of C and the residual: enum prs_fused_dtype. */
+static inline uint32_t prs_result_dtype(const struct prs_fused_shape *s)
+{
+    return s->c_dtype != 0 ? s->c_dtype : s->dtype;
+}
+
+/* Bytes of an element of C. */
+static inline uint32_t prs_result_element(const struct prs_fused_shape *s)
+{
+    return prs_result_dtype(s) == PRS_DTYPE_FP32 ? 4 : 2;
+}
+
 /* Whether rows of A, B or C have gaps. */
 static inline bool prs_has_gaps(const struct prs_fused_shape *s)
 {

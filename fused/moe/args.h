@@ -42,7 +42,9 @@ struct prs_moe_far {
 struct prs_moe_claims {
     /* The routing kernel: chunks that are claimed, counted and sent; parts of what is received that are claimed. */
     uint32_t chunks, counted, sent, parts;
-    uint32_t wrong, wrong_token; /* wrong choices; ~ of the first token with one */
+    uint32_t wrong, wrong_places,
+        wrong_token; /* wrong choices, and entries of the map; ~ of the first token with one */
+    uint32_t absent; /* choices of experts that have no place */
     /* The product's kernel: units; lists of deliveries; rows. */
     uint32_t units, deliveries, pushed, relayed, forwarded;
     uint32_t returned,
@@ -60,6 +62,7 @@ struct prs_moe_args {
     /* From the caller: */
     const uint8_t *tokens;
     const int64_t *chosen;
+    const int32_t *placement; /* the map, or NULL */
     const float *weights;
     struct prs_moe_row *row_map;            /* or NULL */
     struct prs_moe_expert_rows *expert_map; /* or NULL */
@@ -85,6 +88,12 @@ struct prs_moe_args {
     const float *values;               /* one of each row */
     const struct prs_moe_row *origins; /* of the rows */
     float *returned;                   /* [token][slot] */
+
+    /* Activation, there and back (n: of its result): */
+    const uint8_t *columns; /* of the first product */
+    uint8_t *activated;     /* back: times the router weight */
+    const uint8_t *of_activated;
+    uint8_t *of_columns;
 
     /* The maps of a dispatch: this rank's memory, or the caller's */
     struct prs_moe_totals *totals;
@@ -146,8 +155,8 @@ extern "C" {
 #endif
 
 /* Prepares the kernels on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many clusters can
- * run at once. Returns 0 or -ENOTSUP. */
-int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster, uint32_t *clusters);
+ * run at once, whatever the layout of the weights. Returns 0 or -ENOTSUP. */
+int prs_moe_kernels_prepare(const struct prs_route *route, uint32_t cluster, uint32_t *clusters);
 
 /* Each enqueues one kernel. Return 0 or -EIO. */
 int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream);
@@ -159,6 +168,8 @@ int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t cta
 int prs_moe_kernels_clear_fill(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 int prs_moe_kernels_split_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 int prs_moe_kernels_join_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
+int prs_moe_kernels_activate(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream);
+int prs_moe_kernels_activation_back(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,8 @@
 
 enum {
     PRS_COMBINE_WARPS = 16,
-    VECTORS_IN_FLIGHT = 4 /* that a lane loads of each term */
+    VECTORS_IN_FLIGHT = 4, /* that a lane loads of each term */
+    TERMS_IN_FLIGHT = 2
 };
 
 /* Of this lane: a row, and what it is multiplied by. */
@@ -47,17 +48,25 @@ PRS_DEVICE void add_up(const struct prs_moe_args &args, const struct term &mine,
     uint32_t lane = threadIdx.x % 32, vectors = args.route.row_bytes / 16;
     for (uint32_t first = lane; first < prs_ceil_div(vectors, 32) * 32; first += 32 * VECTORS_IN_FLIGHT) {
         float sum[VECTORS_IN_FLIGHT][8] = {};
-        for (uint32_t left = terms; left != 0; left &= left - 1) {
-            int from = __ffs((int)left) - 1;
-            const uint4 *row = (const uint4 *)__shfl_sync(~0u, (unsigned long long)mine.row, from);
-            float weight = __shfl_sync(~0u, mine.weight, from);
-            uint4 x[VECTORS_IN_FLIGHT];
+        for (uint32_t left = terms; left != 0;) {
+            uint4 x[TERMS_IN_FLIGHT][VECTORS_IN_FLIGHT];
+            float weight[TERMS_IN_FLIGHT];
 #pragma unroll
-            for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
-                x[i] = first + i * 32 < vectors ? row[first + i * 32] : make_uint4(0, 0, 0, 0);
+            for (int t = 0; t < TERMS_IN_FLIGHT; t++, left &= left - 1) {
+                bool there = left != 0; /* else zeros: no sum is -0, so they change none */
+                int from = there ? __ffs((int)left) - 1 : 0;
+                const uint4 *row = (const uint4 *)__shfl_sync(~0u, (unsigned long long)mine.row, from);
+                weight[t] = __shfl_sync(~0u, mine.weight, from);
+                weight[t] = there ? weight[t] : 0;
 #pragma unroll
-            for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
-                add_vector(sum[i], x[i], weight);
+                for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
+                    x[t][i] = there && first + i * 32 < vectors ? row[first + i * 32] : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int t = 0; t < TERMS_IN_FLIGHT; t++)
+#pragma unroll
+                for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
+                    add_vector(sum[i], x[t][i], weight[t]);
         }
 #pragma unroll
         for (int i = 0; i < VECTORS_IN_FLIGHT; i++) {

@@ -17,6 +17,7 @@
 
 template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr int b_n_major = B_N_MAJOR;
+    static constexpr int dtype = PRS_DTYPE_BF16;
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
@@ -116,7 +117,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &args, float (&d)[128])
 {
     struct prs_epilogue e = {NULL, NULL, 0, args.epilogue.activation, args.epilogue.gated, 1};
-    finish_tile(e, d, {0, 0, 0, 0});
+    finish_tile<PRS_DTYPE_BF16>(e, d, {0, 0, 0, 0});
 }
 
 /* This half has nothing to compute: it releases the stages of the tile unread. Meanwhile it hands over the rest of the

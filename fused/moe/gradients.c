@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gradients need of MoE beside combine: dispatch along earlier maps, and values of rows on their way back. */
+/* What gradients need of MoE beside combine: dispatch along earlier maps, values of rows on their way back, and the way
+ * back through a layer's activation. */
 #include <errno.h>
 
 #include "fused/moe/plan.h"
@@ -83,6 +84,41 @@ int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x
     p->args.origins = x->rows;
     p->args.returned = x->out;
     r = prs_moe_launch(p, run_return_values, false, 2, stream);
+    prs_context_leave(before);
+    return r;
+}
+
+static int run_activation_back(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return prs_moe_kernels_activation_back(&p->args, p->info.tuning.ctas, stream);
+}
+
+int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activation *x, struct CUstream_st *stream)
+{
+    const void *all[] = {x->columns, x->gradients, x->rows, x->of_columns, x->weighted, x->products};
+    int before, r;
+    if (p->shape.columns == 0)
+        return prs_fail(-EINVAL, "fused: an activation in a MoE plan without columns: only dispatch and combine");
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
+        if (!all[i] || (uintptr_t)all[i] % 16 != 0)
+            return prs_fail(-EINVAL,
+                            "fused: MoE activation: columns %p, gradients %p, rows %p, of_columns %p, weighted %p, "
+                            "products %p: 16-byte aligned, not NULL",
+                            x->columns, x->gradients, (const void *)x->rows, x->of_columns, x->weighted,
+                            (void *)x->products);
+    if ((uintptr_t)x->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE activation: maps %p must be 256-byte aligned", x->maps);
+    r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    prs_moe_use_maps(p, x->maps);
+    p->args.columns = x->columns;
+    p->args.of_activated = x->gradients;
+    p->args.origins = x->rows;
+    p->args.of_columns = x->of_columns;
+    p->args.activated = x->weighted;
+    p->args.products = x->products;
+    r = prs_moe_launch(p, run_activation_back, false, 0, stream);
     prs_context_leave(before);
     return r;
 }

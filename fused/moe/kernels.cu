@@ -2,6 +2,7 @@
 /* The kernels of MoE and their launch. */
 #include "fused/core/load.h"
 #include "fused/core/launch.cuh"
+#include "fused/moe/activation.cuh"
 #include "fused/moe/combine.cuh"
 #include "fused/moe/dispatch.cuh"
 #include "fused/moe/engine.cuh"
@@ -51,7 +52,9 @@ static int load(void)
                                            combine_kernel<true>,
                                            clear_fill_kernel,
                                            split_values_kernel,
-                                           join_values_kernel};
+                                           join_values_kernel,
+                                           activate_kernel,
+                                           activation_back_kernel};
     int r = 0;
     for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
         r = launch_load(others[i]);
@@ -79,10 +82,10 @@ static struct launch_shape shape_of_routing(const struct prs_route *route)
 
 static const struct launch_shape shape_of_dispatch = {1, PRS_DISPATCH_WARPS * 32, PRS_DISPATCH_SHARED},
                                  shape_of_combine = {1, PRS_COMBINE_WARPS * 32, 0},
-                                 shape_of_values = {1, PRS_VALUE_THREADS, 0};
+                                 shape_of_values = {1, PRS_VALUE_THREADS, 0},
+                                 shape_of_activation = {1, PRS_ACTIVATION_THREADS, 0};
 
-extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster,
-                                       uint32_t *clusters)
+extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, uint32_t cluster, uint32_t *clusters)
 {
     struct launch_shape routing = shape_of_routing(route), product = shape_of(cluster);
     uint32_t ctas; /* per GPU; the plan asks for fewer than there are SMs, and each fits one */
@@ -96,7 +99,20 @@ extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_ma
         r = launch_prepare(dispatch_again_of(route), &shape_of_dispatch, &ctas);
     if (!r)
         r = launch_prepare(combine_of(route), &shape_of_combine, &ctas);
-    return r != 0 ? r : launch_prepare(kernel_of(route, b_n_major, cluster), &product, clusters);
+    *clusters = UINT32_MAX;
+    for (int b_n_major = 0; b_n_major < 2 && r == 0; b_n_major++) {
+        uint32_t fit;
+        r = launch_prepare(kernel_of(route, b_n_major, cluster), &product, &fit);
+        *clusters = r == 0 && fit < *clusters ? fit : *clusters;
+    }
+    return r;
+}
+
+/* Of kernels that move rows: no more than there can be rows, so that few rows are not claimed by thousands of warps. */
+static uint32_t row_ctas(const struct prs_moe_args *args, uint32_t ctas)
+{
+    uint32_t rows = args->route.place.world * args->route.tokens;
+    return rows < ctas ? rows : ctas;
 }
 
 extern "C" int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream)
@@ -114,17 +130,17 @@ extern "C" int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_
 
 extern "C" int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(dispatch_of(&args->route), &shape_of_dispatch, ctas, stream, *args);
+    return launch_kernel(dispatch_of(&args->route), &shape_of_dispatch, row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(combine_of(&args->route), &shape_of_combine, ctas, stream, *args);
+    return launch_kernel(combine_of(&args->route), &shape_of_combine, row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(dispatch_again_of(&args->route), &shape_of_dispatch, ctas, stream, *args);
+    return launch_kernel(dispatch_again_of(&args->route), &shape_of_dispatch, row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_clear_fill(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
@@ -140,4 +156,14 @@ extern "C" int prs_moe_kernels_split_values(const struct prs_moe_args *args, uin
 extern "C" int prs_moe_kernels_join_values(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
     return launch_kernel(join_values_kernel, &shape_of_values, ctas, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_activate(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)
+{
+    return launch_kernel(activate_kernel, &shape_of_activation, sms * PRS_ACTIVATION_CTAS, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_activation_back(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)
+{
+    return launch_kernel(activation_back_kernel, &shape_of_activation, sms * PRS_ACTIVATION_CTAS, stream, *args);
 }

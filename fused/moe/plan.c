@@ -44,6 +44,11 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
             -EINVAL,
             "fused: %u experts on %u ranks, top %u: experts must divide among ranks, at most %d, top at most %d",
             s->experts, world, s->top_k, PRS_ROUTE_MAX_EXPERTS, PRS_ROUTE_MAX_CHOICES);
+    if ((s->logical_experts == 0) != (s->replicas == 0) || s->logical_experts > PRS_ROUTE_MAX_EXPERTS ||
+        s->replicas > PRS_ROUTE_MAX_REPLICAS)
+        return prs_fail(
+            -EINVAL, "fused: a MoE map of %u experts with %u places each: both 0, or at least 1 and at most %d and %d",
+            s->logical_experts, s->replicas, PRS_ROUTE_MAX_EXPERTS, PRS_ROUTE_MAX_REPLICAS);
     if (world > PRS_ROUTE_MAX_WORLD)
         return prs_fail(-EINVAL, "fused: MoE on %u ranks: at most %d", world, PRS_ROUTE_MAX_WORLD);
     if (s->capacity % PRS_TILE_M != 0)
@@ -96,6 +101,7 @@ static void choose(struct prs_moe_plan *p)
     if (t->route_ctas == 0) {
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
+        t->route_ctas = at_most(t->route_ctas, p->shape.tokens); /* a token is not split */
     }
     prs_route_put_sizes(p->shape.tokens, p->shape.hidden * 2, &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
@@ -149,6 +155,7 @@ static void init_route(struct prs_moe_plan *p)
     r->chunks = p->info.tuning.route_ctas;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
+    r->logical = p->shape.logical_experts, r->replicas = p->shape.replicas;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }
 
@@ -308,7 +315,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->info.tuning = p->wanted;
     choose(p);
     init_route(p);
-    r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->cluster, &clusters);
+    r = prs_moe_kernels_prepare(&p->args.route, t->cluster, &clusters);
     if (r)
         return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
                         base->ctx->config.device);
@@ -358,10 +365,10 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 }
 
 /* ---- launches ---- */
+/* A product whose weights are laid out as shape says. */
 static int enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, cudaStream_t stream)
 {
-    const struct prs_moe_tuning *t = &p->info.tuning;
-    return prs_moe_kernels_product(args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
+    return prs_moe_enqueue_product(p, args, p->shape.weights_are_n_h != 0, stream);
 }
 
 static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
@@ -376,14 +383,31 @@ static int run_dispatch_product(struct prs_moe_plan *p, cudaStream_t stream)
 }
 
 /* The last kernel ends the launch. */
-static int run_layer(struct prs_moe_plan *p, cudaStream_t stream)
+static int finish_layer(struct prs_moe_plan *p, cudaStream_t stream)
 {
     struct prs_moe_args last = p->args;
-    int r = run_dispatch_product(p, stream);
-    if (!r)
-        r = enqueue_product(p, &p->down, stream);
+    int r = enqueue_product(p, &p->down, stream);
     last.ends = 1;
     return r != 0 ? r : prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
+}
+
+static int run_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    int r = run_dispatch_product(p, stream);
+    return r != 0 ? r : finish_layer(p, stream);
+}
+
+static int run_kept_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    uint32_t ctas = p->info.tuning.ctas;
+    int r = prs_moe_kernels_route(&p->args, stream);
+    if (!r)
+        r = prs_moe_kernels_clear_fill(&p->first, ctas, stream);
+    if (!r)
+        r = enqueue_product(p, &p->first, stream);
+    if (!r)
+        r = prs_moe_kernels_activate(&p->args, ctas, stream);
+    return r != 0 ? r : finish_layer(p, stream);
 }
 
 static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
@@ -401,46 +425,34 @@ static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
     return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
 }
 
-/* Maps of the weights [k, n] of all experts, or [n, k], and of the results, which have args->n columns. */
-static int encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *from, uint32_t k,
-                          uint32_t n, void *to)
+static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    struct prs_tensor weights = {.base = from, .planes = args->route.experts_per_rank, .swizzled = true};
-    struct prs_tensor out = {
-        .base = to, .columns = args->n, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
-    int r;
-    if (p->shape.weights_are_n_h)
-        weights.columns = k, weights.rows = n, weights.box_rows = PRS_TILE_N / (args->epilogue.gated ? 2 : 1);
-    else
-        weights.columns = n, weights.rows = k, weights.box_rows = PRS_TILE_K;
-    r = prs_tensor_map_encode(&weights, &args->experts);
-    return r != 0 ? r : prs_tensor_map_encode(&out, &args->out);
+    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_are_n_h != 0};
 }
 
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    return encode_product(p, &p->args, b->weights, p->shape.hidden, p->shape.columns, b->out);
+    struct prs_moe_matrices first = first_of(p, b);
+    return prs_moe_encode_product(p, &p->args, &first, b->out);
 }
 
 /* A layer's two products. The results of the second take the place of the tokens' rows, which the first has read. */
 static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    struct prs_tensor rows = {.base = p->activations,
-                              .columns = p->args.n,
-                              .rows = p->info.capacity,
-                              .box_rows = PRS_TILE_M / p->info.tuning.cluster,
-                              .swizzled = true};
-    struct prs_moe_args *down = &p->down;
-    int r = encode_product(p, &p->args, b->weights, p->shape.hidden, p->shape.columns, p->activations);
-    *down = p->args;
-    down->epilogue = (struct prs_epilogue){0};
-    down->n = p->shape.hidden;
-    down->k_steps = prs_ceil_div(p->args.n, PRS_TILE_K);
-    down->route.columns = prs_ceil_div(down->n, PRS_TILE_N * p->info.tuning.cluster);
-    down->dispatches = down->ends = 0;
-    if (!r)
-        r = prs_tensor_map_encode(&rows, &down->rows);
-    return r != 0 ? r : encode_product(p, down, b->down, p->args.n, p->shape.hidden, p->args.row_bytes);
+    struct prs_moe_matrices first = first_of(p, b), second = {b->down, p->args.n, p->shape.hidden, first.n_k};
+    int r;
+    p->down = p->args;
+    p->down.dispatches = 0;
+    r = prs_moe_encode_plain(p, &p->down, p->activations, &second, p->args.row_bytes);
+    if (r)
+        return r;
+    if (!b->kept_rows)
+        return prs_moe_encode_product(p, &p->args, &first, p->activations);
+    p->args.columns = b->kept_columns, p->args.activated = p->activations;
+    p->first = p->args;
+    p->first.dispatches = 1;
+    p->first.row_bytes = b->kept_rows;
+    return prs_moe_encode_plain(p, &p->first, b->kept_rows, &first, b->kept_columns);
 }
 
 static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
@@ -486,6 +498,11 @@ static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batc
     if ((b->count != 0 || b->count_on_device) && (!b->tokens || !b->chosen || !b->router_weights))
         return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
+    if ((p->shape.logical_experts == 0) != (b->placement == NULL) || (uintptr_t)b->placement % 4 != 0)
+        return prs_fail(-EINVAL,
+                        "fused: MoE batch: placement %p in a plan with shape.logical_experts %u: 4-byte aligned with a "
+                        "map, NULL without",
+                        (const void *)b->placement, p->shape.logical_experts);
     if (!b->count_on_device && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
     return 0;
@@ -498,6 +515,9 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if ((uintptr_t)b->down % 16 != 0 || !b->down || (uintptr_t)b->residual % 16 != 0)
         return prs_fail(-EINVAL, "fused: MoE layer: down %p, residual %p: 16-byte aligned; down not NULL", b->down,
                         b->residual);
+    if (((uintptr_t)b->kept_rows | (uintptr_t)b->kept_columns) % 16 != 0 || !b->kept_rows != !b->kept_columns)
+        return prs_fail(-EINVAL, "fused: MoE layer: kept_rows %p, kept_columns %p: 16-byte aligned, both or neither",
+                        b->kept_rows, b->kept_columns);
     return 0;
 }
 
@@ -523,6 +543,7 @@ static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     a->count = b->count, a->count_on_device = b->count_on_device;
     a->status = b->status;
     a->chosen = b->chosen, a->weights = b->router_weights;
+    a->placement = b->placement;
     a->row_map = b->rows;
     a->expert_map = b->expert_rows;
 }
@@ -629,7 +650,7 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     p->args.unweighted = 0;
     r = encode_layer(p, b);
     if (!r)
-        r = prs_moe_launch(p, run_layer, true, 0, stream);
+        r = prs_moe_launch(p, b->kept_rows ? run_kept_layer : run_layer, true, 0, stream);
     prs_context_leave(before);
     return r;
 }

@@ -12,9 +12,11 @@ struct prs_moe_plan {
     struct prs_plan base;
     struct prs_moe_shape shape;
     struct prs_moe_info info;
-    struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
-    struct prs_moe_args down; /* a layer's second product */
-    uint8_t *activations;     /* [capacity, I]: between a layer's products */
+    struct prs_moe_args args;  /* without the caller's pointers and the maps of weights and out */
+    struct prs_moe_args down;  /* a layer's second product */
+    struct prs_moe_args first; /* its first one, where that is kept; or a product of prs_moe_multiply() */
+    bool first_is_n_k;         /* of the latter */
+    uint8_t *activations;      /* [capacity, I]: between a layer's products */
     struct prs_moe_tuning wanted;
     bool clears_fill;                                        /* of this dispatch */
     int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
@@ -26,5 +28,20 @@ void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
 /* Enqueues one launch. job: enqueues its kernels. ends: see struct prs_moe_args. */
 int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
                    uint32_t ends, cudaStream_t stream);
+
+/* The experts' matrices of a product, [k, n] each, or [n, k]. */
+struct prs_moe_matrices {
+    const void *at;
+    uint32_t k, n;
+    bool n_k;
+};
+
+/* Tensor maps of the matrices and of the results, which have args->n columns. */
+int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const struct prs_moe_matrices *m,
+                           void *to);
+/* All of a product of rows [capacity, k] without an epilogue. */
+int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
+                         const struct prs_moe_matrices *m, void *to);
+int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, bool n_k, cudaStream_t stream);
 
 #endif

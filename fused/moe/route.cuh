@@ -97,25 +97,39 @@ PRS_DEVICE struct routing_chunk chunk_at(const struct prs_moe_args &args, uint32
 }
 
 /* ---- count ---- */
-/* Choices beyond the last expert are counted as wrong in the first reading. */
+/* For the status. */
+PRS_DEVICE void count_without_place(const struct prs_moe_args &args, int32_t place, uint32_t token)
+{
+    if (place == PRS_ROUTE_NO_CHOICE)
+        return;
+    if (place == PRS_ROUTE_ABSENT) {
+        atomicAdd(&args.claims->absent, 1u);
+        return;
+    }
+    atomicAdd(place == PRS_ROUTE_WRONG_PLACE ? &args.claims->wrong_places : &args.claims->wrong, 1u);
+    atomicMax(&args.claims->wrong_token, ~token);
+}
+
+/* First finds the expert of each choice, then which of them are leads. Choices without a place are counted in the first
+ * reading. */
 PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct routing_chunk &at, bool again)
 {
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
-    for (uint32_t i = threadIdx.x; i < (choices + 7) / 8 * 8; i += PRS_ROUTE_THREADS) {
-        uint32_t token = at.first + i / r->choices, code = PRS_ROUTE_NONE;
-        if (i < choices) {
-            const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
-            int64_t expert = chosen[i % r->choices];
-            code = prs_route_code(r, chosen, i % r->choices);
-            if (expert >= (int64_t)r->experts && !again) {
-                atomicAdd(&args.claims->wrong, 1u);
-                atomicMax(&args.claims->wrong_token, ~token);
-            }
-        }
-        m.code[i] = (uint16_t)code;
+    uint16_t *experts = m.lead; /* number_choices() fills it later */
+    for (uint32_t i = threadIdx.x; i < choices; i += PRS_ROUTE_THREADS) {
+        uint32_t token = at.first + i / r->choices;
+        int32_t place = prs_route_place(r, args.placement, args.chosen[(uint64_t)at.first * r->choices + i], token);
+        if (place < 0 && !again)
+            count_without_place(args, place, token);
+        experts[i] = prs_route_expert(place);
     }
+    /* MUTANT(emulator moe/tokens_go_where_the_map_of_their_rank_says) a token's choices are found first: delete */
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < (choices + 7) / 8 * 8; i += PRS_ROUTE_THREADS)
+        m.code[i] = (uint16_t)(i < choices ? prs_route_code(r, experts + i / r->choices * r->choices, i % r->choices)
+                                           : PRS_ROUTE_NONE);
 }
 
 /* One thread per expert goes through all choices of the chunk. It uses no atomics, so that every result has the same
@@ -293,11 +307,11 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
     uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, targets = 0;
     uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = prs_place_distance(&r->place, expert / r->experts_per_rank);
     uint32_t place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
-    const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
+    const uint16_t *codes = m.code + local * r->choices;
     uint4 *to = (uint4 *)(message_to(args, at, p) + prs_route_entry_at(r, 0, 0, place));
-    for (uint32_t slot = prs_route_next_target(r, chosen, lead, r->choices); slot < r->choices;
-         slot = prs_route_next_target(r, chosen, lead, slot)) {
-        uint32_t e = (uint32_t)chosen[slot];
+    for (uint32_t slot = prs_route_next_target(r, codes, lead, r->choices); slot < r->choices;
+         slot = prs_route_next_target(r, codes, lead, slot)) {
+        uint32_t e = codes[slot] & PRS_ROUTE_NONE;
         float weight = args.weights[(uint64_t)token * r->choices + slot];
         to[1 + targets++] =
             make_uint4(e % r->experts_per_rank, slot, m.table[FIRST_INDEX][e] + m.index[local * r->choices + slot],
@@ -373,6 +387,8 @@ PRS_DEVICE void write_send_status(const struct prs_moe_args &args)
     args.status->wrong_choices = *(volatile uint32_t *)&args.claims->wrong;
     args.status->wrong_token = ~*(volatile uint32_t *)&args.claims->wrong_token;
     args.status->tokens_dropped = count - token_count(args);
+    args.status->absent_choices = *(volatile uint32_t *)&args.claims->absent;
+    args.status->wrong_places = *(volatile uint32_t *)&args.claims->wrong_places;
 }
 
 /* Sends a chunk that is in shared memory. */

@@ -7,7 +7,9 @@
  *   token -------------> another node, once:     relay memory of the counterpart --> staging there --> rows there
  *   relay lead --------> forwarding table:       where the counterpart must stage the row, for each rank of its node
  *
- * Experts are numbered over all ranks; rank r owns experts_per_rank of them, from r * experts_per_rank on. A *choice*
+ * Experts are numbered over all ranks; rank r owns experts_per_rank of them, from r * experts_per_rank on. With a map,
+ * these numbers are *places*, and the router chooses among other, logical numbers. The sender looks up a choice's place
+ * once (prs_route_place()); everything after that knows places only and calls them experts. A *choice*
  * is one (token, slot of its top-k) and makes one output row at the owner of its expert. A token travels to an owner
  * once, whatever the number of its choices there: its *entry* lists them as *targets*. The *lead* is the choice with
  * the lowest expert among them. A sender sorts the tokens for an owner by the lead's expert, then by token, so that the
@@ -40,6 +42,7 @@ enum {
     PRS_ROUTE_MAX_WORLD = 64,
     PRS_ROUTE_NOWHERE = -1,       /* in a forwarding table: this rank does not get the row */
     PRS_ROUTE_NO_SOURCE = 0xffff, /* peer of a source: nothing comes from this choice */
+    PRS_ROUTE_MAX_REPLICAS = PRS_ROUTE_MAX_WORLD,
     /* Between nodes. The software NIC needs at least 4 us for a put; a link of 400G moves 190 KB in that time. So 1024
      * puts of 115 KB take 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with all rows in one group, minus 2980 us
      * of the product). */
@@ -60,6 +63,8 @@ struct prs_route {
     uint32_t put;       /* between nodes: rows that one put moves */
     uint32_t group;     /* between nodes: rows that one signal stands for; a multiple of `put` */
     uint32_t passes;    /* several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
+    /* A map has `replicas` places for each of `logical` experts. logical 0: no map, an expert's number is its place. */
+    uint32_t logical, replicas;
 };
 
 /* An entry of a message: one token that is sent, and a target for each of its rows at the receiver. */
@@ -277,23 +282,62 @@ PRS_SHARED uint32_t prs_route_piece_rows(uint32_t row, uint32_t size, uint32_t c
     return left < size ? left : size;
 }
 
-PRS_SHARED int prs_route_valid(const struct prs_route *r, int64_t expert)
+/* Why a choice has no place. */
+enum prs_route_no_place {
+    PRS_ROUTE_NO_CHOICE = -1,
+    PRS_ROUTE_WRONG_CHOICE = -2, /* an expert that does not exist */
+    PRS_ROUTE_ABSENT = -3,       /* the map has no place for the expert */
+    PRS_ROUTE_WRONG_PLACE = -4   /* the map has a place that does not exist */
+};
+
+/* The place for a token's choice, or enum prs_route_no_place. Tokens take turns among the places that the map has for
+ * an expert. Their rank counts too, so that ranks with few tokens do not all begin with the same place. */
+/* MUTANT(model route) moe, only what exists is looked up: s/choice >= r->logical/choice > r->logical/ */
+/* MUTANT(model route) moe, a place that does not exist is an error: s/place < r->experts/place <= r->experts/ */
+PRS_SHARED int32_t prs_route_place(const struct prs_route *r, const int32_t *map, int64_t choice, uint32_t token)
 {
-    return expert >= 0 && expert < (int64_t)r->experts;
+    const int32_t *places;
+    uint32_t present = 0, turn;
+    if (choice < 0)
+        return PRS_ROUTE_NO_CHOICE;
+    if (r->logical == 0)
+        return choice < r->experts ? (int32_t)choice : PRS_ROUTE_WRONG_CHOICE;
+    if (choice >= r->logical)
+        return PRS_ROUTE_WRONG_CHOICE;
+    places = map + choice * r->replicas;
+    for (uint32_t i = 0; i < r->replicas; i++)
+        present += places[i] >= 0;
+    if (present == 0)
+        return PRS_ROUTE_ABSENT;
+    /* MUTANT(model route) moe, tokens take turns: s/token + r->place.rank/r->place.rank/ */
+    turn = (token + r->place.rank) % present;
+    for (uint32_t i = 0;; i++) {
+        uint32_t place = (uint32_t)places[i];
+        /* MUTANT(model route) moe, empty entries have no turn: s/places[i] >= 0 && // */
+        if (places[i] >= 0 && turn-- == 0)
+            return place < r->experts ? (int32_t)place : PRS_ROUTE_WRONG_PLACE;
+    }
 }
 
-/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE for none. */
-PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *chosen, uint32_t slot)
+/* The same in 16 bits: an expert, or PRS_ROUTE_NONE. */
+PRS_SHARED uint16_t prs_route_expert(int32_t place)
 {
-    uint32_t expert = (uint32_t)chosen[slot], owner, order, code;
-    if (!prs_route_valid(r, chosen[slot]))
+    return (uint16_t)(place < 0 ? PRS_ROUTE_NONE : place);
+}
+
+/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE for none. experts: of
+ * all the token's choices. */
+PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const uint16_t *experts, uint32_t slot)
+{
+    uint32_t expert = experts[slot], owner, order, code;
+    if (expert == PRS_ROUTE_NONE)
         return PRS_ROUTE_NONE;
     owner = expert / r->experts_per_rank;
     order = prs_route_relay_order(r, expert);
     code = expert | PRS_ROUTE_LEAD | (owner / r->place.local_ranks == r->place.node ? 0 : PRS_ROUTE_RELAY);
     for (uint32_t j = 0; j < r->choices; j++) {
-        uint32_t other = (uint32_t)chosen[j];
-        if (j == slot || !prs_route_valid(r, chosen[j]))
+        uint32_t other = experts[j];
+        if (j == slot || other == PRS_ROUTE_NONE)
             continue;
         if (other / r->experts_per_rank == owner && (other < expert || (other == expert && j < slot)))
             code &= ~(uint32_t)PRS_ROUTE_LEAD;
@@ -306,16 +350,19 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *cho
 }
 
 /* Iterates over the choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by
- * slot. before: the result of the last call, at first `choices`. Returns `choices` when there are no more. */
-PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const int64_t *chosen, uint32_t lead,
+ * slot. codes: of all the token's choices. before: the result of the last call, at first `choices`. Returns `choices`
+ * when there are no more. */
+PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const uint16_t *codes, uint32_t lead,
                                           uint32_t before)
 {
-    uint32_t owner = (uint32_t)chosen[lead] / r->experts_per_rank;
+    uint32_t owner = (codes[lead] & PRS_ROUTE_NONE) / r->experts_per_rank;
     if (before == r->choices)
         return lead;
-    for (uint32_t j = before == lead ? 0 : before + 1; j < r->choices; j++)
-        if (j != lead && prs_route_valid(r, chosen[j]) && (uint32_t)chosen[j] / r->experts_per_rank == owner)
+    for (uint32_t j = before == lead ? 0 : before + 1; j < r->choices; j++) {
+        uint32_t expert = codes[j] & PRS_ROUTE_NONE;
+        if (j != lead && expert != PRS_ROUTE_NONE && expert / r->experts_per_rank == owner)
             return j;
+    }
     return r->choices;
 }
 

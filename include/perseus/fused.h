@@ -5,8 +5,8 @@
  * are connected by RDMA.
  *
  * Terms. W = world, the number of ranks; one rank = one GPU. A node holds up to PRS_MAX_LOCAL_RANKS ranks, and all
- * nodes hold as many. All matrices are bf16, row-major; sums are fp32. m, n, k are the
- * dimensions of the product that a rank takes part in:
+ * nodes hold as many. All matrices are row-major, bf16, or for products fp16 (prs_fused_shape.dtype); sums are fp32.
+ * m, n, k are the dimensions of the product that a rank takes part in:
  *
  *     operation        A (this rank)    B (this rank)    C (this rank)    meaning
  *     GEMM             [m, k]           [k, n]           [m, n]           C = A B, no communication
@@ -16,8 +16,8 @@
  *
  * B may instead be given as [n, k], its transpose, which is how torch.nn.Linear keeps weights.
  *
- * Sums. A rank's partial product is rounded to bf16 once to travel; the owner adds its own fp32 sum and the others' in
- * a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
+ * Sums. A rank's partial product is rounded to the type of A and B once to travel; the owner adds its own fp32 sum and
+ * the others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
  *
  * Returns. 0 or -errno. An error is logged where it is found; prs_fused_error_text() returns the text.
  *
@@ -126,6 +126,13 @@ enum prs_fused_activation {
     PRS_ACTIVATION_SILU = 4       /**< x / (1 + exp(-x)) */
 };
 
+/** Of the elements of a product's matrices. */
+enum prs_fused_dtype {
+    PRS_DTYPE_BF16 = 0,
+    PRS_DTYPE_FP16 = 1, /**< IEEE binary16, with subnormal numbers; what is above 65504 rounds to infinity */
+    PRS_DTYPE_FP32 = 2  /**< of C only */
+};
+
 /** Set all fields that are not named to 0, so that a later version can add some. */
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_fused_shape {
@@ -143,6 +150,10 @@ struct prs_fused_shape {
     /** 1: the C of an ALLREDUCE may lie in any device memory. The ranks then store the result into memory that all plans of
      * the context share, and the launch ends with a copy from there. C has no gaps. */
     uint32_t c_anywhere;
+    uint32_t dtype; /**< enum prs_fused_dtype: of A, B, bias and gathered, and of sums that travel */
+    /** PRS_DTYPE_FP32: C and residual are fp32, for weight gradients and logits; with residual = C a launch adds to what is
+     * there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. 0: C and residual are of type dtype. */
+    uint32_t c_dtype;
 };
 
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
@@ -200,12 +211,12 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
 struct prs_fused_operands {
     const void *a, *b;
     void *c;
-    /** bf16 [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
+    /** [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
     const void *bias;
-    /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
+    /** As many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
      * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
     const void *residual;
-    /** ALLGATHER: bf16 [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
+    /** ALLGATHER: [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
      * of B for example; or NULL. */
     void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
@@ -245,10 +256,10 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
 /* ---- MoE ---- */
 
 /**
- * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E. Each rank has up to
- * `tokens` rows of `hidden` columns and, for each row, the top_k experts that its router chose and their weights. Every
- * token travels once to each rank that owns one of its experts, or once to a node, whose ranks pass it on. There each
- * (token, expert) becomes one row of
+ * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E; with a map these are
+ * places for experts (batch->placement). Each rank has up to `tokens` rows of `hidden` columns and, for each row, the
+ * top_k experts that its router chose and their weights. Every token travels once to each rank that owns one of its
+ * experts, or once to a node, whose ranks pass it on. There each (token, expert) becomes one row of
  *
  *     out[capacity, columns] = activation(token [hidden] times weights of the expert [hidden, columns])
  *
@@ -264,7 +275,7 @@ struct prs_moe_shape {
     uint32_t tokens;  /**< the most of any rank in one launch */
     uint32_t hidden;  /**< H, a multiple of 8 */
     uint32_t columns; /**< N, a multiple of 8; 0: a plan for prs_moe_dispatch() and prs_moe_combine() alone */
-    uint32_t experts; /**< E, of all ranks: a multiple of W, at most 1024 */
+    uint32_t experts; /**< E, of all ranks: a multiple of W, at most 1024; with a map, the places for experts */
     uint32_t top_k;   /**< at most 32 */
     /** Rows of out on each rank, a multiple of 128; each expert that has rows takes whole 128s. 0: as many as can ever
      * arrive. May differ between ranks. */
@@ -275,6 +286,10 @@ struct prs_moe_shape {
      * multiple of 16. */
     uint32_t gated;
     uint32_t layer; /**< 1: a plan for prs_moe_layer(), too: memory for what lies between its two products */
+    /** L, at most 1024: each dispatch comes with a map (batch->placement) of L experts, which the router chooses among,
+     * to E places. 0: no map, an expert's number is its place. May differ between ranks, as `replicas` may. */
+    uint32_t logical_experts;
+    uint32_t replicas; /**< R, at most 64: places that the map has for each expert. 0 without a map */
 };
 
 /** A field that is 0 is chosen by the plan. */
@@ -318,10 +333,12 @@ struct prs_moe_expert_rows {
 struct prs_moe_status {
     uint32_t rows_needed;    /**< rows of out that all choices need; more than capacity: some were dropped */
     uint32_t rows_dropped;   /**< choices, of any rank, that found no room here: the last rows of the last experts */
-    uint32_t wrong_choices;  /**< of this rank's choices: E or more. They count as no choice */
-    uint32_t wrong_token;    /**< the first of this rank's tokens with such a choice; UINT32_MAX: none */
+    uint32_t wrong_choices;  /**< of this rank's choices: E (with a map: L) or more. They count as no choice */
+    uint32_t wrong_token;    /**< the first of this rank's tokens with a wrong choice or place; UINT32_MAX: none */
     uint32_t tokens_dropped; /**< what *count_on_device has beyond shape.tokens */
-    uint32_t unused[3];
+    uint32_t absent_choices; /**< of this rank's choices: experts for which the map has no place. They count as none */
+    uint32_t wrong_places;   /**< of this rank's choices: the map's place is E or more. They count as none */
+    uint32_t unused;
 };
 
 /** Device memory of one launch, 16-byte aligned. What is const must not change, and the results must not be read, until
@@ -348,6 +365,18 @@ struct prs_moe_batch {
     const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
     /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole blocks. */
     uint32_t clear_fill;
+    /** With shape.logical_experts: [L, R], the places that hold each expert; negative: none. A choice goes to one of
+     * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in each
+     * run alike; an entry may stand there twice. An expert without any is absent: its choices count as none, tokens
+     * keep their other experts, and status->absent_choices says how many. Only the token's rank reads its map, when the
+     * launch runs. So the map may differ between ranks (one may list its own replica alone), and may be written anew
+     * between two launches, also those of a captured graph. Places must hold the weights that the map says. */
+    const int32_t *placement;
+    /** Of a layer: NULL, or what gradients need, which then stays here: the tokens in the rows of their experts, bf16
+     * [capacity, H], where rows that only fill an expert's last 128 are zeros; and the first product before its
+     * activation, rounded, bf16 [capacity, N], where such rows are not defined. Both or neither. */
+    void *kept_rows;
+    void *kept_columns;
 };
 
 struct prs_moe_plan;
@@ -434,8 +463,71 @@ PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_mo
 
 /** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
  * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with
- * shape.layer. By the rules of prs_fused_launch(), and of prs_moe_combine(). */
+ * shape.layer. By the rules of prs_fused_launch(), and of prs_moe_combine().
+ *
+ * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own. */
 PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** What prs_moe_multiply() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so that a
+ * later version can add some. */
+struct prs_moe_product {
+    const void *rows;         /**< bf16 [capacity, k], in the order of a dispatch */
+    const void *weights;      /**< bf16 [E/W, k, n] */
+    void *out;                /**< bf16 [capacity, n] */
+    uint32_t k, n;            /**< multiples of 8 */
+    uint32_t weights_are_n_k; /**< weights are [E/W, n, k] */
+    const void *maps;         /**< as in the dispatch; it may be NULL as there */
+};
+
+/** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined. Gradients
+ * need it: weights transposed are the same memory with the other layout. By the rules of prs_fused_launch(), but not
+ * collective. */
+PRS_API int prs_moe_multiply(struct prs_moe_plan *plan, const struct prs_moe_product *product,
+                             struct CUstream_st *stream);
+
+/** What prs_moe_activation_back() works on: device memory, 16-byte aligned, all of it needed. I is N, gated N / 2. Set
+ * all fields that are not named to 0, so that a later version can add some. */
+struct prs_moe_activation {
+    const void *columns;            /**< bf16 [capacity, N]: the first product before its activation */
+    const void *gradients;          /**< bf16 [capacity, I]: of the activated columns, not weighted */
+    const struct prs_moe_row *rows; /**< [capacity]: as the dispatch has written it to batch->rows */
+    void *of_columns;               /**< bf16 [capacity, N]: the gradients of `columns` */
+    void *weighted;                 /**< bf16 [capacity, I]: the activated columns, times the router weight */
+    float *products;                /**< [capacity]: of activated columns and `gradients`, not weighted */
+    const void *maps;               /**< as in the dispatch; it may be NULL as there */
+};
+
+/** A layer's activation on its way back, in one pass. With h = activation(gate) * up of a row, w its router weight and u
+ * the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
+ * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All in
+ * fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By the
+ * rules of prs_fused_launch(), but not collective. */
+PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
+                                    struct CUstream_st *stream);
+
+/** What prs_moe_balance() reads, and where it writes: host memory. Set all fields that are not named to 0, so that a
+ * later version can add some. */
+struct prs_moe_loads {
+    uint32_t world;           /**< W, at most 64 */
+    uint32_t experts;         /**< E, the places: a multiple of W, at most 1024; as shape.experts */
+    uint32_t logical_experts; /**< L, at most 1024; as in the shape */
+    uint32_t replicas;        /**< R, at most 64; as in the shape */
+    /** [L]: how often each expert is chosen, in any unit. Negative: the expert is absent and gets no place. At most E
+     * experts are present. */
+    const double *loads;
+    int32_t *placement; /**< [L, R]: the map; copy it to device memory for batch->placement */
+    int32_t *held;      /**< [E], or NULL: the expert whose weights each place must hold; -1: none */
+    double *rank_loads; /**< [W], or NULL: what each rank gets if the loads stay as they are */
+};
+
+/** A map for skewed loads: hot experts get several places, and ranks loads as even as can be. Local, on the host,
+ * without a context; the same input gives the same map everywhere.
+ *
+ * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a replica
+ * (the divisor method of Adams), while it has fewer than R and W. Then replicas are dealt, heaviest first, each to the
+ * rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing Timing
+ * Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
+PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
 
 /* ---- ring attention ---- */
 

@@ -57,7 +57,8 @@ void model_make_input(struct rank *me, uint32_t epoch)
     for (uint32_t t = 0; t < me->count; t++) {
         me->tokens[t] = value_of(epoch, me->r.place.rank, t);
         for (uint32_t j = 0; j < CHOICES; j++)
-            me->chosen[t][j] = choice_of(epoch, me->r.place.rank, t, j);
+            me->chosen[t][j] =
+                prs_route_expert(prs_route_place(&me->r, NULL, choice_of(epoch, me->r.place.rank, t, j), t));
     }
 }
 

@@ -28,7 +28,7 @@ enum { NIC_WORDS = WORLD + (WORLD - 1) * TOKENS }; /* signal words at most */
 struct rank {
     struct prs_route r;
     /* plain */
-    int64_t chosen[TOKENS][CHOICES];
+    uint16_t chosen[TOKENS][CHOICES]; /* experts, or PRS_ROUTE_NONE */
     uint32_t tokens[TOKENS], count;
     uint32_t chunks[CHUNKS][EXPERTS][3]; /* choices, leads, relay leads */
     uint32_t sent[WORLD][TOKENS], sent_count[WORLD];

@@ -103,15 +103,14 @@ static void send_entry(struct model *m, struct rank *me, uint32_t bank, uint32_t
                        const struct places *at, const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
-    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->place.rank) % WORLD,
-             targets = 0;
+    uint32_t expert = me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->place.rank) % WORLD, targets = 0;
     uint32_t place = at->first_lead[expert] + n->lead[token][slot];
     struct prs_route_entry *head =
         (struct prs_route_entry *)(message_to(m, me, bank, p) + prs_route_entry_at(r, 0, 0, place));
     struct prs_route_target *use = (struct prs_route_target *)(head + 1);
     for (uint32_t j = prs_route_next_target(r, me->chosen[token], slot, CHOICES); j < CHOICES;
          j = prs_route_next_target(r, me->chosen[token], slot, j)) {
-        uint32_t e = (uint32_t)me->chosen[token][j], bits = model_weight_bits(token, j);
+        uint32_t e = me->chosen[token][j], bits = model_weight_bits(token, j);
         struct prs_route_target u = {e % LOCAL, j, at->first_index[e] + n->index[token][j], 0};
         memcpy(&u.weight, &bits, sizeof(bits));
         use[targets++] = u;
@@ -125,7 +124,7 @@ static void write_forwarding(struct rank *me, uint32_t token, uint32_t slot, con
                              const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
-    uint32_t expert = (uint32_t)me->chosen[token][slot], node = expert / LOCAL / r->place.local_ranks;
+    uint32_t expert = me->chosen[token][slot], node = expert / LOCAL / r->place.local_ranks;
     uint32_t b = (node + r->place.nodes - r->place.node) % r->place.nodes,
              row = at->first_relay[expert] + n->relay[token][slot];
     int32_t *note = (int32_t *)(me->messages + prs_route_forwarding_at(r, 2, b) + 16) + row * r->place.local_ranks;

@@ -21,6 +21,7 @@ PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "wa
             "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
+            "balance": (["test_balance.c", "../../fused/moe/balance.c"], "balance/*"),
             "schedule": (["test_schedule.c"], "schedule/*"),
             "gather": (["test_gather_time.c", "../../fused/gemm/gather_time.c"], "gather_time/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}

@@ -16,6 +16,8 @@ static struct {
     cublasComputeType_t compute;
     int found; /* algorithms */
     uint64_t rows, ran_with;
+    cudaDataType type; /* of the last matrix */
+    uint32_t matrices; /* of this type, one after the other */
     bool capturing;
 } asked = {.found = 1};
 
@@ -41,6 +43,8 @@ static cublasStatus_t describe_matrix(cublasLtMatrixLayout_t *layout, cudaDataTy
                                       uint64_t columns, int64_t pitch)
 {
     *layout = (cublasLtMatrixLayout_t)&asked;
+    asked.matrices = asked.type == type ? asked.matrices + 1 : 1;
+    asked.type = type;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -219,6 +223,20 @@ Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
     }
     cr_assert_eq(captured, 5, "nothing was loaded later");
     prs_lt_close(lt);
+}
+
+Test(lt, all_matrices_have_the_type_of_the_shape)
+{
+    struct prs_fused_shape shape = {.op = PRS_FUSED_GEMM, .m = 512, .n = 4096, .k = 4097};
+    for (uint32_t dtype = PRS_DTYPE_BF16; dtype <= PRS_DTYPE_FP16; dtype++) {
+        struct prs_lt *lt = NULL;
+        shape.dtype = dtype;
+        asked.matrices = 0;
+        cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
+        cr_assert_eq((int)asked.type, (int)(dtype == PRS_DTYPE_FP16 ? CUDA_R_16F : CUDA_R_16BF));
+        cr_assert_eq(asked.matrices, 3, "A, B and C");
+        prs_lt_close(lt);
+    }
 }
 
 Test(lt, a_shape_for_which_it_has_nothing_is_refused)

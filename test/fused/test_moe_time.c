@@ -13,8 +13,8 @@ enum { HIDDEN = 7168, COLUMNS = 2048, EXPERTS = 256, LOCAL = EXPERTS / 2, CHOICE
 
 struct launch {
     struct prs_route r;
-    int64_t chosen[2][TOKENS][CHOICES]; /* [rank]: this rank's is 0 */
-    double arrival[TOKENS];             /* of rank 1's tokens */
+    uint16_t chosen[2][TOKENS][CHOICES]; /* [rank]: this rank's is 0 */
+    double arrival[TOKENS];              /* of rank 1's tokens */
     struct prs_moe_expert_rows experts[LOCAL];
     uint32_t near[LOCAL];                     /* blocks */
     double *ready;                            /* [block] */
@@ -32,9 +32,9 @@ static void choose(struct launch *l)
     uint32_t random = 5;
     for (uint32_t i = 0; i < 2 * l->r.tokens; i++)
         for (uint32_t j = 0; j < CHOICES; j++) {
-            int64_t *chosen = l->chosen[i / l->r.tokens][i % l->r.tokens];
+            uint16_t *chosen = l->chosen[i / l->r.tokens][i % l->r.tokens];
             uint32_t before = 0;
-            chosen[j] = next_random(&random) % EXPERTS;
+            chosen[j] = (uint16_t)(next_random(&random) % EXPERTS);
             while (before < j && chosen[before] != chosen[j])
                 before++;
             j -= before < j; /* all different */
@@ -50,8 +50,7 @@ static void let_cross(struct launch *l)
     for (uint32_t e = 0; e < LOCAL; e++)
         for (uint32_t t = 0; t < tokens; t++)
             for (uint32_t j = 0; j < CHOICES; j++)
-                if (l->chosen[1][t][j] == (int64_t)e &&
-                    (prs_route_code(&sender, l->chosen[1][t], j) & PRS_ROUTE_RELAY) != 0)
+                if (l->chosen[1][t][j] == e && (prs_route_code(&sender, l->chosen[1][t], j) & PRS_ROUTE_RELAY) != 0)
                     order[l->far_rows++] = t;
     for (uint32_t i = 0; i < l->far_rows; i++) {
         uint32_t sent = i - i % l->r.group + prs_route_piece_rows(i, l->r.group, l->far_rows);
@@ -72,7 +71,7 @@ static void receive(struct launch *l)
     uint32_t rows[2][LOCAL] = {{0}};
     for (uint32_t i = 0; i < 2 * l->r.tokens * CHOICES; i++) {
         uint32_t rank = i / CHOICES / l->r.tokens;
-        int64_t expert = l->chosen[rank][i / CHOICES % l->r.tokens][i % CHOICES];
+        uint32_t expert = l->chosen[rank][i / CHOICES % l->r.tokens][i % CHOICES];
         if (expert < LOCAL)
             rows[rank][expert]++;
     }
@@ -84,7 +83,7 @@ static void receive(struct launch *l)
     l->ready = calloc(l->blocks, sizeof(*l->ready));
     for (uint32_t i = 0; i < 2 * l->r.tokens * CHOICES; i++) {
         uint32_t rank = i / CHOICES / l->r.tokens, token = i / CHOICES % l->r.tokens;
-        int64_t expert = l->chosen[rank][token][i % CHOICES];
+        uint32_t expert = l->chosen[rank][token][i % CHOICES];
         if (expert < LOCAL)
             add_row(l, (uint32_t)expert, rank == 0 ? 0 : l->arrival[token]);
     }

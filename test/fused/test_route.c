@@ -29,10 +29,10 @@ static uint32_t next_random(uint32_t *state)
     return *state >> 8;
 }
 
-static void random_choices(const struct prs_route *r, int64_t *chosen, uint32_t *random)
+static void random_choices(const struct prs_route *r, uint16_t *chosen, uint32_t *random)
 {
     for (uint32_t j = 0; j < r->choices; j++)
-        chosen[j] = next_random(random) % 8 == 0 ? -1 : (int64_t)(next_random(random) % r->experts);
+        chosen[j] = next_random(random) % 8 == 0 ? PRS_ROUTE_NONE : (uint16_t)(next_random(random) % r->experts);
 }
 
 Test(route, a_token_has_one_lead_at_each_owner_and_it_is_the_lowest_expert)
@@ -40,15 +40,15 @@ Test(route, a_token_has_one_lead_at_each_owner_and_it_is_the_lowest_expert)
     struct prs_route r = route_of(4, 16, 6, 8);
     uint32_t random = 7;
     for (int round = 0; round < 5000; round++) {
-        int64_t chosen[6], lowest[4] = {99, 99, 99, 99};
+        uint16_t chosen[6], lowest[4] = {99, 99, 99, 99};
         uint32_t leads[4] = {0, 0, 0, 0};
         random_choices(&r, chosen, &random);
         for (uint32_t j = 0; j < r.choices; j++)
-            if (chosen[j] >= 0 && chosen[j] < lowest[chosen[j] / 4])
+            if (chosen[j] != PRS_ROUTE_NONE && chosen[j] < lowest[chosen[j] / 4])
                 lowest[chosen[j] / 4] = chosen[j];
         for (uint32_t j = 0; j < r.choices; j++) {
             uint32_t code = prs_route_code(&r, chosen, j);
-            cr_assert_eq(code == PRS_ROUTE_NONE, chosen[j] < 0);
+            cr_assert_eq(code == PRS_ROUTE_NONE, chosen[j] == PRS_ROUTE_NONE);
             if (code == PRS_ROUTE_NONE)
                 continue;
             cr_assert_eq(code & PRS_ROUTE_NONE, chosen[j]);
@@ -66,9 +66,52 @@ Test(route, an_expert_that_does_not_exist_is_no_choice)
 {
     struct prs_route r = route_of(2, 4, 3, 8);
     int64_t chosen[3] = {4, INT64_MAX, 3};
-    cr_assert_eq(prs_route_code(&r, chosen, 0), PRS_ROUTE_NONE);
-    cr_assert_eq(prs_route_code(&r, chosen, 1), PRS_ROUTE_NONE);
-    cr_assert_eq(prs_route_code(&r, chosen, 2), 3 | PRS_ROUTE_LEAD);
+    uint16_t experts[3];
+    for (uint32_t j = 0; j < 3; j++)
+        experts[j] = prs_route_expert(prs_route_place(&r, NULL, chosen[j], j));
+    cr_assert_eq(prs_route_place(&r, NULL, 4, 0), PRS_ROUTE_WRONG_CHOICE);
+    cr_assert_eq(prs_route_place(&r, NULL, -1, 0), PRS_ROUTE_NO_CHOICE);
+    cr_assert_eq(prs_route_code(&r, experts, 0), PRS_ROUTE_NONE);
+    cr_assert_eq(prs_route_code(&r, experts, 1), PRS_ROUTE_NONE);
+    cr_assert_eq(prs_route_code(&r, experts, 2), 3 | PRS_ROUTE_LEAD);
+}
+
+/* ---- a map of experts ---- */
+static struct prs_route route_with_map(uint32_t rank, uint32_t logical, uint32_t replicas)
+{
+    struct prs_route r = route_of(2, 8, 2, 64);
+    r.place.rank = rank;
+    r.logical = logical, r.replicas = replicas;
+    return r;
+}
+
+Test(route, tokens_take_turns_among_the_places_of_an_expert)
+{
+    static const int32_t map[3][4] = {{5, -1, 2, -7}, {0, 1, 6, 3}, {-1, -1, 7, -1}};
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct prs_route r = route_with_map(rank, 3, 4);
+        for (uint32_t token = 0; token < 24; token++) {
+            cr_assert_eq(prs_route_place(&r, &map[0][0], 0, token), (token + rank) % 2 == 0 ? 5 : 2);
+            cr_assert_eq(prs_route_place(&r, &map[0][0], 1, token), map[1][(token + rank) % 4]);
+            cr_assert_eq(prs_route_place(&r, &map[0][0], 2, token), 7);
+        }
+    }
+}
+
+Test(route, an_expert_without_a_place_is_absent_and_a_place_that_does_not_exist_is_wrong)
+{
+    static const int32_t map[5][2] = {{-1, -9}, {8, -1}, {7, INT32_MAX}, {INT32_MIN, 0}, {0, 0}};
+    struct prs_route r = route_with_map(0, 4, 2);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 0, 3), PRS_ROUTE_ABSENT);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 1, 3), PRS_ROUTE_WRONG_PLACE);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 2, 2), 7);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 2, 3), PRS_ROUTE_WRONG_PLACE);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 3, 3), 0);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], 4, 3), PRS_ROUTE_WRONG_CHOICE, "beyond the map");
+    cr_assert_eq(prs_route_place(&r, &map[0][0], INT64_MAX, 3), PRS_ROUTE_WRONG_CHOICE);
+    cr_assert_eq(prs_route_place(&r, &map[0][0], INT64_MIN, 3), PRS_ROUTE_NO_CHOICE);
+    for (int32_t place = PRS_ROUTE_WRONG_PLACE; place < 0; place++)
+        cr_assert_eq(prs_route_expert(place), PRS_ROUTE_NONE);
 }
 
 Test(route, a_record_uses_each_choice_of_its_owner_once_and_the_lead_first)
@@ -76,7 +119,7 @@ Test(route, a_record_uses_each_choice_of_its_owner_once_and_the_lead_first)
     struct prs_route r = route_of(3, 9, 7, 8);
     uint32_t random = 11;
     for (int round = 0; round < 5000; round++) {
-        int64_t chosen[7];
+        uint16_t chosen[7];
         uint32_t used[7] = {0}, owners = 0;
         random_choices(&r, chosen, &random);
         for (uint32_t lead = 0; lead < r.choices; lead++) {
@@ -92,8 +135,8 @@ Test(route, a_record_uses_each_choice_of_its_owner_once_and_the_lead_first)
             }
         }
         for (uint32_t j = 0; j < r.choices; j++)
-            cr_assert_eq(used[j], chosen[j] >= 0, "slot %u of round %d is used %u times, %u owners", j, round, used[j],
-                         owners);
+            cr_assert_eq(used[j], chosen[j] != PRS_ROUTE_NONE, "slot %u of round %d is used %u times, %u owners", j,
+                         round, used[j], owners);
     }
 }
 
@@ -206,13 +249,13 @@ Test(route, a_token_crosses_once_to_each_node_by_the_choice_that_is_computed_fir
     for (int round = 0; round < 5000; round++) {
         struct prs_route r = route_over(3, 2, (uint32_t)round % 6, 3, 5);
         uint32_t leads[3] = {0, 0, 0}, first[3] = {999, 999, 999}, lead_is[3] = {0, 0, 0};
-        int64_t chosen[5];
+        uint16_t chosen[5];
         random_choices(&r, chosen, &random);
         for (uint32_t j = 0; j < r.choices; j++) {
             uint32_t code = prs_route_code(&r, chosen, j), order, node;
-            if (chosen[j] < 0)
+            if (chosen[j] == PRS_ROUTE_NONE)
                 continue;
-            node = (uint32_t)chosen[j] / 6, order = prs_route_relay_order(&r, (uint32_t)chosen[j]);
+            node = chosen[j] / 6, order = prs_route_relay_order(&r, chosen[j]);
             first[node] = order < first[node] ? order : first[node];
             if ((code & PRS_ROUTE_RELAY) != 0)
                 leads[node]++, lead_is[node] = order;

@@ -54,6 +54,10 @@ step nodes_group 90 bash -c "set -eo pipefail; for order in in_order counted nic
 odd="$softnic -- $bench --nodes 2 --no-baselines --soak 100 --replay 20 --iterations 3"
 step nodes_odd 40 bash -c "set -e; $odd --kernel all $(shapes 1000x1003x264 4000x1384x261); $odd --kernel allreduce $(shapes 1003x1000x264 4001x2749x1032)"
 
+# fp16 beside bf16: right within one rounding of fp16, and as fast.
+step fp16 60 bash -c "set -e; for type in bf16 fp16 bf16 fp16 \"bf16 --c-dtype fp32\"; do $bench --dtype \$type --kernel all --iterations 8 \
+    $(shapes 4096x4096x$((4096 / gpus)) 8192x8192x$((8192 / gpus))); done"
+
 # torch's symmetric memory, and this library through ctypes, in one process group.
 step symm_mem 120 torchrun --nproc-per-node "$gpus" tools/fused/symm_mem_peers.py --library "$build/fused/libperseus-fused.so" --commit "$commit" \
     --sizes 4096,8192,16384
@@ -63,6 +67,10 @@ step llm 100 bash -c "set -e; $bench --kernel allgather --iterations 8 $(shapes 
     $bench --kernel reduce_scatter --iterations 8 $(shapes 8192x4096x2752 8192x4096x3584 8192x3584x3584 8192x4608x9216 8192x8192x7168 4096x49152x3072)"
 step small 60 bash -c "set -e; $bench --kernel allgather --iterations 20 $(shapes 32x3584x4096 128x3584x4096 512x3584x4096 1024x3584x4096);
     $bench --kernel reduce_scatter --kernel allreduce --iterations 20 $(shapes 32x4096x3584 128x4096x3584 512x4096x3584 1024x4096x3584)"
+# Products that also apply bias, activation, gate and residual, beside the product alone; and the gathered A as a second result.
+finish="--kernel allgather --kernel reduce_scatter --kernel allreduce --iterations 8 $(shapes 4096x$((8192 / gpus))x4096 8192x$((16384 / gpus))x8192)"
+step finished 120 bash -c "set -e; $bench $finish --no-baselines; $bench $finish --activation gelu-tanh --bias --residual;
+    $bench $finish --activation silu --gated; $bench $finish --activation silu --gated --bias --residual; $bench $finish --no-baselines --keep-gathered"
 step odd 60 $bench --kernel all --layout both --iterations 3 $(shapes 4000x2752x4104 1000x1000x1000 4004x1380x260)
 # cuBLASLt's choices for rows that are not aligned: within one rounding of the result, as everything else.
 step odd_rows 60 $bench --kernel all --layout both --no-baselines --iterations 3 $(shapes 1000x999x333 4000x1384x4101 512x4097x4096)

@@ -22,6 +22,22 @@ step zipf 120 $layer --preset deepseek-v3 --tokens 2048 --zipf 0.5 1 1.5
 for s in 10 20 40; do
     step spread_$s 90 $layer --preset deepseek-v3 --tokens 2048 8192 --spread $s
 done
+# One token a rank: what routing by fewer CTAs, and fewer CTAs in all, gain (doc/open.md).
+for n in 1 2 4 16; do
+    step few_route_$n 40 $layer --preset qwen3-30b --tokens 1 8 --rounds 30 --route-ctas $n
+done
+for n in 32 64; do
+    step few_ctas_$n 40 $layer --preset qwen3-30b --tokens 1 8 --rounds 30 --ctas $n
+done
+# Two emulated nodes of one GPU and one NIC each over the software NIC, under each policy of order, beside NCCL on the same NICs; then with a signal for
+# each eight rows, where the policies differ.
+softnic="$build/tools/softnic/softnic-run --quiet --nics $((gpus / 2)) --nodes 2 --rate 400G --latency 2us --fence strict --"
+for policy in in_order nic_fence counted drain; do
+    for group in 0 8; do
+        PERSEUS_ORDER=$policy step nodes_${policy}_$group 60 env NCCL_NET_PLUGIN="$build/plugin/libnccl-net-perseus.so" NCCL_NET_GDR_LEVEL=SYS $softnic \
+            $layer --preset deepseek-v3 --tokens 512 2048 --rounds 6 --nodes 2 --group $group
+    done
+done
 for n in 1 2; do
     step share_$n 90 $layer --preset deepseek-v3 --tokens 512 8192 --share $n
 done

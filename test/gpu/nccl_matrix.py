@@ -110,6 +110,7 @@ class Cuda:
         pointer = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(ctypes.sizeof(values)))
         self.call("cuMemcpyHtoD_v2", pointer, values, ctypes.c_size_t(ctypes.sizeof(values)))
+        self.call("cuCtxSynchronize")  # cuMemcpyHtoD returns before the bytes are in place
         return pointer
 
     def read(self, pointer, values):

@@ -4,6 +4,8 @@
 
 Run by test/gpu/python.sh. A claim is a function of this file.
 """
+import ctypes
+import errno
 import faulthandler
 import json
 import os
@@ -12,6 +14,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,6 +25,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import perseus  # noqa: E402
+from moe_training import moe_training  # noqa: E402
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 
@@ -272,6 +276,62 @@ def a_step_beside_torchs(group, rounds=20):
     return {f"{name}_us": value for name, value in found.items()}, all(value > 0 for value in found.values())
 
 
+def choices(tokens, experts, top_k, zipf):
+    """Distinct experts for each token; expert e is drawn with (e + 1) ** -zipf."""
+    odds = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).pow(-zipf)
+    return torch.multinomial(odds.expand(tokens, experts), top_k)
+
+
+def maps_of_experts(group, rounds=20):
+    """A whole MoE layer without a map of experts, with one that changes nothing, and with one that prs_moe_balance() made: times under graphs."""
+    from perseus.bench import captured, once
+    found, fine = {}, True
+    for model, hidden, inner, experts, tokens in (("qwen3", 2048, 768, 128, 512), ("qwen3", 2048, 768, 128, 4096), ("deepseek", 7168, 2048, 256, 128),
+                                                  ("deepseek", 7168, 2048, 256, 2048)):
+        top_k, world, extra = 8, group.world, 8 * group.world
+        places, sizes = experts + extra, {"max_tokens": tokens, "hidden": hidden, "top_k": top_k, "inner": inner, "group": group}
+        x, weights = uniform(tokens, hidden), torch.rand(tokens, top_k, device="cuda")
+        torch.manual_seed(99)  # the same experts on all ranks
+        all_up, all_down = uniform(experts, hidden, 2 * inner).div_(hidden ** 0.5), uniform(experts, inner, hidden).div_(inner ** 0.5)
+        torch.manual_seed(1 + group.rank)
+
+        def mine(held, all_up=all_up, all_down=all_down):
+            own = held.clamp(min=0).chunk(group.world)[group.rank].long().cuda()
+            return all_up[own].contiguous(), all_down[own].contiguous()
+        identity = torch.arange(experts, dtype=torch.int32)
+        no_map = perseus.moe_plan(experts=experts, **sizes)
+        same = perseus.moe_plan(experts=experts, logical_experts=experts, replicas=1, **sizes)
+        spread = perseus.moe_plan(experts=places, logical_experts=experts, replicas=4, **sizes)
+        for zipf in (0.0, 1.5):
+            chosen = choices(tokens, experts, top_k, zipf)
+            loads = torch.bincount(chosen.flatten(), minlength=experts).double()
+            dist.all_reduce(loads)
+            balanced = perseus.moe_balance(loads.cpu(), places=places, world=world, replicas=4)
+            plain, placed, unit = mine(identity), mine(balanced.held), identity[:, None].cuda()
+            turns = balanced.placement.cuda()
+            calls = {"no_map": lambda: perseus.moe_layer(x, chosen, weights, *plain, no_map)[0],
+                     "same_places": lambda: perseus.moe_layer(x, chosen, weights, *plain, same, placement=unit)[0],
+                     "balanced": lambda: perseus.moe_layer(x, chosen, weights, *placed, spread, placement=turns)[0]}
+            calls = {name: captured(call) for name, call in calls.items()}
+            taken, worst = {name: [] for name in calls}, 0.0
+            for i in range(3 + rounds):
+                x.neg_()
+                results = {}
+                for name, call in calls.items():
+                    usec, results[name] = once(call, group)
+                    if i >= 3:
+                        taken[name].append(usec)
+                fine = fine and torch.equal(results["same_places"], results["no_map"]) and bool(results["no_map"].any())
+                worst = max(worst, error(results["balanced"], results["no_map"].float()))
+            usec = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
+            fine = fine and worst < 0.05
+            found[f"{model} {tokens} zipf {zipf}"] = {**{f"{name}_us": round(value, 1) for name, value in usec.items()}, "error": round(worst, 4)}
+            del calls, results, plain, placed
+        del all_up, all_down
+        torch.cuda.empty_cache()
+    return found, fine
+
+
 def a_killed_rank_is_named(group):
     """Run with --max-restarts 0: rank 1 dies; rank 0 gets an exception that names it, and goes on alone."""
     a, w = operands("all_gather_matmul", 4096, 2048, 2048, group.world)
@@ -296,7 +356,58 @@ def a_killed_rank_is_named(group):
     return found, found["rank"] == 1 and found["smaller_world"] < 0.05
 
 
-CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, a_killed_rank_is_named]
+def memory_of_torch_is_imported(group, rounds=20):
+    """An all-reduce writes into buffers of torch's symmetric memory, which prs_fused_import() takes: right, and written on all ranks."""
+    import torch.distributed._symmetric_memory as symm
+    lib, (m, n, k) = group.library, (2048, 2048, 1024)
+    buffer = symm.empty(m * n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
+    pointers = list(symm.rendezvous(buffer, dist.group.WORLD).buffer_ptrs)
+    lib.check(lib.prs_fused_import(group.handle, (ctypes.c_void_p * group.world)(*pointers), m * n * 2), "prs_fused_import")
+    plan = group._open("prs_fused_plan_open", group.handle, ctypes.byref(lib.prs_fused_shape(op=lib.PRS_FUSED_ALLREDUCE, m=m, n=n, k=k, b_is_n_k=1)), None)
+    worst = 0.0
+    for _ in range(rounds):
+        a, w = operands("matmul_all_reduce", m, n, k, group.world)
+        buffer.fill_(float("nan"))
+        torch.cuda.synchronize()
+        dist.barrier()
+        x = lib.prs_fused_operands(a=a.data_ptr(), b=w.data_ptr(), c=pointers[group.rank])
+        group.launch(lib.prs_fused_launch, plan, ctypes.byref(x))
+        worst = max(worst, error(buffer.view(m, n), unfused("matmul_all_reduce", a, w, group.world)))
+    group.check()
+    torch.cuda.synchronize()
+    lib.prs_fused_plan_close(plan)
+    lib.check(lib.prs_fused_free(group.handle, pointers[group.rank]), "prs_fused_free")
+    return {"rounds": rounds, "error": worst}, worst < 0.05
+
+
+def abort_ends_waits(group):
+    """Rank 0 launches an operation that rank 1 never joins. abort() from another thread ends the kernel at once, and the error says so."""
+    a, w = operands("matmul_reduce_scatter", 4096, 2048, 2048, group.world)
+    for _ in range(3):
+        perseus.matmul_reduce_scatter(a, w.t(), group)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if group.rank == 1:
+        time.sleep(3)
+        group.abort()
+        return {}, True
+    found = {}
+
+    def stop():
+        found["began"] = time.monotonic()
+        group.abort()
+
+    timer = threading.Timer(1.0, stop)
+    timer.start()
+    perseus.matmul_reduce_scatter(a, w.t(), group)
+    torch.cuda.synchronize()
+    ended_ms = (time.monotonic() - found["began"]) * 1e3 if "began" in found else -1.0
+    failure = group.error()
+    return {"ended_ms": round(ended_ms, 2), "text": str(failure)}, 0 <= ended_ms < 100 and failure is not None and failure.code == -errno.ECANCELED
+
+
+CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, maps_of_experts,
+          moe_training, a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 
 def rank_main(claim):

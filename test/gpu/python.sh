@@ -20,6 +20,7 @@ claim ops_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
+claim moe_training 240
 step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --rounds 5
 claim any_stream 100
 claim any_number_of_rows 200
@@ -27,6 +28,9 @@ claim sixty_seven_sizes 120
 claim tensor_parallel_layers 200
 claim few_rows 150
 claim a_killed_rank_is_named 100
+claim maps_of_experts 200
+claim memory_of_torch_is_imported 60
+claim abort_ends_waits 60
 step bench 180 $many -m perseus.bench --json
 step bench_graphs 180 $many -m perseus.bench --json --graphs
 claim a_step_beside_torchs 280

@@ -93,21 +93,71 @@ uint16_t ranks_bf16(float v)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* binary16: numbers below 2^-14 are multiples of 2^-24; above, the last of 11 bits counts. */
+static uint16_t to_f16(float v)
+{
+    uint16_t sign = signbit(v) ? 0x8000 : 0;
+    float size = fabsf(v);
+    int e;
+    if (isnan(v))
+        return 0x7fff;
+    if (size >= 65520) /* half-way between the largest number and 65536, to which the tie goes */
+        return sign | 0x7c00;
+    (void)frexpf(size, &e); /* size < 2^e */
+    e = size == 0 || e < -13 ? -13 : e;
+    /* The fraction counts on through the powers of two: 1024 of them are the next exponent. */
+    return (uint16_t)(sign + ((uint32_t)(e + 13) << 10) + (uint32_t)rintf(ldexpf(size, 11 - e)));
+}
+
+static float from_f16(uint16_t bits)
+{
+    int e = bits >> 10 & 31, fraction = bits & 0x3ff;
+    float size = e == 31 ? (fraction ? NAN : INFINITY)
+                         : ldexpf((float)(e == 0 ? fraction : fraction + 1024), e == 0 ? -24 : e - 25);
+    return bits & 0x8000 ? -size : size;
+}
+
+uint16_t ranks_bits(uint32_t dtype, float v)
+{
+    return dtype == PRS_DTYPE_FP16 ? to_f16(v) : ranks_bf16(v);
+}
+
+float ranks_value(uint32_t dtype, uint16_t bits)
+{
+    return dtype == PRS_DTYPE_FP16 ? from_f16(bits) : ranks_float(bits);
+}
+
 float ranks_element(uint32_t key, uint64_t at)
 {
+    return ranks_element_of(PRS_DTYPE_BF16, key, at);
+}
+
+float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
+{
+    float v;
     uint64_t x = at + ((uint64_t)key << 40);
     x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-    return ranks_float(ranks_bf16((float)(int32_t)(uint32_t)x * 0x1p-31f));
+    v = (float)(int32_t)(uint32_t)x * 0x1p-31f;
+    return dtype == PRS_DTYPE_FP32 ? v : ranks_value(dtype, ranks_bits(dtype, v));
 }
 
 void *ranks_upload(uint32_t key, uint64_t count)
 {
-    uint16_t *host = malloc(count * 2);
-    void *device = NULL;
-    for (uint64_t i = 0; i < count; i++)
-        host[i] = ranks_bf16(ranks_element(key, i));
-    if (cudaMalloc(&device, count * 2) != cudaSuccess ||
-        cudaMemcpy(device, host, count * 2, cudaMemcpyHostToDevice) != cudaSuccess) {
+    return ranks_upload_of(PRS_DTYPE_BF16, key, count);
+}
+
+void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count)
+{
+    uint64_t bytes = count * (dtype == PRS_DTYPE_FP32 ? 4 : 2);
+    void *host = malloc(bytes), *device = NULL;
+    for (uint64_t i = 0; i < count; i++) {
+        if (dtype == PRS_DTYPE_FP32)
+            ((float *)host)[i] = ranks_element_of(dtype, key, i);
+        else
+            ((uint16_t *)host)[i] = ranks_bits(dtype, ranks_element_of(dtype, key, i));
+    }
+    if (cudaMalloc(&device, bytes) != cudaSuccess ||
+        cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) != cudaSuccess) {
         fprintf(stderr, "ranks: upload of %llu elements failed\n", (unsigned long long)count);
         abort();
     }
@@ -160,7 +210,36 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
-/* The node of the rank that adds up this element; every other node rounds its partial sum to bf16. The fused and the
+/* Relative error of one rounding to the type of the elements. */
+static double rounding(const struct ranks_product *p)
+{
+    return p->shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
+}
+
+static bool is_wide(const struct ranks_product *p)
+{
+    return p->shape.c_dtype == PRS_DTYPE_FP32;
+}
+
+/* The same of the last rounding. Unfused, a gated product is rounded before it is finished. */
+static double last_rounding(const struct ranks_product *p)
+{
+    return is_wide(p) && !p->shape.gated ? 0x1.02p-24 : rounding(p);
+}
+
+/* An element of an input. */
+static float input(const struct ranks_product *p, uint32_t key, uint64_t at)
+{
+    return ranks_element_of(p->shape.dtype, key, at);
+}
+
+/* One of the residual, which has the type of C. */
+static float residual_element(const struct ranks_product *p, uint32_t key, uint64_t at)
+{
+    return ranks_element_of(is_wide(p) ? PRS_DTYPE_FP32 : p->shape.dtype, key, at);
+}
+
+/* The node of the rank that adds up this element; every other node rounds its partial sum. The fused and the
  * unfused all-reduce assign elements to the same ranks wherever both can run. */
 static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
 {
@@ -192,7 +271,7 @@ struct estimate {
 
 static double bias_of(const struct ranks_product *p, uint32_t rank, uint64_t column)
 {
-    return p->bias ? ranks_element(key_bias(p, rank), column) : 0;
+    return p->bias ? input(p, key_bias(p, rank), column) : 0;
 }
 
 /* Applies the epilogue to a sum; up: of the same column, if gated. The steepest activation multiplies an error by 1.13.
@@ -210,14 +289,15 @@ static struct estimate finished(const struct ranks_product *p, uint32_t rank, ui
         x *= factor;
     }
     if (p->residual != RANKS_NO_RESIDUAL) {
-        double residual = ranks_element(key_residual(p, rank), row * pitch_of(p->shape.ldc, columns_of(p)) + column);
+        double residual =
+            residual_element(p, key_residual(p, rank), row * pitch_of(p->shape.ldc, columns_of(p)) + column);
         x += residual, size += fabs(residual);
     }
-    return (struct estimate){x, bound * 1.15 + (fabs(x) + size) * 0x1.02p-8 + 0x1p-18};
+    return (struct estimate){x, bound * 1.15 + (fabs(x) + size) * last_rounding(p) + 0x1p-18};
 }
 
 /* Returns one element of the product, which the owner of the element of C `result` adds up. The error that is allowed:
- * one bf16 rounding of each partial sum, of the sum of each other node and of the result, and fp32 accumulation. */
+ * one rounding of each partial sum, of the sum of each other node and of the result, and fp32 accumulation. */
 static struct estimate product(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
                                uint64_t column, uint64_t result)
 {
@@ -238,8 +318,8 @@ static struct estimate product(const struct ranks_product *p, uint32_t rank, uin
         }
         for (uint64_t i = 0; i < k; i++) {
             uint64_t where = s->b_is_n_k ? column * pitch_of(s->ldb, s->k) + i : i * pitch_of(s->ldb, s->n) + column;
-            double x = (double)ranks_element(key_a(epoch, a_rank), r * pitch_of(s->lda, s->k) + i) *
-                       ranks_element(key_b(b_rank), where);
+            double x =
+                (double)input(p, key_a(epoch, a_rank), r * pitch_of(s->lda, s->k) + i) * input(p, key_b(b_rank), where);
             sum += x;
             magnitude += fabs(x);
         }
@@ -249,7 +329,7 @@ static struct estimate product(const struct ranks_product *p, uint32_t rank, uin
         if (reduces && t % locals == locals - 1 && t / locals != owner)
             partials += fabs(node);
     }
-    return (struct estimate){total, (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21};
+    return (struct estimate){total, fabs(total) * last_rounding(p) + partials * rounding(p) + magnitude * 0x1p-21};
 }
 
 /* Returns one element of C. */
@@ -263,33 +343,41 @@ static struct estimate reference(const struct ranks_product *p, uint32_t rank, u
     return finished(p, rank, row, column, sum, up);
 }
 
-/* What the gaps between rows of C hold before and after a launch. */
-static uint16_t gap_element(const struct ranks_product *p, uint32_t rank, uint64_t at)
+/* Element i of C, whatever its type. */
+static double result_element(const struct ranks_product *p, const void *c, uint64_t i)
 {
-    return p->residual == RANKS_RESIDUAL_IS_C ? ranks_bf16(ranks_element(key_residual(p, rank), at)) : 0xffff;
+    return is_wide(p) ? ((const float *)c)[i] : ranks_value(p->shape.dtype, ((const uint16_t *)c)[i]);
+}
+
+/* The gaps between and after rows of C hold what they held before a launch: the residual, or not-a-numbers. */
+static bool is_untouched(const struct ranks_product *p, uint32_t rank, const void *c, uint64_t i)
+{
+    double have = result_element(p, c, i);
+    return p->residual == RANKS_RESIDUAL_IS_C ? have == residual_element(p, key_residual(p, rank), i) : isnan(have);
 }
 
 /* A result has a gap after it. */
 static uint64_t result_room(const struct ranks_product *p)
 {
-    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * 2 + 511) / 256 * 256;
+    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * (is_wide(p) ? 4 : 2) + 511) /
+           256 * 256;
 }
 
 /* Beyond the launch's rows nothing may be written, if the host has given their number; else beyond the most rows. */
-static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *c)
+static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, const void *c)
 {
     struct ranks_product launch = *m->p;
     const struct ranks_product *p = &launch;
     uint64_t columns = columns_of(p), pitch = pitch_of(p->shape.ldc, (uint32_t)columns);
     uint64_t most = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch;
-    uint64_t room = result_room(p) / 2, rows, count, step, checked = 0, beyond = 0;
+    uint64_t room = result_room(p) / (is_wide(p) ? 4 : 2), rows, count, step, checked = 0, beyond = 0;
     launch.shape.m = p->rows ? p->rows[epoch] : p->shape.m;
     rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * columns;
     step = count / (p->epochs > 16 ? FEW_SAMPLES : SAMPLES) + 1;
     char first[160] = "";
     for (uint64_t i = 0; i < count; i++) {
         struct estimate want;
-        double have = ranks_float(c[i / columns * pitch + i % columns]);
+        double have = result_element(p, c, i / columns * pitch + i % columns);
         if (!isnan(have) && (i + epoch * 7 + i / columns) % step != 0)
             continue;
         checked++;
@@ -304,11 +392,11 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
             break;
     }
     for (uint64_t i = 0; i < rows * pitch; i++)
-        if (i % pitch >= columns && c[i] != gap_element(p, rank, i) && beyond++ == 0)
+        if (i % pitch >= columns && !is_untouched(p, rank, c, i) && beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu: the gap after column %u was written", rank,
                            epoch, (unsigned long long)(i / pitch), (uint32_t)columns);
     for (uint64_t i = p->on_device ? most : rows * pitch; i < room; i++)
-        if (c[i] != gap_element(p, rank, i) && beyond++ == 0)
+        if (!is_untouched(p, rank, c, i) && beyond++ == 0)
             (void)snprintf(first, sizeof(first), "rank %u epoch %u: element %llu after %llu is written", rank, epoch,
                            (unsigned long long)i, (unsigned long long)count);
     pthread_mutex_lock(&m->lock);
@@ -329,8 +417,9 @@ static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const 
     for (uint64_t i = 0; i < all * k; i++) {
         uint64_t row = i / k, each = rows / p->world;
         uint16_t want =
-            row < rows ? ranks_bf16(ranks_element(key_a(epoch, (uint32_t)(row / each)), row % each * pitch + i % k))
-                       : 0xffff;
+            row < rows
+                ? ranks_bits(p->shape.dtype, input(p, key_a(epoch, (uint32_t)(row / each)), row % each * pitch + i % k))
+                : 0xffff;
         if (have[i] != want && beyond++ == 0)
             first = i;
     }
@@ -395,15 +484,16 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * pitch_of(s->lda, s->k);
     uint64_t b_count = s->b_is_n_k ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
     uint64_t bytes = result_room(p), kept = ((uint64_t)s->m + 1) * s->k * 2; /* and a row after it */
-    struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), b_count)};
+    struct launches l = {.plan = plan, .b = ranks_upload_of(s->dtype, key_b(rank), b_count)};
     uint16_t *host = malloc(bytes > kept ? bytes : kept);
     uint8_t *results;
     int r = 0;
     (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
     if (p->bias)
-        l.bias = ranks_upload(key_bias(p, rank), s->n);
+        l.bias = ranks_upload_of(s->dtype, key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
-        l.residual = ranks_upload(key_residual(p, rank), bytes / 2);
+        l.residual = ranks_upload_of(is_wide(p) ? PRS_DTYPE_FP32 : s->dtype, key_residual(p, rank),
+                                     bytes / (is_wide(p) ? 4 : 2));
     if ((s->c_anywhere ? cudaMalloc((void **)&results, bytes * p->epochs) != cudaSuccess
                        : prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0) ||
         cudaMemset(results, 0xff, bytes * p->epochs) != cudaSuccess ||
@@ -411,7 +501,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
                      cudaMemcpy(l.rows, p->rows, p->epochs * sizeof(*p->rows), cudaMemcpyHostToDevice) != cudaSuccess)))
         abort();
     for (uint32_t e = 0; e < p->epochs; e++) {
-        l.a[e] = ranks_upload(key_a(e, rank), a_count);
+        l.a[e] = ranks_upload_of(s->dtype, key_a(e, rank), a_count);
         l.c[e] = results + e * bytes;
         if (p->residual == RANKS_RESIDUAL_IS_C)
             (void)cudaMemcpy(l.c[e], l.residual, bytes, cudaMemcpyDeviceToDevice);

@@ -45,6 +45,12 @@ float ranks_float(uint16_t v);
 /* Returns memory of the current device that holds the first `count` elements of a key. */
 void *ranks_upload(uint32_t key, uint64_t count);
 
+/* The same for an element type of products (enum prs_fused_dtype). */
+float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at);
+uint16_t ranks_bits(uint32_t dtype, float v); /* rounds to nearest even */
+float ranks_value(uint32_t dtype, uint16_t bits);
+void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count);
+
 enum ranks_residual { RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C };
 
 /* One product on all ranks: `epochs` launches without a wait in between, and a check of each. */

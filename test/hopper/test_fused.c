@@ -578,6 +578,130 @@ Test(hopper, an_allreduce_to_any_memory_is_right, .timeout = 900)
                                                        .replays = residual == RANKS_RESIDUAL ? 2 : 0});
 }
 
+/* ---- fp16 ---- */
+static void assert_fp16_right(enum prs_fused_path path, struct prs_fused_shape shape)
+{
+    for (int i = 0; i < 4; i++)
+        for (uint32_t nk = 0; nk < 2; nk++) {
+            struct ranks_product p = {.shape = shape, .tuning = {.path = path}, .epochs = 2};
+            p.world = operations[i] == PRS_FUSED_GEMM ? 1 : 3;
+            p.shape.op = operations[i], p.shape.b_is_n_k = nk, p.shape.dtype = PRS_DTYPE_FP16;
+            ranks_assert_right(&p);
+            p.bias = true, p.residual = RANKS_RESIDUAL;
+            p.shape.activation = PRS_ACTIVATION_SILU;
+            p.shape.gated = path == PRS_PATH_FUSED || i % 2 == 0;
+            p.keeps = p.shape.op == PRS_FUSED_ALLGATHER;
+            ranks_assert_right(&p);
+        }
+}
+
+Test(hopper, fp16_products_are_right, .timeout = 900)
+{
+    assert_fp16_right(PRS_PATH_FUSED, (struct prs_fused_shape){.m = 408, .n = 272, .k = 136});
+    ranks_assert_right(
+        &(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 136, 1, .dtype = PRS_DTYPE_FP16},
+                                .tuning = {.mover = PRS_MOVED_BY_CTAS},
+                                .world = 2,
+                                .keeps = true,
+                                .epochs = 3});
+}
+
+Test(hopper, unfused_fp16_products_are_right, .timeout = 900)
+{
+    assert_fp16_right(PRS_PATH_UNFUSED, (struct prs_fused_shape){.m = 99, .n = 38, .k = 51});
+    /* vectors of 16 bytes */
+    assert_fp16_right(PRS_PATH_UNFUSED, (struct prs_fused_shape){.m = 48, .n = 64, .k = 64});
+}
+
+/* A has every finite fp16 number; rank 0's B is a diagonal, that of others is 0. So an element of C is a product of two
+ * numbers, rounded once, with or without a journey. */
+enum { EVERY_ROWS = 1024, EVERY_COLUMNS = 64 };
+static const float DIAGONAL[] = {1, 0x1p-3f, -0x3p-12f, 0x1p-10f, 0x1p5f, -7, 0x1p-24f, 0x1.004p0f};
+
+static uint16_t every_element(uint64_t at)
+{
+    uint16_t bits = (uint16_t)at;
+    return (bits & 0x7c00) == 0x7c00 ? 0 : bits;
+}
+
+static void multiply_every_number(uint32_t rank, struct ranks_self *self, void *user)
+{
+    const struct prs_fused_tuning *tuning = &((const struct ranks_product *)user)->tuning;
+    const struct prs_fused_shape *shape = &((const struct ranks_product *)user)->shape;
+    static uint16_t inputs[RANKS_MAX][EVERY_ROWS * EVERY_COLUMNS], results[RANKS_MAX][EVERY_ROWS * EVERY_COLUMNS];
+    uint16_t *host = inputs[rank], *have = results[rank];
+    uint32_t world = self->team->world, mine = EVERY_ROWS / world;
+    uint32_t a_rows = shape->op == PRS_FUSED_ALLGATHER ? mine : EVERY_ROWS,
+             a_first = EVERY_ROWS - a_rows ? rank * mine : 0;
+    uint32_t c_rows = shape->op == PRS_FUSED_REDUCE_SCATTER ? mine : EVERY_ROWS;
+    uint32_t c_first = EVERY_ROWS - c_rows ? rank * mine : 0;
+    struct prs_fused_operands x = {0};
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    void *a, *b;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, shape, tuning, &plan), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(cudaMalloc(&a, sizeof(inputs[0])), cudaSuccess);
+    cr_assert_eq(cudaMalloc(&b, sizeof(inputs[0])), cudaSuccess);
+    cr_assert_eq(prs_fused_alloc(ctx, sizeof(inputs[0]), &x.c), 0);
+    for (uint32_t i = 0; i < a_rows * EVERY_COLUMNS; i++)
+        host[i] = every_element(a_first * EVERY_COLUMNS + i);
+    cr_assert_eq(cudaMemcpy(a, host, sizeof(inputs[0]), cudaMemcpyHostToDevice), cudaSuccess);
+    memset(host, 0, sizeof(inputs[0]));
+    for (uint32_t i = 0; i < EVERY_COLUMNS && (rank == 0 || shape->op == PRS_FUSED_ALLGATHER); i++)
+        host[i * EVERY_COLUMNS + i] = ranks_bits(PRS_DTYPE_FP16, DIAGONAL[i % 8]);
+    cr_assert_eq(cudaMemcpy(b, host, sizeof(inputs[0]), cudaMemcpyHostToDevice), cudaSuccess);
+    x.a = a, x.b = b;
+    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(have, x.c, c_rows * EVERY_COLUMNS * 2, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (uint32_t i = 0; i < c_rows * EVERY_COLUMNS; i++) {
+        float one = ranks_value(PRS_DTYPE_FP16, every_element(c_first * EVERY_COLUMNS + i)), factor = DIAGONAL[i % 8];
+        float want = ranks_value(PRS_DTYPE_FP16, ranks_bits(PRS_DTYPE_FP16, one * factor));
+        cr_assert_eq(ranks_value(PRS_DTYPE_FP16, have[i]), want, "operation %d, path %u, rank %u: %a times %a is %#x",
+                     (int)shape->op, tuning->path, rank, one, factor, have[i]);
+    }
+    (void)prs_fused_free(ctx, x.c);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, subnormal_and_infinite_fp16_results_are_right, .timeout = 900)
+{
+    for (uint32_t path = PRS_PATH_FUSED; path <= PRS_PATH_UNFUSED; path++)
+        for (int i = 0; i < 4; i++)
+            for (uint32_t nk = 0; nk < 2; nk++) {
+                struct ranks_product p = {
+                    .shape = {operations[i], EVERY_ROWS, EVERY_COLUMNS, EVERY_COLUMNS, nk, .dtype = PRS_DTYPE_FP16},
+                    .tuning = {.path = path}};
+                hopper_setup(2, 4, 0);
+                ranks_run(operations[i] == PRS_FUSED_GEMM ? 1 : 2, multiply_every_number, &p);
+            }
+}
+
+/* ---- results in fp32 ---- */
+Test(hopper, fp32_results_are_right, .timeout = 900)
+{
+    static const enum ranks_residual residuals[] = {RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C};
+    for (uint32_t i = 0; i < 4 * 2 * 3; i++) {
+        enum prs_fused_op op = operations[i % 4];
+        struct ranks_product p = {.shape = {op, 99, 38, 51, i / 12, .dtype = i / 4 % 2, .c_dtype = PRS_DTYPE_FP32},
+                                  .tuning = {.path = PRS_PATH_UNFUSED},
+                                  .residual = residuals[i / 8],
+                                  .world = op == PRS_FUSED_GEMM ? 1 : 3,
+                                  .epochs = 2};
+        p.bias = i / 8 == 1;
+        ranks_assert_right(&p);
+        p.shape.m = 96, p.shape.n = 64; /* vectors of 16 bytes */
+        p.shape.c_anywhere = op == PRS_FUSED_ALLREDUCE;
+        p.shape.gated = op == PRS_FUSED_GEMM || op == PRS_FUSED_ALLGATHER;
+        ranks_assert_right(&p);
+        p.shape.gated = 0;
+        p.world = 1; /* nothing is added up, whatever the operation */
+        ranks_assert_right(&p);
+    }
+}
+
 struct refused {
     struct prs_fused_shape shape;
     const char *why;
@@ -595,7 +719,7 @@ static void open_refused(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-Test(hopper, a_wrong_stride_or_activation_is_refused_by_name, .timeout = 900)
+Test(hopper, a_wrong_stride_activation_or_type_is_refused_by_name, .timeout = 900)
 {
     static struct refused list[] = {
         {{PRS_FUSED_GEMM, 64, 64, 64, .lda = 56}, "rows of A are 56 elements apart"},
@@ -603,6 +727,10 @@ Test(hopper, a_wrong_stride_or_activation_is_refused_by_name, .timeout = 900)
         {{PRS_FUSED_GEMM, 64, 64, 64, .ldc = 63}, "rows of C are 63 elements apart"},
         {{PRS_FUSED_GEMM, 64, 64, 60, .lda = 64}, "with gaps between rows needs the fused path"},
         {{PRS_FUSED_GEMM, 64, 64, 64, .activation = 77}, "activation 77 is not known"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .dtype = PRS_DTYPE_FP32}, "dtype 2: the A and B of a product are bf16 (0) or"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .c_dtype = PRS_DTYPE_FP16}, "c_dtype 1: C has the type of A and B (0) or"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .ldc = 72, .c_dtype = PRS_DTYPE_FP32},
+         "with gaps between rows needs the fused path"},
         {{PRS_FUSED_GEMM, 64, 63, 64, .gated = 1}, "a gated product of 63 columns"},
         {{PRS_FUSED_ALLREDUCE, 64, 40, 64, .gated = 1}, "gated, with a sum over ranks, needs the fused path"},
     };

@@ -14,22 +14,25 @@
 
 enum { MAX_EPOCHS = 6, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };
 
-/* How tokens choose experts. NO_EXPERT: a token of rank 0 chooses one that does not exist. */
-enum mode { EVEN, ONE_EXPERT, HALF_EMPTY, SOME_NONE, NO_EXPERT };
+/* How tokens choose experts. NO_EXPERT: a token of rank 0 chooses one that does not exist. NO_PLACE: rank 0's map names
+ * places that do not exist. */
+enum mode { EVEN, ONE_EXPERT, HALF_EMPTY, SOME_NONE, NO_EXPERT, NO_PLACE };
 
 struct row {
     uint32_t world, tokens, hidden, columns, experts, top_k, n_h, epochs;
     enum mode mode;
     uint32_t capacity_of_last; /* 0: room for all rows */
     struct prs_moe_tuning tuning;
-    uint32_t lost;  /* 1: the last rank skips the last launch */
-    uint32_t nodes; /* over which the ranks are split; 0: one */
+    uint32_t lost;              /* 1: the last rank skips the last launch */
+    uint32_t nodes;             /* over which the ranks are split; 0: one */
+    uint32_t logical, replicas; /* of the map, another one in each launch and on each rank; 0: none */
 };
 
 struct run {
     const struct row *row;
     pthread_mutex_t lock;
     uint64_t rows, wrong, dropped; /* rows checked; wrong: map entries and values */
+    uint64_t absent, outside;      /* choices */
     int result[RANKS_MAX];
     struct prs_fused_error error[RANKS_MAX];
     char first[200];
@@ -50,8 +53,9 @@ static uint32_t count_of(const struct row *w, uint32_t epoch, uint32_t rank)
 
 static int64_t choice_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
 {
-    uint32_t x = mix(epoch, rank * 5000 + token, 17) / 4, step = w->experts / w->top_k;
-    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % w->experts;
+    uint32_t experts = w->logical != 0 ? w->logical : w->experts;
+    uint32_t x = mix(epoch, rank * 5000 + token, 17) / 4, step = experts / w->top_k;
+    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % experts;
     switch (w->mode) {
     case ONE_EXPERT:
         return slot == 0 ? 1 : -1;
@@ -60,10 +64,40 @@ static int64_t choice_of(const struct row *w, uint32_t epoch, uint32_t rank, uin
     case SOME_NONE:
         return mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
     case NO_EXPERT:
-        return token == 5 && slot == 0 && rank == 0 ? (int64_t)w->experts + 7 : (int64_t)expert;
+        return token == 5 && slot == 0 && rank == 0 ? (int64_t)experts + 7 : (int64_t)expert;
     default:
         return expert;
     }
+}
+
+/* An entry of a rank's map. Some experts have no place, some have one several times. */
+static int32_t entry_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t expert, uint32_t replica)
+{
+    uint32_t x = mix(epoch * 16 + rank, expert, 50 + replica) / 4;
+    if (w->mode == NO_PLACE && rank == 0 && replica == 1)
+        return (int32_t)(w->experts + expert * 100000000);
+    return x % 5 < 2 ? -1 - (int32_t)(x % 100) : (int32_t)(x / 5 % w->experts);
+}
+
+/* Where a choice goes; or ABSENT, OUTSIDE: it has no place, or one that does not exist; or another number that is no
+ * place. */
+enum { ABSENT = -10, OUTSIDE = -11 };
+
+static int64_t place_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    int64_t choice = choice_of(w, epoch, rank, token, slot);
+    int32_t places[8];
+    uint32_t count = 0;
+    if (w->logical == 0)
+        return choice;
+    if (choice < 0 || choice >= (int64_t)w->logical)
+        return -1;
+    for (uint32_t i = 0; i < w->replicas; i++)
+        if (entry_of(w, epoch, rank, (uint32_t)choice, i) >= 0)
+            places[count++] = entry_of(w, epoch, rank, (uint32_t)choice, i);
+    if (count == 0)
+        return ABSENT;
+    return places[(token + rank) % count] < (int32_t)w->experts ? places[(token + rank) % count] : OUTSIDE;
 }
 
 static float weight_of(uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
@@ -142,16 +176,28 @@ static void check_status(struct run *run, const struct prs_moe_status *s, uint32
                          uint64_t needed, uint64_t dropped)
 {
     const struct row *w = run->row;
-    uint32_t wrong = 0, first = UINT32_MAX;
-    for (uint32_t i = count_of(w, epoch, rank) * w->top_k; i-- > 0;)
-        if (choice_of(w, epoch, rank, i / w->top_k, i % w->top_k) >= (int64_t)w->experts)
+    uint32_t wrong = 0, outside = 0, absent = 0, first = UINT32_MAX;
+    for (uint32_t i = count_of(w, epoch, rank) * w->top_k; i-- > 0;) {
+        int64_t place = place_of(w, epoch, rank, i / w->top_k, i % w->top_k);
+        if (choice_of(w, epoch, rank, i / w->top_k, i % w->top_k) >= (int64_t)(w->logical ? w->logical : w->experts))
             wrong++, first = i / w->top_k;
+        if (place == OUTSIDE)
+            outside++, first = i / w->top_k;
+        absent += place == ABSENT;
+    }
     if (s->rows_needed != needed)
         note(run, "rows needed", rank, epoch, 0, (double)needed, s->rows_needed);
     if (s->rows_dropped != dropped)
         note(run, "rows dropped", rank, epoch, 0, (double)dropped, s->rows_dropped);
     if (s->wrong_choices != wrong || s->wrong_token != first)
         note(run, "wrong choices", rank, epoch, first, wrong, s->wrong_choices);
+    if (s->wrong_places != outside)
+        note(run, "wrong places", rank, epoch, first, outside, s->wrong_places);
+    if (s->absent_choices != absent)
+        note(run, "absent choices", rank, epoch, 0, absent, s->absent_choices);
+    pthread_mutex_lock(&run->lock);
+    run->outside += outside, run->absent += absent;
+    pthread_mutex_unlock(&run->lock);
     if (s->tokens_dropped != 0)
         note(run, "tokens dropped", rank, epoch, 0, 0, s->tokens_dropped);
 }
@@ -169,7 +215,7 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
             for (uint32_t t = 0; t < count_of(w, epoch, from); t++)
                 for (uint32_t j = 0; j < w->top_k; j++) {
                     struct prs_moe_row want = {from, t, j, weight_of(epoch, from, t, j)};
-                    if (choice_of(w, epoch, from, t, j) == (int64_t)(rank * local + e) && row++ < capacity)
+                    if (place_of(w, epoch, from, t, j) == (int64_t)(rank * local + e) && row++ < capacity)
                         check_row(run, res, rank, epoch, row - 1, e, &want);
                 }
         }
@@ -198,6 +244,17 @@ static void *device(size_t bytes, int fill)
     return p;
 }
 
+static int32_t *upload_map(const struct row *w, uint32_t rank, uint32_t epoch)
+{
+    uint32_t entries = w->logical * w->replicas;
+    int32_t *map = malloc(entries * sizeof(*map)), *at = device(entries * sizeof(*map), 0);
+    for (uint32_t i = 0; i < entries; i++)
+        map[i] = entry_of(w, epoch, rank, i / w->replicas, i % w->replicas);
+    cudaMemcpy(at, map, entries * sizeof(*map), cudaMemcpyHostToDevice);
+    free(map);
+    return at;
+}
+
 static void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t capacity, const void *weights,
                        struct prs_moe_batch *b)
 {
@@ -214,6 +271,8 @@ static void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint3
         b->count_on_device = device(sizeof(uint32_t), 0);
         cudaMemcpy((void *)b->count_on_device, &count, sizeof(count), cudaMemcpyHostToDevice);
     }
+    if (w->logical != 0)
+        b->placement = upload_map(w, rank, epoch);
     b->status = device(sizeof(*b->status), 0xee);
     b->tokens = ranks_upload(key_of_tokens(epoch, rank), (uint64_t)(count + 1) * w->hidden);
     b->chosen = device((choices + 1) * sizeof(*chosen), 0);
@@ -286,6 +345,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
     int r;
     if (rank == w->world - 1)
         shape.capacity = w->capacity_of_last;
+    shape.logical_experts = w->logical, shape.replicas = w->replicas;
     /* A busy host is slow. */
     r = ranks_open(self, w->nodes == 0 ? 1 : w->nodes, w->lost ? RANKS_PATIENCE_MS : 60000, &ctx);
     if (!r)
@@ -310,8 +370,7 @@ static void run_row(const struct row *w, struct run *run)
     ranks_run(w->world, rank_body, run);
 }
 
-/* Returns how many rows were dropped. */
-static uint64_t assert_row_right(const struct row *row, size_t i)
+static void run_right(const struct row *row, size_t i, struct run *found)
 {
     struct run run;
     run_row(row, &run);
@@ -321,13 +380,14 @@ static uint64_t assert_row_right(const struct row *row, size_t i)
     cr_assert_eq(run.wrong, 0, "row %zu: %llu wrong, first: %s (HOPPER_SEED=%llu)", i, (unsigned long long)run.wrong,
                  run.first, (unsigned long long)hopper_seed());
     cr_assert_gt(run.rows, 0);
-    return run.dropped;
+    *found = run;
 }
 
 static void assert_right(const struct row *rows, size_t count)
 {
+    struct run run;
     for (size_t i = 0; i < count; i++)
-        (void)assert_row_right(&rows[i], i);
+        run_right(&rows[i], i, &run);
 }
 
 Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 600)
@@ -369,7 +429,8 @@ Test(moe, up_to_eight_ranks_of_a_node_get_their_rows, .timeout = 900)
 enum { MOST_TOKENS = 48 }; /* fewer than the inputs have */
 
 struct replays {
-    uint32_t counts[4];
+    uint32_t counts[4], mapped;
+    int32_t maps[4][4];  /* of a launch: the place of each expert */
     uint64_t rows[4][2]; /* of the experts of each rank */
     struct prs_moe_status status[4][2];
 };
@@ -386,14 +447,17 @@ static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_moe_info info;
     struct prs_fused *ctx;
     uint32_t *count = device(sizeof(*count), 0), all[2];
+    int32_t *map = device(sizeof(x->maps[0]), 0);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    shape.logical_experts = x->mapped ? w.experts : 0, shape.replicas = x->mapped;
     cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
     cr_assert_eq(prs_moe_plan_open(ctx, &shape, NULL, &plan), 0);
     prs_moe_plan_query(plan, &info);
     make_batch(&w, rank, 0, info.capacity, ranks_upload(key_of_weights(rank), 2ull * w.hidden * w.columns), &b);
     b.count_on_device = count;
+    b.placement = x->mapped ? map : NULL;
     (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
     cr_assert_eq(prs_moe_dispatch_gemm(plan, &b, stream), 0);
@@ -401,6 +465,7 @@ static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
     cr_assert_eq(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
     for (uint32_t i = 0; i < 4; i++) {
         cr_assert_eq(cudaMemcpy(count, &x->counts[i], sizeof(*count), cudaMemcpyHostToDevice), cudaSuccess);
+        cr_assert_eq(cudaMemcpy(map, x->maps[i], sizeof(x->maps[i]), cudaMemcpyHostToDevice), cudaSuccess);
         cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
         cr_assert_eq(cudaGraphLaunch(exec, stream), cudaSuccess);
         cr_assert_eq(cudaStreamSynchronize(stream), cudaSuccess);
@@ -427,6 +492,22 @@ Test(moe, a_graph_serves_any_count, .timeout = 600)
         for (uint32_t rank = 0; rank < 2; rank++)
             cr_assert_eq(x.status[i][rank].tokens_dropped, x.counts[i] - dispatched);
     }
+}
+
+/* Experts move from rank to rank, and are lost, between launches of one graph. */
+Test(moe, a_graph_reads_its_map_anew, .timeout = 600)
+{
+    struct replays x = {
+        .counts = {30, 30, 30, 30}, .mapped = 1, .maps = {{0, 0, 1, 1}, {3, 2, 2, 3}, {-1, -1, -1, -1}, {1, 1, 1, 0}}};
+    static const uint32_t rows[4][2] = {{120, 0}, {0, 120}, {0, 0}, {120, 0}};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, replay_on_rank, &x);
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            cr_assert_eq(x.rows[i][rank], rows[i][rank], "launch %u: rank %u has %llu rows", i, rank,
+                         (unsigned long long)x.rows[i][rank]);
+            cr_assert_eq(x.status[i][rank].absent_choices, i == 2 ? 60 : 0);
+        }
 }
 
 Test(moe, skewed_choices_are_right, .timeout = 900)
@@ -467,8 +548,11 @@ Test(moe, rows_beyond_capacity_are_dropped_and_the_next_launch_is_right, .timeou
         {2, 200, 72, 64, 4, 2, 1, 2, ONE_EXPERT, 128, {0}}, /* of rank 0 */
     };
     uint64_t dropped = 0;
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        dropped += assert_row_right(&rows[i], i);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct run run;
+        run_right(&rows[i], i, &run);
+        dropped += run.dropped;
+    }
     cr_assert_gt(dropped, 0);
 }
 
@@ -477,6 +561,31 @@ Test(moe, an_expert_that_does_not_exist_is_counted_and_its_token_named, .timeout
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 3, NO_EXPERT, 0, {0}};
     assert_right(&row, 1);
+}
+
+/* Each launch and each rank has its own map; more experts than places, and fewer. */
+Test(moe, tokens_go_where_the_map_of_their_rank_says, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {1, 150, 72, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 0, 6, 1},
+        {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}, 0, 0, 5, 3},
+        {4, 60, 72, 64, 8, 3, 0, 4, SOME_NONE, 0, {.route_ctas = 3}, 0, 0, 20, 2},
+        {3, 120, 72, 64, 6, 2, 1, 3, NO_EXPERT, 256, {0}, 0, 0, 4, 8},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct run run;
+        run_right(&rows[i], i, &run);
+        cr_assert(run.outside == 0 && (run.absent != 0 || rows[i].replicas == 8));
+    }
+}
+
+/* check_status() looks for the count and the token. Other choices of the tokens go on. */
+Test(moe, a_place_that_does_not_exist_is_counted_and_its_token_named, .timeout = 600)
+{
+    static const struct row row = {2, 40, 72, 64, 4, 2, 1, 3, NO_PLACE, 0, {0}, 0, 0, 6, 2};
+    struct run run;
+    run_right(&row, 0, &run);
+    cr_assert_gt(run.outside, 0);
 }
 
 Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
@@ -530,6 +639,16 @@ Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .
         {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
         {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.rows_per_signal = 16, .rows_per_put = 4}, 0, 3},
         {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
+    };
+    ranks_need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_nodes, tokens_cross_to_where_the_map_of_their_rank_says, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {4, 60, 72, 64, 8, 3, 1, 3, EVEN, 0, {.rows_per_signal = 8}, 0, 2, 6, 3},
+        {2, 90, 72, 64, 4, 2, 0, 3, SOME_NONE, 0, {0}, 0, 2, 7, 2},
     };
     ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));

@@ -13,7 +13,7 @@
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-enum { TOKENS = 24, GROUP = 8, HIDDEN = 72, INNER = 64, TOP = 2, CHOICES = TOKENS * TOP };
+enum { TOKENS = 24, GROUP = 8, HIDDEN = 72, INNER = 64, TOP = 2, CHOICES = TOKENS * TOP, BLOCK = 128 };
 
 static void *device(size_t bytes)
 {
@@ -33,10 +33,12 @@ static void copy(const void *to, const void *from, size_t bytes)
 struct calls {
     struct prs_fused *ctx;
     struct prs_moe_plan *plan;
-    struct prs_moe_batch dispatch, layer;
+    struct prs_moe_batch dispatch, layer, kept;
     struct prs_moe_results combine;
     struct prs_moe_again again;
     struct prs_moe_values values;
+    struct prs_moe_activation back;
+    struct prs_moe_product multiply;
     uint32_t *count, capacity;
 };
 
@@ -84,6 +86,22 @@ static void open_calls(struct calls *x, struct ranks_self *self, uint32_t rank, 
                                         .rows = x->dispatch.rows,
                                         .out = device(CHOICES * sizeof(float)),
                                         .maps = x->dispatch.maps};
+    x->kept = x->layer;
+    x->kept.out = device(TOKENS * HIDDEN * 2);
+    x->kept.kept_rows = device((size_t)x->capacity * HIDDEN * 2);
+    x->kept.kept_columns = device((size_t)x->capacity * 2 * INNER * 2);
+    x->back = (struct prs_moe_activation){.columns = x->kept.kept_columns,
+                                          .gradients = ranks_upload(700 + rank, (uint64_t)x->capacity * INNER),
+                                          .rows = x->kept.rows,
+                                          .of_columns = device((size_t)x->capacity * 2 * INNER * 2),
+                                          .weighted = device((size_t)x->capacity * INNER * 2),
+                                          .products = device(x->capacity * sizeof(float))};
+    x->multiply = (struct prs_moe_product){.rows = x->back.of_columns,
+                                           .weights = x->layer.weights,
+                                           .out = device((size_t)x->capacity * HIDDEN * 2),
+                                           .k = 2 * INNER,
+                                           .n = HIDDEN,
+                                           .weights_are_n_k = 1};
 }
 
 static void close_calls(struct calls *x)
@@ -151,7 +169,13 @@ static int launch(const struct calls *x, cudaStream_t stream)
         r = prs_moe_dispatch_again(x->plan, &x->again, stream);
     if (!r)
         r = prs_moe_return_values(x->plan, &x->values, stream);
-    return r != 0 ? r : prs_moe_layer(x->plan, &x->layer, stream);
+    if (!r)
+        r = prs_moe_layer(x->plan, &x->layer, stream);
+    if (!r)
+        r = prs_moe_layer(x->plan, &x->kept, stream);
+    if (!r)
+        r = prs_moe_activation_back(x->plan, &x->back, stream);
+    return r != 0 ? r : prs_moe_multiply(x->plan, &x->multiply, stream);
 }
 
 /* ---- bad input ---- */
@@ -179,6 +203,8 @@ static void refuse_batches(const struct calls *x)
     REFUSES(prs_moe_dispatch(x->plan, &b, NULL), "chosen");
     b = x->dispatch, b.maps = (uint8_t *)b.maps + 16;
     REFUSES(prs_moe_dispatch(x->plan, &b, NULL), "256-byte");
+    b = x->dispatch, b.placement = b.maps;
+    REFUSES(prs_moe_dispatch(x->plan, &b, NULL), "in a plan with shape.logical_experts 0");
     b = x->layer, b.down = NULL;
     REFUSES(prs_moe_layer(x->plan, &b, NULL), "MoE layer: down (nil)");
     b = x->layer, b.weights = NULL;
@@ -187,6 +213,10 @@ static void refuse_batches(const struct calls *x)
     REFUSES(prs_moe_layer(x->plan, &b, NULL), "out (nil)");
     b = x->layer, b.residual = (uint8_t *)b.out + 2;
     REFUSES(prs_moe_layer(x->plan, &b, NULL), "residual");
+    b = x->kept, b.kept_rows = NULL;
+    REFUSES(prs_moe_layer(x->plan, &b, NULL), "kept_rows (nil)");
+    b = x->kept, b.kept_columns = (uint8_t *)b.kept_columns + 8;
+    REFUSES(prs_moe_layer(x->plan, &b, NULL), "16-byte aligned, both or neither");
 }
 
 static void refuse_results(const struct calls *x)
@@ -194,6 +224,8 @@ static void refuse_results(const struct calls *x)
     struct prs_moe_results c = x->combine;
     struct prs_moe_again a = x->again;
     struct prs_moe_values v = x->values;
+    struct prs_moe_activation t = x->back;
+    struct prs_moe_product m = x->multiply;
     c.rows = NULL;
     REFUSES(prs_moe_combine(x->plan, &c, NULL), "MoE results: rows (nil)");
     c = x->combine, c.out = NULL;
@@ -214,6 +246,18 @@ static void refuse_results(const struct calls *x)
     REFUSES(prs_moe_return_values(x->plan, &v, NULL), "rows (nil)");
     v = x->values, v.maps = (uint8_t *)(uintptr_t)v.maps + 16;
     REFUSES(prs_moe_return_values(x->plan, &v, NULL), "256-byte");
+    t.products = NULL;
+    REFUSES(prs_moe_activation_back(x->plan, &t, NULL), "products (nil)");
+    t = x->back, t.columns = (uint8_t *)(uintptr_t)t.columns + 2;
+    REFUSES(prs_moe_activation_back(x->plan, &t, NULL), "MoE activation: columns");
+    t = x->back, t.maps = (uint8_t *)(uintptr_t)x->dispatch.maps + 16;
+    REFUSES(prs_moe_activation_back(x->plan, &t, NULL), "256-byte");
+    m.weights = NULL;
+    REFUSES(prs_moe_multiply(x->plan, &m, NULL), "weights (nil)");
+    m = x->multiply, m.n = 12;
+    REFUSES(prs_moe_multiply(x->plan, &m, NULL), "columns: both must be multiples of 8");
+    m = x->multiply, m.maps = (uint8_t *)(uintptr_t)x->dispatch.maps + 16;
+    REFUSES(prs_moe_multiply(x->plan, &m, NULL), "256-byte");
 }
 
 static void refuse_plans(const struct calls *x)
@@ -223,11 +267,20 @@ static void refuse_plans(const struct calls *x)
     cr_assert_eq(prs_moe_plan_open(x->ctx, &rows, NULL, &plan), 0);
     REFUSES(prs_moe_layer(plan, &x->layer, NULL), "opened without shape.layer");
     REFUSES(prs_moe_dispatch_gemm(plan, &x->layer, NULL), "a MoE plan without columns");
+    REFUSES(prs_moe_activation_back(plan, &x->back, NULL), "an activation in a MoE plan without columns");
     prs_moe_plan_close(plan);
     rows.hidden = 8;
     cr_assert_eq(prs_moe_plan_open(x->ctx, &rows, NULL, &plan), 0);
     REFUSES(prs_moe_return_values(plan, &x->values, NULL), "hidden 8, top 3: hidden must be at least 3 times top");
     prs_moe_plan_close(plan);
+    rows.logical_experts = 6, rows.replicas = 2;
+    cr_assert_eq(prs_moe_plan_open(x->ctx, &rows, NULL, &plan), 0);
+    REFUSES(prs_moe_dispatch(plan, &x->dispatch, NULL), "placement (nil) in a plan with shape.logical_experts 6");
+    prs_moe_plan_close(plan);
+    rows.replicas = 65;
+    REFUSES(prs_moe_plan_open(x->ctx, &rows, NULL, &plan), "a MoE map of 6 experts with 65 places each");
+    rows.replicas = 0;
+    REFUSES(prs_moe_plan_open(x->ctx, &rows, NULL, &plan), "a MoE map of 6 experts with 0 places each");
     bad.layer = 1;
     REFUSES(prs_moe_plan_open(x->ctx, &bad, NULL, &plan), "a MoE layer without columns");
     bad.columns = 24, bad.gated = 1;
@@ -290,7 +343,8 @@ enum { REPLAYS = 6, WORLD = 4 };
 
 static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
 {
-    uint8_t layer[2][TOKENS * HIDDEN * 2] = {{0}};
+    uint8_t layer[2][TOKENS * HIDDEN * 2] = {{0}}, kept[2][TOKENS * HIDDEN * 2] = {{0}};
+    float products[2][BLOCK] = {{0}};
     uint32_t *wrong = user, all[WORLD];
     struct prs_fused_error error;
     cudaGraphExec_t exec;
@@ -310,8 +364,12 @@ static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
             cr_assert_eq(cudaStreamSynchronize(stream), cudaSuccess);
             wrong[rank] += wrong_sums(&x, i, rank);
             copy(layer[again], x.layer.out, sizeof(layer[again]));
+            copy(kept[again], x.kept.out, sizeof(kept[again]));
+            copy(products[again], x.back.products, sizeof(products[again]));
         }
         wrong[rank] += memcmp(layer[0], layer[1], (size_t)count_of(i, rank) * HIDDEN * 2) != 0;
+        wrong[rank] += memcmp(kept[0], kept[1], (size_t)count_of(i, rank) * HIDDEN * 2) != 0;
+        wrong[rank] += memcmp(products[0], products[1], sizeof(products[0])) != 0;
         (void)ranks_allgather(self, &rank, all, sizeof(rank));
     }
     cr_assert_eq(prs_fused_poll_error(x.ctx, &error), 0, "%s", error.text);
@@ -330,10 +388,10 @@ Test(moe_calls, a_graph_of_all_calls_serves_any_inputs, .timeout = 600)
 }
 
 /* ---- several nodes: the real transport, over any verbs device (softnic in the suite) ---- */
-enum { CALLS = 5, ROUND = 3 };
+enum { CALLS = 6, ROUND = 3 };
 
 struct counted {
-    struct prs_fused_traffic sent[CALLS]; /* of all ranks: dispatch, combine, again, values, layer */
+    struct prs_fused_traffic sent[CALLS]; /* of all ranks: dispatch, combine, again, values, layer, kept */
     pthread_mutex_t lock;
     uint32_t wrong;
 };
@@ -349,8 +407,10 @@ static int call(const struct calls *x, int number)
         return prs_moe_dispatch_again(x->plan, &x->again, NULL);
     case 3:
         return prs_moe_return_values(x->plan, &x->values, NULL);
-    default:
+    case 4:
         return prs_moe_layer(x->plan, &x->layer, NULL);
+    default:
+        return prs_moe_layer(x->plan, &x->kept, NULL);
     }
 }
 
@@ -373,7 +433,8 @@ static uint64_t signals_of(int number, uint32_t rank)
 {
     uint32_t there = (rows_that_cross(rank) + GROUP - 1) / GROUP;
     uint32_t back = (rows_that_cross((rank + WORLD / 2) % WORLD) + GROUP - 1) / GROUP;
-    const uint32_t signals[CALLS] = {2 + there + 1, back + 1, there + 1, back + 1, 2 + there + back + 1};
+    const uint32_t signals[CALLS] = {2 + there + 1,       back + 1, there + 1, back + 1, 2 + there + back + 1,
+                                     2 + there + back + 1};
     return signals[number];
 }
 
@@ -453,4 +514,5 @@ Test(moe_calls_nodes, every_policy_sends_the_same, .timeout = 900)
     cr_expect_eq(counted[0].sent[2].bytes, rows * row_bytes);
     cr_expect_eq(counted[0].sent[3].bytes, rows * 16);
     cr_expect_eq(counted[0].sent[4].bytes, counted[0].sent[0].bytes + rows * row_bytes);
+    cr_expect_eq(counted[0].sent[5].bytes, counted[0].sent[4].bytes);
 }

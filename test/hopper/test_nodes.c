@@ -90,6 +90,20 @@ Test(nodes, a_gated_allreduce_is_right, .timeout = 900)
                                 .epochs = 2});
 }
 
+Test(nodes, fp16_products_are_right, .timeout = 900)
+{
+    for (enum prs_fused_op op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++)
+        for (uint32_t nk = 0; nk < 2; nk++) {
+            struct ranks_product p = {
+                .shape = {op, 816, 264, 72, nk, .dtype = PRS_DTYPE_FP16}, .world = 4, .nodes = 2, .epochs = 2};
+            ranks_need_a_device();
+            ranks_assert_right(&p);
+            p.tuning.path = PRS_PATH_UNFUSED;
+            p.shape.n = 37;
+            ranks_assert_right(&p);
+        }
+}
+
 /* One resident cluster does all work, forwarding included, whatever the number of rows of each launch. */
 static void assert_one_cluster_is_enough(enum prs_fused_op op)
 {

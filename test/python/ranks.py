@@ -56,16 +56,17 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
     return results
 
 
-def random(rank, *shape, seed=0):
-    """bf16 values that depend on the rank, the seed and the shape."""
+def random(rank, *shape, seed=0, dtype=torch.bfloat16):
+    """Values that depend on the rank, the seed and the shape."""
     generator = torch.Generator().manual_seed(1000003 * seed + 7919 * rank + sum(shape))
-    return torch.rand(*shape, generator=generator).mul_(2).sub_(1).bfloat16()
+    return torch.rand(*shape, generator=generator).mul_(2).sub_(1).to(dtype)
 
 
 def beyond(result, partials):
-    """How many elements differ from the sum of the partial products (fp64) by more than two roundings to bf16 and the sums' own error."""
+    """How many elements differ from the sum of the partial products (fp64) by more than two roundings and the sums' own error."""
     total = sum(partials)
-    bound = (total.abs() + sum(p.abs() for p in partials)) * 2**-8 * 1.01 + 1e-3
+    rounding = 2**-11 if result.dtype is torch.float16 else 2**-8
+    bound = (total.abs() + sum(p.abs() for p in partials)) * rounding * 1.01 + 1e-3 * 2**8 * rounding
     return int((~((result.double() - total).abs() <= bound)).sum())
 
 

@@ -23,17 +23,17 @@ def apart(a, b):
 class Gradients(unittest.TestCase):
     """Each rank's loss is the sum of result * its own random matrix. The reference has all ranks' tensors in fp32 in one graph."""
 
-    def check(self, world, op, a_shape, k, n, reference, needs=(True, True)):
-        m = a_shape[0]
-        parts = [random(r, m, k, seed=11) for r in range(world)]
-        ws = [random(r, n, k, seed=12) for r in range(world)]
+    def check(self, world, op, a_shape, k, n, reference, needs=(True, True), dtype=torch.bfloat16, **more):
+        m, precision = a_shape[0], 0.01 if dtype is torch.float16 else 0.05
+        parts = [random(r, m, k, seed=11, dtype=dtype) for r in range(world)]
+        ws = [random(r, n, k, seed=12, dtype=dtype) for r in range(world)]
 
         def loss_weights(rank, shape):
             return random(rank, *shape, seed=13).float()
 
         def body(group):
             a, w = parts[group.rank].clone().requires_grad_(needs[0]), ws[group.rank].clone().requires_grad_(needs[1])
-            c = getattr(perseus, op)(a, w.t(), group)
+            c = getattr(perseus, op)(a, w.t(), group, **more)
             c = c[0] + c[1] if isinstance(c, list) else c
             same = 0 if op == "matmul_all_reduce" else group.rank  # its gradient is the same on all ranks
             (c.float() * loss_weights(same, c.shape)).sum().backward()
@@ -46,11 +46,12 @@ class Gradients(unittest.TestCase):
             total = (cs[0] * loss_weights(0, cs[0].shape)).sum()
         total.backward()
         for r, (c, of_a, of_w) in enumerate(got):
-            self.assertLess(apart(c, cs[r]), 0.05)
+            self.assertEqual(c.dtype, more.get("out_dtype", dtype))
+            self.assertLess(apart(c, cs[r]), precision)
             for have, want, needed in ((of_a, wide_a[r].grad, needs[0]), (of_w, wide_w[r].grad, needs[1])):
                 self.assertEqual(have is not None, needed)
                 if needed:
-                    self.assertLess(apart(have, want), 0.05)
+                    self.assertLess(apart(have, want), precision)
                     self.assertTrue(have.is_contiguous())
 
     def test_all_gather_matmul(self):
@@ -59,6 +60,8 @@ class Gradients(unittest.TestCase):
         for needs in ((True, True), (True, False), (False, True)):
             self.check(2, "all_gather_matmul", (32,), 72, 96, reference, needs)
         self.check(4, "all_gather_matmul", (16,), 64, 80, reference)
+        self.check(2, "all_gather_matmul", (32,), 72, 96, reference, dtype=torch.float16)
+        self.check(2, "all_gather_matmul", (32,), 72, 96, reference, out_dtype=torch.float32)
 
     def test_the_backward_pass_gathers_nothing_that_a_kernel_has_gathered(self):
         def body(group):
@@ -77,6 +80,8 @@ class Gradients(unittest.TestCase):
         for needs in ((True, True), (True, False), (False, True)):
             self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, needs)
         self.check(4, "matmul_reduce_scatter", (64,), 64, 80, reference)
+        self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, dtype=torch.float16)
+        self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, out_dtype=torch.float32)
 
     def test_a_bias_gets_the_sum_over_the_rows_of_this_rank(self):
         for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
@@ -96,6 +101,8 @@ class Gradients(unittest.TestCase):
         def reference(a, w):
             return [sum(x @ y.t() for x, y in zip(a, w))] * len(a)
         self.check(2, "matmul_all_reduce", (48,), 72, 96, reference)
+        self.check(2, "matmul_all_reduce", (48,), 72, 96, reference, dtype=torch.float16)
+        self.check(2, "matmul_all_reduce", (48,), 72, 96, reference, out_dtype=torch.float32)
 
     def test_replicated_matmul_adds_up_the_gradients_of_all_ranks(self):
         def body(group):

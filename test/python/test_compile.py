@@ -19,20 +19,23 @@ SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
 class Fake(unittest.TestCase):
     """The shapes, dtypes and strides that are traced are those that the op gives."""
 
-    def same(self, world, call, *tensors):
+    def same(self, world, call, *tensors, dtype=torch.bfloat16):
         def described(results):
             return [(tuple(t.shape), t.dtype, t.stride()) for t in (results if isinstance(results, (list, tuple)) else [results])]
 
-        real = run(world, lambda group: described(call(group.name, *(random(group.rank, *shape) for shape in tensors))))
+        real = run(world, lambda group: described(call(group.name, *(random(group.rank, *shape, dtype=dtype) for shape in tensors))))
         _groups["traced"] = types.SimpleNamespace(world=world)  # torch traces in the main thread only, where no rank is
         with FakeTensorMode() as mode:
-            fake = described(call("traced", *(mode.from_tensor(random(0, *shape)) for shape in tensors)))
+            fake = described(call("traced", *(mode.from_tensor(random(0, *shape, dtype=dtype)) for shape in tensors)))
         del _groups["traced"]
         self.assertEqual(real, [fake] * world)
 
     def test_products(self):
         for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
-            self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g), (32, 64), (96, 64))
+            for dtype in (torch.bfloat16, torch.float16):
+                self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g), (32, 64), (96, 64), dtype=dtype)
+            if op != "replicated_matmul":
+                self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g, out_dtype=torch.float32), (32, 64), (96, 64))
         self.same(2, lambda g, a, w: perseus.all_gather_matmuls(a, [w.t(), w.t()], g), (32, 64), (96, 64))
         self.same(2, lambda g, a, w: torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, g, return_A=False)[1], (4, 8, 64), (96, 64))
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from ranks import random, run
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import perseus
 from perseus import moe
@@ -73,18 +74,36 @@ def experts(dispatched, first, second, activation, gated, linear):
     return torch._grouped_mm(h.bfloat16(), w2, offs=dispatched.ends)
 
 
-def by_parts(tokens, chosen, router, first, second, plan, residual, activation, gated, linear):
-    d = perseus.moe_dispatch(tokens, chosen, router, plan)
+def by_parts(tokens, chosen, router, first, second, plan, residual, activation, gated, linear, placement=None):
+    d = perseus.moe_dispatch(tokens, chosen, router, plan, placement)
     return perseus.moe_combine(experts(d, first, second, activation, gated, linear), d, residual), d.status
 
 
-def in_one(tokens, chosen, router, first, second, plan, residual, *_):
-    return perseus.moe_layer(tokens, chosen, router, first, second, plan, residual)
+def in_one(tokens, chosen, router, first, second, plan, residual, activation, gated, linear, placement=None):
+    return perseus.moe_layer(tokens, chosen, router, first, second, plan, residual, placement)
+
+
+def recomputed(tokens, chosen, router, first, second, plan, residual, activation, gated, linear, placement=None):
+    return perseus.moe_layer(tokens, chosen, router, first, second, plan, residual, placement, recompute=True)
 
 
 def apart(a, b):
     """The largest difference, over the root mean square of b."""
     return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().square().mean().sqrt().clamp_min(1e-9)) if b.numel() else 0.0
+
+
+class Recorded(TorchDispatchMode):
+    """Names of torch's own ops whose result has so many elements or more."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.names = least, []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if op.namespace == "aten" and isinstance(out, torch.Tensor) and out.numel() >= self.least:
+            self.names.append(op.overloadpacket.__name__)
+        return out
 
 
 class Moe(unittest.TestCase):
@@ -129,10 +148,11 @@ class Moe(unittest.TestCase):
         for world, activation, gated, linear, residual in ((1, "silu", True, False, True), (2, "silu", True, True, True), (4, "gelu", True, False, False),
                                                            (2, "relu", False, True, True), (2, "gelu_tanh", False, False, False), (2, "none", True, True, True)):
             with self.subTest(world=world, activation=activation, gated=gated, linear=linear):
-                self.check(in_one, world, activation, gated, linear, residual)
+                for way in (in_one, recomputed):
+                    self.check(way, world, activation, gated, linear, residual)
 
     def test_several_layers_go_forward_before_they_go_back(self):
-        for way in (by_parts, in_one):
+        for way in (by_parts, in_one, recomputed):
             self.check(way, 2, times=3)
 
     def test_what_needs_no_gradient_gets_none(self):
@@ -141,12 +161,27 @@ class Moe(unittest.TestCase):
             chosen, router = routed(group.rank, 12)
             first, second = (t[group.rank * 4:][:4].clone() for t in matrices(True, False))
             second.requires_grad_()
-            for way in (by_parts, in_one):
+            for way in (by_parts, in_one, recomputed):
                 x = random(group.rank, 12, HIDDEN)
                 way(x, chosen, router, first, second, plan, None, "silu", True, False)[0].sum(0, keepdim=True).expand(12, -1).contiguous().sum().backward()
                 self.assertTrue(x.grad is None and router.grad is None and first.grad is None and second.grad is not None)
             return True
         self.assertEqual(run(2, body), [True, True])
+
+    def test_the_way_back_neither_fills_nor_copies_what_is_large(self):
+        def body(group):
+            found = []
+            for linear in (False, True):
+                plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, linear_layout=linear, group=group)
+                chosen, router = routed(0, 20)
+                leaves = [t.requires_grad_() for t in (random(0, 20, HIDDEN), router, *matrices(True, linear))]
+                out, _ = perseus.moe_layer(leaves[0], chosen, *leaves[1:], plan)
+                g = random(0, 20, HIDDEN)
+                with Recorded(EXPERTS * HIDDEN * INNER) as recorded:
+                    out.backward(g)
+                found.append([name for name in recorded.names if name not in ("t", "transpose", "view", "detach", "empty", "new_empty", "empty_like")])
+            return found
+        self.assertEqual(run(1, body), [[["_grouped_mm"] * 2] * 2])
 
     def test_choices_without_room_are_counted_and_their_gradient_is_zero(self):
         def body(group):
@@ -160,6 +195,98 @@ class Moe(unittest.TestCase):
             self.assertLess(apart(router.grad[:128, 0], want[:128]), 1e-5)
             return float(out.detach()[128:].abs().sum()), float(router.grad[128:].abs().sum()), float(x.grad[128:].abs().sum())
         self.assertEqual(run(1, body), [(0.0, 0.0, 0.0)])
+
+
+class Placement(unittest.TestCase):
+    PLACES = 12
+
+    def map(self, world, absent=()):
+        loads = torch.tensor([40.0, 3, 9, 2, 20, 1, 5, 4])
+        loads[list(absent)] = -1
+        return perseus.moe_balance(loads, places=self.PLACES, world=world, replicas=3)
+
+    def run_mapped(self, way, world, found):
+        def body(group):
+            count, room = COUNTS[world][group.rank], self.PLACES // world
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=self.PLACES, top_k=TOP_K, inner=INNER, logical_experts=EXPERTS, replicas=3, group=group)
+            chosen, router = routed(group.rank, count)
+            x, mine = random(group.rank, count, HIDDEN, seed=33).requires_grad_(), found.held[group.rank * room:][:room].clamp(min=0).long()
+            first, second = (t[mine].clone().requires_grad_() for t in matrices(True, False))
+            router.requires_grad_()
+            out, status = way(x, chosen, router, first, second, plan, None, "silu", True, False, found.placement)
+            out.backward(random(group.rank, count, HIDDEN, seed=35))
+            group.check()
+            return out, x.grad, router.grad, status, first.grad, second.grad
+        return run(world, body)
+
+    def added_up(self, got, found, number):
+        """What whoever trains does: the gradients of an expert's places, over all ranks."""
+        by_place = torch.cat([grads[number] for grads in got]).float()
+        return torch.stack([by_place[(found.held == e).nonzero()[:, 0]].sum(0) for e in range(EXPERTS)])
+
+    def test_replicas_give_the_results_and_gradients_of_one_expert(self):
+        for way, world in ((by_parts, 2), (in_one, 2), (by_parts, 4), (in_one, 1)):
+            with self.subTest(world=world, way=way.__name__):
+                found = self.map(world)
+                self.assertEqual(int((found.placement >= 0).sum(1).max()), min(world, 3))
+                got = self.run_mapped(way, world, found)
+                results, inputs, first, second = reference(world, "silu", True, False, False)
+                for rank, (out, of_x, of_router, status, *_) in enumerate(got):
+                    self.assertLess(apart(out, results[rank]), 0.05)
+                    self.assertEqual(status[5:7].tolist(), [0, 0])
+                    if COUNTS[world][rank]:
+                        self.assertLess(apart(of_x, inputs[rank][0].grad), 0.06)
+                        self.assertLess(apart(of_router, inputs[rank][1].grad), 0.06)
+                self.assertLess(apart(self.added_up(got, found, 4), first.grad), 0.06)
+                self.assertLess(apart(self.added_up(got, found, 5), second.grad), 0.06)
+
+    def test_tokens_keep_their_other_experts_when_some_are_absent(self):
+        found, world = self.map(2, absent=(0, 3)), 2
+        got = self.run_mapped(in_one, world, found)
+        chosen = [routed(rank, COUNTS[world][rank])[0] for rank in range(world)]
+        w1, w2 = (t.float() for t in matrices(True, False))
+        for rank, (out, _, _, status, *_) in enumerate(got):
+            x, weights, want = random(rank, COUNTS[world][rank], HIDDEN, seed=33).float(), routed(rank, COUNTS[world][rank])[1], torch.zeros(out.shape)
+            for token, slot in ((t, s) for t in range(len(x)) for s in range(TOP_K)):
+                expert = int(chosen[rank][token, slot])
+                if expert not in (-1, 0, 3):
+                    gate, up = (x[token] @ w1[expert]).chunk(2)
+                    want[token] += weights[token, slot] * ((F.silu(gate) * up) @ w2[expert])
+            self.assertLess(apart(out, want), 0.05)
+            self.assertEqual(int(status[5]), int(((chosen[rank] == 0) | (chosen[rank] == 3)).sum()))
+
+    def test_survivors_keep_the_places_that_they_had(self):
+        found = self.map(4)
+        smaller, room = perseus.moe_survivors(found.placement, [1], places=12, world=4), 3
+        held = torch.cat([found.held[:room], found.held[2 * room:]])
+        for expert in range(EXPERTS):
+            places = smaller[expert][smaller[expert] >= 0].long()
+            self.assertEqual(held[places].tolist(), [expert] * len(places))
+            self.assertEqual(len(places), int((held == expert).sum()))
+        self.assertEqual(smaller.dtype, torch.int32)
+        self.assertEqual(perseus.moe_survivors(found.placement, [], places=12, world=4).tolist(), found.placement.tolist())
+
+    def test_bad_input_is_named(self):
+        def body(group):
+            sizes = {"max_tokens": 8, "hidden": 64, "experts": 6, "top_k": 2, "group": group}
+            plan, none = perseus.moe_plan(logical_experts=4, replicas=2, **sizes), perseus.moe_plan(**sizes)
+            x, chosen, router, placement = random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.ones(8, 2), torch.zeros(4, 2, dtype=torch.int32)
+            for error, text, call in (
+                    (ValueError, "placement is None, and the plan has 4 logical", lambda: perseus.moe_dispatch(x, chosen, router, plan)),
+                    (ValueError, "placement is given, and the plan has 0 logical", lambda: perseus.moe_dispatch(x, chosen, router, none, placement)),
+                    (ValueError, r"placement has shape \(3, 2\)", lambda: perseus.moe_dispatch(x, chosen, router, plan, placement[:3])),
+                    (TypeError, "placement is torch.int64", lambda: perseus.moe_dispatch(x, chosen, router, plan, placement.long())),
+                    (perseus.PerseusError, "a MoE map of 4 experts with 0 places", lambda: perseus.moe_plan(logical_experts=4, **sizes)),
+                    (perseus.PerseusError, "9 experts in 8 places", lambda: perseus.moe_balance(torch.ones(9), places=8, world=2, replicas=2)),
+                    (perseus.PerseusError, "8 places on 3 ranks", lambda: perseus.moe_balance(torch.ones(8), places=8, world=3, replicas=2)),
+                    (ValueError, "8 places, 0 ranks", lambda: perseus.moe_balance(torch.ones(8), places=8, world=0, replicas=2)),
+                    (ValueError, r"loads has shape \(2, 2\)", lambda: perseus.moe_balance(torch.ones(2, 2), places=8, world=2, replicas=2)),
+                    (ValueError, r"lost \[4\]", lambda: perseus.moe_survivors(placement, [4], places=8, world=4))):
+                with self.assertRaisesRegex(error, text):
+                    call()
+            d = perseus.moe_dispatch(x, chosen, router, plan, placement)
+            return d.status[:7].tolist(), perseus.moe_dispatch(x, chosen, router, plan, placement + 6).status[4:7].tolist()
+        self.assertEqual(run(1, body), [([128, 0, 0, -1, 0, 0, 0], [0, 0, 16])])
 
 
 class Block(unittest.TestCase):
@@ -222,8 +349,15 @@ class Fake(unittest.TestCase):
             d = perseus.moe_dispatch(tokens, chosen, router, plan)
             again = torch.ops.perseus.moe_dispatch_again(tokens, d.maps, d.rows, True, plan.capacity, plan.sizes, plan.group_name)
             values = torch.ops.perseus.moe_return_values(again[1], d.origins, d.maps, tokens.shape[0], plan.sizes, plan.group_name)
-            layer = torch.ops.perseus.moe_layer(tokens, chosen, router, first, second, None, plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name)
-            return [(tuple(t.shape), t.dtype, t.stride()) for t in (*d[:7], *again, values, *layer, perseus.moe_combine(d.rows, d))]
+            layer = [t for keep in (False, True) for t in torch.ops.perseus.moe_layer(
+                tokens, chosen, router, first, second, None, plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name, None, keep)]
+            back = [torch.ops.perseus.moe_multiply(d.rows, first, False, d.maps, plan.sizes, plan.group_name)]
+            back += torch.ops.perseus.moe_activation_back(layer[-1], layer[-1][:, :INNER].contiguous(), d.origins, d.maps, plan.sizes, plan.group_name)
+            mapped = plan._replace(sizes=(*plan.sizes[:moe.LOGICAL_EXPERTS], 2 * EXPERTS, 1))  # the same memory
+            placement = torch.arange(2 * EXPERTS, dtype=torch.int32, device=tokens.device)[:, None] // 2
+            placed = perseus.moe_dispatch(tokens, chosen, router, mapped, placement)
+            return [(tuple(t.shape), t.dtype, t.stride()) for t in (*d[:7], *again, values, *layer, *back, perseus.moe_combine(d.rows, d), *placed[:7],
+                                                                    *perseus.moe_layer(tokens, chosen, router, first, second, mapped, None, placement))]
 
         def inputs(rank):
             return random(rank, 12, HIDDEN), *(t[:4] for t in matrices(True, False)), *routed(rank, 12)
@@ -247,8 +381,15 @@ class Fake(unittest.TestCase):
             tests = ("test_schema", "test_autograd_registration", "test_faketensor")
             wants = [t.clone().requires_grad_() for t in (x, *matrices(True, False))]
             for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)), ("moe_combine", (d.rows, router, d.origins, d.maps, None, True, *ends)),
-                                  ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized))):
+                                  ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized)),
+                                  ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized, None, True)),
+                                  ("moe_multiply", (d.rows, matrices(True, True)[0], True, d.maps, *ends)),
+                                  ("moe_activation_back", (random(0, plan.capacity, 2 * INNER), random(0, plan.capacity, INNER), d.origins, d.maps, *ends))):
                 torch.library.opcheck(getattr(torch.ops.perseus, op).default, arguments, test_utils=tests)
+            mapped = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, logical_experts=EXPERTS, replicas=1, group=group)
+            sized, placement = (mapped.sizes, mapped.capacity, mapped.maps_bytes, mapped.group_name), torch.arange(EXPERTS, dtype=torch.int32)[:, None].contiguous()
+            for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)), ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized))):
+                torch.library.opcheck(getattr(torch.ops.perseus, op).default, (*arguments, placement), test_utils=tests)
         run(1, body)
 
 
@@ -270,7 +411,7 @@ class Refused(unittest.TestCase):
                     (ValueError, "tokens has 9 rows, and the plan's max_tokens is 8", lambda: perseus.moe_dispatch(
                         random(0, 9, 64), torch.zeros(9, 2, dtype=torch.int64), torch.ones(9, 2), plan)),
                     (ValueError, "capacity 128 and maps of .* bytes; the plan has", lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(capacity=128))),
-                    (ValueError, "3 sizes; they are the 10", lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(sizes=(1, 2, 3)))),
+                    (ValueError, "3 sizes; they are the 12", lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(sizes=(1, 2, 3)))),
                     (ValueError, r"rows has shape \(128, 64\)", lambda: perseus.moe_combine(random(0, 128, 64), d)),
                     (ValueError, r"residual has shape \(7, 64\)", lambda: perseus.moe_combine(d.rows, d, random(0, 7, 64))),
                     (ValueError, "maps has shape", lambda: perseus.moe_combine(d.rows, d._replace(maps=d.maps[:256]))),
@@ -289,10 +430,11 @@ class Refused(unittest.TestCase):
         lib = perseus.library()
         names = [name for name, _ in lib.prs_moe_shape._fields_]
         self.assertEqual([names[i] for i in (moe.TOKENS, moe.HIDDEN, moe.COLUMNS, moe.EXPERTS, moe.TOP_K, moe.CAPACITY, moe.LINEAR_LAYOUT, moe.ACTIVATION,
-                                             moe.GATED, moe.LAYER)],
-                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_are_n_h", "activation", "gated", "layer"])
-        self.assertEqual(len(names), moe.LAYER + 1)
-        self.assertEqual([name for name, _ in lib.prs_moe_row._fields_].index("weight"), moe.ORIGIN_WEIGHT)
+                                             moe.GATED, moe.LAYER, moe.LOGICAL_EXPERTS, moe.REPLICAS)],
+                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_are_n_h", "activation", "gated", "layer",
+                          "logical_experts", "replicas"])
+        self.assertEqual(len(names), moe.SIZES)
+        self.assertEqual(len(lib.prs_moe_row._fields_), moe.ORIGIN_WORDS)
         self.assertEqual(moe.ACTIVATIONS, {name: getattr(lib, f"PRS_ACTIVATION_{name.upper()}") for name in moe.ACTIVATIONS})
 
 

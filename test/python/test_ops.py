@@ -15,8 +15,8 @@ def product(a, b):
     return a.double() @ b.double()
 
 
-def weights(rank, k, n, transposed):
-    return random(rank, n, k, seed=1).t() if transposed else random(rank, k, n, seed=1)
+def weights(rank, k, n, transposed, dtype=torch.bfloat16):
+    return random(rank, n, k, seed=1, dtype=dtype).t() if transposed else random(rank, k, n, seed=1, dtype=dtype)
 
 
 class Products(unittest.TestCase):
@@ -83,6 +83,37 @@ class Products(unittest.TestCase):
                     beyond(perseus.matmul_all_reduce(a, b, group, bias=bias), partials + [wide]),
                     beyond(perseus.replicated_matmul(a, b, group, bias=bias), [product(a, b), wide])]
         self.assertEqual(run(2, body), [[0] * 4] * 2)
+
+    def test_float16_is_multiplied_as_precisely_as_it_is(self):
+        half = {"dtype": torch.float16}
+
+        def body(group):
+            mine, bias = slice(group.rank * 16, group.rank * 16 + 16), random(7, 96, **half)
+            parts, ws = [random(r, 32, 64, **half) for r in range(group.world)], [weights(r, 64, 96, True, **half) for r in range(group.world)]
+            a, b, partials = parts[group.rank], ws[group.rank], [product(x, y) for x, y in zip(parts, ws)]
+            wide = bias.double().expand(1, 96)
+            results = [(perseus.all_gather_matmul(a, b, group, bias=bias), [product(torch.cat(parts), b), wide]),
+                       (perseus.all_gather_matmuls(a, [b, b], group)[0], [product(torch.cat(parts), b)]),
+                       (perseus.matmul_reduce_scatter(a, b, group), [p[mine] for p in partials]),
+                       (perseus.matmul_all_reduce(a, b, group), partials),
+                       (torch.ops.perseus.fused_matmul_reduce_scatter(a, b, "sum", 0, group.name), [p[mine] for p in partials])]
+            same = perseus.matmul_all_reduce(a.bfloat16(), b.bfloat16(), group).dtype  # a plan of its own
+            return [beyond(c, want) for c, want in results], [c.dtype for c, _ in results], same
+        self.assertEqual(run(2, body), [([0] * 5, [torch.float16] * 5, torch.bfloat16)] * 2)
+
+    def test_results_may_be_float32(self):
+        def body(group, dtype):
+            mine, out = slice(group.rank * 16, group.rank * 16 + 16), {"out_dtype": torch.float32}
+            parts, ws = [random(r, 32, 64, dtype=dtype) for r in range(group.world)], [weights(r, 64, 96, True, dtype) for r in range(group.world)]
+            a, b, partials, bias = parts[group.rank], ws[group.rank], [product(x, y) for x, y in zip(parts, ws)], random(7, 96, dtype=dtype)
+            gathered = perseus.all_gather_matmul(a, b, group, bias=bias, **out)
+            exact = (gathered.double() - (product(torch.cat(parts), b) + bias.double())).abs().max() < 1e-5  # nothing is rounded
+            results = [(gathered, [product(torch.cat(parts), b) + bias.double()]),
+                       (perseus.matmul_reduce_scatter(a, b, group, **out), [p[mine] for p in partials]),
+                       (perseus.matmul_all_reduce(a, b, group, **out), partials)]
+            return bool(exact), [beyond(c, want) for c, want in results], [c.dtype for c, _ in results]
+        for dtype in (torch.bfloat16, torch.float16):
+            self.assertEqual(run(2, lambda g: body(g, dtype)), [(True, [0] * 3, [torch.float32] * 3)] * 2)
 
     def test_no_rows_give_no_rows(self):
         def body(group):
@@ -274,16 +305,23 @@ class Refused(unittest.TestCase):
         self.assertEqual(run(1, body), [0])
 
     def test_wrong_dtypes(self):
-        half = torch.zeros(8, 8, dtype=torch.float16)
-        self.refused(TypeError, "a is torch.float16; it must be torch.bfloat16", lambda g: perseus.all_gather_matmul(half, half, g))
-        self.refused(TypeError, "b is torch.float16", lambda g: perseus.all_gather_matmul(random(0, 8, 8), half, g))
+        half, wide = torch.zeros(8, 8, dtype=torch.float16), torch.zeros(8, 8)
+        self.refused(TypeError, "a is torch.float32; it must be torch.bfloat16 or torch.float16", lambda g: perseus.all_gather_matmul(wide, wide, g))
+        self.refused(TypeError, "b is torch.float32; it must be", lambda g: perseus.matmul_all_reduce(half, wide, g))
+        self.refused(TypeError, "b is torch.float16, and a torch.bfloat16: they must be equal", lambda g: perseus.all_gather_matmul(random(0, 8, 8), half, g))
+        self.refused(TypeError, "out_dtype is torch.float64; it must be torch.bfloat16, as a, or torch.float32", lambda g: perseus.matmul_reduce_scatter(
+            random(0, 8, 8), random(0, 8, 8), g, out_dtype=torch.float64))
+        self.refused(TypeError, "tokens is torch.float16; it must be torch.bfloat16", lambda g: perseus.moe_dispatch_gemm(
+            half, torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2), random(0, 2, 8, 96), max_tokens=8, capacity=128, group=g))
+        self.refused(TypeError, "q is torch.float16; it must be torch.bfloat16", lambda g: perseus.ring_attention(
+            *[torch.zeros(1, 8, 1, 64, dtype=torch.float16)] * 3, g))
         self.refused(TypeError, "q is torch.float32", lambda g: perseus.ring_attention(*[torch.zeros(1, 8, 1, 64)] * 3, g))
         self.refused(TypeError, "chosen is torch.int32", lambda g: perseus.moe_dispatch_gemm(
             random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=128, group=g))
 
     def test_wrong_biases(self):
         self.refused(ValueError, r"bias has shape \(16,\)", lambda g: perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), g, bias=random(0, 16)))
-        self.refused(TypeError, "bias is torch.float32", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 8, 8), g, bias=torch.zeros(8)))
+        self.refused(TypeError, "bias is torch.float32; it must be torch.bfloat16, as a", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 8, 8), g, bias=torch.zeros(8)))
 
     def test_wrong_strides(self):
         self.refused(ValueError, r"a with shape \(8, 8\) has strides \(16, 1\); it must be row-major", lambda g: perseus.all_gather_matmul(
@@ -324,6 +362,8 @@ class Refused(unittest.TestCase):
         lib = perseus.library()
         self.assertEqual([ops.GEMM, ops.REDUCE_SCATTER, ops.ALLGATHER, ops.ALLREDUCE],
                          [lib.PRS_FUSED_GEMM, lib.PRS_FUSED_REDUCE_SCATTER, lib.PRS_FUSED_ALLGATHER, lib.PRS_FUSED_ALLREDUCE])
+        self.assertEqual(ops._PRODUCTS, {torch.bfloat16: lib.PRS_DTYPE_BF16, torch.float16: lib.PRS_DTYPE_FP16})
+        self.assertEqual(ops._FP32, lib.PRS_DTYPE_FP32)
         self.assertEqual(ops.MOE_STATUS_WORDS * 4, ctypes.sizeof(lib.prs_moe_status))
 
 

@@ -55,7 +55,8 @@ def a_lost_rail_is_replaced_by_the_transport():
         lost, = rows(*LOSABLE, "--lose-rail", "0:2:30", "--set", f"lost_ns={wait_us}000")
         assert (lost["errors"], lost["puts"], lost["signals"]) == (0, whole["puts"], whole["signals"]), lost
         assert lost["replayed"] > 0 and lost["had_arrived"] > 0, lost
-        assert lost["work_requests"] >= whole["work_requests"], lost
+        # Where rails can be replaced, the CPU raises the signals that arrive: else each is a request of the receiver's NIC.
+        assert lost["work_requests"] >= whole["work_requests"] - whole["signals"], lost
         # Both sides of a connection of any of the node's 8 ranks with any of 24 others.
         assert 0 < lost["replaced_sides"] <= 2 * 8 * 24 and lost["replaced_sides"] % 2 == 0, lost
         assert 30 + wait_us <= lost["us"] <= 30 + wait_us + 10 * whole["us"], (whole["us"], lost["us"])
@@ -69,7 +70,8 @@ def a_rail_that_is_back_serves_new_connections():
     """At 0.1 us the rail is lost, and nobody is connected. Back at 0.2 us, it is as if nothing had been."""
     assert rows(*LOSABLE, "--lose-rail", "0:2:0.1")[0]["replaced_sides"] > 0
     back, = rows(*LOSABLE, "--lose-rail", "0:2:0.1:0.2")
-    assert back["replaced_sides"] == 0 and back["us"] == rows(*LOSABLE)[0]["us"], back
+    never, = rows(*LOSABLE, "--lose-rail", "0:2:1000000")  # long after the end
+    assert back["replaced_sides"] == never["replaced_sides"] == 0 and back["us"] == never["us"], (back, never)
 
 
 def a_rail_is_lost_only_where_it_can_be_replaced():

@@ -136,9 +136,10 @@ uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t head
 void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t, cudaStream_t stream)
 {
     uint64_t kv = bench_attention_elements(p, p->shape.heads_kv);
-    bench_fill(t->q, bench_attention_elements(p, p->shape.heads_q), p->seed * 3 + QUERIES, p->rank, 0, stream);
-    bench_fill(t->k, kv, p->seed * 3 + KEYS, p->rank, 0, stream);
-    bench_fill(t->v, kv, p->seed * 3 + VALUES, p->rank, 0, stream);
+    bench_fill(t->q, bench_attention_elements(p, p->shape.heads_q), PRS_DTYPE_BF16, p->seed * 3 + QUERIES, p->rank, 0,
+               stream);
+    bench_fill(t->k, kv, PRS_DTYPE_BF16, p->seed * 3 + KEYS, p->rank, 0, stream);
+    bench_fill(t->v, kv, PRS_DTYPE_BF16, p->seed * 3 + VALUES, p->rank, 0, stream);
 }
 
 uint64_t bench_attention_sampled(const struct bench_attention *p)
@@ -159,7 +160,7 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
     BENCH_CUDA(cudaMalloc((void **)&exchanges, SAMPLES * sizeof(*exchanges)));
     BENCH_CUDA(cudaMalloc((void **)&scores, (size_t)SAMPLES * p->shape.seq * sizeof(*scores)));
     bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, exchanges, scores, device);
-    bench_sums_poisoned(device, out, elements, stream);
+    bench_sums_poisoned(device, out, elements, 1, stream);
     sums = bench_sums_close(device, stream);
     BENCH_CUDA(cudaFree(scores));
     BENCH_CUDA(cudaFree(exchanges));

@@ -108,7 +108,7 @@ static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult
     BENCH_CUDA(cudaEventDestroy(to));
 }
 
-struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
+struct bench_lt *bench_lt_open(const struct prs_fused_shape *s, bool wide, const void *a, const void *b, void *c,
                                cudaStream_t stream)
 {
     const struct lt_library *lib = lt_library();
@@ -116,15 +116,16 @@ struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     cublasLtMatmulPreference_t preference;
     cublasOperation_t transpose = CUBLAS_OP_T;
+    cudaDataType_t type = s->dtype == PRS_DTYPE_FP16 ? CUDA_R_16F : CUDA_R_16BF;
     size_t workspace = LT_WORKSPACE;
     int count = 0;
     LT(lib->create(&lt->handle));
     LT(lib->desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    if (b_is_n_k)
+    if (s->b_is_n_k)
         LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
-    LT(lib->layout(&lt->b, CUDA_R_16BF, b_is_n_k ? k : n, b_is_n_k ? n : k, b_is_n_k ? k : n));
-    LT(lib->layout(&lt->a, CUDA_R_16BF, k, m, k));
-    LT(lib->layout(&lt->c, CUDA_R_16BF, n, m, n));
+    LT(lib->layout(&lt->b, type, s->b_is_n_k ? s->k : s->n, s->b_is_n_k ? s->n : s->k, s->b_is_n_k ? s->k : s->n));
+    LT(lib->layout(&lt->a, type, s->k, s->m, s->k));
+    LT(lib->layout(&lt->c, wide ? CUDA_R_32F : type, s->n, s->m, s->n));
     LT(lib->preference(&preference));
     LT(lib->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
     LT(lib->heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, CANDIDATES, found, &count));
@@ -144,7 +145,7 @@ void bench_lt_close(struct bench_lt *lt)
 struct nccl_id {
     char bytes[128];
 };
-enum { NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
+enum { NCCL_FLOAT16 = 6, NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
 
 struct bench_nccl {
     void *comm;
@@ -185,14 +186,15 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
 }
 
 /* elements: how many one rank contributes (all-gather) or receives (reduce-scatter). */
-int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
-                   cudaStream_t stream)
+int bench_nccl_run(struct bench_nccl *n, const struct prs_fused_shape *s, const void *send, void *receive,
+                   size_t elements, cudaStream_t stream)
 {
-    if (op == PRS_FUSED_ALLGATHER)
-        return n->all_gather(send, receive, elements, NCCL_BFLOAT16, n->comm, stream);
-    if (op == PRS_FUSED_REDUCE_SCATTER)
-        return n->reduce_scatter(send, receive, elements, NCCL_BFLOAT16, NCCL_SUM, n->comm, stream);
-    return n->all_reduce(send, receive, elements, NCCL_BFLOAT16, NCCL_SUM, n->comm, stream);
+    int type = s->dtype == PRS_DTYPE_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
+    if (s->op == PRS_FUSED_ALLGATHER)
+        return n->all_gather(send, receive, elements, type, n->comm, stream);
+    if (s->op == PRS_FUSED_REDUCE_SCATTER)
+        return n->reduce_scatter(send, receive, elements, type, NCCL_SUM, n->comm, stream);
+    return n->all_reduce(send, receive, elements, type, NCCL_SUM, n->comm, stream);
 }
 
 void bench_nccl_close(struct bench_nccl *n)

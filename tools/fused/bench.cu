@@ -24,9 +24,9 @@ struct run {
     struct bench_lt *lt;
     struct bench_nccl *nccl;
     cudaStream_t stream;
-    void *a, *b, *c;
-    void *kept;               /* C of a warm-up launch, which the timed ones must equal */
-    void *gathered, *partial; /* for the unfused method */
+    void *a, *b, *c, *bias, *residual, *all_a; /* all_a: the gathered A as a second result; each may be NULL */
+    void *kept;                                /* C of a warm-up launch, which the timed ones must equal */
+    void *gathered, *partial;                  /* for the unfused method */
     struct bench_start start;
     struct bench_timed timed;
     struct prs_fused_traffic before, traffic; /* counted before the last own launch, and what that launch sent */
@@ -36,7 +36,7 @@ struct run {
 /* ---- the four methods ---- */
 static struct prs_fused_operands operands_of(const struct run *r)
 {
-    return {r->a, r->b, r->c};
+    return {r->a, r->b, r->c, r->bias, r->residual, r->all_a};
 }
 
 static void run_own(struct run *r)
@@ -62,16 +62,16 @@ static size_t slice_elements(const struct run *r)
 
 static void run_compute(struct run *r)
 {
-    bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER, alone = r->problem.shape.op == PRS_FUSED_GEMM;
-    bench_lt_run(r->lt, gathers ? r->gathered : r->a, r->b, gathers || alone ? r->c : r->partial, r->stream);
+    bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
+    bench_lt_run(r->lt, gathers ? r->gathered : r->a, r->b, r->partial ? r->partial : r->c, r->stream);
 }
 
 static void run_communicate(struct run *r)
 {
     bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
     if (r->nccl)
-        BENCH_CALL(bench_nccl_run(r->nccl, r->problem.shape.op, gathers ? r->a : r->partial,
-                                  gathers ? r->gathered : r->c, slice_elements(r), r->stream));
+        BENCH_CALL(bench_nccl_run(r->nccl, &r->problem.shape, gathers ? r->a : r->partial, gathers ? r->gathered : r->c,
+                                  slice_elements(r), r->stream));
 }
 
 static void run_method(void *user, uint32_t method)
@@ -91,7 +91,12 @@ static void run_method(void *user, uint32_t method)
 /* ---- measuring ---- */
 static size_t c_bytes(const struct run *r)
 {
-    return bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
+    return bench_rows_c(&r->problem) * bench_columns_c(&r->problem) * bench_words_c(&r->problem) * 2;
+}
+
+static size_t all_a_bytes(const struct run *r)
+{
+    return (size_t)r->problem.shape.m * r->problem.shape.k * 2;
 }
 
 static void negate(void *user)
@@ -104,6 +109,8 @@ static void prepare(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
     bench_poison(r->c, c_bytes(r), r->stream);
+    if (r->all_a)
+        bench_poison(r->all_a, all_a_bytes(r), r->stream);
     if (method == OWN)
         prs_fused_traffic(r->ctx, &r->before);
 }
@@ -125,7 +132,8 @@ static void compare(void *user, uint32_t method, unsigned long long *differences
 static uint16_t *sampled(void *user)
 {
     struct run *r = (struct run *)user;
-    return (uint16_t *)r->c + bench_sampled(&r->problem);
+    uint32_t words = bench_words_c(&r->problem);
+    return (uint16_t *)r->c + (bench_sampled(&r->problem) + 1) * words - 1;
 }
 
 /* What one launch sends to other nodes. */
@@ -146,13 +154,16 @@ static void check(void *user, uint32_t method)
     (void)method;
     r->traffic = traffic_since(r, &r->before);
     r->verdict = bench_check(&r->problem, r->c, r->stream);
+    if (r->all_a)
+        r->verdict.beyond += bench_check_gathered(&r->problem, r->all_a, r->stream);
 }
 
 static const struct bench_timed_calls CALLS = {negate, prepare, run_method, keep, compare, check, sampled};
 
 static void measure(struct run *r)
 {
-    uint32_t talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL;
+    /* What is done beside product and communication has no baseline here. */
+    uint32_t talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL && !bench_finishes(&r->problem);
     r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
     r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;
     r->timed.methods = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
@@ -170,7 +181,7 @@ static bool report(struct run *r)
     const struct prs_fused_shape *s = &r->problem.shape;
     struct bench_row row;
     memset(&row, 0, sizeof(row));
-    row.shape = *s;
+    row.shape = *s, row.bias = r->problem.bias, row.residual = r->problem.residual, row.keeps = r->all_a != NULL;
     prs_fused_plan_query(r->plan, &row.info);
     row.gpus = r->problem.world;
     row.own_us = usec[OWN], row.compute_us = usec[COMPUTE];
@@ -180,7 +191,8 @@ static bool report(struct run *r)
                         row.traffic.rails ? (double)row.info.far_bytes / (PORT_BYTES_PER_US * row.traffic.rails) : 0);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* NaN, which is never larger, means not measured */
-    row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
+    row.speedup =
+        bench_finishes(&r->problem) ? NAN : (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
     row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
     row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)) + r->timed.differing;
     row.max_rel_error = bench_max(r->rank, v->max_rel_error);
@@ -248,7 +260,7 @@ static bool soak(struct run *r)
     double bad, differences;
     memset(&s, 0, sizeof(s));
     s.run = r;
-    s.c_bytes = bench_rows_c(&r->problem) * (size_t)shape->n * 2;
+    s.c_bytes = c_bytes(r);
     bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
     differences = bench_soak(r->rank, o, soak_turn, &s, r->stream);
     if (r->rank->rank == 0)
@@ -264,22 +276,29 @@ static void open_run(struct run *r)
 {
     const struct bench_options *o = r->options;
     const struct bench_problem *p = &r->problem;
-    size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2,
-           c = bench_rows_c(p) * (size_t)p->shape.n * 2;
+    size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2, c = c_bytes(r);
     BENCH_CUDA(cudaMalloc(&r->a, a));
     BENCH_CUDA(cudaMalloc(&r->b, b));
     BENCH_CALL(prs_fused_alloc(r->ctx, c, &r->c));
+    if (p->bias)
+        BENCH_CUDA(cudaMalloc(&r->bias, (size_t)p->shape.n * 2));
+    if (p->residual)
+        BENCH_CUDA(cudaMalloc(&r->residual, c));
+    if (o->keep_gathered && p->shape.op == PRS_FUSED_ALLGATHER)
+        BENCH_CUDA(cudaMalloc(&r->all_a, all_a_bytes(r)));
     bench_fill_inputs(p, r->a, r->b, r->stream);
+    bench_fill_finish(p, r->bias, r->residual, r->stream);
     bench_poison(r->c, c, r->stream);
     if (o->no_baselines == 0) {
         if (p->shape.op == PRS_FUSED_ALLGATHER) {
             BENCH_CUDA(cudaMalloc(&r->gathered, a * p->world));
             BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * p->world, r->stream));
-        } else if (p->shape.op != PRS_FUSED_GEMM) {
+        }
+        if ((p->shape.op != PRS_FUSED_ALLGATHER && p->shape.op != PRS_FUSED_GEMM) || bench_finishes(p)) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
-        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k, r->gathered ? r->gathered : r->a,
-                              r->b, r->partial ? r->partial : r->c, r->stream);
+        r->lt = bench_lt_open(&p->shape, !r->partial && bench_words_c(p) == 2, r->gathered ? r->gathered : r->a, r->b,
+                              r->partial ? r->partial : r->c, r->stream);
     }
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
 }
@@ -292,10 +311,10 @@ static void close_run(struct run *r)
     bench_lt_close(r->lt);
     BENCH_CUDA(cudaFree(r->a));
     BENCH_CUDA(cudaFree(r->b));
-    BENCH_CUDA(cudaFree(r->gathered));
-    BENCH_CUDA(cudaFree(r->partial));
+    for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a})
+        BENCH_CUDA(cudaFree(p));
     r->lt = NULL;
-    r->gathered = r->partial = NULL;
+    r->gathered = r->partial = r->bias = r->residual = r->all_a = NULL;
 }
 
 static bool run_shape(struct run *r)
@@ -355,7 +374,10 @@ static int run_rank(struct bench_rank *rank, void *user)
                 if ((o->kernels >> op & 1) != 0 && (o->layouts >> layout & 1) != 0) {
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_fused_op)op;
-                    r.problem.shape.b_is_n_k = layout;
+                    r.problem.shape.b_is_n_k = layout, r.problem.shape.dtype = o->dtype;
+                    r.problem.shape.c_dtype = o->wide ? PRS_DTYPE_FP32 : 0;
+                    r.problem.shape.activation = o->activation, r.problem.shape.gated = o->gated;
+                    r.problem.bias = o->bias, r.problem.residual = o->residual;
                     r.problem.rank = rank->rank, r.problem.world = config.world, r.problem.nodes = rank->nodes,
                     r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);

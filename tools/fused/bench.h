@@ -46,12 +46,16 @@ struct bench_options {
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
+    uint32_t activation, gated, bias, residual, dtype, wide; /* of every product; wide: C is fp32 */
+    uint32_t keep_gathered;                                  /* the all-gather also keeps the A of all ranks */
     struct bench_moe_options moe;
     struct bench_attention_options attention;
     const char *commit;
 };
 
-extern const char *const BENCH_KERNELS[4]; /* by enum prs_fused_op */
+extern const char *const BENCH_KERNELS[4];     /* by enum prs_fused_op */
+extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_fused_activation, then NULL */
+extern const char *const BENCH_DTYPES[3];      /* by enum prs_fused_dtype, then NULL */
 
 /* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
@@ -92,7 +96,11 @@ void bench_start_cross(struct bench_start *s, cudaStream_t stream);
 struct bench_problem {
     struct prs_fused_shape shape;
     uint32_t rank, world, nodes, seed_a, seed_b, samples;
+    uint32_t bias, residual;
 };
+
+/* What bench_fill() makes. A bias and a residual have the seed of B. */
+enum bench_input { BENCH_A = 0, BENCH_B = 1, BENCH_BIAS = 2, BENCH_RESIDUAL = 3 };
 
 struct bench_verdict {
     double max_rel_error; /* worst error over the root mean square of the reference */
@@ -103,30 +111,41 @@ struct bench_verdict {
 
 size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
-void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream);
+size_t bench_columns_c(const struct bench_problem *p);
+uint32_t bench_words_c(const struct bench_problem *p); /* of 16 bits, in an element of C */
+/* Is the result more than the sum? */
+bool bench_finishes(const struct bench_problem *p);
+/* dtype: enum prs_fused_dtype. */
+void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which,
+                cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
-/* Change the signs of bf16 elements. */
+void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual, cudaStream_t stream);
+/* Change the signs of 16-bit elements. */
 void bench_negate(void *to, uint64_t elements, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
+/* The elements of a gathered A [m, k] that are not those of its rank. */
+uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathered, cudaStream_t stream);
 
 /* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
-struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
+/* wide: C is fp32. */
+struct bench_lt *bench_lt_open(const struct prs_fused_shape *shape, bool wide, const void *a, const void *b, void *c,
                                cudaStream_t stream);
 void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
 void bench_lt_close(struct bench_lt *lt);
 
 struct bench_nccl;
 struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl, or ranks share a device */
-int bench_nccl_run(struct bench_nccl *nccl, enum prs_fused_op op, const void *send, void *receive, size_t elements,
-                   cudaStream_t stream);
+int bench_nccl_run(struct bench_nccl *nccl, const struct prs_fused_shape *shape, const void *send, void *receive,
+                   size_t elements, cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
 
 /* ---- rows of the GEMM kernels (gemm_row.cu) ---- */
 struct bench_row {
     struct prs_fused_shape shape;
+    uint32_t bias, residual, keeps; /* keeps: the gathered A is a second result */
     struct prs_fused_plan_info info;
     struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
     uint32_t gpus;

@@ -5,37 +5,65 @@
 #include "tools/fused/launch.cuh"
 #include "tools/fused/sums.cuh"
 
-#include <cuda_bf16.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, uint32_t rank, uint32_t which)
+static __global__ void fill(void *to, uint64_t count, uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which)
 {
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
-        to[i] = __float2bfloat16(bench_element(seed, rank, which, i));
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count;
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        float v = bench_element_of(dtype, seed, rank, which, i);
+        if (dtype == PRS_DTYPE_FP32)
+            ((float *)to)[i] = v;
+        else
+            ((uint16_t *)to)[i] = bench_bits(dtype, v);
+    }
+}
+
+/* Of one rounding, relative: half of the last of 8 bits (fp16: of 11), and a little more. */
+static __device__ double rounding(const struct bench_problem &p)
+{
+    return p.shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
+}
+
+/* Of C and the residual. */
+static __host__ __device__ uint32_t result_dtype(const struct bench_problem &p)
+{
+    return p.shape.c_dtype != 0 ? p.shape.c_dtype : p.shape.dtype;
+}
+
+static __device__ double element(const struct bench_problem &p, uint32_t seed, uint32_t rank, uint32_t which,
+                                 uint64_t at)
+{
+    return bench_element_of(p.shape.dtype, seed, rank, which, at);
 }
 
 /* The node of the rank that adds up this element; each other node rounds its partial sum. The fused and the unfused
  * all-reduce assign elements to ranks in the same way wherever both can run. */
 static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
 {
-    uint64_t each = ((uint64_t)p.shape.m * p.shape.n + p.world - 1) / p.world;
+    uint64_t each = ((uint64_t)p.shape.m * (p.shape.n / (1 + p.shape.gated)) + p.world - 1) / p.world;
     uint32_t owner = p.shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : p.rank;
     return owner / (p.world / p.nodes);
 }
 
-/* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
- * each partial sum, one of each other node's sum, one of the result, and fp32 accumulation of |a b|. */
-static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows,
-                                     struct bench_sums *out)
+/* A sum before it is finished, and how far the kernel's may be from it. */
+struct sum {
+    double value, error;
+};
+
+/* Column `column` of the product, in C's row `row`, by a warp: the sum over ranks of dot products. The bound allows one
+ * rounding of each partial sum, one of each other node's sum, and fp32 accumulation of |a b|. at: the element of C
+ * that it belongs to. */
+static __device__ struct sum sum_of(const struct bench_problem &p, uint64_t row, uint64_t rows, uint64_t column,
+                                    uint64_t at)
 {
-    uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    uint64_t row = bench_scatter(sample) % rows, column = bench_scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
+    uint64_t lane = threadIdx.x % 32, k = p.shape.k, block = p.shape.m / p.world;
     bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
-    uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row, block = p.shape.m / p.world;
+    uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row;
     double total = 0, partials = 0, magnitude = 0, node = 0;
-    uint32_t locals = p.world / p.nodes, owner = owner_node(p, row * p.shape.n + column);
+    uint32_t locals = p.world / p.nodes, owner = owner_node(p, at);
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
         uint64_t r = a_row;
@@ -46,8 +74,7 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         }
         for (uint64_t i = lane; i < k; i += 32) {
             uint64_t where = p.shape.b_is_n_k ? column * k + i : i * p.shape.n + column;
-            double x =
-                (double)bench_element(p.seed_a, a_rank, 0, r * k + i) * bench_element(p.seed_b, b_rank, 1, where);
+            double x = element(p, p.seed_a, a_rank, BENCH_A, r * k + i) * element(p, p.seed_b, b_rank, BENCH_B, where);
             sum += x;
             size += fabs(x);
         }
@@ -62,17 +89,83 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
             partials += fabs(node);
         magnitude += size;
     }
-    if (lane == 0) {
-        double have = (double)__bfloat162float(c[row * p.shape.n + column]);
-        bench_sums_add(out, have, total, (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21);
+    return {total, partials * rounding(p) + magnitude * 0x1p-21};
+}
+
+static __device__ double activated(uint32_t activation, double x)
+{
+    switch (activation) {
+    case PRS_ACTIVATION_RELU:
+        return x > 0 ? x : 0;
+    case PRS_ACTIVATION_GELU:
+        return x * (1 + erf(x * 0.7071067811865476)) / 2;
+    case PRS_ACTIVATION_GELU_TANH:
+        return x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) / 2;
+    case PRS_ACTIVATION_SILU:
+        return x / (1 + exp(-x));
+    default:
+        return x;
     }
 }
 
-static __global__ void count_poison(const uint16_t *c, uint64_t count, struct bench_sums *out)
+/* The steepest slope of an activation is 1.13, of GELU. The unfused path rounds a sum before it finishes it. */
+static __device__ struct sum finished(const struct bench_problem &p, struct sum s, struct sum up, uint64_t row,
+                                      uint64_t column)
+{
+    /* Ranks of an all-reduce finish the same sum, so they have the same bias and residual. */
+    uint32_t rank = p.shape.op == PRS_FUSED_ALLREDUCE ? 0 : p.rank, columns = p.shape.n / (1 + p.shape.gated);
+    double x = s.value, y = up.value, error = s.error + fabs(s.value) * rounding(p);
+    if (p.bias) {
+        x += element(p, p.seed_b, rank, BENCH_BIAS, column);
+        y += element(p, p.seed_b, rank, BENCH_BIAS, columns + column);
+    }
+    x = activated(p.shape.activation, x);
+    error = p.shape.activation == PRS_ACTIVATION_NONE ? error : 1.14 * error + fabs(x) * 0x1p-18;
+    if (p.shape.gated) {
+        double error_y = up.error + fabs(up.value) * rounding(p);
+        error = error * (fabs(y) + error_y) + fabs(x) * error_y;
+        x *= y;
+    }
+    if (p.residual)
+        x += bench_element_of(result_dtype(p), p.seed_b, rank, BENCH_RESIDUAL, row * columns + column);
+    return {x, error};
+}
+
+/* One warp per sample; one more rounding, of the result. */
+static __global__ void check_samples(struct bench_problem p, const void *c, uint64_t rows, struct bench_sums *out)
+{
+    uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, columns = p.shape.n / (1 + p.shape.gated);
+    uint64_t row = bench_scatter(sample) % rows, column = bench_scatter(sample + 7777777) % columns;
+    uint64_t at = row * columns + column;
+    struct sum s = sum_of(p, row, rows, column, at), up = {0, 0};
+    if (p.shape.gated)
+        up = sum_of(p, row, rows, columns + column, at);
+    if (p.shape.gated || p.shape.activation != PRS_ACTIVATION_NONE || p.bias || p.residual)
+        s = finished(p, s, up, row, column);
+    if (threadIdx.x % 32 != 0)
+        return;
+    if (result_dtype(p) == PRS_DTYPE_FP32)
+        bench_sums_add(out, ((const float *)c)[at], s.value, fabs(s.value) * 0x1.02p-24 + s.error);
+    else
+        bench_sums_add(out, bench_value(p.shape.dtype, ((const uint16_t *)c)[at]), s.value,
+                       fabs(s.value) * rounding(p) + s.error);
+}
+
+static __global__ void check_gathered(struct bench_problem p, const uint16_t *gathered, unsigned long long *wrong)
+{
+    uint64_t block = (uint64_t)p.shape.m / p.world * p.shape.k;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < block * p.world;
+         i += (uint64_t)gridDim.x * blockDim.x)
+        if (bench_value(p.shape.dtype, gathered[i]) != element(p, p.seed_a, (uint32_t)(i / block), BENCH_A, i % block))
+            atomicAdd(wrong, 1ull);
+}
+
+/* words: of 16 bits, in an element. Of an fp32 number only the upper one shows that it was not written. */
+static __global__ void count_poison(const uint16_t *c, uint64_t count, uint32_t words, struct bench_sums *out)
 {
     unsigned long long mine = 0;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
-        mine += c[i] == 0xffff;
+        mine += c[(i + 1) * words - 1] == 0xffff;
     if (mine != 0)
         atomicAdd(&out->poisoned, mine);
 }
@@ -85,9 +178,9 @@ struct bench_sums *bench_sums_open(cudaStream_t stream)
     return device;
 }
 
-void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, cudaStream_t stream)
+void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, uint32_t words, cudaStream_t stream)
 {
-    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, device);
+    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, words, device);
 }
 
 struct bench_sums bench_sums_close(struct bench_sums *device, cudaStream_t stream)
@@ -119,15 +212,41 @@ size_t bench_rows_c(const struct bench_problem *p)
     return p->shape.op == PRS_FUSED_REDUCE_SCATTER ? p->shape.m / p->world : p->shape.m;
 }
 
-void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream)
+size_t bench_columns_c(const struct bench_problem *p)
 {
-    bench_launch(fill, bench_blocks(elements), BENCH_THREADS, stream, (__nv_bfloat16 *)to, elements, seed, rank, which);
+    return p->shape.n / (1 + p->shape.gated);
+}
+
+uint32_t bench_words_c(const struct bench_problem *p)
+{
+    return result_dtype(*p) == PRS_DTYPE_FP32 ? 2 : 1;
+}
+
+bool bench_finishes(const struct bench_problem *p)
+{
+    return p->shape.gated || p->shape.activation != PRS_ACTIVATION_NONE || p->bias || p->residual;
+}
+
+void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which,
+                cudaStream_t stream)
+{
+    bench_launch(fill, bench_blocks(elements), BENCH_THREADS, stream, to, elements, dtype, seed, rank, which);
 }
 
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
 {
-    bench_fill(a, bench_rows_a(p) * p->shape.k, p->seed_a, p->rank, 0, stream);
-    bench_fill(b, (uint64_t)p->shape.n * p->shape.k, p->seed_b, p->rank, 1, stream);
+    bench_fill(a, bench_rows_a(p) * p->shape.k, p->shape.dtype, p->seed_a, p->rank, BENCH_A, stream);
+    bench_fill(b, (uint64_t)p->shape.n * p->shape.k, p->shape.dtype, p->seed_b, p->rank, BENCH_B, stream);
+}
+
+void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual, cudaStream_t stream)
+{
+    uint32_t rank = p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : p->rank;
+    if (bias)
+        bench_fill(bias, p->shape.n, p->shape.dtype, p->seed_b, rank, BENCH_BIAS, stream);
+    if (residual)
+        bench_fill(residual, bench_rows_c(p) * bench_columns_c(p), result_dtype(*p), p->seed_b, rank, BENCH_RESIDUAL,
+                   stream);
 }
 
 static __global__ void negate(uint16_t *to, uint64_t elements)
@@ -149,16 +268,30 @@ void bench_poison(void *c, size_t bytes, cudaStream_t stream)
 
 uint64_t bench_sampled(const struct bench_problem *p)
 {
-    return bench_scatter(0) % bench_rows_c(p) * p->shape.n + bench_scatter(7777777) % p->shape.n;
+    return bench_scatter(0) % bench_rows_c(p) * bench_columns_c(p) + bench_scatter(7777777) % bench_columns_c(p);
 }
 
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream)
 {
-    uint64_t rows = bench_rows_c(p), count = rows * p->shape.n, samples = count < p->samples ? count : p->samples;
+    uint64_t rows = bench_rows_c(p), count = rows * bench_columns_c(p);
+    uint64_t samples = count < p->samples ? count : p->samples;
     struct bench_sums *device = bench_sums_open(stream), sums;
     samples = (samples + 7) / 8 * 8;
-    bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, (const __nv_bfloat16 *)c, rows, device);
-    bench_sums_poisoned(device, c, count, stream);
+    bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, c, rows, device);
+    bench_sums_poisoned(device, c, count, bench_words_c(p), stream);
     sums = bench_sums_close(device, stream);
     return bench_sums_verdict(&sums, samples);
+}
+
+uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathered, cudaStream_t stream)
+{
+    unsigned long long *device, wrong;
+    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(*device)));
+    BENCH_CUDA(cudaMemsetAsync(device, 0, sizeof(*device), stream));
+    bench_launch(check_gathered, bench_blocks((uint64_t)p->shape.m * p->shape.k), BENCH_THREADS, stream, *p,
+                 (const uint16_t *)gathered, device);
+    BENCH_CUDA(cudaMemcpyAsync(&wrong, device, sizeof(wrong), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    BENCH_CUDA(cudaFree(device));
+    return wrong;
 }

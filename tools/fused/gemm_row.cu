@@ -24,8 +24,12 @@ static void print_json(const struct bench_row *r)
 {
     const struct prs_fused_shape *s = &r->shape;
     const struct prs_fused_tuning *t = &r->info.tuning;
-    json_print(stdout, "{kernel:%s,layout:%s,M:%u,N:%u,K:%u,gpus:%u,nodes:%u,rails:%u,", BENCH_KERNELS[s->op],
-               s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
+    json_print(stdout, "{kernel:%s,dtype:%s,c_dtype:%s,layout:%s,M:%u,N:%u,K:%u,gpus:%u,nodes:%u,rails:%u,",
+               BENCH_KERNELS[s->op], BENCH_DTYPES[s->dtype],
+               s->c_dtype == PRS_DTYPE_FP32 ? "fp32" : BENCH_DTYPES[s->dtype], s->b_is_n_k ? "nk" : "kn", s->m, s->n,
+               s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
+    json_print(stdout, "activation:%s,gated:%u,bias:%u,residual:%u,gathered:%u,", BENCH_ACTIVATIONS[s->activation],
+               s->gated, r->bias, r->residual, r->keeps);
     json_print(stdout, "puts:%llu,signals:%llu,fences:%llu,far_bytes:%llu,", (unsigned long long)r->traffic.puts,
                (unsigned long long)r->traffic.signals, (unsigned long long)r->traffic.fences,
                (unsigned long long)r->traffic.bytes);

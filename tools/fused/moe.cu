@@ -69,7 +69,7 @@ static void open_inputs(struct run *r, const struct bench_moe_problem *p, struct
     b->chosen = (const int64_t *)device(choices * sizeof(*chosen));
     b->router_weights = (const float *)device(choices * sizeof(*weights));
     b->weights = r->weights;
-    bench_fill((void *)b->tokens, (uint64_t)count * p->shape.hidden, p->seed, p->rank, 0, r->stream);
+    bench_fill((void *)b->tokens, (uint64_t)count * p->shape.hidden, PRS_DTYPE_BF16, p->seed, p->rank, 0, r->stream);
     BENCH_CUDA(cudaMemcpy((void *)b->chosen, chosen, choices * sizeof(*chosen), cudaMemcpyHostToDevice));
     BENCH_CUDA(cudaMemcpy((void *)b->router_weights, weights, choices * sizeof(*weights), cudaMemcpyHostToDevice));
     free(chosen);
@@ -284,7 +284,7 @@ static bool run_problem(struct run *r)
     BENCH_CALL(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan));
     prs_moe_plan_query(r->plan, &r->info);
     r->weights = device(elements * 2);
-    bench_fill(r->weights, elements, p->weights_seed, p->rank, 1, r->stream);
+    bench_fill(r->weights, elements, PRS_DTYPE_BF16, p->weights_seed, p->rank, 1, r->stream);
     open_inputs(r, p, &r->batch);
     open_results(r, &r->batch);
     bench_moe_want_open(p, &r->want);

@@ -7,7 +7,8 @@
 The peers: "nccl" is NCCL's all-to-all both ways (its sizes come to the host), torch._grouped_mm twice, SiLU * up, an fp32 index_add. "symm_mem" is the
 same with torch.ops.symm_mem.all_to_all_vdev_2d, whose sizes stay on the GPU; a machine where it cannot run says why in `symm_mem_error`. "products" are
 the two torch._grouped_mm alone, on rows that are there. They alternate; a figure is the median over rounds of the slowest rank. Our timed launches must
-write the same bits over poison each time. On sampled tokens, ours and NCCL's way are compared with the layer in double precision: `error` is the root of
+write the same bits over poison each time. With --nodes, under softnic-run, ranks are on emulated nodes, NCCL's way may use the same NICs, and a row says
+what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours and NCCL's way are compared with the layer in double precision: `error` is the root of
 the mean square error over that of the result, `error_ratio` ours over theirs. JSON, one row each. Exit status 77 without GPUs or torch.
 """
 import argparse
@@ -17,8 +18,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from moe_peers import OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist, random_rows, slowest, torch  # noqa: E402
-from fused_context import bounded  # noqa: E402
+from moe_peers import OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist, join, random_rows, slowest, torch  # noqa: E402
 from timed import Way, time_all  # noqa: E402
 
 SAMPLED_TOKENS = 16
@@ -138,6 +138,13 @@ def relative_error(have, exact):
     return float(((have.double() - exact).square().mean() / exact.square().mean()).sqrt())
 
 
+def between_nodes(args, ours):
+    """Of a launch of the rank that sends most."""
+    if args.nodes == 1:
+        return {}
+    return {"nodes": args.nodes, "order": os.environ.get("PERSEUS_ORDER", "auto"), **{name: slowest(n) for name, n in ours.traffic(ours.layer).items()}}
+
+
 def measure(args, preset, count, zipf, hosts):
     hidden, inner, experts, top_k = PRESETS[preset]
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -156,6 +163,8 @@ def measure(args, preset, count, zipf, hosts):
               lambda: ours.out[picked[0], :1], (tokens,))
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
     try:
+        if args.nodes > 1:
+            raise NotImplementedError("not between emulated nodes")
         symm_mem = SymmMemLayer(tokens, chosen, router_weights, gate_up, down, experts)
         symm_mem.both()
         torch.cuda.synchronize()
@@ -172,7 +181,7 @@ def measure(args, preset, count, zipf, hosts):
     row = {"kernel": "moe_layer", "preset": preset, "H": hidden, "I": inner, "E": experts, "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world,
            "usec": round(usec["own"], 1), "nccl_usec": round(usec["nccl"], 1), "products_usec": round(usec["products"], 1),
            "symm_mem_usec": round(usec["symm_mem"], 1) if "symm_mem" in usec else None, "symm_mem_error": symm_mem_error,
-           "speedup": round(usec["nccl"] / usec["own"], 3), "of_products": round(usec["own"] / usec["products"], 3),
+           **between_nodes(args, ours), "speedup": round(usec["nccl"] / usec["own"], 3), "of_products": round(usec["own"] / usec["products"], 3),
            "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error, "nccl_error": theirs,
            "error_ratio": round(error / theirs, 3), "checked_launches": own.checked, "differing_elements": differing, "rows_dropped": dropped,
            "commit": args.commit}
@@ -192,18 +201,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
     parser.add_argument("--timeout-ms", type=int, default=5000)
+    parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     for name in OPTIONS:
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
-    args.nodes = 1
-    bounded(args.limit_s)
-    if not torch.cuda.is_available():
-        sys.exit(77)
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl")
-    hosts = dist.new_group(backend="gloo")
+    hosts = join(args)
     with torch.cuda.stream(torch.cuda.Stream()):
         good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]
     dist.destroy_process_group()

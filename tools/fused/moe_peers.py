@@ -16,9 +16,10 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from fused_context import Context, bounded, pointer, struct, u32  # noqa: E402
+from fused_context import Context, bounded, pointer, struct, u32, u64  # noqa: E402
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is never used
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -41,6 +42,8 @@ Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer, count_on_device=pointer, status=pointer,
                maps=pointer, down=pointer, residual=pointer, later=pointer * 8)
 
+Traffic = struct("Traffic", nodes=u32, rails=u32, puts=u64, signals=u64, fences=u64, bytes=u64)
+
 
 def node_of(args):
     """The node of a rank: the ranks of this host are split over emulated nodes."""
@@ -53,7 +56,7 @@ class Ours:
     def __init__(self, args, shape, hosts):
         self.ctx = Context(args.library, torch.cuda.current_device(), hosts, args.timeout_ms, node_of(args) + 1)
         self.lib, self.plan, self.info = self.ctx.lib, pointer(), Info()
-        self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
+        self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = self.lib.prs_fused_traffic.restype = None
         tuning = Tuning(*(getattr(args, name) for name in OPTIONS))
         self.ctx.check(self.lib.prs_moe_plan_open(self.ctx.handle, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
@@ -83,6 +86,19 @@ class Ours:
 
     def gemm(self):
         self.run(self.lib.prs_moe_gemm, "prs_moe_gemm")
+
+    def traffic(self, run, launches=4):
+        """What a launch of this rank sends to other nodes. The signal that says that a launch has ended may be counted a little later."""
+        counts = []
+        for repeats in (0, launches):
+            for _ in range(repeats):
+                run()
+            torch.cuda.synchronize()
+            dist.barrier()
+            time.sleep(0.2)
+            counts.append(Traffic())
+            self.lib.prs_fused_traffic(self.ctx.handle, ctypes.byref(counts[-1]))
+        return {name: (getattr(counts[1], name) - getattr(counts[0], name)) / launches for name in ("puts", "signals", "fences", "bytes")}
 
     def close(self):
         torch.cuda.synchronize()
@@ -243,6 +259,18 @@ def measure(args, preset, count, zipf, hosts):
     return row["map_errors"] == 0 and row["beyond_bound"] == 0
 
 
+def join(args):
+    """The process groups: NCCL's, and one of the hosts, which is returned."""
+    bounded(args.limit_s)
+    if not torch.cuda.is_available():
+        sys.exit(77)
+    if args.nodes > 1:  # NCCL and the software NIC read the node from their own variables
+        os.environ["NCCL_HOSTID"], os.environ["SOFTNIC_NODE"] = str(node_of(args) + 1), str(node_of(args))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl")
+    return dist.new_group(backend="gloo")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", default="build/fused/libperseus-fused.so")
@@ -259,14 +287,7 @@ def main():
     for name in OPTIONS:
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
-    bounded(args.limit_s)
-    if not torch.cuda.is_available():
-        sys.exit(77)
-    if args.nodes > 1:  # NCCL and the software NIC read the node from their own variables
-        os.environ["NCCL_HOSTID"], os.environ["SOFTNIC_NODE"] = str(node_of(args) + 1), str(node_of(args))
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl")
-    hosts = dist.new_group(backend="gloo")
+    hosts = join(args)
     # A copy to pageable memory on the default stream holds a lock of the CUDA driver until it runs, and the software NIC needs the
     # driver for what NCCL's kernel waits for there (doc/softnic.md): so work is not on the default stream.
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void bench_sums_add(struct bench_sums *to, dou
 /* On the device, all zero. */
 struct bench_sums *bench_sums_open(cudaStream_t stream);
 /* Add the elements that still have the value of bench_poison(). */
-void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, cudaStream_t stream);
+void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, uint32_t words, cudaStream_t stream);
 /* Wait for the stream, and free it. */
 struct bench_sums bench_sums_close(struct bench_sums *device, cudaStream_t stream);
 struct bench_verdict bench_sums_verdict(const struct bench_sums *sums, uint64_t sampled);

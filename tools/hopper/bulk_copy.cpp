@@ -468,7 +468,7 @@ void group_wait(uint32_t left, bool read_only)
     if (!e.removed)
         order_groups_waited(left, read_only);
     while (!self->groups.empty() && self->groups.front()->committed && self->groups.front()->unwritten == 0)
-        self->groups.pop_front();
+        self->groups.erase(self->groups.begin());
     thread_yield();
 }
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "fused/core/element.cuh"
 #include "fused/core/launch.cuh"
 
 extern "C" {
@@ -16,22 +17,30 @@ struct prs_lt {
 
 struct product_args {
     struct prs_fused_shape shape;
-    const __nv_bfloat16 *a, *b;
-    const __nv_bfloat16 *add;
-    __nv_bfloat16 *c;
+    const uint16_t *a, *b;
+    const void *add;
+    void *c;
 };
 
 /* Each thread computes one element at a time. Sums are fp32, as they are with cuBLASLt. */
-static __global__ void multiply(const struct product_args p)
+template <int DTYPE, int C_DTYPE> static __global__ void multiply(const struct product_args p)
 {
     uint64_t n = p.shape.n, k = p.shape.k, all = p.shape.m * n;
     for (uint64_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
-        const __nv_bfloat16 *a = p.a + at / n * k, *b = p.b + (p.shape.b_is_n_k ? at % n * k : at % n);
-        float sum = p.add ? __bfloat162float(p.add[at]) : 0;
+        const uint16_t *a = p.a + at / n * k, *b = p.b + (p.shape.b_is_n_k ? at % n * k : at % n);
+        float sum = p.add ? load_element<C_DTYPE>(p.add, at) : 0;
         for (uint64_t i = 0; i < k; i++)
-            sum += __bfloat162float(a[i]) * __bfloat162float(b[p.shape.b_is_n_k ? i : i * n]);
-        p.c[at] = __float2bfloat16(sum);
+            sum += pair_low<DTYPE>(a[i]) * pair_low<DTYPE>(b[p.shape.b_is_n_k ? i : i * n]);
+        store_element<C_DTYPE>(p.c, at, sum);
     }
+}
+
+static void (*kernel_of(const struct prs_fused_shape &shape))(const struct product_args)
+{
+    bool half = shape.dtype == PRS_DTYPE_FP16;
+    if (prs_lt_result(&shape) == PRS_DTYPE_FP32)
+        return half ? multiply<PRS_DTYPE_FP16, PRS_DTYPE_FP32> : multiply<PRS_DTYPE_BF16, PRS_DTYPE_FP32>;
+    return half ? multiply<PRS_DTYPE_FP16, PRS_DTYPE_FP16> : multiply<PRS_DTYPE_BF16, PRS_DTYPE_BF16>;
 }
 
 static const struct launch_shape few_threads = {1, 64, 0};
@@ -39,7 +48,7 @@ static const struct launch_shape few_threads = {1, 64, 0};
 extern "C" int prs_lt_open(void **, void *, const struct prs_fused_shape *shape, uint32_t, struct prs_lt **out)
 {
     uint32_t clusters;
-    if (launch_prepare(multiply, &few_threads, &clusters) != 0)
+    if (launch_prepare(kernel_of(*shape), &few_threads, &clusters) != 0)
         return -ENOTSUP;
     *out = (struct prs_lt *)calloc(1, sizeof(**out));
     if (!*out)
@@ -60,8 +69,7 @@ extern "C" void prs_lt_release(void *)
 extern "C" int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
                           cudaStream_t stream)
 {
-    struct product_args args = {lt->shape, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b,
-                                (const __nv_bfloat16 *)add, (__nv_bfloat16 *)c};
+    struct product_args args = {lt->shape, (const uint16_t *)a, (const uint16_t *)b, add, c};
     args.shape.m = m;
-    return launch_kernel(multiply, &few_threads, 4, stream, args);
+    return launch_kernel(kernel_of(args.shape), &few_threads, 4, stream, args);
 }

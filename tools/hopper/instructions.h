@@ -63,8 +63,8 @@ uint64_t atomic_add(void *p, uint32_t bytes, uint64_t value, enum order order, e
 void atomic_fence(enum scope scope);
 
 /* ---- warp.cpp ---- */
-/* Waits for all lanes of the mask; values[lane] is what that lane gave. All lanes must give the same name. */
-void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[32]);
+/* Waits for all lanes of the mask; values[lane], unless NULL, is what that lane gave. All must give the same name. */
+void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values);
 void warp_store_matrix(uint32_t address, const uint32_t *registers, int count, bool transposed);
 void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool transposed);
 void warpgroup_registers(uint32_t count, bool more);
@@ -105,6 +105,7 @@ struct wgmma_call {
     uint64_t a_descriptor, b_descriptor;
     const uint32_t *a_registers;
     bool add, trans_a, trans_b;
+    bool f16; /* A and B are f16, else bf16 */
 };
 void wgmma_issue(float *d, const struct wgmma_call *call);
 void wgmma_fence_registers(void);

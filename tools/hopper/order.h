@@ -6,6 +6,7 @@
 #ifndef TOOLS_HOPPER_ORDER_H
 #define TOOLS_HOPPER_ORDER_H
 
+#include <deque>
 #include <stddef.h>
 
 #include "tools/hopper/order_clock.h"

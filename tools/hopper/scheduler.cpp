@@ -87,11 +87,17 @@ void scheduler_run_late(void (*run)(void *), void *object)
 }
 
 /* ---- threads ---- */
+static void check_stack(const struct fiber *f)
+{
+    if (!fiber_stack_intact(f->stack))
+        violation("stack of %zu bytes overrun: large local arrays?", (size_t)STACK_BYTES);
+}
+
 static void leave_fiber(void)
 {
     struct fiber *f = self;
-    if (!fiber_stack_intact(f->stack))
-        violation("stack of %zu bytes overrun: large local arrays?", (size_t)STACK_BYTES);
+    if (machine.plan % 16 == 0) /* seldom, because the end of a stack is far from what is in the cache */
+        check_stack(f);
     hopper_fiber_switch(&f->stack_pointer, machine.stack_pointer);
 }
 
@@ -411,6 +417,7 @@ static void thread_left(struct fiber *f)
 {
     struct cta *b = f->block;
     struct cluster *c = b->cluster;
+    check_stack(f);
     f->state = THREAD_GONE;
     order_thread_ends(f);
     wgmma_thread_left(f);
@@ -478,11 +485,26 @@ static void run_fiber(struct fiber *f)
         throw violation_raised();
 }
 
+/* Brings what a switch to the thread touches into the cache. */
+static void fetch_fiber(const struct fiber *f)
+{
+    for (uint32_t line = 0; line < 3; line++)
+        __builtin_prefetch((const uint8_t *)f + line * 64);
+}
+
+static void fetch_stack(const struct fiber *f)
+{
+    for (uint32_t line = 0; line < 6; line++)
+        __builtin_prefetch((const uint8_t *)f->stack_pointer + line * 64);
+}
+
 /* Runs all lanes that can run, each to its next stop, as a GPU nearly always does. With HOPPER_LANES=free it runs one
  * lane alone, so that lanes get as far apart as their collectives allow. CUDA promises no more than that. */
 static void run_warp(struct warp *w)
 {
     uint32_t turn = (uint32_t)scheduler_random() % WARP, lanes = w->ready, first = w->index * WARP;
+    struct fiber *running[WARP];
+    uint32_t count = 0;
     if (machine.free_lanes) {
         while ((lanes & 1u << turn) == 0)
             turn = (turn + 1) % WARP;
@@ -492,7 +514,11 @@ static void run_warp(struct warp *w)
     machine.plan = scheduler_random();
     for (uint32_t i = 0; i < WARP; i++, turn = (turn + 1) % WARP)
         if (lanes >> turn & 1)
-            run_fiber(&w->block->threads[first + turn]);
+            fetch_fiber(running[count++] = &w->block->threads[first + turn]);
+    for (uint32_t i = 0; i < count; i++) {
+        fetch_stack(running[i + 2 < count ? i + 2 : count - 1]);
+        run_fiber(running[i]);
+    }
     if (w->ready != 0 && !w->queued) {
         w->queued = true;
         machine.ready.push_back(w);

@@ -5,7 +5,6 @@
 #ifndef TOOLS_HOPPER_SCHEDULER_H
 #define TOOLS_HOPPER_SCHEDULER_H
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <stdint.h>
@@ -55,11 +54,11 @@ struct fiber {
     struct wait_reason wait;
     /* 16-byte granules of shared memory that it has written and not yet fenced */
     std::vector<uint32_t> dirty;
-    std::deque<std::shared_ptr<copy_group>> groups;
+    std::vector<std::shared_ptr<copy_group>> groups; /* a few */
     uint64_t cluster_phase; /* of the cluster barrier: the phase that its last arrival helps to complete */
     bool cluster_arrived;   /* and it has not waited since */
     uint64_t wgmma_issued;
-    std::deque<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
+    std::vector<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
     bool wgmma_fenced;
     std::shared_ptr<struct order_thread> order; /* this and the members of this name below: order.h */
 };
@@ -69,6 +68,7 @@ struct meeting {
     const char *name;
     uint32_t mask, here;
     uint64_t values[WARP];
+    uint64_t *values_of[WARP]; /* where the lane gets all values, or NULL */
     void *from;
 };
 
@@ -80,7 +80,7 @@ struct warp {
     uint8_t lazy; /* how many of 256 choices pass it over; changes at random */
     uint32_t registers;
     uint32_t writes_fenced; /* memory_write_count() at its last fence.proxy.async.global */
-    std::vector<std::shared_ptr<meeting>> meetings;
+    std::vector<meeting> meetings;
 };
 
 struct named_barrier {

@@ -3,6 +3,7 @@
 #ifndef TOOLS_HOPPER_STREAM_H
 #define TOOLS_HOPPER_STREAM_H
 
+#include <deque>
 #include <cuda_runtime_api.h>
 
 #include "tools/hopper/scheduler.h"

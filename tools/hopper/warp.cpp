@@ -12,24 +12,33 @@ namespace hopper
 /* ---- warp ---- */
 typedef void (*together_fn)(uint64_t values[WARP]);
 
-static std::shared_ptr<meeting> find_meeting(const char *name, uint32_t mask, void *from)
+static const char SYNCWARP[] = "__syncwarp";
+
+static bool same_name(const char *a, const char *b)
 {
-    struct warp *w = self->warp;
-    for (auto &m : w->meetings) {
+    return a == b || strcmp(a, b) == 0;
+}
+
+/* The index of the meeting; a new one where none waits for these lanes. */
+static size_t find_meeting(const char *name, uint32_t mask, void *from)
+{
+    std::vector<meeting> &all = self->warp->meetings;
+    for (size_t i = 0; i < all.size(); i++) {
+        const struct meeting *m = &all[i];
         if ((m->mask & mask) == 0)
             continue;
-        if (m->mask == mask && strcmp(m->name, name) == 0)
-            return m;
+        if (m->mask == mask && same_name(m->name, name))
+            return i;
         violation("%s: reaches %s for lanes %08x, while lanes %08x of its warp wait at %s for lanes %08x (%s): "
                   "all lanes of a collective must be at the same one",
                   fiber_name(self).c_str(), name, mask, m->here, m->name, m->mask, code_location(m->from).c_str());
     }
-    auto m = std::make_shared<meeting>();
-    m->name = name;
-    m->mask = mask;
-    m->from = from;
-    w->meetings.push_back(m);
-    return m;
+    all.emplace_back();
+    all.back().name = name;
+    all.back().mask = mask;
+    all.back().here = 0;
+    all.back().from = from;
+    return all.size() - 1;
 }
 
 static void meet_in_order(struct warp *w, uint32_t mask)
@@ -42,38 +51,45 @@ static void meet_in_order(struct warp *w, uint32_t mask)
     order_meet(lanes, count);
 }
 
-/* The lane that comes last calls together(), before any lane goes on. */
-static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[WARP], together_fn together,
-                 void *from)
+/* All lanes have come: gives each the values of all, and lets the others go on. */
+static void end_meeting(const struct meeting *m)
+{
+    for (uint32_t l = 0; l < WARP; l++) {
+        if ((m->mask >> l & 1) == 0)
+            continue;
+        if (m->values_of[l])
+            memcpy(m->values_of[l], m->values, sizeof(m->values));
+        if (l != self->lane)
+            scheduler_wake(&self->warp->block->threads[self->warp->index * WARP + l]);
+    }
+}
+
+/* The lane that comes last calls together(), before any lane goes on. values: NULL, or where this lane gets the values
+ * of all lanes. */
+static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values, together_fn together, void *from)
 {
     struct warp *w = self->warp;
-    bool ordered = strcmp(name, "__syncwarp") == 0 && !place_taken().removed;
+    bool ordered = order_on && same_name(name, SYNCWARP) && !place_taken().removed;
     if ((mask >> self->lane & 1) == 0 || (mask & ~w->alive) != 0)
         violation("%s: %s for lanes %08x, but %s (alive: %08x)", fiber_name(self).c_str(), name, mask,
                   mask >> self->lane & 1 ? "some of them have left" : "this lane is not one of them", w->alive);
-    auto m = find_meeting(name, mask, from);
+    size_t index = find_meeting(name, mask, from);
+    struct meeting *m = &w->meetings[index];
     m->values[self->lane] = mine;
+    m->values_of[self->lane] = values;
     m->here |= 1u << self->lane;
-    if (m->here != mask) {
-        scheduler_block({name, mask, 0, from});
-        memcpy(values, m->values, sizeof(m->values));
-        return;
-    }
-    for (size_t i = 0; i < w->meetings.size(); i++)
-        if (w->meetings[i] == m)
-            w->meetings.erase(w->meetings.begin() + (long)i);
+    if (m->here != mask)
+        return scheduler_block({name, mask, 0, from});
     if (together)
         together(m->values);
     if (ordered) /* the other collectives exchange values and order no memory */
         meet_in_order(w, mask);
-    for (uint32_t l = 0; l < WARP; l++)
-        if (l != self->lane && (mask >> l & 1))
-            scheduler_wake(&w->block->threads[w->index * WARP + l]);
+    end_meeting(m);
+    w->meetings.erase(w->meetings.begin() + (long)index);
     scheduler_pause(); /* the other lanes go on at the same time */
-    memcpy(values, m->values, sizeof(m->values));
 }
 
-void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[32])
+void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values)
 {
     meet(name, mask, mine, values, NULL, CALLER);
 }
@@ -83,9 +99,9 @@ void warp_thread_left(struct fiber *f)
     struct warp *w = f->warp;
     w->alive &= ~(1u << f->lane);
     for (auto &m : w->meetings)
-        if (m->mask >> f->lane & 1)
-            violation("%s: leaves, while lanes %08x of its warp wait for it at %s (%s)", fiber_name(f).c_str(), m->here,
-                      m->name, code_location(m->from).c_str());
+        if (m.mask >> f->lane & 1)
+            violation("%s: leaves, while lanes %08x of its warp wait for it at %s (%s)", fiber_name(f).c_str(), m.here,
+                      m.name, code_location(m.from).c_str());
 }
 
 /* ---- matrices of 8 x 8 16-bit elements ---- */
@@ -139,15 +155,13 @@ static void load_together(uint64_t values[WARP])
 void warp_store_matrix(uint32_t address, const uint32_t *registers, int count, bool transposed)
 {
     struct matrix_lane mine = {self, address, NULL, registers, count, transposed, CALLER};
-    uint64_t values[WARP];
-    meet("stmatrix", ~0u, (uintptr_t)&mine, values, store_together, CALLER);
+    meet("stmatrix", ~0u, (uintptr_t)&mine, NULL, store_together, CALLER);
 }
 
 void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool transposed)
 {
     struct matrix_lane mine = {self, address, registers, NULL, count, transposed, CALLER};
-    uint64_t values[WARP];
-    meet("ldmatrix", ~0u, (uintptr_t)&mine, values, load_together, CALLER);
+    meet("ldmatrix", ~0u, (uintptr_t)&mine, NULL, load_together, CALLER);
 }
 
 /* ---- registers ---- */
@@ -163,10 +177,9 @@ void warpgroup_registers(uint32_t count, bool more)
 {
     struct cta *c = self->block;
     struct warp *w = self->warp;
-    uint64_t values[WARP];
     if (count % 8 != 0 || count < 24 || count > 256)
         violation("%s: setmaxnreg %u: must be 24 to 256 in steps of 8", fiber_name(self).c_str(), count);
-    meet(more ? "setmaxnreg.inc" : "setmaxnreg.dec", ~0u, count, values, NULL, CALLER);
+    meet(more ? "setmaxnreg.inc" : "setmaxnreg.dec", ~0u, count, NULL, NULL, CALLER);
     if (self->lane != 0)
         return;
     if (more ? count < w->registers : count > w->registers)
@@ -256,8 +269,7 @@ static void complete_cluster(struct cluster *c)
 void cluster_barrier_arrive(void)
 {
     struct cluster *c = self->block->cluster;
-    uint64_t values[WARP];
-    meet("barrier.cluster.arrive.aligned", self->warp->alive, 0, values, NULL, CALLER);
+    meet("barrier.cluster.arrive.aligned", self->warp->alive, 0, NULL, NULL, CALLER);
     if (self->cluster_arrived)
         violation("%s: arrives at the cluster's barrier twice without waiting", fiber_name(self).c_str());
     self->cluster_phase = c->phase + 1;
@@ -271,8 +283,7 @@ void cluster_barrier_arrive(void)
 void cluster_barrier_wait(void)
 {
     struct cluster *c = self->block->cluster;
-    uint64_t values[WARP];
-    meet("barrier.cluster.wait.aligned", self->warp->alive, 0, values, NULL, CALLER);
+    meet("barrier.cluster.wait.aligned", self->warp->alive, 0, NULL, NULL, CALLER);
     if (!self->cluster_arrived)
         violation("%s: waits at the cluster's barrier without having arrived", fiber_name(self).c_str());
     self->cluster_arrived = false;

@@ -97,13 +97,25 @@ static float bf16(uint16_t x)
     return f;
 }
 
+static float f16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float f;
+    if ((x & 0x7c00) == 0x7c00)
+        bits |= 0x7f800000; /* infinity, or not a number */
+    memcpy(&f, &bits, 4);
+    f = f * 0x1p112f;
+    return x & 0x8000 ? -f : f;
+}
+
 static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 {
+    float (*number)(uint16_t) = op->call.f16 ? f16 : bf16;
     if (op->call.a_registers) {
         for (uint32_t t = 0; t < WARPGROUP; t++)
             for (uint32_t i = 0; i < 8; i++) {
                 uint32_t row = t / 32 * 16 + t % 32 / 4 + (i / 2 & 1) * 8, k = t % 4 * 2 + i % 2 + i / 4 * 8;
-                a[row * WGMMA_K + k] = bf16((uint16_t)(op->registers[t][i / 2] >> (i % 2 * 16)));
+                a[row * WGMMA_K + k] = number((uint16_t)(op->registers[t][i / 2] >> (i % 2 * 16)));
             }
         return;
     }
@@ -111,9 +123,9 @@ static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
         const uint16_t *x = (const uint16_t *)(c->shared + op->a_chunks[i]);
         for (uint32_t e = 0; e < 8; e++) {
             if (op->call.trans_a)
-                a[(i % (WGMMA_M / 8) * 8 + e) * WGMMA_K + i / (WGMMA_M / 8)] = bf16(x[e]);
+                a[(i % (WGMMA_M / 8) * 8 + e) * WGMMA_K + i / (WGMMA_M / 8)] = number(x[e]);
             else
-                a[i / 2 * WGMMA_K + i % 2 * 8 + e] = bf16(x[e]);
+                a[i / 2 * WGMMA_K + i % 2 * 8 + e] = number(x[e]);
         }
     }
 }
@@ -121,14 +133,15 @@ static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
 {
     uint32_t n = op->call.n;
+    float (*number)(uint16_t) = op->call.f16 ? f16 : bf16;
     for (uint32_t i = 0; i < op->b_chunks.size(); i++) {
         const uint16_t *x = (const uint16_t *)(c->shared + op->b_chunks[i]);
         if (op->call.trans_b)
             for (uint32_t e = 0; e < 8; e++)
-                b[i * 8 + e] = bf16(x[e]);
+                b[i * 8 + e] = number(x[e]);
         else
             for (uint32_t e = 0; e < 8; e++)
-                b[(i % 2 * 8 + e) * n + i / 2] = bf16(x[e]);
+                b[(i % 2 * 8 + e) * n + i / 2] = number(x[e]);
     }
 }
 
@@ -193,8 +206,8 @@ static void check_same(const struct wgmma_op *op, const struct wgmma_call *call,
 {
     const struct wgmma_call *first = &op->call;
     if (first->n != call->n || first->b_descriptor != call->b_descriptor || first->a_descriptor != call->a_descriptor ||
-        first->add != call->add || first->trans_a != call->trans_a || first->trans_b != call->trans_b ||
-        (!first->a_registers) != (!call->a_registers))
+        first->add != call->add || first->f16 != call->f16 || first->trans_a != call->trans_a ||
+        first->trans_b != call->trans_b || (!first->a_registers) != (!call->a_registers))
         violation(
             "%s: its wgmma (N %u, A %#llx, B %#llx, add %d) differs from that of the rest of its warpgroup (N %u, A "
             "%#llx, B %#llx, add %d)",
@@ -316,7 +329,7 @@ void wgmma_wait_group(uint32_t left)
         scheduler_block({WGMMA_WAIT, covered, g->executed, CALLER});
     }
     while (f->wgmma_groups.size() > left)
-        f->wgmma_groups.pop_front();
+        f->wgmma_groups.erase(f->wgmma_groups.begin());
     if (covered != 0)
         return_accumulators(g, f, covered);
     order_products_waited(covered);

@@ -3,6 +3,8 @@
 #ifndef TOOLS_HOPPER_WGMMA_H
 #define TOOLS_HOPPER_WGMMA_H
 
+#include <deque>
+
 #include "tools/hopper/device_memory.h"
 
 namespace hopper

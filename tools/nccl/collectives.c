@@ -194,7 +194,7 @@ static double run_row(struct rank_state *s, const struct row *row, const struct 
     int runs = (int)s->options->iterations;
 
     values_fill(s->host, row->type, s->rank, 0, shape->send, (unsigned)seed);
-    cuda_copy_in(s->pristine, s->host, send_bytes);
+    cuda_copy_in_async(s->pristine, s->host, send_bytes, s->stream);
     for (int i = -(int)s->options->warmup; i < runs; i++) {
         cuda_fill_async(s->recv, POISON, row->in_place && send_bytes > recv_bytes ? send_bytes : recv_bytes, s->stream);
         cuda_copy_async(send, s->pristine, send_bytes, s->stream);

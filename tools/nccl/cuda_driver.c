@@ -17,7 +17,7 @@ static struct {
     int (*context_retain)(void **context, int device);
     int (*context_set)(void *context);
     int (*mem_alloc)(cuda_ptr *ptr, size_t bytes);
-    int (*copy_in)(cuda_ptr dst, const void *src, size_t bytes);
+    int (*copy_in_async)(cuda_ptr dst, const void *src, size_t bytes, cuda_stream stream);
     int (*copy_out)(void *dst, cuda_ptr src, size_t bytes);
     int (*copy_async)(cuda_ptr dst, cuda_ptr src, size_t bytes, cuda_stream stream);
     int (*fill_async)(cuda_ptr dst, unsigned char byte, size_t bytes, cuda_stream stream);
@@ -43,7 +43,7 @@ static void open_driver(void)
         {&cu.context_retain, "cuDevicePrimaryCtxRetain"},
         {&cu.context_set, "cuCtxSetCurrent"},
         {&cu.mem_alloc, "cuMemAlloc_v2"},
-        {&cu.copy_in, "cuMemcpyHtoD_v2"},
+        {&cu.copy_in_async, "cuMemcpyHtoDAsync_v2"},
         {&cu.copy_out, "cuMemcpyDtoH_v2"},
         {&cu.copy_async, "cuMemcpyDtoDAsync_v2"},
         {&cu.fill_async, "cuMemsetD8Async"},
@@ -113,9 +113,9 @@ cuda_ptr cuda_alloc(size_t bytes)
     return ptr;
 }
 
-void cuda_copy_in(cuda_ptr dst, const void *src, size_t bytes)
+void cuda_copy_in_async(cuda_ptr dst, const void *src, size_t bytes, cuda_stream stream)
 {
-    must(cu.copy_in(dst, src, bytes), "cuMemcpyHtoD");
+    must(cu.copy_in_async(dst, src, bytes, stream), "cuMemcpyHtoDAsync");
 }
 
 void cuda_copy_out(void *dst, cuda_ptr src, size_t bytes)

@@ -32,7 +32,7 @@ struct list {
 
 struct rank_state {
     struct prs_route r;
-    int64_t *chosen;      /* [token][choice] */
+    uint16_t *chosen;     /* [token][choice] */
     uint32_t *index;      /* [token][choice]: among the choices of its expert here */
     uint32_t *rows;       /* [expert]: choices of this rank */
     struct list *to;      /* [owner's rank]: one entry a token */
@@ -86,12 +86,12 @@ static void draw_choices(struct sim *sim, struct rank_state *s, const double *sh
     const struct prs_route *r = &s->r;
 
     for (uint32_t token = 0; token < r->tokens; token++) {
-        int64_t *chosen = &s->chosen[token * r->choices];
+        uint16_t *chosen = &s->chosen[token * r->choices];
 
         for (uint32_t k = 0; k < r->choices;) {
             bool again = false;
 
-            chosen[k] = moe_draw_expert(sim, share, r->experts);
+            chosen[k] = (uint16_t)moe_draw_expert(sim, share, r->experts);
             for (uint32_t j = 0; j < k; j++)
                 again |= chosen[j] == chosen[k];
             k += !again;
@@ -140,7 +140,7 @@ static int make_lists(struct rank_state *s)
         uint32_t count = sort_choices(s, relay ? PRS_ROUTE_RELAY : PRS_ROUTE_LEAD, first, sorted);
 
         for (uint32_t i = 0; i < count; i++) {
-            uint32_t owner = (uint32_t)s->chosen[sorted[i]] / r->experts_per_rank;
+            uint32_t owner = s->chosen[sorted[i]] / r->experts_per_rank;
             struct list *list = relay ? &s->relayed[owner / r->place.local_ranks] : &s->to[owner];
 
             list->token[list->count++] = sorted[i] / r->choices;
@@ -239,7 +239,7 @@ static void take_token(struct sim *sim, uint32_t rank, uint32_t from, uint32_t t
     uint32_t each = s->r.experts_per_rank;
 
     for (uint32_t i = token * s->r.choices; i < (token + 1) * s->r.choices; i++) {
-        uint32_t expert = (uint32_t)sender->chosen[i], own = expert % each, block;
+        uint32_t expert = sender->chosen[i], own = expert % each, block;
 
         if (expert / each != rank)
             continue;
@@ -344,7 +344,7 @@ static void send_rows(struct sim *sim, uint32_t rank)
 static bool goes_to(const struct rank_state *sender, uint32_t token, uint32_t owner)
 {
     for (uint32_t k = 0; k < sender->r.choices; k++)
-        if ((uint32_t)sender->chosen[token * sender->r.choices + k] / sender->r.experts_per_rank == owner)
+        if (sender->chosen[token * sender->r.choices + k] / sender->r.experts_per_rank == owner)
             return true;
     return false;
 }

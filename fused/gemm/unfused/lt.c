@@ -107,6 +107,8 @@ static int load_api(void)
 static int describe(struct prs_lt *lt, const struct prs_fused_shape *s, int32_t sms)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
+    static const cudaDataType_t types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F}; /* by enum prs_fused_dtype */
+    cudaDataType_t type = types[s->dtype];
     uint64_t b_rows = s->b_is_n_k ? s->k : s->n, b_columns = s->b_is_n_k ? s->n : s->k;
     if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
         return -1;
@@ -116,15 +118,15 @@ static int describe(struct prs_lt *lt, const struct prs_fused_shape *s, int32_t 
     if (s->b_is_n_k &&
         api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != CUBLAS_STATUS_SUCCESS)
         return -1;
-    if (api.layout(&lt->b, CUDA_R_16BF, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
-        api.layout(&lt->a, CUDA_R_16BF, s->k, s->m, s->k) != CUBLAS_STATUS_SUCCESS ||
-        api.layout(&lt->c, CUDA_R_16BF, s->n, s->m, s->n) != CUBLAS_STATUS_SUCCESS)
+    if (api.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
+        api.layout(&lt->a, type, s->k, s->m, s->k) != CUBLAS_STATUS_SUCCESS ||
+        api.layout(&lt->c, types[prs_lt_result(s)], s->n, s->m, s->n) != CUBLAS_STATUS_SUCCESS)
         return -1;
     return 0;
 }
 
 /* Limits for every algorithm that may be chosen. By default cuBLASLt assumes that pointers are aligned to 256 bytes,
- * and may add parts of K as bf16, which rounds more than once (seen with odd numbers of rows). */
+ * and may add parts of K in the type of C, which rounds more than once (seen with odd numbers of rows). */
 static int limit(cublasLtMatmulPreference_t preference)
 {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {

@@ -4,12 +4,20 @@
 #define PERSEUS_FUSED_LT_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 
 #include <perseus/fused.h>
 
 struct prs_lt;
 
 enum { PRS_LT_WORKSPACE = 32 << 20 };
+
+/* The type of what cuBLASLt writes: sums that travel, and what is gated after it, have that of A and B. */
+static inline uint32_t prs_lt_result(const struct prs_fused_shape *s)
+{
+    bool result = (s->op == PRS_FUSED_GEMM || s->op == PRS_FUSED_ALLGATHER) && !s->gated;
+    return result && s->c_dtype != 0 ? s->c_dtype : s->dtype;
+}
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
  * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases it

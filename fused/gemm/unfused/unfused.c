@@ -43,9 +43,12 @@ static uint64_t staging_bytes(const struct prs_fused_plan *p)
 static int open_lt(struct prs_fused_plan *p)
 {
     struct prs_fused *ctx = p->base.ctx;
+    struct prs_fused_shape shape = p->shape;
     int r = ctx->lt.workspace.at ? 0 : prs_local_take(ctx, PRS_LT_WORKSPACE, 0, &ctx->lt.workspace);
+    if (p->args.schedule.place.world == 1)
+        shape.op = PRS_FUSED_GEMM; /* no other rank adds to it */
     if (!r)
-        r = prs_lt_open(&ctx->lt.data, ctx->lt.workspace.at, &p->shape, ctx->config.max_sms, &p->lt);
+        r = prs_lt_open(&ctx->lt.data, ctx->lt.workspace.at, &shape, ctx->config.max_sms, &p->lt);
     if (ctx->lt.data)
         ctx->lt.close = prs_lt_release;
     p->base.shared_bytes += r ? 0 : PRS_LT_WORKSPACE;
@@ -144,11 +147,14 @@ static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, ui
     struct prs_unfused_sum sum = {.elements = prs_slice_count(slice, rank),
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
+                                  .dtype = p->shape.dtype,
+                                  .c_dtype = p->shape.dtype,
                                   .far_step = prs_exchange_slot_bytes(slice)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
         sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(slice, rank) * 2;
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
+        sum.c_dtype = prs_result_dtype(&p->shape);
         sum.first = p->shape.op == PRS_FUSED_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
         sum.columns = p->shape.n;
     }
@@ -192,7 +198,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        home = prs_result_home(p, slice.all * 2);
+        home = prs_result_home(p, slice.all * prs_result_element(&p->shape));
         if (!home)
             return prs_fail(-EINVAL,
                             "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
@@ -203,7 +209,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
             at[copies] = home->at[copies] + x.source;
-            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * 2;
+            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * prs_result_element(&p->shape);
         }
     }
     if (s->place.nodes > 1)
@@ -230,8 +236,14 @@ static void *product_of(const struct prs_fused_plan *p)
 /* What is left of the epilogue of such a product. */
 static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
 {
-    struct prs_unfused_finish f = {p->args.epilogue, product_of(p), p->operands.c, (uint64_t)p->rows * p->args.n,
-                                   p->args.n};
+    struct prs_unfused_finish f = {.epilogue = p->args.epilogue,
+                                   .from = product_of(p),
+                                   .to = p->operands.c,
+                                   .elements = (uint64_t)p->rows * p->args.n,
+                                   .columns = p->args.n,
+                                   .dtype = p->shape.dtype,
+                                   .from_dtype = p->shape.gated ? p->shape.dtype : prs_result_dtype(&p->shape),
+                                   .c_dtype = prs_result_dtype(&p->shape)};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
     f.epilogue.any =

@@ -50,7 +50,8 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
 }
 
 /* Adds in fp32 in a fixed order, and rounds once; WIDE: eight elements at a time. */
-template <bool WIDE> static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
+template <int DTYPE, int C_DTYPE, bool WIDE>
+static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     for (; i < a.elements / (WIDE ? 8 : 1); i += step) {
@@ -59,39 +60,73 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
             const uint8_t *from = k < a.near_count ? a.near[k] : a.far + (k - a.near_count) * a.far_step;
             if (WIDE) {
                 uint4 x = ((const uint4 *)from)[i];
-                s[0] += bf16_low(x.x), s[1] += bf16_high(x.x), s[2] += bf16_low(x.y), s[3] += bf16_high(x.y);
-                s[4] += bf16_low(x.z), s[5] += bf16_high(x.z), s[6] += bf16_low(x.w), s[7] += bf16_high(x.w);
+                s[0] += pair_low<DTYPE>(x.x), s[1] += pair_high<DTYPE>(x.x), s[2] += pair_low<DTYPE>(x.y),
+                    s[3] += pair_high<DTYPE>(x.y);
+                s[4] += pair_low<DTYPE>(x.z), s[5] += pair_high<DTYPE>(x.z), s[6] += pair_low<DTYPE>(x.w),
+                    s[7] += pair_high<DTYPE>(x.w);
             } else {
-                s[0] += __bfloat162float(((const __nv_bfloat16 *)from)[i]);
+                s[0] += load_element<DTYPE>(from, i);
             }
         }
         if (a.epilogue.any != 0)
             for (uint32_t j = 0; j < (WIDE ? 8 : 1); j++) {
                 uint64_t at = a.first + i * (WIDE ? 8 : 1) + j;
-                s[j] = finish_element(a.epilogue, s[j], 0, at / a.columns, (uint32_t)(at % a.columns), a.columns);
+                s[j] = finish_element<DTYPE, C_DTYPE>(a.epilogue, s[j], 0, at / a.columns, (uint32_t)(at % a.columns),
+                                                      a.columns);
             }
-        uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
-                             pack_bf16x2(s[6], s[7]));
+        uint4 y = make_uint4(pack_pair<DTYPE>(s[0], s[1]), pack_pair<DTYPE>(s[2], s[3]), pack_pair<DTYPE>(s[4], s[5]),
+                             pack_pair<DTYPE>(s[6], s[7]));
         for (uint32_t k = 0; k < a.copies; k++) {
-            if (WIDE)
+            float4 *wide = (float4 *)a.to[k];
+            if (!WIDE)
+                store_element<C_DTYPE>(a.to[k], i, s[0]);
+            else if (C_DTYPE != PRS_DTYPE_FP32)
                 ((uint4 *)a.to[k])[i] = y;
             else
-                ((__nv_bfloat16 *)a.to[k])[i] = __float2bfloat16(s[0]);
+                wide[2 * i] = make_float4(s[0], s[1], s[2], s[3]),
+                         wide[2 * i + 1] = make_float4(s[4], s[5], s[6], s[7]);
         }
     }
 }
 
+typedef void (*sum_fn)(const struct prs_unfused_sum);
+
+template <bool WIDE> static sum_fn sum_of(uint32_t dtype, uint32_t c_dtype)
+{
+    bool half = dtype == PRS_DTYPE_FP16;
+    if (c_dtype == PRS_DTYPE_FP32)
+        return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP32, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_FP32, WIDE>;
+    return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP16, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
+}
+
+/* FROM: of the product. */
+template <int DTYPE, int FROM, int C_DTYPE>
 static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
-    const __nv_bfloat16 *x = (const __nv_bfloat16 *)a.from;
-    __nv_bfloat16 *y = (__nv_bfloat16 *)a.to;
     for (; i < a.elements; i += step) {
         uint64_t row = i / a.columns, at = a.epilogue.gated ? i + row * a.columns : i;
-        float up = a.epilogue.gated ? __bfloat162float(x[at + a.columns]) : 0;
-        y[i] = __float2bfloat16(
-            finish_element(a.epilogue, __bfloat162float(x[at]), up, row, (uint32_t)(i - row * a.columns), a.columns));
+        float up = a.epilogue.gated ? load_element<FROM>(a.from, at + a.columns) : 0;
+        float x = finish_element<DTYPE, C_DTYPE>(a.epilogue, load_element<FROM>(a.from, at), up, row,
+                                                 (uint32_t)(i - row * a.columns), a.columns);
+        store_element<C_DTYPE>(a.to, i, x);
     }
+}
+
+typedef void (*finish_fn)(const struct prs_unfused_finish);
+
+template <int DTYPE> static finish_fn finish_of_type(uint32_t from, uint32_t c_dtype)
+{
+    if (c_dtype != PRS_DTYPE_FP32)
+        return finish_result<DTYPE, DTYPE, DTYPE>;
+    return from == PRS_DTYPE_FP32 ? finish_result<DTYPE, PRS_DTYPE_FP32, PRS_DTYPE_FP32>
+                                  : finish_result<DTYPE, DTYPE, PRS_DTYPE_FP32>;
+}
+
+static finish_fn finish_of(uint32_t dtype, uint32_t from, uint32_t c_dtype)
+{
+    return dtype == PRS_DTYPE_FP16 ? finish_of_type<PRS_DTYPE_FP16>(from, c_dtype)
+                                   : finish_of_type<PRS_DTYPE_BF16>(from, c_dtype);
 }
 
 struct exchange_args {
@@ -162,9 +197,13 @@ static int load(void)
     int r = launch_load(meet);
     r = r ? r : launch_load(copy<uint16_t>);
     r = r ? r : launch_load(copy<uint4>);
-    r = r ? r : launch_load(sum<false>);
-    r = r ? r : launch_load(sum<true>);
-    r = r ? r : launch_load(finish_result);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t dtype = i & 1, c_dtype = i & 2 ? (uint32_t)PRS_DTYPE_FP32 : dtype;
+        r = r ? r : launch_load(sum_of<false>(dtype, c_dtype));
+        r = r ? r : launch_load(sum_of<true>(dtype, c_dtype));
+        r = r ? r : launch_load(finish_of(dtype, dtype, c_dtype));
+        r = r ? r : launch_load(finish_of(dtype, c_dtype, c_dtype));
+    }
     r = r ? r : launch_load(cross);
     return r ? r : launch_load(finish);
 }
@@ -204,13 +243,16 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
     if (a->elements == 0)
         return 0;
     if (misaligned)
-        return launch_kernel(sum<false>, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
-    return launch_kernel(sum<true>, &wide_shape, wide_blocks(a->elements / 8, 528), stream, *a);
+        return launch_kernel(sum_of<false>(a->dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements, 1056), stream,
+                             *a);
+    return launch_kernel(sum_of<true>(a->dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements / 8, 528), stream,
+                         *a);
 }
 
 extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)
 {
-    return launch_kernel(finish_result, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
+    return launch_kernel(finish_of(a->dtype, a->from_dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements, 1056),
+                         stream, *a);
 }
 
 extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,

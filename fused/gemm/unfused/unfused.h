@@ -49,6 +49,7 @@ struct prs_unfused_sum {
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t elements;
     uint32_t near_count, far_count, copies;
+    uint32_t dtype, c_dtype; /* enum prs_fused_dtype: of the arrays, and of the sum */
     /* Of the result: what is done to each sum, which one is the first here, and how many a row has. */
     struct prs_epilogue epilogue;
     uint64_t first;
@@ -65,6 +66,7 @@ struct prs_unfused_finish {
     uint8_t *to;
     uint64_t elements;
     uint32_t columns;
+    uint32_t dtype, from_dtype, c_dtype; /* enum prs_fused_dtype: of the bias, of `from`, and of `to` */
 };
 int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStream_t stream);
 

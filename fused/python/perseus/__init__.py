@@ -11,14 +11,14 @@ from . import nn
 from ._group import Group, close_all, find, init
 from ._library import PerseusError, bundled, library
 from ._version import __version__
-from .moe import moe_combine, moe_dispatch, moe_layer, moe_plan
+from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,
                   replicated_matmul, ring_attention)
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
-           "matmul_all_reduce", "matmul_reduce_scatter", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
-           "nn", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
+           "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer",
+           "moe_plan", "moe_survivors", "nn", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
 
 
 def plugin_path() -> str:

@@ -80,13 +80,13 @@ class Group:
         plan = self._plans[key] = Plan(handle, operands, rows, getattr(self.library, f"prs_{kind}_plan_close"))
         return plan
 
-    def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool) -> Plan:
+    def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool, dtype: int, c_dtype: int) -> Plan:
         """The plan of a product; one serves all m up to the next power of two of rows a rank."""
-        key = (op, n, k, b_is_n_k, self.rows(m))
+        key = (op, n, k, b_is_n_k, dtype, c_dtype, self.rows(m))
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
-            shape = lib.prs_fused_shape(op=op, m=key[-1], n=n, k=k, b_is_n_k=b_is_n_k, c_anywhere=1)
+            shape = lib.prs_fused_shape(op=op, m=key[-1], n=n, k=k, b_is_n_k=b_is_n_k, c_anywhere=1, dtype=dtype, c_dtype=c_dtype)
             plan = self._new_plan(key, "fused", shape, lib.prs_fused_operands(), key[-1])
         return plan
 

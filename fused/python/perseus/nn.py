@@ -6,7 +6,7 @@ activations between the two pairs of a transformer are split along their first d
 
     x [t / W, ..., in]  -> ColumnParallelLinear -> [t, ..., hidden / W] -> RowParallelLinear -> [t / W, ..., out]
 
-Without it x and the result have t rows on every rank. Weights are bfloat16, and laid out as torch.nn.Linear's.
+Without it x and the result have t rows on every rank. Weights are laid out as torch.nn.Linear's; dtype is bfloat16, or float16.
 """
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ._group import GroupLike, find, name_of
 
 
 class _Parallel(nn.Module):
-    def __init__(self, in_features: int, out_features: int, split: str, group: GroupLike, bias: bool, sequence_parallel: bool, device: Any) -> None:
+    def __init__(self, in_features: int, out_features: int, split: str, group: GroupLike, bias: bool, sequence_parallel: bool, device: Any,
+                 dtype: torch.dtype) -> None:
         super().__init__()
         opened = find(group)
         self.group_name, self.world, self.sequence_parallel = name_of(opened), opened.world, sequence_parallel
@@ -30,8 +31,8 @@ class _Parallel(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         shape = [size // opened.world if name == split else size for name, size in whole.items()]
         device = opened.device if device is None else device
-        self.weight = nn.Parameter(torch.empty(*shape, dtype=torch.bfloat16, device=device))
-        self.bias = nn.Parameter(torch.zeros(shape[0], dtype=torch.bfloat16, device=device)) if bias else None
+        self.weight = nn.Parameter(torch.empty(*shape, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.zeros(shape[0], dtype=dtype, device=device)) if bias else None
         nn.init.normal_(self.weight, std=in_features**-0.5)
 
     def extra_repr(self) -> str:
@@ -50,8 +51,8 @@ class ColumnParallelLinear(_Parallel):
     """
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False, sequence_parallel: bool = True,
-                 keep_gathered: bool = True, device: Any = None) -> None:
-        super().__init__(in_features, out_features, "out_features", group, bias, sequence_parallel, device)
+                 keep_gathered: bool = True, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__(in_features, out_features, "out_features", group, bias, sequence_parallel, device, dtype)
         self.keep_gathered = keep_gathered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,8 +76,8 @@ class RowParallelLinear(_Parallel):
     """
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False, sequence_parallel: bool = True,
-                 device: Any = None) -> None:
-        super().__init__(in_features, out_features, "in_features", group, bias, sequence_parallel, device)
+                 device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__(in_features, out_features, "in_features", group, bias, sequence_parallel, device, dtype)
         if self.bias is not None and sequence_parallel:
             mark_replicated(self.bias)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops. Importing this module registers torch.ops.perseus.*; the functions here are the same ops with a group in place of its name.
 
-All matrices are bfloat16 on the group's device. W is the number of ranks, r this rank. Sums are fp32; a rank's partial product is rounded to
-bfloat16 once to travel, and the sum once more. Every op is enqueued on the current stream and returns at once; it may be captured into a CUDA
+Products take bfloat16 or float16, the others bfloat16, on the group's device. W is the number of ranks, r this rank. Sums are fp32; a rank's
+partial product is rounded once to the dtype of a to travel, and the sum once more. Every op is enqueued on the current stream and returns at once; it may be captured into a CUDA
 graph after it has run once with these sizes. All ranks of a group call the same ops with the same sizes in the same order.
 
 Every op raises TypeError or ValueError for a wrong dtype, device, shape, stride or alignment, which it names; PerseusError if a plan cannot be
@@ -21,6 +21,8 @@ from ._library import PerseusError
 GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status
 _bf16 = torch.bfloat16
+_PRODUCTS = {torch.bfloat16: 0, torch.float16: 1}  # enum prs_fused_dtype of what products take
+_FP32 = 2
 _library = torch.library.Library("perseus", "DEF")
 _fixed = (torch._C.Tag.needs_fixed_stride_order,)
 
@@ -35,43 +37,45 @@ def _define(schema: str, run: Any, fake: Any) -> None:
 
 # ---- checks ----
 
-def _refuse(group: Group, op: str, what: str, t: torch.Tensor, transposed: bool = False) -> None:
-    """Says which claim a matrix does not meet."""
-    if t.dtype is not _bf16:
-        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.bfloat16")
+def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """Says which claim a matrix does not meet. dtype: of a, for a second operand, which may be the transpose of a row-major matrix."""
+    if t.dtype not in _PRODUCTS:
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.bfloat16 or torch.float16")
+    if dtype not in (None, t.dtype):
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}, and a {dtype}: they must be equal")
     if t.dim() != 2:
         raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
     if t.device != group.device:
         raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
     if t.data_ptr() % 16:
         raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes (is it a slice of a larger tensor?)")
-    layout = "row-major or the transpose of a row-major matrix" if transposed else "row-major"
+    layout = "row-major or the transpose of a row-major matrix" if dtype else "row-major"
     raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, without gaps: call .contiguous()")
 
 
 def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:
-    if a.dtype is not _bf16 or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15 or not a.is_contiguous():
+    if a.dtype not in _PRODUCTS or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15 or not a.is_contiguous():
         _refuse(group, op, what, a)
 
 
 def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether b is the transpose of an [n, k] matrix."""
-    if b.dtype is not _bf16 or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
-        _refuse(group, op, "b", b, True)
+    if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
+        _refuse(group, op, "b", b, a.dtype)
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {b.shape[0]} rows: they must be equal")
     if b.is_contiguous():
         return False
     if not b.t().is_contiguous():
-        _refuse(group, op, "b", b, True)
+        _refuse(group, op, "b", b, a.dtype)
     return True
 
 
-def _check_bias(group: Group, op: str, bias: torch.Tensor | None, n: int) -> None:
+def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | None, n: int) -> None:
     if bias is None:
         return
-    if bias.dtype is not _bf16:
-        raise TypeError(f"perseus.{op}: bias is {bias.dtype}; it must be torch.bfloat16")
+    if bias.dtype is not a.dtype:
+        raise TypeError(f"perseus.{op}: bias is {bias.dtype}; it must be {a.dtype}, as a")
     if bias.shape != (n,) or not bias.is_contiguous():
         raise ValueError(f"perseus.{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}; it must be ({n},), one for each column of b, without gaps")
     if bias.get_device() != group.number:
@@ -80,12 +84,18 @@ def _check_bias(group: Group, op: str, bias: torch.Tensor | None, n: int) -> Non
         raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
 
 
+def _result(op: str, a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    if out_dtype in (None, a.dtype, torch.float32):
+        return out_dtype or a.dtype
+    raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be {a.dtype}, as a, or torch.float32")
+
+
 # ---- products ----
 
 def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
               bias: torch.Tensor | None = None, gathered: torch.Tensor | None = None) -> None:
     """One launch. c, gathered: what the kernel writes."""
-    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k)
+    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k, _PRODUCTS[a.dtype], _FP32 if c.dtype is torch.float32 else 0)
     place, operands = group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
     operands.bias = None if bias is None else place.read(bias)
@@ -93,20 +103,22 @@ def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b
     group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
 
 
-def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                       out_dtype: torch.dtype | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "all_gather_matmul", "a", a)
     b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
-    _check_bias(group, "all_gather_matmul", bias, b.shape[1])
+    _check_bias(group, "all_gather_matmul", a, bias, b.shape[1])
     m = a.shape[0] * group.world
-    c = a.new_empty(m, b.shape[1])
+    c = a.new_empty(m, b.shape[1], dtype=_result("all_gather_matmul", a, out_dtype))
     if c.numel():
         _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias)
     return c
 
 
-def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1])
+def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                            out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1], dtype=_result("all_gather_matmul", a, out_dtype))
 
 
 def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -116,7 +128,7 @@ def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str
     layouts = [_check_weights(group, "all_gather_matmuls", a, b) for b in bs]
     if bias is not None and len(bs) != 1:
         raise ValueError(f"perseus.all_gather_matmuls: a bias with {len(bs)} b: only a single b may have one")
-    _check_bias(group, "all_gather_matmuls", bias, bs[0].shape[1] if bs else 0)
+    _check_bias(group, "all_gather_matmuls", a, bias, bs[0].shape[1] if bs else 0)
     m = a.shape[0] * group.world
     gathered = a.new_empty(m, a.shape[1])
     largest = max(range(len(bs)), key=lambda i: bs[i].shape[1], default=-1)
@@ -141,49 +153,55 @@ def _all_gather_fake(a: torch.Tensor, group_name: str) -> torch.Tensor:
     return a.new_empty(a.shape[0] * world_of(group_name), *a.shape[1:])
 
 
-def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                           out_dtype: torch.dtype | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "matmul_reduce_scatter", "a", a)
     b_is_n_k = _check_weights(group, "matmul_reduce_scatter", a, b)
-    _check_bias(group, "matmul_reduce_scatter", bias, b.shape[1])
+    _check_bias(group, "matmul_reduce_scatter", a, bias, b.shape[1])
     m = a.shape[0]
     if m % group.world:
         raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group {group.name} must divide them")
-    c = a.new_empty(m // group.world, b.shape[1])
+    c = a.new_empty(m // group.world, b.shape[1], dtype=_result("matmul_reduce_scatter", a, out_dtype))
     if c.numel():
         _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c, bias)
     return c
 
 
-def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1])
+def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                                out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1], dtype=_result("matmul_reduce_scatter", a, out_dtype))
 
 
-def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                       out_dtype: torch.dtype | None = None) -> torch.Tensor:
     group = find(group_name)
     _check_rows(group, "matmul_all_reduce", "a", a)
     b_is_n_k = _check_weights(group, "matmul_all_reduce", a, b)
-    _check_bias(group, "matmul_all_reduce", bias, b.shape[1])
+    _check_bias(group, "matmul_all_reduce", a, bias, b.shape[1])
     m, n = a.shape[0], b.shape[1]
-    c = a.new_empty(m, n)
+    c = a.new_empty(m, n, dtype=_result("matmul_all_reduce", a, out_dtype))
     if c.numel():
         _multiply(group, ALLREDUCE, m, a, b, b_is_n_k, c, bias)
     return c
 
 
-def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
+def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                            out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], dtype=_result("matmul_all_reduce", a, out_dtype))
 
 
 def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
     return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
 
-_define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
+_define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
 _define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name, Tensor? bias=None) -> Tensor[]", _all_gather_matmuls, _all_gather_matmuls_fake)
 _define("all_gather(Tensor a, str group_name) -> Tensor", _all_gather, _all_gather_fake)
-_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _matmul_reduce_scatter, _matmul_reduce_scatter_fake)
-_define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
+_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _matmul_reduce_scatter,
+        _matmul_reduce_scatter_fake)
+_define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _matmul_all_reduce,
+        _matmul_all_reduce_fake)
 _define("replicated_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _replicated_matmul, _matmul_all_reduce_fake)
 _ops = torch.ops.perseus
 
@@ -196,7 +214,8 @@ def _weight_gradient(a: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch
 
 
 def _save(ctx: Any, inputs: tuple, output: Any) -> None:
-    a, b, ctx.group_name, bias = inputs
+    a, b, ctx.group_name, bias, *out_dtype = inputs
+    ctx.rest = (None,) * len(out_dtype)
     ctx.has_bias = bias is not None
     ctx.save_for_backward(a, b)
 
@@ -205,27 +224,32 @@ def _bias_gradient(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:
     return g.sum(0) if ctx.has_bias and ctx.needs_input_grad[3] else None
 
 
+def _as_operand(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    """The gradient of a result, which may be fp32, as an operand of a product."""
+    return g.to(ctx.saved_tensors[0].dtype).contiguous()
+
+
 def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
+    (a, b), name, g = ctx.saved_tensors, ctx.group_name, _as_operand(ctx, g)
     return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
+            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name, g = ctx.saved_tensors, ctx.group_name, g.contiguous()
+    (a, b), name, g = ctx.saved_tensors, ctx.group_name, _as_operand(ctx, g)
     of_bias = _bias_gradient(ctx, g)
     if not ctx.needs_input_grad[1]:
-        return _ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None, of_bias
+        return _ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None, of_bias, *ctx.rest
     if not ctx.needs_input_grad[0]:
-        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None, of_bias
+        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None, of_bias, *ctx.rest
     of_a, gathered = _ops.all_gather_matmuls(g, [b.t()], name)
-    return of_a, _weight_gradient(a, gathered, b), None, of_bias
+    return of_a, _weight_gradient(a, gathered, b), None, of_bias, *ctx.rest
 
 
 def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), g = ctx.saved_tensors, g.contiguous()  # g is the same on all ranks, as the result is
+    (a, b), g = ctx.saved_tensors, _as_operand(ctx, g)  # g is the same on all ranks, as the result is
     return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None,
-            _bias_gradient(ctx, g))
+            _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -412,20 +436,21 @@ _forward_only("moe_dispatch_gemm")
 # ---- the ops as functions of a group ----
 
 def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
-                      keep_gathered: bool = True) -> torch.Tensor:
+                      keep_gathered: bool = True, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter().
 
     a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory. bias [n] is added in fp32.
     keep_gathered: where b needs a gradient, the kernel also writes the gathered a [m, k], which stays until the backward pass. False: only a
     stays, and the backward pass gathers it once more.
+    out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path, and the backward pass gathers a once more.
 
     Example::
 
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
-    if keep_gathered and b.requires_grad and torch.is_grad_enabled():
+    if keep_gathered and out_dtype is None and b.requires_grad and torch.is_grad_enabled():
         return _ops.all_gather_matmuls(a, [b], name_of(group), bias)[0]
-    return _ops.all_gather_matmul(a, b, name_of(group), bias)
+    return _ops.all_gather_matmul(a, b, name_of(group), bias, out_dtype)
 
 
 def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
@@ -439,30 +464,34 @@ def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike
     return _ops.all_gather_matmuls(a, bs, name_of(group))
 
 
-def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
+                          out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Rows r m / W ... (r + 1) m / W of the sum over all ranks of a @ b. The gradient of a is all_gather_matmul().
 
     a: [m, k], row-major; W divides m. b: [k, n], row-major, or weight.t(). Returns [m / W, n], new memory. bias [n] is
     added once, in fp32; the gradient of this rank's rows is this rank's part of that of bias.
+    out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path.
 
     Example::
 
         y = perseus.matmul_reduce_scatter(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens / W, out]
     """
-    return _ops.matmul_reduce_scatter(a, b, name_of(group), bias)
+    return _ops.matmul_reduce_scatter(a, b, name_of(group), bias, out_dtype)
 
 
-def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
+                      out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """The sum over all ranks of a @ b, on every rank. Its gradient is taken to be the same on all ranks, as the result is.
 
     a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory. bias [n], the same on all ranks, is
     added once, in fp32.
+    out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path.
 
     Example::
 
         y = perseus.matmul_all_reduce(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens, out]
     """
-    return _ops.matmul_all_reduce(a, b, name_of(group), bias)
+    return _ops.matmul_all_reduce(a, b, name_of(group), bias, out_dtype)
 
 
 def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:

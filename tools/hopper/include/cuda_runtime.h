@@ -91,8 +91,7 @@ HOPPER_DEVICE uint32_t hopper_lane(void)
 
 HOPPER_DEVICE void __syncwarp(unsigned mask = 0xffffffffu)
 {
-    uint64_t values[32];
-    hopper::warp_meet("__syncwarp", mask, 0, values);
+    hopper::warp_meet("__syncwarp", mask, 0, nullptr);
 }
 
 HOPPER_DEVICE unsigned __ballot_sync(unsigned mask, int predicate)

@@ -262,6 +262,24 @@ PRS_DEVICE uint32_t pack_bf16x2(float lo, float hi)
     return bits;
 }
 
+PRS_DEVICE uint32_t pack_f16x2(float lo, float hi)
+{
+    __half2 v = __floats2half2_rn(lo, hi);
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    return bits;
+}
+
+PRS_DEVICE float f16_low(uint32_t v)
+{
+    return __half2float(__ushort_as_half((unsigned short)v));
+}
+
+PRS_DEVICE float f16_high(uint32_t v)
+{
+    return f16_low(v >> 16);
+}
+
 PRS_DEVICE float exp2_fast(float x)
 {
     return exp2f(x);
@@ -310,9 +328,10 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 }
 
 /* What a wgmma of any N calls: N follows from the size of d, and A lies in shared memory. */
-template <int TRANS_B, int SIZE> PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B, bool F16 = false, int SIZE>
+PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
-    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0};
+    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0, F16};
     hopper::wgmma_issue(d, &call);
 }
 
@@ -322,13 +341,13 @@ PRS_DEVICE void wgmma_registers(float (&d)[SIZE], uint32_t a0, uint32_t a1, uint
                                 uint32_t add)
 {
     uint32_t a[4] = {a0, a1, a2, a3};
-    struct hopper::wgmma_call call = {SIZE * 2, 0, b, a, add != 0, false, TRANS_B != 0};
+    struct hopper::wgmma_call call = {SIZE * 2, 0, b, a, add != 0, false, TRANS_B != 0, false};
     hopper::wgmma_issue(d, &call);
 }
 
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B, bool F16> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
-    wgmma_shared<TRANS_B>(d, a, b, add);
+    wgmma_shared<TRANS_B, F16>(d, a, b, add);
 }
 
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)

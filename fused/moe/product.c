@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Grouped products of a plan: tensor maps, launches, and those of rows of any width, which gradients need. */
+#include <errno.h>
+
+#include "fused/core/tensor_map.h"
+#include "fused/moe/plan.h"
+#include "transport/util/error.h"
+
+int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, bool n_k, cudaStream_t stream)
+{
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    return prs_moe_kernels_product(args, !n_k, t->cluster, t->ctas / t->cluster, stream);
+}
+
+int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const struct prs_moe_matrices *m,
+                           void *to)
+{
+    struct prs_tensor weights = {.base = m->at, .planes = args->route.experts_per_rank, .swizzled = true};
+    struct prs_tensor out = {
+        .base = to, .columns = args->n, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
+    int r;
+    if (m->n_k)
+        weights.columns = m->k, weights.rows = m->n, weights.box_rows = PRS_TILE_N / (args->epilogue.gated ? 2 : 1);
+    else
+        weights.columns = m->n, weights.rows = m->k, weights.box_rows = PRS_TILE_K;
+    r = prs_tensor_map_encode(&weights, &args->experts);
+    return r != 0 ? r : prs_tensor_map_encode(&out, &args->out);
+}
+
+int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
+                         const struct prs_moe_matrices *m, void *to)
+{
+    struct prs_tensor t = {.base = rows,
+                           .columns = m->k,
+                           .rows = p->info.capacity,
+                           .box_rows = PRS_TILE_M / p->info.tuning.cluster,
+                           .swizzled = true};
+    int r = prs_tensor_map_encode(&t, &args->rows);
+    args->epilogue = (struct prs_epilogue){0};
+    args->n = m->n;
+    args->k_steps = prs_ceil_div(m->k, PRS_TILE_K);
+    args->route.columns = prs_ceil_div(m->n, PRS_TILE_N * p->info.tuning.cluster);
+    args->ends = 0;
+    return r != 0 ? r : prs_moe_encode_product(p, args, m, to);
+}
+
+static int run_multiply(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return prs_moe_enqueue_product(p, &p->first, p->first_is_n_k, stream);
+}
+
+int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, struct CUstream_st *stream)
+{
+    struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_are_n_k != 0};
+    int before, r;
+    if (((uintptr_t)x->rows | (uintptr_t)x->weights | (uintptr_t)x->out) % 16 != 0 || !x->rows || !x->weights ||
+        !x->out)
+        return prs_fail(-EINVAL, "fused: MoE product: rows %p, weights %p, out %p: 16-byte aligned, not NULL", x->rows,
+                        x->weights, x->out);
+    if (x->k == 0 || x->n == 0 || x->k % 8 != 0 || x->n % 8 != 0)
+        return prs_fail(-EINVAL, "fused: MoE product of rows of %u and %u columns: both must be multiples of 8", x->k,
+                        x->n);
+    if ((uintptr_t)x->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE product: maps %p must be 256-byte aligned", x->maps);
+    r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    prs_moe_use_maps(p, x->maps);
+    p->first = p->args;
+    p->first.dispatches = 0;
+    p->first_is_n_k = m.n_k;
+    r = prs_moe_encode_plain(p, &p->first, x->rows, &m, x->out);
+    if (!r)
+        r = prs_moe_launch(p, run_multiply, false, 0, stream);
+    prs_context_leave(before);
+    return r;
+}
