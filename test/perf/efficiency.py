@@ -15,8 +15,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from quiet import cores_are_free  # noqa: E402
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
-# A group per destination: an idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but a virtual one can give
-# 0.89 for seconds; the cause is unknown (doc/open.md).
+# An idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but a virtual one can give less for half a minute; the
+# cause is unknown (doc/open.md).
 LEAST = 0.85
 # policy, group, concurrency, peers: efficiency at least, at most; fences an iteration
 CELLS = [
@@ -24,8 +24,8 @@ CELLS = [
     ("drain", "peer", 96, 7, 0.0, 0.60, 7),
     ("nic_fence", "coupled", 96, 7, 0.0, 0.60, 96),
     ("nic_fence", "peer", 96, 7, 0.74, 1.2, 7),
-    ("in_order", "coupled", 96, 7, 0.95, 1.2, 0),
-    ("counted", "coupled", 96, 7, 0.95, 1.2, 0),
+    ("in_order", "coupled", 96, 7, LEAST, 1.2, 0),
+    ("counted", "coupled", 96, 7, LEAST, 1.2, 0),
     ("in_order", "peer", 96, 7, LEAST, 1.2, 0),
     ("counted", "peer", 96, 7, LEAST, 1.2, 0),
     # The paper's dispatch: 112 transfers to 4 nodes, a fence each or one a destination.
