@@ -165,18 +165,27 @@ static int accept_connection(struct prs_fd_pass *pass, int *out)
     return 0;
 }
 
-/* A connection can be read: send the files if it shows our cookie. Return how many processes were served: 0 or 1. */
-static uint32_t answer(const struct prs_fd_pass *pass, int s, const int files[PRS_FD_PASS_FILES])
+/* A connection can be read: send the files if it shows our cookie. Return how many processes were served, 0 or 1, or an
+ * error: who shows the cookie asks only once, so nobody comes in the place of a process that is gone. */
+static int answer(const struct prs_fd_pass *pass, int s, const int files[PRS_FD_PASS_FILES])
 {
     uint8_t cookie[sizeof(pass->address.cookie)];
-    int r = -EPROTO;
+    int r = 1;
 
-    if (recv(s, cookie, sizeof(cookie), MSG_WAITALL | MSG_DONTWAIT) == (ssize_t)sizeof(cookie))
-        r = memcmp(cookie, pass->address.cookie, sizeof(cookie)) == 0 ? send_files(s, files) : -EPERM;
-    if (r < 0)
-        PRS_WARN("passing descriptors: refused a process: %s", strerror(-r));
+    if (recv(s, cookie, sizeof(cookie), MSG_WAITALL | MSG_DONTWAIT) != (ssize_t)sizeof(cookie) ||
+        memcmp(cookie, pass->address.cookie, sizeof(cookie)) != 0) {
+        PRS_WARN("passing descriptors: refused a process that does not know the cookie");
+        r = 0;
+    } else {
+        int sent = send_files(s, files);
+
+        if (sent < 0)
+            r = prs_fail(
+                sent, "passing descriptors: cannot send ours to a process that asked for them: %s (did that rank die?)",
+                strerror(-sent));
+    }
     close(s);
-    return r == 0;
+    return r;
 }
 
 static void forget(struct pollfd *connections, uint32_t index, uint32_t *count)
@@ -202,11 +211,15 @@ static int serve(struct prs_fd_pass *pass, const int files[PRS_FD_PASS_FILES], u
                      count - served, count);
             break;
         }
-        for (uint32_t i = silent; i-- > 0;)
+        for (uint32_t i = silent; i-- > 0 && r >= 0;)
             if (connections[i].revents) {
-                served += answer(pass, connections[i].fd, files);
+                r = answer(pass, connections[i].fd, files);
+                served += r > 0;
                 forget(connections, i, &silent);
             }
+        if (r < 0)
+            break;
+        r = 0;
         if (poller[0].revents)
             r = accept_connection(pass, &s);
         if (s >= 0 && silent == SILENT_CONNECTIONS) {

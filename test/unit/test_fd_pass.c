@@ -165,6 +165,22 @@ Test(fd_pass, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeo
     close(others);
 }
 
+/* It asked, and nobody asks a second time in its place. */
+Test(fd_pass, a_process_that_asks_and_ends_is_not_waited_for, .timeout = 30)
+{
+    struct side sides[SIDES];
+    int s;
+
+    open_sides(sides);
+    s = call(&sides[0].pass);
+    cr_assert_eq(send(s, sides[0].pass.address.cookie, sizeof(sides[0].pass.address.cookie), 0),
+                 (ssize_t)sizeof(sides[0].pass.address.cookie));
+    close(s);
+    exchange(&sides[0]);
+    cr_assert_eq(sides[0].result, -EPIPE, "%d: %s", sides[0].result, sides[0].text);
+    cr_assert(strstr(sides[0].text, "did that rank die"), "%s", sides[0].text);
+}
+
 /* Leave this process `count` free descriptors. Return the first of them. */
 static int leave_files(int count, struct rlimit *before)
 {
