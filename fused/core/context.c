@@ -269,7 +269,11 @@ bool prs_context_lost(struct prs_fused *ctx)
 static void release(struct prs_fused *ctx, bool healthy)
 {
     if (ctx->network) {
-        prs_network_stop(ctx->network, healthy);
+        if (healthy) { /* the proxies of all ranks answer until the last rank has settled */
+            prs_network_settle(ctx->network);
+            healthy = prs_context_barrier(ctx) == 0;
+        }
+        prs_network_stop(ctx->network);
         if (healthy) /* a team that closes while a peer still polls is an error at the peer */
             healthy = prs_context_barrier(ctx) == 0;
     }

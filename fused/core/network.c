@@ -176,10 +176,14 @@ int prs_network_open(struct prs_fused *ctx, struct prs_network **out)
     return 0;
 }
 
-void prs_network_stop(struct prs_network *n, bool settle)
+void prs_network_settle(struct prs_network *n)
 {
-    if (settle)
-        (void)prs_proxy_settle(n->proxy, SETTLE_MS);
+    if (prs_proxy_settle(n->proxy, SETTLE_MS) < 0)
+        PRS_WARN("closing a fused context: %s", prs_error_last());
+}
+
+void prs_network_stop(struct prs_network *n)
+{
     prs_proxy_close(n->proxy);
     n->proxy = NULL;
 }

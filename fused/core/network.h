@@ -23,9 +23,12 @@ struct prs_network {
 
 /* Collective; the context's device is current. -ENODEV on every rank when one of them has no RDMA device. */
 int prs_network_open(struct prs_fused *ctx, struct prs_network **out);
-/* Closing: first the proxy, in some seconds at most; then the caller releases the regions; then the rest. settle: what
- * was sent arrives before. A healthy context meets the others in between. */
-void prs_network_stop(struct prs_network *n, bool settle);
+/* Closing a healthy context: settle, meet the other ranks, stop the proxy, meet them again, release the regions, close.
+ * One that has lost a rank: stop, release, close. */
+/* Wait until all that was sent has taken effect, which the proxies of the other ranks must confirm. Limited: a warning
+ * says what did not. */
+void prs_network_settle(struct prs_network *n);
+void prs_network_stop(struct prs_network *n);
 /* NULL does nothing. */
 void prs_network_close(struct prs_network *n);
 
