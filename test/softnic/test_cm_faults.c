@@ -111,6 +111,34 @@ Test(cm_faults, who_gets_no_answer_learns_it_in_time)
     all_close();
 }
 
+/* The cable of either side. A request waits for it as long as for an answer. */
+Test(cm_faults, a_request_waits_while_a_cable_is_pulled)
+{
+    static struct sn_rdma_conn_param param = {.qp_num = 5};
+
+    listen_on("0.0.0.0", PORT, SN_RDMA_PS_TCP, 0);
+    for (int side = 0; side < 2; side++) {
+        __atomic_store_n(&world->devs[side].port_up, 0, __ATOMIC_RELEASE);
+        resolve(&client, DEVICE_0, DEVICE_1, PORT, SN_RDMA_PS_TCP);
+        cr_assert_eq(rdma_connect(client.id, &param), 0);
+        cr_assert(silent(client.channel, 100), "it calls again, when its program waits for events");
+        cr_assert(silent(server.channel, 0), "side %d", side);
+        __atomic_store_n(&world->devs[side].port_up, 1, __ATOMIC_RELEASE);
+        cr_assert(silent(client.channel, 1000));
+        take_request();
+        side_close(&client);
+        side_close(&server);
+        server.id = NULL;
+    }
+    setenv("SOFTNIC_CM_TIMEOUT_MS", "300", 1);
+    __atomic_store_n(&world->devs[1].port_up, 0, __ATOMIC_RELEASE);
+    resolve(&client, DEVICE_0, DEVICE_1, PORT, SN_RDMA_PS_TCP);
+    cr_assert_eq(rdma_connect(client.id, &param), 0);
+    ack(client.channel, SN_RDMA_UNREACHABLE, -ETIMEDOUT);
+    cr_assert(silent(server.channel, 0));
+    all_close();
+}
+
 /* The listener does not look while more clients call than its queue holds. All are served, or time out. */
 Test(cm_faults, calls_wait_for_room_in_the_listeners_queue)
 {

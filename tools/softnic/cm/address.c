@@ -437,11 +437,18 @@ bool cm_peer_is_ours(int fd)
     return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) && peer.uid == geteuid();
 }
 
+static bool port_is_up(uint32_t dev)
+{
+    return __atomic_load_n(own.world.port_up[dev], __ATOMIC_ACQUIRE);
+}
+
 static int dial(struct cm_id *id, uint32_t dev, uint16_t port)
 {
     struct sockaddr_un name;
     socklen_t bytes = cm_socket_name(&name, own.world.id, id->abi.ps, dev, port);
 
+    if (!port_is_up(id->dev) || !port_is_up(dev))
+        return ENETDOWN;
     if (connect(id->sockets[0].fd, (struct sockaddr *)&name, bytes))
         return errno;
     if (cm_peer_is_ours(id->sockets[0].fd))
@@ -455,14 +462,16 @@ int cm_dial_locked(struct cm_id *id)
 {
     uint16_t port = ntohs(rdma_get_dst_port(&id->abi));
     uint32_t to;
-    int r;
+    int failed = ECONNREFUSED;
 
     if (place_of(&id->abi.route.addr.dst_storage, &to) == PLACE_DEVICE)
         return dial(id, to, port);
-    r = ECONNREFUSED;
-    for (uint32_t i = 0; i < own.count && r == ECONNREFUSED; i++)
-        r = dial(id, own.dev[i], port);
-    for (uint32_t i = 0; i < own.world.dev_count && r == ECONNREFUSED; i++)
-        r = dial(id, i, port);
-    return r;
+    for (uint32_t i = 0; i < own.count + own.world.dev_count; i++) {
+        int r = dial(id, i < own.count ? own.dev[i] : i - own.count, port);
+
+        if (r != ECONNREFUSED && r != ENETDOWN)
+            return r;
+        failed = r == ENETDOWN ? r : failed;
+    }
+    return failed;
 }

@@ -16,7 +16,7 @@ enum {
     ANSWER_MS = 60000, /* for a peer's program to answer: about what InfiniBand's 15 retries take */
     REQUEST_MS = 5000, /* from a connection to its request: its sender does both in one call */
     ACCEPT_PAUSE_MS = 100,
-    REDIAL_MS = 5,      /* while the listener's queue is full, or nobody listens yet */
+    REDIAL_MS = 5,      /* while the listener's queue is full, a cable is pulled, or nobody listens yet */
     LISTEN_MS = 500,    /* for somebody to listen: some programs need as long as a hardware NIC takes to connect */
     TIMEWAIT_MS = 1000, /* as on RoCE, whose packets may live that long */
     RETRIES = 7,
@@ -178,7 +178,7 @@ void cm_call_locked(struct cm_id *id)
         return;
     }
     r = cm_dial_locked(id);
-    if (r == EAGAIN || (r == ECONNREFUSED && sn_now_ns() < id->refuse_ns)) {
+    if (r == EAGAIN || r == ENETDOWN || (r == ECONNREFUSED && sn_now_ns() < id->refuse_ns)) {
         cm_wake_at_locked(id, in_ms(REDIAL_MS));
         return;
     }

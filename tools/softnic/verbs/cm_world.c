@@ -17,8 +17,10 @@ int sn_cm_world_get(struct sn_cm_world *world)
     if (!self)
         return -errno;
     *world = (struct sn_cm_world){.id = self->world->id, .dev_count = self->world->dev_count};
-    for (uint32_t i = 0; i < world->dev_count; i++)
+    for (uint32_t i = 0; i < world->dev_count; i++) {
         if (!self->world->devs[i].efa)
             memcpy(world->gid[i], self->world->devs[i].gid, sizeof(world->gid[i]));
+        world->port_up[i] = &self->world->devs[i].port_up;
+    }
     return 0;
 }

@@ -13,6 +13,7 @@ struct sn_cm_world {
     /* by the number that ibv_get_device_index returns, devices of other nodes included: the link-local GID, and the one
      * of the IPv4 address; all 0 on an EFA, which has no connections */
     uint8_t gid[SN_CM_MAX_DEVS][2][16];
+    const uint32_t *port_up[SN_CM_MAX_DEVS]; /* in the world's memory: another process may pull a cable */
 };
 
 /* Join the world on first use. 0, or -errno. */
