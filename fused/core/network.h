@@ -25,8 +25,8 @@ struct prs_network {
 int prs_network_open(struct prs_fused *ctx, struct prs_network **out);
 /* Closing a healthy context: settle, meet the other ranks, stop the proxy, meet them again, release the regions, close.
  * One that has lost a rank: stop, release, close. */
-/* Wait until all that was sent has taken effect, which the proxies of the other ranks must confirm. Limited: a warning
- * says what did not. */
+/* Wait until all that was sent has taken effect, which the proxies of the other ranks must confirm. Limited, and
+ * logged if they do not. */
 void prs_network_settle(struct prs_network *n);
 void prs_network_stop(struct prs_network *n);
 /* NULL does nothing. */

@@ -17,7 +17,6 @@
 #include "transport/util/error.h"
 
 enum {
-    SETTLE_MS = 5000, /* a round trip, if the peers' processes run */
     DEVICES_MAX = 64, /* one bit each; access to devices beyond is enabled every time */
     POLL_NS = 100000,
 };
@@ -431,7 +430,7 @@ int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed)
         if (m->holding[i].closed)
             closed[i / 8] |= (uint8_t)(1u << i % 8);
     if (m->closes && ctx->network) /* signals that no kernel waited for may still be on their way */
-        (void)prs_proxy_settle(ctx->network->proxy, SETTLE_MS);
+        prs_network_settle(ctx->network);
     m->closes = false;
     return !m->cleaning ? 0 : prs_cuda_check(cudaStreamSynchronize(ctx->stream), "cudaMemset of symmetric memory");
 }
