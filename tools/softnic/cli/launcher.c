@@ -44,8 +44,12 @@ static int find_libdir(char *dir, size_t bytes)
 {
     char exe[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    if (n < 0)
-        return -errno;
+    if (n < 0) {
+        int error = errno;
+
+        fprintf(stderr, "softnic-run: /proc/self/exe: %s: is /proc mounted?\n", strerror(error));
+        return -error;
+    }
     exe[n] = '\0';
     *strrchr(exe, '/') = '\0';
     snprintf(dir, bytes, "%s/lib", exe);
