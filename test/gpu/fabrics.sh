@@ -11,7 +11,7 @@ ranks=${RANKS:-2}
 suffix=-fabric
 . test/gpu/steps.sh
 nccl=${NCCL_LIB:-$(python3 -c "import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], 'lib', 'libnccl.so.2'))")}
-export LD_LIBRARY_PATH=$(dirname "$nccl"):${LD_LIBRARY_PATH:-} NCCL_NVLS_ENABLE=0
+export LD_LIBRARY_PATH=$(dirname "$nccl"):${LD_LIBRARY_PATH:-}
 
 show() {
     test/gpu/nccl_table.py "$1"

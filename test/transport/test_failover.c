@@ -250,7 +250,7 @@ static void stay_idle(struct pair *pair)
 
     find_loss();
     memset(pair->buffer, EMPTY, (IDLE_MESSAGES + 1) * IDLE_BYTES);
-    pair_barrier(pair); /* which polls: on a busy machine the other side has sent already when it ends here */
+    pair_barrier(pair); /* which polls, and may take the first messages of the other side */
     before = pair->notified;
     while (!has_come(pair, IDLE_MESSAGES, 0)) {
         if (!lost && has_come(pair, loss.at, IDLE_BYTES - 1)) {
