@@ -386,15 +386,23 @@ def an_efa_looks_like_one():
     assert done.stdout.split() == ["efa_0", "efa_1", "7:", "unspecified", "Unspecified", "0", "6"], done
 
 
-def a_root_without_proc_is_named():
-    """As a chroot in which nobody has mounted it."""
+def without_proc_nothing_runs_and_worlds_are_left_alone():
+    """As in a chroot in which nobody has mounted it: every process looks dead there."""
     bare = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
     if os.environ.get("SOFTNIC_SANITIZED"):
         raise Skip("the sanitizers themselves need /proc")
     if not shutil.which("unshare") or subprocess.run([*bare, "true"], capture_output=True).returncode:
         raise Skip("/proc cannot be covered here (unshare -Urm)")
-    done = subprocess.run([*bare, RUN, "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 125 and "is /proc mounted?" in done.stderr, done
+    process, world = start("--name", f"proc{os.getpid()}", "--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    try:
+        done = subprocess.run([*bare, RUN, "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 125 and "is /proc mounted?" in done.stderr, done
+        assert world.exists(), "softnic-run has removed a world in use"
+        subprocess.run([*bare, CTL, "sweep"], check=True, capture_output=True, timeout=LIMIT_S)
+        assert world.exists(), "softnicctl has removed a world in use"
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def a_process_sees_the_nics_of_its_node():
@@ -442,7 +450,7 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused, a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
-          sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node, a_root_without_proc_is_named,
+          sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node, without_proc_nothing_runs_and_worlds_are_left_alone,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 

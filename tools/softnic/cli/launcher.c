@@ -350,10 +350,12 @@ int main(int argc, char **argv)
     int r = sn_launcher_options_parse(&run.options, argc, argv);
     if (r > 0)
         return r - 1;
+    if (find_libdir(run.libdir, sizeof(run.libdir)))
+        return STATUS_FAILED;
     unsigned swept = sn_sweep_all();
     if (swept && !run.options.quiet)
         fprintf(stderr, "softnic-run: removed %u abandoned world%s\n", swept, swept > 1 ? "s" : "");
-    if (find_libdir(run.libdir, sizeof(run.libdir)) || make_world(&run))
+    if (make_world(&run))
         return STATUS_FAILED;
     if (!run.options.quiet)
         print_world(&run);

@@ -72,7 +72,8 @@ static bool pids_are_ours(const struct sn_world *world)
 {
     uint64_t mine = pid_namespace();
 
-    return !mine || !world->pid_ns || mine == world->pid_ns;
+    /* Without /proc every other process would look dead. */
+    return mine && (!world->pid_ns || mine == world->pid_ns);
 }
 
 static _Thread_local char refusal[240]; /* why sn_world_open returned -EPERM or -EPROTO */
@@ -102,7 +103,8 @@ const char *sn_world_error(int r)
     case -ELOOP:
         return "it is a symbolic link, which is not followed";
     case -EXDEV:
-        return "it is of another process namespace (a container that shares /dev/shm, but not its processes?)";
+        return "it is of another process namespace (a container that shares /dev/shm, but not its processes, or /proc "
+               "is not mounted?)";
     default:
         return strerror(-r);
     }
