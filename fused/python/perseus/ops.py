@@ -62,8 +62,14 @@ def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> b
     """Whether b is the transpose of an [n, k] matrix."""
     if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
         _refuse(group, op, "b", b, a.dtype)
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {b.shape[0]} rows: they must be equal")
+    rows, columns = b.shape
+    if a.shape[1] != rows:
+        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {rows} rows: they must be equal")
+    strides = b.stride()  # a view made to ask is_contiguous() costs the host ten times as much
+    if strides == (columns, 1):
+        return False
+    if strides == (1, rows):
+        return True
     if b.is_contiguous():
         return False
     if not b.t().is_contiguous():
@@ -84,9 +90,12 @@ def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | Non
         raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
 
 
-def _result(op: str, a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    if out_dtype in (None, a.dtype, torch.float32):
-        return out_dtype or a.dtype
+def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dtype | None) -> torch.Tensor:
+    """A result of that dtype; None: that of a."""
+    if out_dtype is None or out_dtype is a.dtype:
+        return a.new_empty(rows, columns)  # a named dtype would cost the host a microsecond
+    if out_dtype is torch.float32:
+        return a.new_empty(rows, columns, dtype=out_dtype)
     raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be {a.dtype}, as a, or torch.float32")
 
 
@@ -110,7 +119,7 @@ def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: 
     b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
     _check_bias(group, "all_gather_matmul", a, bias, b.shape[1])
     m = a.shape[0] * group.world
-    c = a.new_empty(m, b.shape[1], dtype=_result("all_gather_matmul", a, out_dtype))
+    c = _new("all_gather_matmul", a, m, b.shape[1], out_dtype)
     if c.numel():
         _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias)
     return c
@@ -118,7 +127,7 @@ def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: 
 
 def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                             out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1], dtype=_result("all_gather_matmul", a, out_dtype))
+    return _new("all_gather_matmul", a, a.shape[0] * world_of(group_name), b.shape[1], out_dtype)
 
 
 def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -162,7 +171,7 @@ def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bi
     m = a.shape[0]
     if m % group.world:
         raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group {group.name} must divide them")
-    c = a.new_empty(m // group.world, b.shape[1], dtype=_result("matmul_reduce_scatter", a, out_dtype))
+    c = _new("matmul_reduce_scatter", a, m // group.world, b.shape[1], out_dtype)
     if c.numel():
         _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c, bias)
     return c
@@ -170,7 +179,7 @@ def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bi
 
 def _matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                                 out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1], dtype=_result("matmul_reduce_scatter", a, out_dtype))
+    return _new("matmul_reduce_scatter", a, a.shape[0] // world_of(group_name), b.shape[1], out_dtype)
 
 
 def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -180,7 +189,7 @@ def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: 
     b_is_n_k = _check_weights(group, "matmul_all_reduce", a, b)
     _check_bias(group, "matmul_all_reduce", a, bias, b.shape[1])
     m, n = a.shape[0], b.shape[1]
-    c = a.new_empty(m, n, dtype=_result("matmul_all_reduce", a, out_dtype))
+    c = _new("matmul_all_reduce", a, m, n, out_dtype)
     if c.numel():
         _multiply(group, ALLREDUCE, m, a, b, b_is_n_k, c, bias)
     return c
@@ -188,7 +197,7 @@ def _matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: 
 
 def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
                             out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1], dtype=_result("matmul_all_reduce", a, out_dtype))
+    return _new("matmul_all_reduce", a, a.shape[0], b.shape[1], out_dtype)
 
 
 def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
