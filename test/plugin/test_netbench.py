@@ -16,6 +16,7 @@ FAULTS = {  # TOY_FAULT: what netbench must print, and its options
     "corrupt": ("bytes are wrong",),
     "short": ("was said to have",),
     "hang": ("waits for data", "--timeout", "2"),  # for this fault only: before it, the ranks have to wait for each other on a slow machine
+    "leak": ("holds more than before", "--rounds", "30", "--iters", "1"),
     "die": ("was killed by signal 9",),
 }
 LIMIT_S = 60
@@ -53,7 +54,11 @@ def main():
         good = status != 0 and words in said
         print("ok" if good else "FAIL", f"the fault '{fault}' of a plugin is found", "" if good else said)
         failed += not good
-    for options in (("--ranks", "1"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
+    status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--iters", "1", "--rounds", "30")
+    good = status == 0 and len(rows) == 2 and rows[1]["rounds"] == 30 and rows[1]["descriptors"] == rows[1]["descriptors_before"]
+    print("ok" if good else "FAIL", "a plugin that is opened and closed again and again holds no more than before", "" if good else f"{rows} {said}")
+    failed += not good
+    for options in (("--ranks", "1"), ("--rounds", "0"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
         status, _, said = run(netbench, plugin, *options)
         good = status != 0 and "perseus-netbench: " in said
         print("ok" if good else "FAIL", "an impossible option is refused:", *options, "" if good else said)

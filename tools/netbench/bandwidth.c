@@ -104,3 +104,17 @@ void bandwidth_print_ratio(const struct options *options, size_t bytes, struct r
                value[count / 2], value[count / 4], value[count * 3 / 4], count);
     fflush(stdout);
 }
+
+void bandwidth_print_holding(const struct options *options, const struct holding *before, const struct holding *now)
+{
+    if (options->json)
+        json_print(stdout,
+                   "{rounds:%d,memory_kb_before:%ld,memory_kb:%ld,descriptors_before:%d,descriptors:%d,"
+                   "threads_before:%d,threads:%d}\n",
+                   options->rounds, before->memory_kb, now->memory_kb, before->descriptors, now->descriptors,
+                   before->threads, now->threads);
+    else
+        printf("%d rounds: memory %ld KB, then %ld; descriptors %d, then %d; threads %d, then %d\n", options->rounds,
+               before->memory_kb, now->memory_kb, before->descriptors, now->descriptors, before->threads, now->threads);
+    fflush(stdout);
+}

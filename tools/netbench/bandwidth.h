@@ -3,6 +3,7 @@
 #ifndef NETBENCH_BANDWIDTH_H
 #define NETBENCH_BANDWIDTH_H
 
+#include "tools/netbench/holding.h"
 #include "tools/netbench/net.h"
 #include "tools/netbench/job.h"
 
@@ -20,5 +21,8 @@ void bandwidth_print_size(const struct options *options, const struct net *net, 
 
 /* Median and quartiles of the ratios, which it sorts. */
 void bandwidth_print_ratio(const struct options *options, size_t bytes, struct ratios *ratios);
+
+/* What rank 0 held after the first rounds and after the last. */
+void bandwidth_print_holding(const struct options *options, const struct holding *before, const struct holding *now);
 
 #endif

@@ -51,8 +51,9 @@ static int try_connect(struct job *job, struct stream *stream)
     return stream->send != NULL;
 }
 
-static int try_accept(struct stream *stream)
+static int try_accept(struct job *job, struct stream *stream)
 {
+    struct meeting *meeting = job_meeting(job, stream->route.rank, stream->route.from, stream->route.comm);
     net_result result;
 
     if (stream->recv)
@@ -64,6 +65,7 @@ static int try_accept(struct stream *stream)
         return 0;
     result = stream->net->table.v6->close_listen(stream->listen);
     stream->listen = NULL;
+    meeting->is_published = 0; /* the sender has read the handle; the next round publishes another */
     return result == NET_SUCCESS ? 1 : failed(stream, "closeListen", result);
 }
 
@@ -91,7 +93,7 @@ int connection_open(struct job *job, struct stream *streams, int count)
             r = try_connect(job, &streams[i]);
             left -= r > 0;
             if (r >= 0)
-                r = try_accept(&streams[i]);
+                r = try_accept(job, &streams[i]);
             left -= r > 0;
         }
         if (r < 0)

@@ -7,7 +7,7 @@
 
 enum op { OP_SENDRECV, OP_ALLREDUCE, OP_ALLGATHER, OP_REDUCESCATTER, OP_ALLTOALL };
 
-enum { RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, MULTI_MAX = 8, ITERS_MAX = 1000000 };
+enum { RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, MULTI_MAX = 8, ITERS_MAX = 1000000, ROUNDS_MAX = 1000000 };
 
 struct options {
     const char *plugin;
@@ -18,6 +18,7 @@ struct options {
     int per_receive; /* buffers of one NCCL receive (multi-receive) */
     int yield;       /* idle passes of the progress thread between two calls of sched_yield() */
     int timeout_s;
+    int rounds;          /* how often everything is opened, used and closed */
     int setup_timeout_s; /* of connecting, and of waiting for all ranks; 0 while parsing: as timeout_s */
     size_t chunk_bytes;
     bool odd, check, json, fuse, flush, churn;

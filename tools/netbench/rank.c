@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "tools/netbench/connection.h"
+#include "tools/netbench/holding.h"
 #include "tools/netbench/pattern.h"
 #include "tools/netbench/bandwidth.h"
 
@@ -22,6 +23,7 @@ enum {
     CHECK_EVERY = 256,  /* idle passes between checks of the clock */
     SLICE_USEC = 10000, /* of a plugin, when two run by turns */
     SLICE_TIMES = 65536,
+    SETTLED_MOST = 100,
 };
 
 enum phase { SERVICE_OPENING, SERVICE_OPEN, SERVICE_CLOSING };
@@ -30,6 +32,7 @@ struct rank {
     const struct options *options;
     struct job *job;
     int id;
+    bool prints; /* the results */
     struct net net;
     int stream_count;
     struct stream *streams;
@@ -536,12 +539,12 @@ static int run_size(struct rank *sides, int count, size_t bytes)
             turns[side].errors += rank->streams[i].errors;
         rank->job->rank[rank->id].errors = turns[side].errors;
         r = job_barrier(rank->job, rank->options->setup_timeout_s);
-        if (r == 0 && rank->id == 0)
+        if (r == 0 && rank->prints)
             bandwidth_print_size(rank->options, &rank->net, rank->job, bytes);
         if (r == 0)
             r = job_barrier(rank->job, rank->options->setup_timeout_s);
     }
-    if (r == 0 && count > 1 && sides[0].id == 0)
+    if (r == 0 && count > 1 && sides[0].prints)
         bandwidth_print_ratio(sides[0].options, bytes, &ratios);
     return r;
 }
@@ -612,7 +615,8 @@ static void stop_jobs(struct job *const *jobs)
         job_stop(jobs[i]);
 }
 
-int rank_run(const struct options *options, struct job *const *jobs, int id)
+/* Open, run, close. Return 0 or -errno. */
+static int run_round(const struct options *options, struct job *const *jobs, int id, bool is_last)
 {
     const char *const plugins[SIDES_MAX] = {options->plugin, options->peer};
     struct rank sides[SIDES_MAX];
@@ -622,6 +626,7 @@ int rank_run(const struct options *options, struct job *const *jobs, int id)
         sides[opened] = (struct rank){.options = options,
                                       .job = jobs[opened],
                                       .id = id,
+                                      .prints = id == 0 && is_last,
                                       .lock = PTHREAD_MUTEX_INITIALIZER,
                                       .changed = PTHREAD_COND_INITIALIZER,
                                       .phase = SERVICE_OPENING};
@@ -629,7 +634,7 @@ int rank_run(const struct options *options, struct job *const *jobs, int id)
         if (r == 0)
             r = sides[opened++].service_result;
     }
-    if (r == 0 && id == 0)
+    if (r == 0 && sides[0].prints)
         bandwidth_print_head(options);
     if (r == 0)
         r = run_sizes(sides, count);
@@ -642,5 +647,25 @@ int rank_run(const struct options *options, struct job *const *jobs, int id)
     }
     if (r < 0)
         stop_jobs(jobs);
-    return r < 0 ? 1 : 0;
+    return r;
+}
+
+int rank_run(const struct options *options, struct job *const *jobs, int id)
+{
+    /* Caches and pools fill in the first rounds. */
+    int settled = options->rounds / 10 < SETTLED_MOST ? options->rounds / 10 : SETTLED_MOST, r = 0;
+    struct holding before = {0}, now = {0};
+
+    for (int round = 0; round < options->rounds && r == 0; round++) {
+        r = run_round(options, jobs, id, round == options->rounds - 1);
+        if (r == 0 && round == settled)
+            r = holding_read(&before);
+    }
+    if (r == 0)
+        r = holding_read(&now);
+    if (r < 0 || options->rounds == 1)
+        return r < 0 ? 1 : 0;
+    if (id == 0)
+        bandwidth_print_holding(options, &before, &now);
+    return holding_has_grown(&before, &now, id) ? 1 : 0;
 }
