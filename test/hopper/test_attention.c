@@ -349,6 +349,28 @@ Test(attention, launches_that_block_find_all_copies_enqueued, .timeout = 900)
 }
 
 /* ---- several nodes: the real transport, over the software NIC ---- */
+/* ---- every access checked for its order: small launches that together reach every line of the kernels that makes
+ * order on one node (memory_order.py) ---- */
+Test(attention_order, of_pushed_keys, .timeout = 600)
+{
+    ASSERT_RIGHT({2, {1, 2, 2, 64, 200, 0, 0, 0}, 3});
+}
+
+Test(attention_order, of_a_ring_of_two_buffers, .timeout = 600)
+{
+    ASSERT_RIGHT({3, {1, 3, 3, 64, 150, 1, 0, 0}, 3, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
+}
+
+Test(attention_order, of_copied_keys, .timeout = 600)
+{
+    ASSERT_RIGHT({2, {1, 2, 2, 64, 200, 0, 0, 0}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1}});
+}
+
+Test(attention_order, of_tasks_that_are_cut, .timeout = 600)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 2});
+}
+
 static void need_software_nic(void)
 {
     if (!getenv("SOFTNIC_WORLD"))

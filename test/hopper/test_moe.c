@@ -412,6 +412,13 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Every access checked for its order (memory_order.py). */
+Test(moe_order, of_rows_that_come_to_their_experts, .timeout = 600)
+{
+    static const struct row rows[] = {{2, 24, 72, 256, 4, 2, 1, 3, EVEN, 0, {.cluster = 2, .route_ctas = 2}}};
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* Every count of ranks that a node may have; with room for all rows, and without. */
 Test(moe, up_to_eight_ranks_of_a_node_get_their_rows, .timeout = 900)
 {

@@ -407,6 +407,13 @@ Test(moe_activation, a_layer_keeps_what_gradients_need_and_goes_back, .timeout =
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Every access checked for its order (memory_order.py). */
+Test(moe_activation_order, of_a_layer_and_its_gradients, .timeout = 600)
+{
+    static const struct row rows[] = {{2, 20, 72, 40, 4, 3, PRS_ACTIVATION_SILU, .gated = 1}};
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* What was dropped has no row, there or back. */
 Test(moe_activation, rows_without_room_are_left_out, .timeout = 600)
 {

@@ -471,6 +471,16 @@ Test(moe_combine, sums_of_products_come_back, .timeout = 600)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Every access checked for its order (memory_order.py). */
+Test(moe_combine_order, of_sums_that_come_back, .timeout = 600)
+{
+    static const struct row rows[] = {
+        {2, 20, 72, 4, 2, 3, EVEN, .residual = true},
+        {2, 20, 72, 4, 2, 3, EVEN, LAYER, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* The second time the same bits, without a dispatch in between. */
 Test(moe_combine, a_dispatch_is_combined_any_number_of_times, .timeout = 600)
 {

@@ -320,6 +320,13 @@ Test(moe_gradients, rows_are_weighted_and_their_products_come_back, .timeout = 6
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Every access checked for its order (memory_order.py). */
+Test(moe_gradients_order, of_rows_and_values_that_come_back, .timeout = 600)
+{
+    static const struct row rows[] = {{2, 20, 72, 4, 2, 3, EVEN}};
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* As layers of a model do in training: all forward, then all back. */
 Test(moe_gradients, maps_that_are_kept_serve_gradients, .timeout = 600)
 {

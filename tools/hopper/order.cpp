@@ -120,6 +120,22 @@ static struct point *point_of(struct order_thread *t, int which, uint32_t agent)
     return p;
 }
 
+/* What was joined once is known for ever, and a thread that polls acquires the same again and again. */
+static void acquire_clocks(clocks_ref *known, const clocks_ref &from, uint64_t *joined)
+{
+    if (!from || joined[from->id % JOINS_REMEMBERED] == from->id)
+        return;
+    joined[from->id % JOINS_REMEMBERED] = from->id;
+    *known = clocks_join(*known, from);
+}
+
+static void acquire_view(struct order_thread *t, const struct view &v)
+{
+    acquire_clocks(&t->now.base.seen, v.seen, t->joined[0]);
+    acquire_clocks(&t->now.base.global, v.global, t->joined[1]);
+    acquire_clocks(&t->now.base.shared, v.shared, t->joined[2]);
+}
+
 /* ---- sums ---- */
 static void merge_once(clocks_ref *to, const clocks_ref &from, uint64_t *merged)
 {
@@ -176,7 +192,7 @@ void order_complete(struct order_barrier *b)
 void order_pass(const struct order_barrier *b, struct fiber *f)
 {
     if (order_on)
-        view_join(&f->order->now.base, b->done);
+        acquire_view(f->order.get(), b->done);
 }
 
 void order_meet(struct fiber *const *threads, uint32_t count)
@@ -278,6 +294,15 @@ static void release_to(std::vector<order_release> *to, enum scope scope, const s
     order_add(&to->back().what, s);
 }
 
+/* Whether a poll has read the same as the one before. */
+static bool is_same(const struct order_release &a, const struct order_release &b)
+{
+    const struct view &x = a.what.known, &y = b.what.known;
+    auto id = [](const clocks_ref &c) { return c ? c->id : 0; };
+    return a.scope == b.scope && a.from.device == b.from.device && a.from.cta == b.from.cta &&
+           id(x.seen) == id(y.seen) && id(x.global) == id(y.global) && id(x.shared) == id(y.shared);
+}
+
 void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how, enum scope scope)
 {
     struct order_thread *t = running();
@@ -302,9 +327,9 @@ void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how,
         if (!scope_within(both, r.from, t->now.from))
             view_merge(&t->narrow, r.what.known);
         else if (how & ORDER_ACQUIRE)
-            view_join(&t->now.base, r.what.known);
-        else
-            t->unfenced.push_back({both, r.from, r.what});
+            acquire_view(t, r.what.known);
+        else if (order_release next = {both, r.from, r.what}; t->unfenced.empty() || !is_same(t->unfenced.back(), next))
+            t->unfenced.push_back(next);
     }
     if (t->unfenced.size() > 64) /* polled again and again: what a fence would acquire is in the newest */
         t->unfenced.erase(t->unfenced.begin(), t->unfenced.end() - 32);
@@ -355,7 +380,7 @@ void order_fence(enum scope scope)
     for (auto &r : t->unfenced) {
         enum scope both = r.scope < scope ? r.scope : scope;
         if (scope_within(both, r.from, t->now.from))
-            view_join(&t->now.base, r.what.known);
+            acquire_view(t, r.what.known);
         else
             later.push_back(r);
     }

@@ -46,6 +46,8 @@ struct order_release {
     struct order_sum what;
 };
 
+enum { JOINS_REMEMBERED = 64 };
+
 struct order_thread {
     struct stamp now;
     std::shared_ptr<struct stamp> fenced[SCOPES]; /* at its last fence of each scope, or of a wider one */
@@ -53,6 +55,7 @@ struct order_thread {
     struct view narrow;                           /* released or acquired with too narrow a scope; for reports */
     uint32_t stores;                              /* bulk stores issued */
     std::deque<uint32_t> groups;                  /* that number at each commit, of the newest groups */
+    uint64_t joined[3][JOINS_REMEMBERED];         /* vectors that `now.base` contains, by the fields of a view */
 };
 
 /* ---- life of launches, CTAs and threads ---- */
