@@ -209,11 +209,18 @@ void prs_failover_tell(struct prs_peer *peer, uint32_t path)
     peer->failover->path[path].stage = PRS_PATH_AGREEING;
 }
 
-/* Signals in flight to device memory cannot be raised again: an add could be done twice. */
-static int fail_loopback(struct prs_peer *peer, uint32_t path)
+/* The loopback queue of a lost path has failed too. Sets in device memory that were in flight are raised again by another
+ * rail. An add cannot be: it could be done twice. */
+static int end_loopback(struct prs_peer *peer, uint32_t path)
 {
-    return prs_peer_fail(peer, -ENETDOWN, "%s is lost while it raised signals in device memory here: %s",
-                         peer->link[path]->rail->info.name, peer->failover->path[path].why);
+    uint64_t word;
+
+    if (prs_order_probe_lost(&peer->order, path, &word) >= 0)
+        return 0;
+    return prs_peer_fail(peer, -ENETDOWN,
+                         "%s is lost while it added to the word %#llx in device memory here, and nothing tells whether "
+                         "that was done: %s",
+                         peer->link[path]->rail->info.name, (unsigned long long)word, peer->failover->path[path].why);
 }
 
 int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
@@ -223,13 +230,15 @@ int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
         return PRS_AGAIN;
     if (peer->failover->path[path].stage != PRS_PATH_DOWN)
         return 0; /* replay() does it */
-    return prs_order_probe_lost(&peer->order, path) < 0 ? fail_loopback(peer, path) : 0;
+    return end_loopback(peer, path);
 }
 
 static int finish_replay(struct prs_peer *peer, uint32_t path)
 {
-    if (peer->failover->loopbacks >> path & 1 && prs_order_probe_lost(&peer->order, path) < 0)
-        return fail_loopback(peer, path);
+    int r = peer->failover->loopbacks >> path & 1 ? end_loopback(peer, path) : 0;
+
+    if (r)
+        return r;
     /* Credits and flushes have waited for this: no completion may come that would start them. */
     return peer->records ? prs_records_raise(peer) : 0;
 }

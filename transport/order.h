@@ -174,6 +174,7 @@ struct prs_order {
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
     uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
     uint32_t lost;                 /* mask of those of them whose requests are replayed */
+    uint32_t probes_lost;          /* mask of those of them whose probe queue completes nothing any more */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint32_t self_path;            /* of prs_order_self() */
     uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
@@ -287,10 +288,14 @@ int prs_order_knock(struct prs_order *order);
  * cannot have taken so many. Look at dirty. */
 int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
 /* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long there.
- * Return how many ops are done with that, or -ENETDOWN (nothing changed): it has other requests too. */
-int prs_order_probe_lost(struct prs_order *order, uint32_t path);
-/* From now on requests of prs_order_self() go to the probe queue of this path. Return 0, or PRS_BUSY (nothing changed):
- * one of the other path is in flight, and would be overtaken. */
+ * Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with that, or
+ * -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
+int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
+/* The requests that wait so, oldest first: begin with *at = 0. Return NULL after the last. The caller gives each the
+ * remote key of the path over which they are to leave. */
+struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);
+/* From now on requests of prs_order_self() go to the probe queue of this path, after those that wait. Return 0, or
+ * PRS_BUSY (nothing changed): one of the other path is in flight, and would be overtaken, or there is no room. */
 int prs_order_self_over(struct prs_order *order, uint32_t path);
 /* Have all requests of a lost path been replayed? */
 bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path);

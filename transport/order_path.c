@@ -190,28 +190,76 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
     return (int)done;
 }
 
-int prs_order_probe_lost(struct prs_order *order, uint32_t path)
+int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
 {
     uint32_t index = order->data_queues + path, done = 0;
     struct prs_order_queue *queue = &order->queue[index];
 
-    for (uint32_t at = queue->tail; at != queue->head; at++)
-        /* MUTANT(order) a lost probe queue has raised nothing: delete */
-        if (queue->wr[at & queue->mask].opcode != PRS_WR_READ)
+    if (order->probes_lost >> path & 1)
+        return 0;
+    for (uint32_t at = queue->tail; at != queue->posted; at++) {
+        *word = queue->wr[at & queue->mask].remote_addr;
+        /* MUTANT(order) a lost probe queue has added nothing: delete */
+        if (queue->wr[at & queue->mask].opcode == PRS_WR_ADD)
             return -ENETDOWN;
+    }
     forget_signaled(order, queue);
     order->dirty &= ~(1ull << index);
-    for (; queue->tail != queue->head; queue->tail++)
-        done += prs_order_retire(queue->owner[queue->tail & queue->mask]);
+    for (uint32_t at = queue->tail; at != queue->head; at++) {
+        uint32_t slot = at & queue->mask;
+
+        if (queue->wr[slot].opcode != PRS_WR_READ)
+            continue;
+        done += prs_order_retire(queue->owner[slot]);
+        queue->owner[slot] = NULL;
+    }
+    while (queue->tail != queue->head && !queue->owner[queue->tail & queue->mask])
+        queue->tail++;
     order->ops -= done;
+    order->probes_lost |= 1u << path;
     return (int)done;
+}
+
+struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at)
+{
+    struct prs_order_queue *queue = &order->queue[order->data_queues + order->self_path];
+
+    if (!(order->probes_lost >> order->self_path & 1))
+        return NULL;
+    while (*at < queue->head - queue->tail) {
+        uint32_t slot = (queue->tail + (*at)++) & queue->mask;
+
+        if (queue->owner[slot])
+            return &queue->wr[slot];
+    }
+    return NULL;
 }
 
 int prs_order_self_over(struct prs_order *order, uint32_t path)
 {
+    struct prs_order_queue *from = &order->queue[order->data_queues + order->self_path];
+    struct prs_order_queue *to = &order->queue[order->data_queues + path];
+
     /* MUTANT(order) signals are not overtaken where another rail raises them: delete */
-    if (!prs_order_self_idle(order))
+    if (!prs_order_self_idle(order) && !(order->probes_lost >> order->self_path & 1))
         return PRS_BUSY;
+    /* MUTANT(order) what waits needs room on the other path: delete */
+    if (to->head - to->tail + (from->head - from->tail) > to->mask + 1)
+        return PRS_BUSY;
+    for (; from->tail != from->head; from->tail++) {
+        uint32_t slot = from->tail & from->mask;
+        const struct prs_wr *old = &from->wr[slot];
+        struct prs_wr *wr;
+
+        if (!from->owner[slot])
+            continue;
+        wr = admit_request(order, order->data_queues + path, from->owner[slot]);
+        *wr = *old;
+        wr->flags = 0;
+        if (old->opcode == PRS_WR_WRITE)
+            copy_inline(to, wr, &old->value, sizeof(old->value));
+    }
+    from->posted = from->signaled = from->head;
     order->self_path = path;
     return 0;
 }
@@ -317,5 +365,6 @@ int prs_order_path_up(struct prs_order *order, uint32_t path)
     order->path[path].done_bytes = 0;
     order->stopped &= ~(1u << path);
     order->lost &= ~(1u << path);
+    order->probes_lost &= ~(1u << path);
     return 0;
 }

@@ -140,6 +140,13 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
     return PRS_AGAIN;
 }
 
+static int fail_on_other_rail(struct prs_peer *peer, uint32_t path, uint64_t addr)
+{
+    return prs_peer_fail(peer, -ENETDOWN,
+                         "a rail is lost, and a signal goes to device memory at %#llx that is not registered on %s",
+                         (unsigned long long)addr, peer->link[path]->rail->domain->name);
+}
+
 /* With atomics: our own NIC writes it. The rail must be one that both sides have not given up. */
 static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record)
 {
@@ -154,24 +161,40 @@ static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record)
     if (prs_failover_is_down(peer, path))
         return PRS_AGAIN; /* its last requests are still in flight */
     if (path && !prs_mr_cache_device_key(&domain->mrs, record->addr, sizeof(record->value), &wr.remote_key))
-        return prs_peer_fail(peer, -ENETDOWN,
-                             "%s is lost, and a signal goes to device memory at %#llx that is not registered on %s",
-                             peer->link[0]->rail->info.name, (unsigned long long)record->addr, domain->name);
+        return fail_on_other_rail(peer, path, record->addr);
     return prs_order_self(&peer->order, NULL, &wr) ? PRS_AGAIN : 0;
 }
 
-void prs_raise_over_living_rail(struct prs_peer *peer)
+/* Sets that were in flight on the lost rail leave over this path next: they show the keys of its rail. */
+static int show_keys(struct prs_peer *peer, uint32_t path)
+{
+    struct prs_domain *domain = peer->link[path]->rail->domain;
+    struct prs_wr *wr;
+    uint32_t at = 0;
+
+    while ((wr = prs_order_self_left(&peer->order, &at)))
+        if (!prs_mr_cache_device_key(&domain->mrs, wr->remote_addr, sizeof(wr->value), &wr->remote_key))
+            return fail_on_other_rail(peer, path, wr->remote_addr);
+    return 0;
+}
+
+int prs_raise_over_living_rail(struct prs_peer *peer)
 {
     struct prs_records *records = peer->records;
     uint32_t path = 0;
+    int r;
 
     while (path < peer->path_count && (prs_failover_is_down(peer, path) || !peer->link[path]->rail->domain->adds))
         path++;
-    if (path == peer->path_count || path == peer->order.self_path || prs_order_self_over(&peer->order, path))
-        return;
+    if (path == peer->path_count || path == peer->order.self_path)
+        return 0;
+    r = show_keys(peer, path);
+    if (r || prs_order_self_over(&peer->order, path))
+        return r;
     /* What has come over the rail that raised until now follows no more by itself. */
     records->unordered++;
     memset(records->ready_at, 0, PRS_RECORDS * sizeof(*records->ready_at)); /* there, since there are several paths */
+    return 0;
 }
 
 void prs_raise_finish(struct prs_raise *raise)

@@ -38,8 +38,9 @@ struct prs_raise {
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record);
 
 /* Where rails can be replaced: let the first living rail raise the signals in device memory from now on, unless requests
- * of the one before are in flight. */
-void prs_raise_over_living_rail(struct prs_peer *peer);
+ * of the one before are in flight. Sets that were in flight on a rail that is lost are raised again. Return 0 or -errno
+ * (the peer has failed). */
+int prs_raise_over_living_rail(struct prs_peer *peer);
 
 /* Release the claim if the write is complete. Call it at each progress, since other peers may be waiting. */
 void prs_raise_finish(struct prs_raise *raise);

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "transport/peer.h"
+#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
 enum {
@@ -189,11 +190,17 @@ int prs_records_raise(struct prs_peer *peer)
     const struct prs_record *record;
 
     prs_raise_finish(&records->raise);
-    while (counts->waiting) {
-        int r = 0;
+    if (unlikely(peer->order.probes_lost)) { /* even if no record waits, sets may */
+        int r = prs_raise_over_living_rail(peer);
 
-        if (peer->failover)
-            prs_raise_over_living_rail(peer);
+        if (r)
+            return r;
+    }
+    while (counts->waiting) {
+        int r = peer->failover ? prs_raise_over_living_rail(peer) : 0;
+
+        if (r)
+            return r;
         record = records->raise.record;
         if (!record) {
             r = prs_counts_next(counts, &record);

@@ -349,7 +349,8 @@ struct prs_signal {
  * Set or add to a 64-bit word of the peer. The peer sees it only after the bytes of every put of the group that was
  * started before. The peer's policy (transport/order.h) ensures this, never by waiting in this call. Under `counted`,
  * and on rails without atomics (EFA, some others), the receiver raises the signal inside its prs_peer_progress(), and
- * op is done when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). */
+ * op is done when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). Where
+ * lost rails are replaced, a set of device memory may be done twice: do not reset such a word while sets are in flight. */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
  * Has everything that was started taken effect at the peer, including signals raised by its own process? Check this

@@ -29,7 +29,7 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
         options.path[i].rate = 1000.0f * (float)(i + 1);
     }
     cr_assert_eq(prs_order_init(&bench.order, &options), 0);
-    for (uint32_t q = 0; q < paths * queues + 1; q++)
+    for (uint32_t q = 0; q < paths * queues + paths; q++)
         bench.order.queue[q].inline_bytes = bench.copies[q];
     if (policy == PRS_POLICY_COUNTED)
         cr_assert_eq(prs_order_set_records(&bench.order, 4096, bench_path_keys, &bench.credit), 0);

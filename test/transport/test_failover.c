@@ -334,7 +334,7 @@ ParameterizedTest(struct loss *row, failover, a_busy_side_gives_a_rail_up)
 
 enum { SIGNALS = 200, BLOCK_BYTES = 4096 };
 
-/* No signal of either side is in flight after this: one in device memory could not be raised again. */
+/* No signal of either side is in flight after this: an add in device memory could not be raised again. */
 static void settle(struct pair *pair)
 {
     uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
@@ -346,8 +346,8 @@ static void settle(struct pair *pair)
     pair_barrier(pair);
 }
 
-/* Each signal adds one to a word, after two puts of its group. */
-static void send_signals(struct pair *pair)
+/* Each signal adds one to a word, or sets it to one more, after two puts of its group. */
+static void send_signals_of(struct pair *pair, enum prs_signal_kind kind)
 {
     static struct prs_op put_op[SIGNALS][2], signal_op[SIGNALS];
     uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
@@ -356,8 +356,8 @@ static void send_signals(struct pair *pair)
     for (uint32_t i = 0; i < SIGNALS; i++) {
         struct prs_signal signal = {.dst = &pair->remote_words_keys,
                                     .dst_addr = pair->remote_words,
-                                    .value = 1,
-                                    .kind = PRS_SIGNAL_ADD,
+                                    .value = kind == PRS_SIGNAL_ADD ? 1 : i + 1,
+                                    .kind = kind,
                                     .group = 3};
 
         for (uint32_t k = 0; k < 2; k++) {
@@ -369,7 +369,7 @@ static void send_signals(struct pair *pair)
             pair_put(pair, &put_op[i][k], &put);
         }
         pair_signal(pair, &signal_op[i], &signal);
-        if (pair->spec->words_on_device && i == loss.at)
+        if (pair->spec->words_on_device && kind == PRS_SIGNAL_ADD && i == loss.at)
             settle(pair);
         lose_rail(pair, i);
     }
@@ -382,7 +382,17 @@ static void send_signals(struct pair *pair)
     pair_barrier(pair);
 }
 
-static void see_signals(struct pair *pair)
+static void send_signals(struct pair *pair)
+{
+    send_signals_of(pair, PRS_SIGNAL_ADD);
+}
+
+static void send_sets(struct pair *pair)
+{
+    send_signals_of(pair, PRS_SIGNAL_SET);
+}
+
+static void see_signals(struct pair *pair, bool settles)
 {
     uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
     uint32_t seen = 0;
@@ -394,7 +404,7 @@ static void see_signals(struct pair *pair)
         for (; seen < word; seen++) {
             pair_check(pair->buffer + 2 * seen * BLOCK_BYTES, BLOCK_BYTES, seen, "a signal came before its data");
             pair_check(pair->buffer + (2 * seen + 1) * BLOCK_BYTES, 64, seen, "a signal came before its data");
-            if (pair->spec->words_on_device && seen == loss.at)
+            if (settles && seen == loss.at)
                 settle(pair);
             if (loss.side == 1)
                 lose_rail(pair, seen);
@@ -409,7 +419,13 @@ static void see_signals(struct pair *pair)
 static void see_signals_of_row(struct pair *pair)
 {
     find_loss();
-    see_signals(pair);
+    see_signals(pair, pair->spec->words_on_device);
+}
+
+static void see_sets_of_row(struct pair *pair)
+{
+    find_loss();
+    see_signals(pair, false);
 }
 
 ParameterizedTestParameters(failover, signals_are_raised_once_and_after_their_data)
@@ -436,6 +452,20 @@ ParameterizedTestParameters(failover, signals_in_device_memory_are_raised_by_a_l
 ParameterizedTest(struct loss *row, failover, signals_in_device_memory_are_raised_by_a_living_rail)
 {
     run_row_of(row, send_signals, see_signals_of_row, true);
+}
+
+/* Those in flight are raised again, by the other rail. */
+ParameterizedTestParameters(failover, sets_in_device_memory_that_were_in_flight_are_raised_again)
+{
+    static struct loss rows[] = {
+        {1, RAIL_ERROR, 0, 5}, {1, RAIL_ERROR, 0, 40}, {1, RAIL_ERROR, 0, 150}, {1, QUEUE_ERROR, 0, 9}};
+
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, sets_in_device_memory_that_were_in_flight_are_raised_again)
+{
+    run_row_of(row, send_sets, see_sets_of_row, true);
 }
 
 /* ---- the rail comes back ---- */

@@ -411,9 +411,11 @@ Test(order_path, failing_ends_what_waits_to_be_replayed)
 Test(order_path, probes_leave_out_a_lost_path)
 {
     struct bench *bench = two_paths();
-    const struct prs_wr requests[PRS_MAX_RAILS] = {{.len_bytes = 1}, {.len_bytes = 1}}, raise = {.opcode = PRS_WR_ADD};
+    const struct prs_wr requests[PRS_MAX_RAILS] = {{.len_bytes = 1}, {.len_bytes = 1}},
+                        raise = {.opcode = PRS_WR_ADD, .remote_addr = 0x7008};
     struct prs_order_replay replay;
     struct prs_op before, op;
+    uint64_t word;
 
     cr_assert_eq(prs_order_probe(&bench->order, &before, requests), 0);
     post(bench);
@@ -426,10 +428,89 @@ Test(order_path, probes_leave_out_a_lost_path)
     cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0);
     cr_assert_eq(prs_order_complete(&bench->order, 2, 1, 0), 1);
     cr_assert(op.status == 0 && before.status == PRS_OP_PENDING);
-    cr_assert_eq(prs_order_probe_lost(&bench->order, 1), 1);
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 1, &word), 1);
     cr_assert(before.status == 0 && prs_order_idle(&bench->order) && bench->order.ops == 0);
     cr_assert_eq(prs_order_self(&bench->order, NULL, &raise), 0);
-    cr_assert_eq(prs_order_probe_lost(&bench->order, 0), -ENETDOWN, "a raised signal may have taken effect");
+    post(bench);
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 0, &word), -ENETDOWN, "the add may have taken effect");
+    cr_assert_eq(word, 0x7008);
+}
+
+/* Of sets, an add that was not posted, and flushes in between, those that write leave again, in their order. */
+Test(order_path, sets_to_ourselves_leave_again_over_another_path)
+{
+    struct bench *bench = two_paths();
+    const struct prs_wr reads[PRS_MAX_RAILS] = {{.len_bytes = 1}, {.len_bytes = 1}};
+    struct prs_wr set = {.opcode = PRS_WR_WRITE, .len_bytes = 8, .remote_key = 5};
+    struct prs_order_queue *to = &bench->order.queue[3];
+    struct prs_op flush, own;
+    struct prs_order_replay replay;
+    uint64_t word;
+    uint32_t at = 0;
+    struct prs_wr *wr;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        set.remote_addr = 0x100 + 8 * i;
+        set.value = 40 + i;
+        cr_assert_eq(prs_order_self(&bench->order, i == 1 ? &own : NULL, &set), 0);
+        if (i == 0)
+            cr_assert_eq(prs_order_probe(&bench->order, &flush, reads), 0);
+    }
+    post(bench);
+    cr_assert_eq(prs_order_complete(&bench->order, 3, 0, 0), 0);
+    cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0, "the first set is done");
+    set.opcode = PRS_WR_ADD;
+    cr_assert_eq(prs_order_self(&bench->order, NULL, &set), 0);
+    cr_assert_eq(prs_order_self_left(&bench->order, &at), NULL, "nothing is lost yet");
+    cr_assert_eq(prs_order_path_stop(&bench->order, 0), 0);
+    lose(bench, 0, 0, &replay);
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), PRS_BUSY, "the loopback queue works");
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 0, &word), 1);
+    cr_assert(flush.status == 0 && own.status == PRS_OP_PENDING && !prs_order_self_idle(&bench->order));
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 0, &word), 0, "all its errors come, one by one");
+    while ((wr = prs_order_self_left(&bench->order, &at)))
+        wr->remote_key = 9;
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), 0);
+    cr_assert_eq(prs_order_self_left(&bench->order, &at), NULL);
+    cr_assert(prs_order_probe_idle(&bench->order, 0));
+    cr_assert_eq(to->head, 4);
+    for (uint32_t i = 1; i < 4; i++) {
+        const struct prs_wr *moved = &to->wr[i];
+
+        cr_assert(moved->remote_key == 9 && moved->remote_addr == (i < 3 ? 0x100 + 8 * i : 0x110));
+        cr_assert(moved->opcode == (i < 3 ? PRS_WR_WRITE : PRS_WR_ADD) && !(moved->flags & PRS_WR_SIGNALED));
+        if (i < 3)
+            cr_assert_eq(*(const uint64_t *)(uintptr_t)moved->local_addr, 40 + i);
+    }
+    post(bench);
+    cr_assert_eq(prs_order_complete(&bench->order, 3, 3, 0), 1);
+    cr_assert(own.status == 0 && prs_order_self_idle(&bench->order));
+    cr_assert_eq(prs_order_path_up(&bench->order, 0), 0);
+    cr_assert_eq(bench->order.probes_lost, 0);
+}
+
+Test(order_path, sets_wait_for_room_on_the_other_path)
+{
+    struct bench *bench = two_paths();
+    const struct prs_wr reads[PRS_MAX_RAILS] = {{.len_bytes = 1}, {.len_bytes = 1}};
+    struct prs_wr set = {.opcode = PRS_WR_WRITE, .len_bytes = 8};
+    struct prs_op flush;
+    struct prs_order_replay replay;
+    uint64_t word;
+
+    cr_assert_eq(prs_order_probe(&bench->order, &flush, reads), 0);
+    while (prs_order_self(&bench->order, NULL, &set) == 0)
+        ;
+    post(bench);
+    cr_assert_eq(prs_order_complete(&bench->order, 2, 0, 0), 0, "the read of this path; one set more fits");
+    cr_assert_eq(prs_order_self(&bench->order, NULL, &set), 0);
+    cr_assert_eq(prs_order_path_stop(&bench->order, 0), 0);
+    lose(bench, 0, 0, &replay);
+    cr_assert_eq(prs_order_probe_lost(&bench->order, 0, &word), 0);
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), PRS_BUSY, "the read of the other path is in flight");
+    post(bench);
+    cr_assert_eq(prs_order_complete(&bench->order, 3, 0, 0), 1);
+    cr_assert_eq(prs_order_self_over(&bench->order, 1), 0);
 }
 
 Test(order_path, requests_to_ourselves_move_to_another_path_when_none_is_in_flight)
