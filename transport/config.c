@@ -127,7 +127,12 @@ static int read_words(struct prs_config *config)
     config->gid_family = read_nccl_word("NCCL_IB_ADDR_FAMILY", 0, families) ? AF_INET6 : AF_INET;
     config->disabled = prs_env_clamp("NCCL_IB_DISABLE", 0, 0, 1);
     config->dmabuf = prs_env_clamp("NCCL_DMABUF_ENABLE", 1, 0, 1);
-    return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
+    r = prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
+    if (!r && config->failover && config->policy != PRS_POLICY_AUTO && config->policy != PRS_POLICY_COUNTED)
+        PRS_WARN("NCCL_IB_RESILIENCY_PORT_FAILOVER=1 has no effect with PERSEUS_ORDER=%s, which cannot replace a lost "
+                 "rail: use auto or counted",
+                 prs_policy_names[config->policy]);
+    return r;
 }
 
 /* Edits that make one word of the other: a letter more, a letter less, or another letter. */

@@ -84,11 +84,13 @@ static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
 
 /* Over several queues the policy `auto` counts arrivals, which costs the receiving CPU work for each signal. Here every
  * put is in a group with its signal and a group uses one queue, so that `in_order` is enough where queues keep order.
- * NULL: as configured. */
+ * But only what is counted can be sent again when a rail is lost. NULL: as configured. */
 static const char *choose_policy(const struct prs_network *n)
 {
     const char *asked = prs_env_text("PERSEUS_ORDER");
     struct prs_rail_info info;
+    if (prs_env_clamp("NCCL_IB_RESILIENCY_PORT_FAILOVER", 0, 0, 1))
+        return NULL;
     for (int i = 0; i < n->rails.count; i++)
         if (prs_rail_query(n->fabric, n->rails.rail[i], &info) != 0 || !info.in_order || info.adaptive_routing)
             return NULL;

@@ -12,7 +12,7 @@
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-enum { MAX_EPOCHS = 6, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };
+enum { MAX_EPOCHS = 64, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };
 
 /* How tokens choose experts. NO_EXPERT: a token of rank 0 chooses one that does not exist. NO_PLACE: rank 0's map names
  * places that do not exist. */
@@ -670,6 +670,17 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
     };
     ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* tools/faults takes a rail meanwhile, and sets how many launches there are. */
+Test(moe_nodes, launches_go_on, .timeout = 300)
+{
+    const char *launches = getenv("PRS_TEST_LAUNCHES");
+    struct row row = {2, 40, 128, 64, 4, 2, 1, 2, EVEN, 0, {.rows_per_signal = 8}, 0, 2};
+    ranks_need_a_device();
+    if (launches)
+        row.epochs = (uint32_t)atoi(launches);
+    assert_right(&row, 1);
 }
 
 /* Blocks of this node's rows, of other nodes' rows, and of both; in two passes and in one. */
