@@ -118,6 +118,7 @@ static int read_words(struct prs_config *config)
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
     static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
     int family, level, r;
+    long standby;
 
     r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c uses it, but cannot return an error */
     if (r)
@@ -127,6 +128,12 @@ static int read_words(struct prs_config *config)
     config->gid_family = read_nccl_word("NCCL_IB_ADDR_FAMILY", 0, families) ? AF_INET6 : AF_INET;
     config->disabled = prs_env_clamp("NCCL_IB_DISABLE", 0, 0, 1);
     config->dmabuf = prs_env_clamp("NCCL_DMABUF_ENABLE", 1, 0, 1);
+    r = prs_env_int("PERSEUS_STANDBY_RAIL", 0, 0, 1, &standby);
+    if (r)
+        return r;
+    config->standby = (int)standby;
+    if (standby && !config->failover)
+        PRS_WARN("PERSEUS_STANDBY_RAIL=1 has no effect without NCCL_IB_RESILIENCY_PORT_FAILOVER=1");
     r = prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
     if (!r && config->failover && config->policy != PRS_POLICY_AUTO && config->policy != PRS_POLICY_COUNTED)
         PRS_WARN("NCCL_IB_RESILIENCY_PORT_FAILOVER=1 has no effect with PERSEUS_ORDER=%s, which cannot replace a lost "
@@ -168,8 +175,8 @@ static void warn_unknown(void)
 {
     static const char prefix[] = "PERSEUS_";
     /* test/variables.py compares them with doc/variables.md. */
-    static const char *const known[] = {
-        "REQUIRED", "ORDER", "TIMEOUT_MS", "GIN_TIMEOUT_MS", "GIN_HOLD_NS", "NODE", "FUSED_TUNING", "METRICS", "LOG"};
+    static const char *const known[] = {"REQUIRED",     "ORDER", "TIMEOUT_MS",   "GIN_TIMEOUT_MS", "GIN_HOLD_NS",
+                                        "STANDBY_RAIL", "NODE",  "FUSED_TUNING", "METRICS",        "LOG"};
 
     for (char **at = environ; at && *at; at++) {
         const char *name = *at + sizeof(prefix) - 1, *nearest = NULL;

@@ -37,6 +37,7 @@ struct prs_config {
     int return_async_events;
     int ece;
     int failover; /* NCCL_IB_RESILIENCY_PORT_FAILOVER */
+    int standby;  /* PERSEUS_STANDBY_RAIL */
     int recovery; /* NCCL_IB_RESILIENCY_PORT_RECOVERY */
     int recovery_ms;
     int ar_bytes; /* NCCL_IB_AR_THRESHOLD */

@@ -22,6 +22,7 @@ enum stage { STAGE_PAUSE, STAGE_TCP, STAGE_REPLY, STAGE_CONNECT, STAGE_READY };
 struct prs_connector {
     struct prs_fabric *fabric;
     struct prs_rail_set rails;
+    bool standby;                               /* the last of rails is one */
     struct prs_rail_address own[PRS_MAX_RAILS]; /* of rails, as HELLO says */
     struct prs_setup_options setup;
     enum stage stage;
@@ -82,7 +83,7 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
     if (r)
         goto free_connector;
     connector->fabric = fabric;
-    connector->rails = *rails;
+    connector->standby = prs_fabric_add_standby(fabric, rails, connector->setup.policy, &connector->rails);
     connector->address = address;
     connector->began_ns = prs_clock_ns();
     connector->deadline_ns = connector->began_ns + limit_ns(connector);
@@ -116,7 +117,7 @@ static void say_hello(struct prs_connector *connector)
                                    .queues_per_rail = connector->setup.queues_per_rail,
                                    .private_data = connector->setup.private_data};
 
-    prs_wire_rails(connector->fabric, &connector->rails, connector->own, hello.rail);
+    prs_wire_rails(connector->fabric, &connector->rails, connector->standby, connector->own, hello.rail);
     prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof(hello));
     connector->stage = STAGE_REPLY;
     connector->hello_ns = prs_clock_ns();

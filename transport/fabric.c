@@ -216,6 +216,52 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
     return 0;
 }
 
+/* How many components two PCI paths have in common. */
+static int common_path(const char *a, const char *b)
+{
+    int common = 0;
+
+    for (; *a && *a == *b; a++, b++)
+        common += *a == '/';
+    return common;
+}
+
+static bool can_stand_by(const struct prs_rail *rail, const struct prs_rail *other)
+{
+    const struct prs_rail_info *x = &rail->info, *y = &other->info;
+
+    return other->domain != rail->domain && !(x->guid && x->guid == y->guid) &&
+           other->domain->nic == rail->domain->nic && x->is_roce == y->is_roce &&
+           (x->plane_id < 0 || y->plane_id < 0 || x->plane_id == y->plane_id) && (x->mem_kinds & ~y->mem_kinds) == 0 &&
+           x->atomics == y->atomics;
+}
+
+bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy policy,
+                            struct prs_rail_set *out)
+{
+    const struct prs_rail *rail = &fabric->rail[rails->rail[0]];
+    int best = -1, nearest = -1;
+
+    *out = *rails;
+    if (!fabric->config.failover || !fabric->config.standby || rails->count != 1 || !rail->domain->nic->in_order ||
+        (policy != PRS_POLICY_AUTO && policy != PRS_POLICY_COUNTED))
+        return false;
+    /* Of equally near ones the next, so that the rails of a node stand by for each other in a circle. */
+    for (int k = 1; k < fabric->rail_count; k++) {
+        int i = (rails->rail[0] + k) % fabric->rail_count;
+        int near = common_path(rail->info.pci_path, fabric->rail[i].info.pci_path);
+
+        if (can_stand_by(rail, &fabric->rail[i]) && near > nearest) {
+            nearest = near;
+            best = i;
+        }
+    }
+    if (best < 0)
+        return false;
+    out->rail[out->count++] = best;
+    return true;
+}
+
 uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
 {
     const struct prs_config *config = &fabric->config;
@@ -246,14 +292,17 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
     return r;
 }
 
-static int choose_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy *policy,
+static int choose_policy(const struct prs_fabric *fabric, const struct prs_rail_set *asked, enum prs_policy *policy,
                          char *why, size_t bytes)
 {
     struct prs_policy_facts facts = {.in_order = true};
-    int r = prs_fabric_check_set(fabric, rails, "policy");
+    int r = prs_fabric_check_set(fabric, asked, "policy");
+    struct prs_rail_set all;
+    const struct prs_rail_set *rails = &all;
 
     if (r)
         return r;
+    (void)prs_fabric_add_standby(fabric, asked, (enum prs_policy)fabric->config.policy, &all);
     for (int i = 0; i < rails->count; i++) {
         const struct prs_rail_info *info = &fabric->rail[rails->rail[i]].info;
 

@@ -3,6 +3,7 @@
 #ifndef TRANSPORT_FABRIC_H
 #define TRANSPORT_FABRIC_H
 
+#include "transport/policy.h"
 #include "transport/rail.h"
 
 enum { PRS_FABRIC_RAILS = 64 }; /* bits of a mask of rails */
@@ -22,6 +23,12 @@ void prs_fabric_number_ports(struct prs_fabric *fabric);
 /* Check that the set names rails of this fabric, each once, all with one back end. Return 0 or -EINVAL; the text names
  * `caller`. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller);
+
+/* Add the standby rail of a set of one: the nearest rail of another NIC that can do what it can, if PERSEUS_STANDBY_RAIL
+ * asks for one and a lost rail can be replaced under this policy. The same set and settings always give the same rail.
+ * Return true if it was added, at the end of *out. */
+bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy policy,
+                            struct prs_rail_set *out);
 
 /* How long a reliable queue retries: a link that is back sooner has lost nothing. */
 uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric);

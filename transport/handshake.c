@@ -217,8 +217,8 @@ int prs_handle_parse(const struct prs_handle *bytes, uint8_t cookie[16], union p
 
 /* ---- rails ---- */
 
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_address *own,
-                    struct prs_wire_rail *out)
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, bool standby,
+                    struct prs_rail_address *own, struct prs_wire_rail *out)
 {
     for (int i = 0; i < rails->count; i++) {
         const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
@@ -233,15 +233,16 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
                                         .reads = rail->domain->nic->reads(rail),
                                         .is_roce = rail->info.is_roce,
                                         .adds = rail->domain->adds,
+                                        .standby = standby && i == rails->count - 1,
                                         .nic = rail->domain->nic == &prs_nic_rc ? PRS_WIRE_RC : PRS_WIRE_SRD};
-        memcpy(out[i].name, rail->info.name, sizeof(out[i].name));
+        snprintf(out[i].name, sizeof(out[i].name), "%.62s", rail->info.name);
         memcpy(out[i].gid, own[i].gid, sizeof(out[i].gid));
     }
 }
 
 static bool can_pair(const struct prs_wire_rail *a, const struct prs_wire_rail *b)
 {
-    return a->nic == b->nic && a->is_roce == b->is_roce &&
+    return a->nic == b->nic && a->is_roce == b->is_roce && a->standby == b->standby &&
            (a->plane_id < 0 || b->plane_id < 0 || a->plane_id == b->plane_id);
 }
 
@@ -259,19 +260,25 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
     char ours[512], theirs[512];
     uint32_t taken = 0, pairs = 0, alike = 0;
 
-    for (int by_id = 1; by_id >= 0; by_id--, alike = pairs) {
+    for (int pass = 0; pass < 4; pass++) {
+        bool standby = pass >= 2, by_id = pass % 2 == 0;
+
+        if (standby && !pairs)
+            break;
         for (uint32_t c = 0; c < connector_count; c++) {
             for (uint32_t l = 0; l < listener_count; l++) {
                 bool known = connector[c].rail_id >= 0 && listener[l].rail_id >= 0;
                 bool same_id = known && connector[c].rail_id == listener[l].rail_id;
 
                 if ((taken >> (16 + c) & 1) || (taken >> l & 1) || same_id != by_id || (alike && known && !by_id) ||
-                    !can_pair(&connector[c], &listener[l]))
+                    connector[c].standby != standby || !can_pair(&connector[c], &listener[l]))
                     continue;
                 taken |= 1u << (16 + c) | 1u << l;
                 pair[pairs++] = (struct prs_wire_pair){(uint16_t)c, (uint16_t)l};
             }
         }
+        if (pass == 0)
+            alike = pairs;
     }
     list_rails(connector, connector_count, ours, sizeof(ours));
     list_rails(listener, listener_count, theirs, sizeof(theirs));
@@ -291,7 +298,7 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     for (uint32_t i = 0; i < count; i++)
         if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || rail[i].mtu < 1 || rail[i].mtu > 5 || rail[i].reads < 1 ||
-            (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
+            rail[i].standby > 1 || (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
             return prs_fail(-EPROTO, "%s: rail %u: impossible name, MTU code %u, reads %u or kind of queues %u", remote,
                             i, rail[i].mtu, rail[i].reads, rail[i].nic);
     return 0;

@@ -58,7 +58,8 @@ enum prs_frame_type { PRS_FRAME_HELLO = 1, PRS_FRAME_REPLY, PRS_FRAME_QUEUES, PR
 enum prs_wire_nic { PRS_WIRE_RC = 1, PRS_WIRE_SRD };
 
 struct prs_wire_rail {
-    char name[64];
+    char name[63];
+    uint8_t standby; /* 1: it is used only while the other rails are lost */
     uint8_t gid[16];
     uint32_t speed_mbps;
     uint16_t lid;
@@ -164,12 +165,12 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
 /* Return 0 or -EPROTO. */
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
-/* Describe our own rails for the other side, where they are now. */
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_address *own,
-                    struct prs_wire_rail *out);
+/* Describe our own rails for the other side, where they are now. standby: the last one is. */
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, bool standby,
+                    struct prs_rail_address *own, struct prs_wire_rail *out);
 /* Pair the rails of two sides: by rail id where both know it, else by position. Rails with different ids are paired
- * only if no ids match; rails of different planes, link layers or kinds of queues never. Return the number of pairs, as
- * many as possible, or -ENETUNREACH (the text names both lists). */
+ * only if no ids match; rails of different planes, link layers or kinds of queues never. Standby rails are paired with
+ * each other, last. Return the number of pairs, as many as possible, or -ENETUNREACH (the text names both lists). */
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);

@@ -158,11 +158,13 @@ static int accept_connections(struct prs_listener *listener)
 static int answer_hello(struct prs_listener *listener, struct half_open *half, const struct prs_peer_options *options)
 {
     const struct prs_wire_hello *hello = &half->stream->in.body.hello;
-    struct prs_wire_reply reply = {.rail_count = (uint32_t)listener->rails.count};
+    struct prs_wire_reply reply = {0};
     uint32_t remote_position[PRS_MAX_RAILS], per_path;
     struct prs_rail_address own[PRS_MAX_RAILS];
     struct prs_path path[PRS_MAX_RAILS];
     struct prs_setup_options setup;
+    struct prs_rail_set rails;
+    bool standby;
     int pairs, r;
 
     r = prs_wire_check_hello(hello, half->stream->remote);
@@ -174,12 +176,14 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
-    prs_wire_rails(listener->fabric, &listener->rails, own, reply.rail);
+    standby = prs_fabric_add_standby(listener->fabric, &listener->rails, setup.policy, &rails);
+    reply.rail_count = (uint32_t)rails.count;
+    prs_wire_rails(listener->fabric, &rails, standby, own, reply.rail);
     pairs = prs_wire_pair_rails(hello->rail, hello->rail_count, reply.rail, reply.rail_count, reply.pair);
     if (pairs < 0)
         return pairs;
     for (int i = 0; i < pairs; i++) {
-        path[i].local_rail = listener->rails.rail[reply.pair[i].listener_rail];
+        path[i].local_rail = rails.rail[reply.pair[i].listener_rail];
         path[i].own = own[reply.pair[i].listener_rail];
         path[i].peer = hello->rail[reply.pair[i].connector_rail];
         remote_position[i] = reply.pair[i].connector_rail;

@@ -133,6 +133,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
     }
+    order->standby = options->standby;
+    prs_order_rest(order);
     return 0;
 }
 

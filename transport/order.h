@@ -174,6 +174,8 @@ struct prs_order {
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
     uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
     uint32_t lost;                 /* mask of those of them whose requests are replayed */
+    uint32_t standby;              /* mask of the paths that are used only while all others are stopped */
+    uint32_t resting;              /* mask of those of them that seem to have much to do, and so get nothing */
     uint32_t probes_lost;          /* mask of those of them whose probe queue completes nothing any more */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint32_t self_path;            /* of prs_order_self() */
@@ -193,6 +195,7 @@ struct prs_order_options {
     uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
     bool failover;                             /* keep what a replay needs; see prs_order_can_fail_over() */
+    uint32_t standby;                          /* mask of the paths that are used only while all others are stopped */
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
 };
 

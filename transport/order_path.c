@@ -19,6 +19,9 @@
 /* A stopped path seems to have so much to do that no request is ever given to it. As a float it is exact. */
 #define STOPPED_BACKLOG (1ull << 60)
 
+/* A standby path seems to have more to do than a path that works ever has, and less than a stopped one. */
+#define STANDBY_BACKLOG (1ull << 44)
+
 static uint32_t queue_on_path(const struct prs_order *order, uint32_t path, uint32_t k)
 {
     return k * order->path_count + path;
@@ -27,6 +30,25 @@ static uint32_t queue_on_path(const struct prs_order *order, uint32_t path, uint
 static uint32_t queues_per_path(const struct prs_order *order)
 {
     return order->data_queues / order->path_count;
+}
+
+void prs_order_rest(struct prs_order *order)
+{
+    uint32_t all = (1u << order->path_count) - 1;
+    bool rests = all & ~order->standby & ~order->stopped;
+    /* MUTANT(order) a standby path carries what the last other path did: s/& ~order->stopped// */
+    uint32_t change = order->standby & ~order->stopped & (rests ? ~order->resting : order->resting);
+
+    for (uint32_t left = change; left; left &= left - 1) {
+        uint32_t path = lowest(left);
+
+        order->path[path].inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+        order->path[path].since_ns = order->path[path].done_bytes =
+            0; /* what it did at rest says nothing of its rate */
+        for (uint32_t k = 0; k < queues_per_path(order); k++)
+            order->queue[queue_on_path(order, path, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+    }
+    order->resting ^= change;
 }
 
 int prs_order_path_stop(struct prs_order *order, uint32_t path)
@@ -51,6 +73,7 @@ int prs_order_path_stop(struct prs_order *order, uint32_t path)
         /* MUTANT(order) a stopped path extends no run: delete */
         end_run(&order->queue[index]);
     }
+    prs_order_rest(order);
     prs_order_backlogs(order, stripes);
     order->small_queue = prs_stripe_fastest(stripes, order->data_queues, 0);
     return 0;
@@ -366,5 +389,7 @@ int prs_order_path_up(struct prs_order *order, uint32_t path)
     order->stopped &= ~(1u << path);
     order->lost &= ~(1u << path);
     order->probes_lost &= ~(1u << path);
+    order->resting &= ~(1u << path);
+    prs_order_rest(order);
     return 0;
 }

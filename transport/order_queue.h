@@ -139,6 +139,9 @@ uint32_t prs_order_retire(struct prs_op *owner);
 /* Let requests of lost paths leave as far as there is room for them. */
 void prs_order_replay(struct prs_order *order);
 
+/* Let standby paths rest while another path works, and else carry requests. */
+void prs_order_rest(struct prs_order *order);
+
 /* Let held signals leave, oldest first, as far as what they wait for is complete. */
 void prs_order_release(struct prs_order *order);
 

@@ -95,16 +95,19 @@ static int check_memory(const struct prs_fabric *fabric, const struct prs_rail_s
     return 0;
 }
 
-int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
+int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *asked, const struct prs_mem *mem,
                         struct prs_region **out)
 {
     struct prs_region *region;
+    struct prs_rail_set all;
+    const struct prs_rail_set *rails = &all;
     struct prs_mr_key key;
     int r;
 
-    r = prs_fabric_check_set(fabric, rails, "prs_region_register");
+    r = prs_fabric_check_set(fabric, asked, "prs_region_register");
     if (r)
         return r;
+    (void)prs_fabric_add_standby(fabric, asked, PRS_POLICY_AUTO, &all);
     r = check_memory(fabric, rails, mem);
     if (r)
         return r;

@@ -76,8 +76,9 @@ static void describe(struct prs_peer *peer, const char *why)
 
         prs_gid_text(other->gid, gid, sizeof(gid));
         prs_gid_text(peer->path[i].own.gid, own_gid, sizeof(own_gid));
-        at += snprintf(peer->description + at, room - (size_t)at, "%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
-                       own->name, own->port, own_gid, other->name, other->port, gid);
+        at +=
+            snprintf(peer->description + at, room - (size_t)at, "%s%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
+                     other->standby ? " on standby" : "", own->name, own->port, own_gid, other->name, other->port, gid);
     }
     if ((size_t)at < room)
         at += snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
@@ -160,6 +161,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
         order.path[i].local_rail = (uint32_t)peer->path[i].local_rail;
         order.path[i].remote_rail = remote_position[i];
         order.path[i].rate = (float)mbps / 8;
+        order.standby |= (uint32_t)peer->path[i].peer.standby << i;
         if (rail->max_message_bytes < order.max_part_bytes)
             order.max_part_bytes = rail->max_message_bytes;
     }

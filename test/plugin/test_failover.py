@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes on.
 
-usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--runs N] [--seed S] [--limit-ms T] [--json]
+usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--standby] [--runs N] [--seed S] [--limit-ms T] [--json]
 
 link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of the slowest
-iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again. --json: the runs, one a line,
+iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again. --standby: each connection has one rail, and the
+other stands by: it carries data only while the first is lost. --json: the runs, one a line,
 for tools/record.py.
 """
 import argparse
@@ -37,9 +38,14 @@ def queue_of_a_rail(world, chance, to_itself):
     return chance.choice([pair["qpn"] for pair in pairs if pair["state"] == "RTS" and (to_itself or pair["qpn"] != pair["dest_qpn"])])
 
 
-def lose_rail(world, fault, chance, recover):
+def rails_in_use(standby):
+    """Of softnic0 to 3; a node has two."""
+    return [0, 2] if standby else [0, 1, 2, 3]
+
+
+def lose_rail(world, fault, chance, recover, standby):
     if fault == "link":
-        device = f"softnic{chance.randrange(4)}"
+        device = f"softnic{chance.choice(rails_in_use(standby))}"
         world.control("link", device, "down")
         return device
     number = queue_of_a_rail(world, chance, to_itself=not recover)
@@ -73,16 +79,19 @@ def one_logged_run(args, seed, log):
     chance = random.Random(seed)
     world = World(args.softnicctl, f"failover-{seed}-{os.getpid()}")
     recovery = {"NCCL_IB_RESILIENCY_PORT_RECOVERY": "1"} if args.recover else {}
+    standby = {"PERSEUS_STANDBY_RAIL": "1"} if args.standby else {}
+    idle = None
     grown = None
     bench = subprocess.Popen(
         [args.softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--nics", "2", "--", args.netbench, "--plugin", args.plugin,
-         "--op", "allreduce", "--ranks", "2", "--nodes", "2", "--fuse", "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2", "--check", "--json",
+         "--op", "allreduce", "--ranks", "2", "--nodes", "2", *([] if args.standby else ["--fuse"]), "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2", "--check", "--json",
          "--timeout", "60", "--setup-timeout", "60"],
-        stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery})
+        stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery, **standby})
     try:
         world.wait_for_traffic(bench, 4 << 20)
+        idle = max(world.sent()[1::2]) if args.standby else 0
         time.sleep(chance.random() * args.spread)
-        lost = lose_rail(world, args.fault, chance, args.recover) if bench.poll() is None else "too late"
+        lost = lose_rail(world, args.fault, chance, args.recover, args.standby) if bench.poll() is None else "too late"
         if args.recover:
             grown = watch_return(world, bench, chance, lost, log, SIDES[args.fault])
         out, _ = bench.communicate(timeout=LIMIT_S)
@@ -100,9 +109,13 @@ def one_logged_run(args, seed, log):
            "replayed": sum(int(s[2]) for s in said), "arrived": sum(int(s[4]) for s in said),
            "agreed_ms": max((float(s[5]) for s in said), default=None)}
     if args.recover:
-        row.update(used_again=len(again), away_s=max(again, default=None), grown_bytes=min(grown) if grown else None)
-        good = good and (grown is None or min(grown) >= GROWN_BYTES)
-        row["good"] = good
+        used = min(grown[i] for i in rails_in_use(args.standby)) if grown else None
+        good = good and (used is None or used >= GROWN_BYTES)
+        row.update(used_again=len(again), away_s=max(again, default=None), grown_bytes=used)
+        if args.standby and grown:
+            row["standby_bytes"] = max(grown[1::2])
+            good = good and row["standby_bytes"] < GROWN_BYTES
+    row["good"] = good = good and idle < GROWN_BYTES
     if rows:
         row.update(errors=rows[0]["errors"], usual_ms=round(rows[0]["usec_p50"] / 1e3, 3), slowest_ms=round(rows[0]["usec_max"] / 1e3, 3),
                    pause_ms=round((rows[0]["usec_max"] - rows[0]["usec_p50"]) / 1e3, 3))
@@ -120,6 +133,7 @@ def main():
         parser.add_argument(tool)
     parser.add_argument("--fault", choices=("link", "queue"), default="link")
     parser.add_argument("--recover", action="store_true", help="the rail comes back, and must be used again")
+    parser.add_argument("--standby", action="store_true", help="one rail a connection, and another that stands by")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spread", type=float, default=0.5, help="seconds after the first traffic within which the rail is lost")

@@ -202,6 +202,68 @@ ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail
     run_row(row, send_messages, receive_messages);
 }
 
+/* ---- a single rail, and another that stands by ---- */
+
+static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool words_on_device)
+{
+    struct pair_spec spec = {.buffer_bytes = SLOTS * SLOT_BYTES, .words_on_device = words_on_device};
+    char text[64];
+
+    if (!pair_rails_in_order() || pair_rails() < 2)
+        cr_skip_test("needs two rails whose queues keep order");
+    snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
+    setenv("PERSEUS_TEST_LOSS", text, 1);
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
+    setenv("PERSEUS_STANDBY_RAIL", "1", 1);
+    pair_run(&spec, a, b);
+}
+
+static void assert_standby_rests(struct pair *pair)
+{
+    struct prs_stats stats;
+
+    prs_peer_stats(pair->peer, &stats);
+    must(pair->peer->path_count == 2, "%u paths", pair->peer->path_count);
+    must(stats.rail_bytes[0] && !stats.rail_bytes[1], "%llu and %llu bytes", (unsigned long long)stats.rail_bytes[0],
+         (unsigned long long)stats.rail_bytes[1]);
+}
+
+/* The standby rail carries nothing while the first lives, however long the messages are. */
+static void send_over_single_rail(struct pair *pair)
+{
+    struct prs_op op;
+
+    for (uint32_t m = 0; m < 2 * SLOTS; m++) {
+        struct prs_put put = pair_put_of(pair, 0, 0, m < SLOTS ? 64 : SLOTS * SLOT_BYTES, m, PRS_PUT_NOTIFY);
+
+        pair_put(pair, &op, &put);
+        pair_wait_op(pair, &op);
+    }
+    assert_standby_rests(pair);
+    pair_barrier(pair);
+}
+
+Test(failover, a_standby_rail_carries_nothing_while_the_first_lives)
+{
+    static const struct loss none = {0, QUEUE_ERROR, 0, MESSAGES};
+
+    run_single_row(&none, send_over_single_rail, pair_barrier, false);
+}
+
+ParameterizedTestParameters(failover, messages_of_a_single_rail_go_on_over_the_standby_rail)
+{
+    static struct loss rows[] = {
+        {0, QUEUE_ERROR, 0, 5}, {1, QUEUE_ERROR, 0, 160}, {0, PORT_DOWN, 0, 37}, {1, PORT_DOWN, 0, 350},
+        {1, RAIL_ERROR, 0, 77}, {0, QUEUE_ERROR, 1, 60},  {1, PORT_DOWN, 1, 90},
+    };
+    return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss *row, failover, messages_of_a_single_rail_go_on_over_the_standby_rail)
+{
+    run_single_row(row, send_messages, receive_messages, false);
+}
+
 /* ---- an idle side ---- */
 
 enum { IDLE_MESSAGES = 100, IDLE_BYTES = 4096, BOTH_AT = 1 << 20, BOTH_BYTES = 1 << 20 };

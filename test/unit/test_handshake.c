@@ -45,6 +45,37 @@ Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
     }
 }
 
+/* Each side has one rail, and one that stands by. Rails in use are paired with each other whatever their numbers are;
+ * those that stand by come last, or not at all. */
+Test(handshake, standby_rails_are_paired_with_each_other)
+{
+    static const struct {
+        int16_t ours[2], theirs[2]; /* the second stands by */
+        bool theirs_stands_by;
+        int pairs;
+    } rows[] = {
+        {{0, 1}, {0, 1}, true, 2}, {{0, 1}, {1, 0}, true, 2},    {{0, 1}, {2, 1}, true, 2},
+        {{0, 1}, {0, 2}, true, 1}, {{-1, -1}, {-1, 0}, true, 2}, {{0, 1}, {0, 1}, false, 1},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_wire_rail ours[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_rail theirs[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_pair pair[PRS_MAX_RAILS];
+
+        for (int k = 0; k < 2; k++) {
+            ours[k].rail_id = rows[i].ours[k];
+            theirs[k].rail_id = rows[i].theirs[k];
+        }
+        ours[1].standby = 1;
+        theirs[1].standby = rows[i].theirs_stands_by;
+        cr_assert_eq(prs_wire_pair_rails(ours, 2, theirs, 2, pair), rows[i].pairs, "row %zu", i);
+        cr_assert(pair[0].connector_rail == 0 && pair[0].listener_rail == 0, "row %zu", i);
+        if (rows[i].pairs == 2)
+            cr_assert(pair[1].connector_rail == 1 && pair[1].listener_rail == 1, "row %zu", i);
+    }
+}
+
 Test(handshake, a_rail_of_no_known_kind_is_refused)
 {
     struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of(PRS_WIRE_SRD)}};

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "test/support/order_bench.h"
+#include "transport/order_queue.h"
 #include "transport/wire.h"
 
 static const struct prs_keys keys = {{100, 101, 102, 103, 104, 105, 106, 107}};
@@ -526,6 +527,59 @@ Test(order_path, requests_to_ourselves_move_to_another_path_when_none_is_in_flig
     cr_assert_eq(prs_order_self(&bench->order, NULL, &raise), 0);
     cr_assert(!prs_order_self_idle(&bench->order) && prs_order_probe_idle(&bench->order, 0));
     cr_assert_eq(bench->order.queue[3].head, 1);
+}
+
+/* ---- standby ---- */
+
+static uint64_t bytes_of(const struct bench *bench, uint32_t path)
+{
+    return bench->order.stats.path_bytes[path];
+}
+
+Test(order_path, a_standby_path_carries_requests_only_while_all_others_are_stopped)
+{
+    struct bench *bench = two_paths();
+    struct prs_order_replay replay;
+    static struct prs_op op[64];
+    uint32_t used = 0;
+
+    bench->order.standby = 1u << 1;
+    prs_order_rest(&bench->order);
+    cr_assert_eq(put(bench, &op[used++], 64, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(put(bench, &op[used++], 1 << 20, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(bytes_of(bench, 1), 0, "the first path lives");
+    cr_assert_eq(bytes_of(bench, 0), (1 << 20) + 64);
+    post(bench);
+    lose(bench, 0, 0, &replay);
+    cr_assert_eq(bytes_of(bench, 1), (1 << 20) + 64, "what was lost leaves again there");
+    cr_assert_eq(put(bench, &op[used++], 64, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(put(bench, &op[used++], 1 << 20, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(bytes_of(bench, 1), 2 * ((1 << 20) + 64));
+    cr_assert_eq(prs_order_path_up(&bench->order, 0), 0);
+    cr_assert_eq(put(bench, &op[used++], 64, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(put(bench, &op[used++], 64, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(put(bench, &op[used++], 1 << 20, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(bytes_of(bench, 0), 2 * ((1 << 20) + 64) + 64, "the first path is back: %llu",
+                 (unsigned long long)bytes_of(bench, 0));
+}
+
+/* A standby path that was lost itself, and comes back, rests again. */
+Test(order_path, a_standby_path_rests_again_when_it_comes_back)
+{
+    struct bench *bench = two_paths();
+    struct prs_order_replay replay;
+    static struct prs_op op;
+
+    bench->order.standby = 1u << 1;
+    prs_order_rest(&bench->order);
+    lose(bench, 1, 0, &replay);
+    cr_assert_eq(prs_order_path_stop(&bench->order, 0), -ENETDOWN, "nothing would be left");
+    cr_assert_eq(prs_order_path_up(&bench->order, 1), 0);
+    cr_assert_eq(put(bench, &op, 1 << 20, 1, PRS_GROUP_NONE, 0), 0);
+    cr_assert_eq(bytes_of(bench, 1), 0);
+    post(bench);
+    lose(bench, 0, 0, &replay);
+    cr_assert_eq(bytes_of(bench, 1), 1 << 20);
 }
 
 /* ---- where paths are not replaced ---- */

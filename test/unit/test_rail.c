@@ -66,12 +66,12 @@ Test(rail, each_connection_reads_where_the_rail_is)
     fake_verbs.gid[5].gid.raw[15] = 9;
     memset(&fake_verbs.gid[1], 0, sizeof(fake_verbs.gid[1]));
     fake_verbs.port.lid = 70;
-    prs_wire_rails(&fabric, &one, own, wire);
+    prs_wire_rails(&fabric, &one, false, own, wire);
     cr_assert_eq(own[0].gid_index, 5);
     cr_assert_eq(wire[0].gid[15], 9);
     cr_assert_eq(wire[0].lid, 70);
     fake_verbs.port.state = IBV_PORT_DOWN;
-    prs_wire_rails(&fabric, &one, own, wire);
+    prs_wire_rails(&fabric, &one, false, own, wire);
     cr_assert_eq(own[0].gid_index, 1, "a port that is down: the address before");
 }
 
