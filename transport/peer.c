@@ -56,6 +56,22 @@ static PRS_COLD int repeat_error(struct prs_peer *peer)
     return prs_error_repeat(peer->error, peer->error_text);
 }
 
+/* What would let another rail replace one that is lost? */
+static const char *advice(const struct prs_peer *peer)
+{
+    const struct prs_config *config = &peer->fabric->config;
+
+    return !peer->nic->in_order ? ". These queues cannot replace a lost rail"
+           : !config->failover  ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces "
+                                  "it (a single rail: "
+                                  "with PERSEUS_STANDBY_RAIL=1)"
+           : peer->path_count == 1 && !config->standby
+               ? ". If only a rail is lost, PERSEUS_STANDBY_RAIL=1 at both sides replaces it"
+           : peer->order.policy != PRS_POLICY_COUNTED
+               ? ". Lost rails are replaced under PERSEUS_ORDER=counted, or auto, only"
+               : "";
+}
+
 /* A request has failed: name the rails of its queue. */
 static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
 {
@@ -66,10 +82,10 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
 
     prs_gid_text(other->gid, gid, sizeof(gid));
     prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
-    return prs_peer_fail(peer, event->error,
-                         "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
-                         event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
-                         other->port, gid, peer->remote, event->cause);
+    return prs_peer_fail(
+        peer, event->error, "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s%s",
+        event->text, event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
+        other->port, gid, peer->remote, event->cause, event->error == -ETIMEDOUT ? advice(peer) : "");
 }
 
 /* ---- start ---- */
@@ -552,7 +568,7 @@ static int check_rails(struct prs_peer *peer, bool waiting)
                                  peer->link[i]->rail->info.name);
         r = check_rail(peer, i, waiting);
     }
-    return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
+    return r < 0 ? prs_peer_fail(peer, r, "%s%s", prs_error_text(), advice(peer)) : 0;
 }
 
 static PRS_COLD int check_health(struct prs_peer *peer)
