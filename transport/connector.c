@@ -102,6 +102,11 @@ free_connector:
     return r;
 }
 
+void prs_connector_share(struct prs_connector *connector, struct prs_cq_group *cqs)
+{
+    connector->setup.cqs = cqs;
+}
+
 void prs_connector_close(struct prs_connector *connector)
 {
     if (!connector)

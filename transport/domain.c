@@ -32,14 +32,14 @@ static void take_event(struct prs_domain *domain, const struct ibv_async_event *
 {
     uint64_t *down_since = &domain->down_since_ns[event->element.port_num % PRS_DOMAIN_PORTS];
     const char *name = prs_verbs.event_type_str(event->event_type);
-    struct prs_link *link;
+    bool *overrun;
 
     switch (event->event_type) {
     case IBV_EVENT_CQ_ERR:
         PRS_ERROR("%s: %s: a completion queue is overrun, completions are lost", domain->name, name);
-        /* Of one peer only. The queue is destroyed only after this event was acknowledged. */
-        link = event->element.cq->cq_context;
-        __atomic_store_n(&link->overrun, true, __ATOMIC_RELEASE);
+        /* Of its peers only. The queue is destroyed only after this event was acknowledged. */
+        overrun = event->element.cq->cq_context;
+        __atomic_store_n(overrun, true, __ATOMIC_RELEASE);
         break;
     case IBV_EVENT_DEVICE_FATAL:
         PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);

@@ -37,6 +37,8 @@ struct prs_listener {
     struct prs_rail_set rails;
     int fd;
     uint8_t cookie[16];
+    prs_share_fn *share; /* NULL: each peer has its own completion queues */
+    void *share_user;
     struct half_open half[HALF_OPEN];
 };
 
@@ -76,6 +78,12 @@ int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, stru
 free_listener:
     free(listener);
     return r;
+}
+
+void prs_listener_share(struct prs_listener *listener, prs_share_fn *share, void *user)
+{
+    listener->share = share;
+    listener->share_user = user;
 }
 
 static void drop(struct half_open *half)
@@ -176,6 +184,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
+    if (listener->share)
+        setup.cqs = listener->share(listener->share_user, &hello->private_data);
     standby = prs_fabric_add_standby(listener->fabric, &listener->rails, setup.policy, &rails);
     reply.rail_count = (uint32_t)rails.count;
     prs_wire_rails(listener->fabric, &rails, standby, own, reply.rail);

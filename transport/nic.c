@@ -3,11 +3,9 @@
 #include "transport/nic.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "transport/domain.h"
-#include "transport/receives.h"
+#include "transport/verbs.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
@@ -15,47 +13,6 @@ int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
 {
     return prs_fail(error ? -error : -EIO, "%s:%d: %s: %s", rail->info.name, rail->port, what,
                     error ? strerror(error) : "no reason given");
-}
-
-static int create_cq(struct prs_link *link, const struct prs_link_options *options, uint32_t receive_depth)
-{
-    int entries = (int)(options->queues * (options->depth + receive_depth) + options->loopback_depth);
-
-    errno = 0;
-    link->cq = prs_verbs.create_cq(options->rail->domain->context, entries, link, NULL, 0);
-    return link->cq ? 0 : prs_nic_fail(options->rail, errno, "cannot create a completion queue");
-}
-
-int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
-                      const struct prs_receive_sizes *receives, prs_queue_open_fn *open)
-{
-    int r = create_cq(link, options, receives->depth);
-
-    if (r)
-        return r;
-    link->queue = calloc(options->queues, sizeof(*link->queue));
-    if (!link->queue)
-        return prs_nic_fail(link->rail, ENOMEM, "link");
-    for (; link->queue_count < options->queues; link->queue_count++) {
-        uint32_t id = options->ids[link->queue_count];
-
-        r = open(link, id, options->depth, receives, &link->by_id[id]);
-        if (r)
-            return r;
-        link->queue[link->queue_count] = link->by_id[id];
-    }
-    return 0;
-}
-
-void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close)
-{
-    /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
-    for (uint32_t i = 0; i < link->queue_count; i++)
-        close(link->queue[i]);
-    close(link->loopback);
-    if (link->cq && prs_verbs.destroy_cq(link->cq))
-        PRS_WARN("%s: cannot destroy a completion queue", link->rail->info.name);
-    free(link->queue);
 }
 
 static void kill_queue(struct prs_queue *queue)

@@ -11,10 +11,9 @@
 #include "transport/order.h"
 #include "transport/rail.h"
 
-struct ibv_cq;
+struct prs_cqs;
 struct ibv_qp;
 struct ibv_wc;
-struct prs_receive_sizes;
 
 /* Base of a back end's own struct; so is struct prs_link. */
 struct prs_queue {
@@ -24,20 +23,20 @@ struct prs_queue {
     bool takes_inline; /* the NIC takes PRS_INLINE_BYTES from the request itself */
 };
 
-/* Queues of one peer over one rail, with one completion queue. */
+/* Queues of one peer over one rail. */
 struct prs_link {
     const struct prs_nic_ops *ops;
     const struct prs_rail *rail;
     struct prs_rail_address own;
-    struct ibv_cq *cq; /* SRD: NULL */
-    bool overrun;      /* its completion queue has lost completions. The event thread sets it */
-    bool stopped;      /* by prs_nic_stop_queues() or kill() */
-    int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
-    uint64_t receives; /* posted; for the counters */
+    const bool *overrun; /* its completion queue has lost completions. The event thread sets it */
+    struct prs_cqs *cqs; /* that it shares with other links; NULL: none */
+    void *user;          /* who takes its completions, where it shares them; NULL: nobody yet */
+    bool stopped;        /* by prs_nic_stop_queues() or kill() */
+    int stream_fd;       /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
+    uint64_t receives;   /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
-    struct prs_queue *loopback;                    /* NULL until first used */
-    struct prs_queue *by_id[PRS_ORDER_MAX_QUEUES]; /* for completions; with RC, without the loopback queue */
+    struct prs_queue *loopback; /* NULL until first used */
 };
 
 struct prs_link_options {
@@ -53,6 +52,7 @@ struct prs_link_options {
     uint32_t depth;                         /* send slots of each queue; a power of two */
     uint32_t loopback_depth;                /* of the loopback queue */
     uint32_t receive_depth;                 /* of each queue: arrivals that may wait to be polled */
+    struct prs_cqs *shared;                 /* completion queues for all links of a thread; NULL: its own */
 };
 
 /* What the other side needs to reach a queue. */
@@ -95,7 +95,7 @@ struct prs_nic_ops {
     bool fence;    /* a request can be held until earlier ones of its queue are complete */
     bool adds;     /* supports PRS_WR_ADD; see prs_domain.adds */
 
-    /* Create the completion queue and the queues, ready to be connected. Return 0 or -errno. */
+    /* Create the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
     /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */
     void (*close)(struct prs_link *link);
@@ -119,6 +119,9 @@ struct prs_nic_ops {
     bool (*drained)(const struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);
+    /* Take at most PRS_POLL_MOST events of any one link that has a user. *link is that link, also of an error; NULL: of
+     * all. *more: others wait. Return how many, or -errno. NULL: links share no completion queues. */
+    int (*poll_shared)(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events, bool *more);
 };
 
 extern const struct prs_nic_ops prs_nic_rc;  /* nic_rc.c: reliable connected queues */
@@ -126,18 +129,6 @@ extern const struct prs_nic_ops prs_nic_srd; /* nic_srd.c: AWS EFA's scalable re
 
 /* Log a failure with the name of the rail. error is an errno; 0: the library gave none. Return -errno. */
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
-
-/* For back ends: create a link's completion queue, with room for everything that may complete at once (the loopback
- * queue included), and its queues by open(). Return 0 or -errno, logged; prs_nic_close_link() undoes a partial open. */
-typedef int prs_queue_open_fn(struct prs_link *link, uint32_t id, uint32_t depth,
-                              const struct prs_receive_sizes *receives, struct prs_queue **out);
-int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
-                      const struct prs_receive_sizes *receives, prs_queue_open_fn *open);
-
-/* Close the queues, after which the NIC no longer uses the memory of their requests, and the completion queue. close()
- * accepts NULL, for a loopback queue that was never used. */
-typedef void prs_queue_close_fn(struct prs_queue *queue);
-void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close);
 
 /* Put all queues but the loopback queue into the error state. What is not complete will not take effect, and nothing of
  * the other side does any more. */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "transport/cqs.h"
 #include "transport/gid.h"
 #include "transport/nic.h"
 #include "transport/receives.h"
@@ -26,7 +27,8 @@ enum {
 struct rc_queue {
     struct prs_queue base;
     unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
-    uint64_t wr_id_high;   /* id << 32 */
+    uint32_t name;         /* among those that share its completion queue */
+    uint64_t wr_id_high;   /* name << 32 */
     uint32_t start;
     bool connected;
     struct prs_receives receives;
@@ -34,11 +36,15 @@ struct rc_queue {
 
 struct rc_link {
     struct prs_link base;
+    struct ibv_cq *own_cq; /* NULL: shared */
     const struct prs_config *config;
     int traffic_class;
     int service_level;
     uint32_t loopback_depth;
     struct prs_receive_sizes receives;
+    struct prs_cqs *cqs;
+    struct prs_cq *cq;   /* one of them */
+    uint32_t cq_entries; /* of it: room for everything that may complete at once */
     struct ibv_wc wc[PRS_POLL_MOST];
     /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
      * Each is linked to the next. */
@@ -68,7 +74,7 @@ static void prepare_requests(struct rc_link *link)
 
 static void prepare_flags(struct rc_queue *queue)
 {
-    queue->wr_id_high = (uint64_t)queue->base.id << 32;
+    queue->wr_id_high = (uint64_t)queue->name << 32;
     for (unsigned i = 0; i < 8; i++)
         queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
                               (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
@@ -78,8 +84,8 @@ static void prepare_flags(struct rc_queue *queue)
 static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t depth, uint32_t receive_depth)
 {
     struct ibv_qp_init_attr attr = {
-        .send_cq = link->base.cq,
-        .recv_cq = link->base.cq,
+        .send_cq = link->cq->cq,
+        .recv_cq = link->cq->cq,
         .cap = {.max_send_wr = depth,
                 .max_recv_wr = receive_depth,
                 .max_send_sge = 1,
@@ -118,14 +124,20 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
     return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
 }
 
+/* NULL is allowed: a loopback queue that was never used. */
 static void queue_close(struct prs_queue *base)
 {
     struct rc_queue *queue = to_rc_queue(base);
+    struct prs_cqs *cqs;
 
     if (!queue)
         return;
+    cqs = to_rc_link(base->link)->cqs;
+    prs_cqs_silence(cqs, queue->name);
+    /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
     if (base->qp && prs_verbs.destroy_qp(base->qp))
         PRS_WARN("%s: cannot destroy queue pair %u", base->link->rail->info.name, base->qp->qp_num);
+    prs_cqs_unname(cqs, queue->name);
     free(queue);
 }
 
@@ -139,6 +151,11 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
     if (!queue)
         return prs_nic_fail(base->rail, ENOMEM, "queue");
     queue->base = (struct prs_queue){.link = base, .id = id};
+    r = prs_cqs_name(link->cqs, &queue->base, &queue->name);
+    if (r) {
+        free(queue);
+        return r;
+    }
     r = create_qp(link, queue, depth, sizes->depth);
     if (!r)
         r = to_init(link, queue);
@@ -148,7 +165,7 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
     if (!r)
         prepare_flags(queue);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, sizes, NULL);
+        r = prs_receives_open(&queue->receives, &queue->base, queue->name, sizes, NULL);
     if (r) {
         queue_close(&queue->base);
         return r;
@@ -159,8 +176,51 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
 
 static void rc_close(struct prs_link *base)
 {
-    prs_nic_close_link(base, queue_close);
-    free(to_rc_link(base));
+    struct rc_link *link = to_rc_link(base);
+
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        queue_close(base->queue[i]);
+    queue_close(base->loopback);
+    if (link->cq)
+        prs_cqs_release(link->cqs, link->cq, link->cq_entries);
+    prs_cqs_drop(link->cqs);
+    free(base->queue);
+    free(link);
+}
+
+static int open_cq(struct rc_link *link, const struct prs_link_options *options)
+{
+    uint32_t entries = options->queues * (options->depth + link->receives.depth) + options->loopback_depth;
+    int r;
+
+    link->cqs = options->shared;
+    if (link->cqs)
+        prs_cqs_hold(link->cqs);
+    r = link->cqs ? 0 : prs_cqs_open(options->rail, false, &link->cqs);
+    if (!r)
+        r = prs_cqs_reserve(link->cqs, entries, &link->cq);
+    if (r)
+        return r;
+    link->cq_entries = entries;
+    link->own_cq = options->shared ? NULL : link->cq->cq;
+    link->base.cqs = options->shared;
+    link->base.overrun = &link->cq->overrun;
+    return 0;
+}
+
+static int open_queues(struct prs_link *base, const struct prs_link_options *options)
+{
+    base->queue = calloc(options->queues, sizeof(*base->queue));
+    if (!base->queue)
+        return prs_nic_fail(base->rail, ENOMEM, "link");
+    for (; base->queue_count < options->queues; base->queue_count++) {
+        int r = queue_open(base, options->ids[base->queue_count], options->depth, &to_rc_link(base)->receives,
+                           &base->queue[base->queue_count]);
+
+        if (r)
+            return r;
+    }
+    return 0;
 }
 
 static int rc_open(const struct prs_link_options *options, struct prs_link **out)
@@ -177,7 +237,9 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->loopback_depth = options->loopback_depth;
     link->receives = prs_receives_sizes(options->receive_depth);
     prepare_requests(link);
-    r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
+    r = open_cq(link, options);
+    if (!r)
+        r = open_queues(&link->base, options);
     if (r) {
         rc_close(&link->base);
         return r;
@@ -396,10 +458,8 @@ static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
     }
 }
 
-static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct prs_event *out)
+static int fill_arrival(struct rc_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
 {
-    struct rc_queue *queue = to_rc_queue(link->base.by_id[out->queue]);
-
     out->kind = PRS_EVENT_ARRIVAL;
     out->value = ntohl(wc->imm_data);
     out->bytes = wc->byte_len;
@@ -408,30 +468,33 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     return prs_receives_consume(&queue->receives);
 }
 
+/* Return 0 or -errno. */
+static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, struct prs_event *out)
+{
+    struct rc_queue *queue = to_rc_queue(base);
+
+    out->queue = base->id;
+    if (wc->wr_id & PRS_ARRIVAL_BIT) {
+        if (likely(wc->status == IBV_WC_SUCCESS))
+            return fill_arrival(queue, wc, out);
+        queue->receives.flushed++;
+        fill_error(wc, out);
+        return 0;
+    }
+    out->value = (uint32_t)wc->wr_id;
+    out->kind = PRS_EVENT_DONE;
+    if (unlikely(wc->status != IBV_WC_SUCCESS))
+        fill_error(wc, out);
+    return 0;
+}
+
 static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
 {
     for (int i = 0; i < count; i++) {
-        const struct ibv_wc *wc = &link->wc[i];
-        struct prs_event *event = &events[i];
+        int r = fill_event(prs_cqs_find(link->cqs, &link->wc[i]), &link->wc[i], &events[i]);
 
-        if (wc->wr_id & PRS_ARRIVAL_BIT) {
-            event->queue = (uint32_t)wc->wr_id;
-            if (unlikely(wc->status != IBV_WC_SUCCESS)) {
-                to_rc_queue(link->base.by_id[event->queue])->receives.flushed++;
-                fill_error(wc, event);
-            } else {
-                int r = fill_arrival(link, wc, event);
-
-                if (r)
-                    return r;
-            }
-            continue;
-        }
-        event->queue = (uint32_t)(wc->wr_id >> 32);
-        event->value = (uint32_t)wc->wr_id;
-        event->kind = PRS_EVENT_DONE;
-        if (unlikely(wc->status != IBV_WC_SUCCESS))
-            fill_error(wc, event);
+        if (unlikely(r))
+            return r;
     }
     return count;
 }
@@ -449,14 +512,92 @@ static bool rc_drained(const struct prs_link *link)
     return true;
 }
 
+/* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
+static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
+{
+    uint32_t kept = cqs->at;
+    int count = 0, r = 0;
+
+    for (uint32_t i = cqs->at; i < cqs->count; i++) {
+        struct prs_queue *queue = prs_cqs_find(cqs, &cqs->wc[i]);
+
+        if (queue->link != link || count == PRS_POLL_MOST || r)
+            cqs->wc[kept++] = cqs->wc[i];
+        else if ((r = fill_event(queue, &cqs->wc[i], &events[count])) == 0)
+            count++;
+    }
+    cqs->count = kept;
+    return r ? r : count;
+}
+
+static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *events)
+{
+    struct prs_cqs *cqs = link->cqs;
+    int count, more = 1;
+
+    prs_spin_lock(&cqs->locked);
+    while ((count = take_own_locked(cqs, link, events)) == 0 && more > 0)
+        more = prs_cqs_poll_locked(cqs);
+    prs_spin_unlock(&cqs->locked);
+    return more < 0 ? more : count;
+}
+
 static int rc_poll(struct prs_link *base, struct prs_event *events)
 {
     struct rc_link *link = to_rc_link(base);
-    int count = ibv_poll_cq(base->cq, PRS_POLL_MOST, link->wc);
+    int count;
 
+    if (unlikely(!link->own_cq))
+        return poll_own_of_shared(base, events);
+    count = ibv_poll_cq(link->own_cq, PRS_POLL_MOST, link->wc);
     if (likely(count <= 0))
         return count < 0 ? -EIO : 0;
     return fill_events(link, count, events);
+}
+
+static PRS_OUTLINED int take_any_locked(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events)
+{
+    int count = 0, r;
+
+    while (cqs->at < cqs->count && count < PRS_POLL_MOST) {
+        const struct ibv_wc *wc = &cqs->wc[cqs->at];
+        struct prs_queue *queue = prs_cqs_find(cqs, wc);
+
+        if (unlikely(queue == &prs_cqs_silent)) {
+            cqs->at++;
+            continue;
+        }
+        if (unlikely(!queue->link->user)) {
+            r = prs_cqs_hold_back_locked(cqs);
+            if (r)
+                return r;
+            continue;
+        }
+        if (*link && *link != queue->link)
+            break;
+        *link = queue->link;
+        cqs->at++;
+        r = fill_event(queue, wc, &events[count]);
+        if (unlikely(r))
+            return r;
+        count++;
+    }
+    return count;
+}
+
+static int rc_poll_shared(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events, bool *more)
+{
+    int count = 0;
+
+    *link = NULL;
+    prs_spin_lock(&cqs->locked);
+    if (likely(cqs->at == cqs->count))
+        count = prs_cqs_poll_locked(cqs);
+    if (count >= 0 && cqs->at != cqs->count)
+        count = take_any_locked(cqs, link, events);
+    *more = cqs->at != cqs->count;
+    prs_spin_unlock(&cqs->locked);
+    return count;
 }
 
 const struct prs_nic_ops prs_nic_rc = {
@@ -474,4 +615,5 @@ const struct prs_nic_ops prs_nic_rc = {
     .taken = rc_taken,
     .drained = rc_drained,
     .poll = rc_poll,
+    .poll_shared = rc_poll_shared,
 };

@@ -37,6 +37,7 @@ struct srd_link {
     struct prs_link base;
     struct prs_srd_pool *pool;
     uint32_t loopback_depth;
+    bool overrun;             /* of one of its completion queues */
     uint32_t use_count, turn; /* turn: the use that was polled first last time */
     struct srd_use use[PRS_ORDER_MAX_QUEUES_PER_RAIL];
 };
@@ -147,6 +148,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
     link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own, .stream_fd = -1};
+    link->base.overrun = &link->overrun;
     link->loopback_depth = options->loopback_depth;
     r = prs_srd_pool_open(rail, options->own->gid_index, (uint16_t)options->config->pkey_index, &link->pool);
     if (!r)
@@ -587,14 +589,14 @@ static inline int poll_use(struct srd_link *link, struct srd_use *use, struct pr
     if (unlikely(use->mail))
         count = take_mail(link, use, events, count);
     if (likely(count >= 0 && count < PRS_POLL_MOST))
-        taken = ibv_poll_cq(qp->link.cq, PRS_POLL_MOST - count, qp->wc);
+        taken = ibv_poll_cq(qp->cq, PRS_POLL_MOST - count, qp->wc);
     if (taken) {
         count = take_completions(qp, taken, &link->base, events, count);
         if (count >= 0 && use->mail)
             count = take_mail(link, use, events, count);
     }
-    if (unlikely(__atomic_load_n(&qp->link.overrun, __ATOMIC_RELAXED))) /* the event thread sets it */
-        link->base.overrun = true;
+    if (unlikely(__atomic_load_n(&qp->overrun, __ATOMIC_RELAXED))) /* the event thread sets it */
+        link->overrun = true;
     prs_srd_unlock(qp);
     return count;
 }
@@ -662,7 +664,7 @@ static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
         if (end_at(link, i) && end_at(link, i)->qp == qp)
             stop_end(end_at(link, i));
     while (count_in_flight(link, qp, &alone) && !alone && !qp->killed) {
-        int taken = ibv_poll_cq(qp->link.cq, PRS_POLL_MOST, qp->wc);
+        int taken = ibv_poll_cq(qp->cq, PRS_POLL_MOST, qp->wc);
 
         if (take_completions(qp, taken, NULL, NULL, 0) < 0 || prs_clock_ns() > give_up_ns) {
             PRS_WARN("%s: requests of a connection that ends are still in flight after %d ms: closing queue %u, which "

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/cqs.h"
 #include "transport/gid.h"
 #include "transport/recovery.h"
 #include "transport/util/clock.h"
@@ -23,6 +24,16 @@ enum {
     TOUCH_MS = 1000,                                    /* between two writes that ask whether the peer is alive */
     FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of several queues */
 };
+
+/* The peer wants to make progress at the next round of its thread. */
+static inline void want_progress(struct prs_peer *peer)
+{
+    if (!peer->unlisted)
+        return;
+    peer->unlisted = false;
+    peer->next_listed = peer->list->first;
+    peer->list->first = peer;
+}
 
 /* ---- errors ---- */
 
@@ -48,6 +59,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
         prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);
     prs_failover_unlock(peer);
+    want_progress(peer); /* which returns the error */
     return code;
 }
 
@@ -137,6 +149,7 @@ static inline int post_or_batch(struct prs_peer *peer, bool post_now)
 {
     if (post_now || ++peer->unposted >= PRS_ORDER_BATCH)
         return post_waiting(peer);
+    want_progress(peer);
     return 0;
 }
 
@@ -563,7 +576,7 @@ static int check_rails(struct prs_peer *peer, bool waiting)
     int r = 0;
 
     for (uint32_t i = 0; i < peer->path_count && r == 0; i++) {
-        if (peer->fabric->config.return_async_events && __atomic_load_n(&peer->link[i]->overrun, __ATOMIC_RELAXED))
+        if (peer->fabric->config.return_async_events && __atomic_load_n(peer->link[i]->overrun, __ATOMIC_RELAXED))
             return prs_peer_fail(peer, -EIO, "%s: a completion queue was overrun, so completions are lost",
                                  peer->link[i]->rail->info.name);
         r = check_rail(peer, i, waiting);
@@ -601,21 +614,29 @@ static inline int follow_events(struct prs_peer *peer)
     return peer->order.dirty ? post_waiting(peer) : 0; /* signals that were held, and puts that on_notify started */
 }
 
+/* Return 0 or -errno. count may be the -errno of polling. */
+static inline int handle_events(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count)
+{
+    struct prs_event first;
+    int r;
+
+    first.kind = PRS_EVENT_DONE;
+    if (unlikely(count < 0))
+        return prs_peer_fail(peer, count, "polling a completion queue failed: %s; was it overrun?", strerror(-count));
+    r = take_events(peer, events, count, &first);
+    if (unlikely(first.kind == PRS_EVENT_ERROR))
+        r = r ? r : diagnose_failure(peer, link, &first);
+    return r;
+}
+
 /* Handle `count` events of path 0, then those of the other paths. Return how many, or -errno. */
 static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
 {
-    struct prs_event first;
     int handled = 0, r;
     uint32_t i = 0;
 
-    first.kind = PRS_EVENT_DONE;
     for (;;) {
-        if (unlikely(count < 0))
-            return prs_peer_fail(peer, count, "polling a completion queue failed: %s; was it overrun?",
-                                 strerror(-count));
-        r = take_events(peer, peer->events, count, &first);
-        if (unlikely(first.kind == PRS_EVENT_ERROR))
-            r = r ? r : diagnose_failure(peer, peer->link[i], &first);
+        r = handle_events(peer, peer->link[i], peer->events, count);
         if (unlikely(r))
             return r;
         handled += count;
@@ -690,6 +711,81 @@ int prs_peer_progress(struct prs_peer *peer)
     if (unlikely(peer->error))
         return repeat_error(peer);
     return unlikely(peer->failover) ? progress_locked(peer) : progress(peer);
+}
+
+/* ---- progress where completion queues are shared ---- */
+
+static bool wants_checks(const struct prs_peer *peer)
+{
+    return peer->idle_polls >= PRS_PEER_IDLE_POLLS;
+}
+
+int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct prs_peer_list *list)
+{
+    bool shares = true;
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        int r = peer->link[i]->cqs ? prs_cqs_adopt(peer->link[i]->cqs, peer->link[i], peer) : 0;
+
+        if (r)
+            return r;
+        /* It began to connect to a context with the same id that has been closed meanwhile? */
+        shares &= prs_cq_group_has(cqs, peer->link[i]->cqs);
+    }
+    peer->shares = shares;
+    peer->list = list;
+    peer->unlisted = true;
+    want_progress(peer); /* it may have been used already */
+    return 0;
+}
+
+int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count)
+{
+    int r;
+
+    if (unlikely(peer->error))
+        return 0; /* what is flushed is no news */
+    r = handle_events(peer, link, events, count);
+    r = r ? r : follow_events(peer);
+    if (unlikely(wants_checks(peer)))
+        want_progress(peer);
+    return r;
+}
+
+int prs_peer_attend(struct prs_peer *peer)
+{
+    int r = 0;
+
+    peer->unlisted = true;
+    if (!peer->shares) {
+        want_progress(peer); /* nobody else polls for it */
+        return prs_peer_progress(peer);
+    }
+    if (unlikely(peer->error)) {
+        want_progress(peer);
+        return repeat_error(peer);
+    }
+    if (peer->order.dirty)
+        r = post_waiting(peer);
+    if (!r && wants_checks(peer))
+        r = check_health(peer);
+    if (wants_checks(peer))
+        want_progress(peer);
+    return r;
+}
+
+int prs_peer_look(struct prs_peer *peer)
+{
+    int r = 0;
+
+    if (!peer->shares || peer->error || wants_checks(peer))
+        return 0; /* it is in the list */
+    if (peer->idle_polls)
+        r = check_health(peer);
+    peer->idle_polls = peer->idle_polls ? peer->idle_polls : 1; /* an event sets it to 0 */
+    if (wants_checks(peer))
+        want_progress(peer);
+    return r;
 }
 
 int prs_peer_check_remote(struct prs_peer *peer)

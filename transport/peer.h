@@ -20,6 +20,11 @@ struct prs_path {
     struct prs_wire_rail peer; /* as the other side described it */
 };
 
+/* Peers of one thread that want to make progress though nothing has arrived for them. */
+struct prs_peer_list {
+    struct prs_peer *first;
+};
+
 struct prs_peer {
     /* Used by every call. */
     int error; /* 0 or the sticky -errno */
@@ -28,9 +33,13 @@ struct prs_peer {
     bool measured;                   /* several paths: completions are timed */
     bool offers;                     /* it has connected: where a path comes back, it makes the first step */
     bool exclusive_adds;             /* as in struct prs_peer_options */
+    bool unlisted;                   /* there is a list, and it is not in it */
+    bool shares;                     /* its thread polls shared completion queues for it */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;
     uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
+    struct prs_peer_list *list; /* of its thread */
+    struct prs_peer *next_listed;
     struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;
@@ -45,6 +54,8 @@ struct prs_peer {
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     /* Set once. */
     const struct prs_fabric *fabric;
+    struct prs_cq_group
+        *cqs; /* while it is being made: where its links find completion queues; NULL: they have their own */
     int traffic_class;
     int service_level; /* on InfiniBand */
     uint32_t queues;   /* data queues of all paths */
@@ -71,6 +82,21 @@ struct prs_peer {
 
 /* Fail the peer: log the error, stop the queues, fail all ops. Only the first error counts. Return its code. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+
+/* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place of
+ * prs_peer_progress(). */
+
+/* The thread polls this group. From now on events of the peer reach it, and it joins the list when it wants to make
+ * progress: always, if not all of its completion queues are of the group. Return 0 or -ENOMEM. */
+int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct prs_peer_list *list);
+/* Handle events of this link of it; count may be the -errno of polling. Return 0 or -errno: the peer has failed now. */
+int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count);
+/* It was in the list, and was taken from it. It joins again if it wants to. Return how much was done, or the sticky
+ * -errno. */
+int prs_peer_attend(struct prs_peer *peer);
+/* Now and then: if nothing has arrived since the last call, are the other process and the rails alive? Return 0 or
+ * -errno. */
+int prs_peer_look(struct prs_peer *peer);
 
 /* Read a byte at addr through each path's probe queue, with these keys. When op is done, everything that the paths'
  * NICs had written there is visible. The probe queues must be open. Return 0, PRS_BUSY or -errno. */

@@ -29,15 +29,15 @@ int prs_receives_replace(struct prs_receives *receives)
     return post(receives);
 }
 
-int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, const struct prs_receive_sizes *sizes,
-                      struct ibv_sge *sge)
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, uint32_t name,
+                      const struct prs_receive_sizes *sizes, struct ibv_sge *sge)
 {
     receives->queue = queue;
     receives->consumed = receives->total = receives->flushed = 0;
     receives->depth = sizes->depth;
     receives->batch = sizes->batch;
     for (uint32_t i = 0; i < sizes->batch; i++)
-        receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | queue->id,
+        receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | name,
                                                .next = i + 1 < sizes->batch ? &receives->wr[i + 1] : NULL,
                                                .sg_list = sge,
                                                .num_sge = sge ? 1 : 0};

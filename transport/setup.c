@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/cqs.h"
 #include "transport/gid.h"
 #include "transport/recovery.h"
 #include "transport/util/clock.h"
@@ -176,6 +177,8 @@ int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct
     const struct prs_rail *rail = &peer->fabric->rail[peer->path[path].local_rail];
     uint32_t most = rail->domain->max_receive_wr, depth = peer->order.queue[0].mask + 1;
     uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    struct prs_cqs *shared = NULL;
+    int r = peer->cqs ? prs_cq_group_get(peer->cqs, rail, &shared) : 0;
     struct prs_link_options options = {.rail = rail,
                                        .config = config,
                                        .own = own,
@@ -188,8 +191,11 @@ int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct
                                        .remote = remote ? remote->queue : NULL,
                                        .depth = depth,
                                        .loopback_depth = loopback_depth(depth),
-                                       .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
+                                       .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH,
+                                       .shared = shared};
 
+    if (r)
+        return r;
     for (uint32_t k = 0; k < peer->queues_per_path; k++)
         ids[k] = k * peer->path_count + path; /* numbered as in order.h */
     return peer->nic->open(&options, out);
@@ -312,6 +318,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         }
     }
     r = prs_failover_open(peer);
+    /* The thread of watch.c polls the queues of one peer alone. */
+    peer->cqs = peer->failover || !peer->nic->poll_shared ? NULL : options->cqs;
     if (!r)
         r = open_links(peer, remote);
     if (!r)

@@ -161,10 +161,10 @@ static int create_qp(struct prs_srd_qp *qp, uint32_t receives)
     };
 
     errno = 0;
-    qp->link.cq = prs_verbs.create_cq(rail->domain->context, (int)(qp->depth + receives), &qp->link, NULL, 0);
-    if (!qp->link.cq)
+    qp->cq = prs_verbs.create_cq(rail->domain->context, (int)(qp->depth + receives), &qp->overrun, NULL, 0);
+    if (!qp->cq)
         return prs_nic_fail(rail, errno, "cannot create a completion queue");
-    attr.send_cq = attr.recv_cq = qp->link.cq;
+    attr.send_cq = attr.recv_cq = qp->cq;
     errno = 0;
     qp->queue.qp = prs_efa_create_srd(rail->domain->context, &attr);
     if (!qp->queue.qp)
@@ -204,7 +204,7 @@ static void free_qp(struct prs_srd_qp *qp)
     /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
     if (qp->queue.qp && prs_verbs.destroy_qp(qp->queue.qp))
         PRS_WARN("%s: cannot destroy SRD queue %u", qp->pool->rail.info.name, qp->queue.qp->qp_num);
-    if (qp->link.cq && prs_verbs.destroy_cq(qp->link.cq))
+    if (qp->cq && prs_verbs.destroy_cq(qp->cq))
         PRS_WARN("%s: cannot destroy a completion queue", qp->pool->rail.info.name);
     while (qp->linger) {
         struct prs_srd_linger *linger = qp->linger;
@@ -251,7 +251,7 @@ static int init_qp(struct prs_srd_qp *qp)
     r = create_qp(qp, sizes.depth);
     if (!r)
         r = start_qp(qp);
-    return r ? r : prs_receives_open(&qp->receives, &qp->queue, &sizes, &qp->dummy_sge);
+    return r ? r : prs_receives_open(&qp->receives, &qp->queue, 0, &sizes, &qp->dummy_sge);
 }
 
 static int open_qp_locked(struct prs_srd_pool *pool, bool accepts, struct prs_srd_qp **out)

@@ -9,11 +9,10 @@
 #ifndef TRANSPORT_SRD_POOL_H
 #define TRANSPORT_SRD_POOL_H
 
-#include <sched.h>
-
 #include "transport/nic.h"
 #include "transport/receives.h"
 #include "transport/reorder.h"
+#include "transport/util/spin.h"
 #include "transport/verbs.h"
 
 enum { PRS_SRD_NONE = 0xffffffff };
@@ -79,14 +78,15 @@ struct prs_srd_qp {
     struct prs_srd_linger *linger;
     bool accepts; /* used by connections that this process accepts, else by those that it makes */
     uint32_t end_count;
-    uint32_t key; /* that a sender to it must show */
-    /* 1: prs_srd_lock(); protects all below. A word of its own: gcc reads flags beside each other in one load. */
-    uint32_t locked;
+    uint32_t key;              /* that a sender to it must show */
+    uint32_t locked;           /* by prs_srd_lock(); protects all below */
     bool killed;               /* in the error state: nothing takes effect any more, and nobody may join */
     bool failed;               /* its receives were flushed, and all ends have been told */
     uint32_t depth, in_flight; /* send slots */
     struct ibv_qp_ex *ex;      /* queue.qp, for posting */
-    struct prs_link link;      /* for receives; cq, overrun and stopped are those of the queue pair */
+    struct ibv_cq *cq;
+    bool overrun;         /* it has lost completions. The event thread sets it */
+    struct prs_link link; /* for receives; stopped is that of the queue pair */
     struct prs_queue queue;
     struct prs_receives receives;
     struct ibv_sge dummy_sge;
@@ -118,23 +118,20 @@ int prs_srd_connect(struct prs_srd_end *end, const struct prs_queue_address *rem
  * when the other side has closed too, or -1: if the other side knows the connection, its name is not used again. */
 void prs_srd_leave(struct prs_srd_end *end, int stream_fd);
 
-/* The lock of a queue pair. It is held for a few hundred instructions, by each message twice: a mutex of the C library
- * would cost more than the rest of sharing. A thread that finds it taken yields, since the holder may wait for a
- * processor. */
+/* The lock of a queue pair. Each message takes it twice. */
 static inline bool prs_srd_trylock(struct prs_srd_qp *qp)
 {
-    return !__atomic_exchange_n(&qp->locked, 1, __ATOMIC_ACQUIRE); /* [srd-lock] what the last holder did */
+    return prs_spin_trylock(&qp->locked);
 }
 
 static inline void prs_srd_lock(struct prs_srd_qp *qp)
 {
-    while (!prs_srd_trylock(qp))
-        sched_yield();
+    prs_spin_lock(&qp->locked);
 }
 
 static inline void prs_srd_unlock(struct prs_srd_qp *qp)
 {
-    __atomic_store_n(&qp->locked, 0, __ATOMIC_RELEASE); /* [srd-lock] for the next holder */
+    prs_spin_unlock(&qp->locked);
 }
 
 /* Move a queue pair to the error state. The caller holds its lock. */

@@ -9,9 +9,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "transport/cqs.h"
+#include "transport/domain.h"
 #include "transport/fabric.h"
 #include "transport/policy.h"
-#include "transport/records.h"
+#include "transport/setup.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -19,7 +21,9 @@
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
-    ACCEPT_EVERY = 64,        /* progress calls between two polls of the listener, which cost a system call */
+    ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
+    /* Rounds of progress between two looks at a silent peer, of which the peers of a context take turns. */
+    LOOK_EVERY = 256,
     HELLO_MAGIC = 0x4d544550, /* "PETM" */
 };
 
@@ -43,6 +47,13 @@ struct team_context {
     struct member *members; /* [size] */
     uint32_t *active;       /* ranks with a peer or a connector, in any order */
     uint32_t active_count;
+    uint32_t connecting;       /* how many of them have a connector */
+    struct prs_peer **peers;   /* [2 * size] those that are connected, in the order in which they came */
+    uint32_t peer_count;       /* atomic: any thread may accept */
+    uint32_t adopted;          /* how many of them the thread of the context knows */
+    struct prs_peer_list list; /* of those that it knows */
+    struct prs_cq_group cqs;
+    uint32_t look_in, look_at; /* rounds until the next look, and at whom */
     unsigned rounds;
 };
 
@@ -104,6 +115,8 @@ static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int
 
 /* ---- life ---- */
 
+static prs_share_fn share_with_context;
+
 int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
 {
     struct prs_team *team;
@@ -137,6 +150,7 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
         team->options.timeout_ms = DEFAULT_TIMEOUT_MS;
     pthread_mutex_init(&team->lock, NULL);
     pthread_mutex_init(&team->text_lock, NULL);
+    prs_listener_share(options->listener, share_with_context, team);
     *out = team;
     return 0;
 }
@@ -176,6 +190,8 @@ static void close_context(struct prs_team *team, struct team_context *context)
         prs_peer_close(member->made);
         prs_peer_close(member->accepted);
     }
+    prs_cq_group_drop(&context->cqs);
+    free(context->peers);
     free(context->active);
     free(context->members);
 }
@@ -208,13 +224,18 @@ static struct team_context *make_context_locked(struct prs_team *team, uint32_t 
     }
     context->members = calloc(team->options.size, sizeof(*context->members));
     context->active = calloc(team->options.size, sizeof(*context->active));
-    if (!context->members || !context->active) {
+    context->peers = calloc(2 * (size_t)team->options.size, sizeof(*context->peers));
+    if (!context->members || !context->active || !context->peers) {
         prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
         free(context->members);
         free(context->active);
+        free(context->peers);
         return NULL;
     }
-    context->active_count = 0;
+    context->active_count = context->connecting = context->peer_count = context->adopted = 0;
+    context->look_in = context->look_at = 0;
+    context->list.first = NULL;
+    context->cqs.count = 0;
     context->rounds = 0;
     /* [context-key] pairs with the acquire in find_key(). */
     __atomic_store_n(&context->key, context_id + 1ull, __ATOMIC_RELEASE);
@@ -227,9 +248,18 @@ static void activate_locked(struct team_context *context, uint32_t rank)
         if (context->active[i] == rank)
             return;
     context->active[context->active_count] = rank;
-    /* [active-count] pairs with the acquires in prs_team_progress(), prs_team_settle() and prs_team_is_raising():
+    /* [active-count] pairs with the acquires in step_connectors(), prs_team_settle() and prs_team_is_raising():
      * another thread may be accepting for this context. */
     __atomic_store_n(&context->active_count, context->active_count + 1, __ATOMIC_RELEASE);
+}
+
+/* Let the thread of the context use the peer. */
+static void file_locked(struct team_context *context, uint32_t rank, struct prs_peer *peer)
+{
+    activate_locked(context, rank);
+    context->peers[context->peer_count] = peer;
+    /* [team-peers] pairs with the acquire in adopt_peers(): another thread may be accepting for this context. */
+    __atomic_store_n(&context->peer_count, context->peer_count + 1, __ATOMIC_RELEASE);
 }
 
 /* ---- connecting ---- */
@@ -250,6 +280,25 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct h
     out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
+static bool is_of_team(const struct prs_team *team, const struct hello *hello)
+{
+    return hello->magic == HELLO_MAGIC && hello->rank < team->options.size && hello->size == team->options.size;
+}
+
+/* prs_share_fn: a peer is being accepted, for a context that may be another thread's. */
+static struct prs_cq_group *share_with_context(void *user, const struct prs_wire_private *private_data)
+{
+    struct prs_team *team = user; /* its lock is held */
+    struct team_context *context;
+    struct hello hello;
+
+    if (private_data->bytes != sizeof(hello))
+        return NULL;
+    memcpy(&hello, private_data->data, sizeof(hello));
+    context = is_of_team(team, &hello) ? make_context_locked(team, hello.context) : NULL;
+    return context ? &context->cqs : NULL;
+}
+
 /* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it. */
 static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
 {
@@ -264,7 +313,7 @@ static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
         goto close;
     }
     memcpy(&hello, data, sizeof(hello));
-    if (hello.magic != HELLO_MAGIC || hello.rank >= team->options.size || hello.size != team->options.size) {
+    if (!is_of_team(team, &hello)) {
         PRS_WARN("team rank %u of %u: closed a peer with magic %#x, rank %u of %u, context %u: not of this team",
                  team->options.rank, team->options.size, hello.magic, hello.rank, hello.size, hello.context);
         goto close;
@@ -280,7 +329,7 @@ static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
         goto close;
     }
     __atomic_store_n(&context->members[hello.rank].accepted, peer, __ATOMIC_RELEASE);
-    activate_locked(context, hello.rank);
+    file_locked(context, hello.rank, peer);
     return 0;
 
 close:
@@ -318,21 +367,27 @@ static int start_connecting_locked(struct prs_team *team, struct team_context *c
     r = prs_connect(team->options.fabric, &team->rails, &team->handles[rank], &options, &member->connecting);
     if (r < 0)
         return fail_rank(team, context_id, rank, r);
+    prs_connector_share(member->connecting, &context->cqs);
+    context->connecting++;
     activate_locked(context, rank);
     return 0;
 }
 
-static int step_connector_locked(struct prs_team *team, uint32_t context_id, uint32_t rank, struct member *member)
+static int step_connector_locked(struct prs_team *team, struct team_context *context, uint32_t context_id,
+                                 uint32_t rank)
 {
+    struct member *member = &context->members[rank];
     struct prs_connector *connector = member->connecting;
     int r = prs_connector_step(connector, &member->made);
 
     if (r == PRS_AGAIN)
         return 0;
     member->connecting = NULL; /* the step has freed it */
+    context->connecting--;
     if (r < 0)
         return fail_rank(team, context_id, rank, r);
     member->chosen = member->made;
+    file_locked(context, rank, member->made);
     return 1;
 }
 
@@ -405,39 +460,146 @@ void prs_team_close_context(struct prs_team *team, uint32_t context_id)
 
 /* ---- progress ---- */
 
-static int progress_member(struct prs_team *team, uint32_t context_id, uint32_t rank, struct member *member)
+/* The first error of a round is returned, but ends it for no other rank. */
+static int first_error(int error, int r)
 {
-    struct prs_peer *accepted = __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE);
-    int did = 0;
+    return error ? error : r;
+}
+
+static int fail_peer(struct prs_team *team, const struct team_context *context, uint32_t context_id,
+                     const struct prs_peer *peer, int error)
+{
+    for (uint32_t i = 0; i < context->active_count; i++) {
+        const struct member *member = &context->members[context->active[i]];
+
+        if (member->made == peer || member->accepted == peer)
+            return fail_rank(team, context_id, context->active[i], error);
+    }
+    return error;
+}
+
+static int step_connectors(struct prs_team *team, struct team_context *context, uint32_t context_id, int *did)
+{
+    uint32_t active = __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE);
+    int error = 0;
+
+    for (uint32_t i = 0; i < active; i++) {
+        int r;
+
+        if (!context->members[context->active[i]].connecting)
+            continue;
+        pthread_mutex_lock(&team->lock);
+        r = step_connector_locked(team, context, context_id, context->active[i]);
+        pthread_mutex_unlock(&team->lock);
+        error = first_error(error, r < 0 ? r : 0);
+        *did += r > 0;
+    }
+    return error;
+}
+
+static int adopt_peers(struct team_context *context)
+{
+    uint32_t count = __atomic_load_n(&context->peer_count, __ATOMIC_ACQUIRE); /* [team-peers] */
+
+    for (; context->adopted < count; context->adopted++) {
+        int r = prs_peer_adopt(context->peers[context->adopted], &context->cqs, &context->list);
+
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* Peers that have something to post, or that wait for more than events. */
+static int attend_listed(struct prs_team *team, struct team_context *context, uint32_t context_id, int *did)
+{
+    struct prs_peer *peer = context->list.first, *next;
+    int error = 0;
+
+    context->list.first = NULL;
+    for (; peer; peer = next) {
+        int r;
+
+        next = peer->next_listed; /* it may join again */
+        r = prs_peer_attend(peer);
+        if (r < 0)
+            error = first_error(error, fail_peer(team, context, context_id, peer, r));
+        else
+            *did += r;
+    }
+    return error;
+}
+
+/* The queues themselves do not work any more. */
+static PRS_COLD int fail_sharers(const struct team_context *context, const struct prs_cqs *cqs, int error)
+{
+    for (uint32_t i = 0; i < context->adopted; i++) {
+        struct prs_peer *peer = context->peers[i];
+
+        for (uint32_t path = 0; path < peer->path_count; path++)
+            if (peer->link[path]->cqs == cqs)
+                (void)prs_peer_handle(peer, peer->link[path], NULL, error);
+    }
+    return error;
+}
+
+/* Completions that the NIC of one rail has for any peer. */
+static int take_completions(struct prs_team *team, struct team_context *context, uint32_t context_id,
+                            struct prs_cqs *cqs, int *did)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    int error = 0;
+    bool more;
+
+    do {
+        struct prs_link *link;
+        int count = cqs->rail->domain->nic->poll_shared(cqs, &link, events, &more), r;
+
+        if (likely(!link))
+            return count < 0 ? fail_sharers(context, cqs, count) : error;
+        r = prs_peer_handle(link->user, link, events, count);
+        if (unlikely(r))
+            error = first_error(error, fail_peer(team, context, context_id, link->user, r));
+        else
+            *did += count;
+    } while (more);
+    return error;
+}
+
+static int look_in_turn(struct prs_team *team, struct team_context *context, uint32_t context_id)
+{
+    uint32_t each = context->adopted ? PRS_PEER_IDLE_POLLS / context->adopted : PRS_PEER_IDLE_POLLS;
+    struct prs_peer *peer;
     int r;
 
-    if (member->connecting) {
-        pthread_mutex_lock(&team->lock);
-        r = step_connector_locked(team, context_id, rank, member);
-        pthread_mutex_unlock(&team->lock);
-        if (r < 0)
-            return r;
-        did += r;
-    }
-    if (member->made) {
-        r = prs_peer_progress(member->made);
-        if (r < 0)
-            return fail_rank(team, context_id, rank, r);
-        did += r;
-    }
-    if (accepted) {
-        r = prs_peer_progress(accepted);
-        if (r < 0)
-            return fail_rank(team, context_id, rank, r);
-        did += r;
-    }
-    return did;
+    context->look_in = each > LOOK_EVERY ? each : LOOK_EVERY;
+    if (!context->adopted)
+        return 0;
+    peer = context->peers[context->look_at++ % context->adopted];
+    r = prs_peer_look(peer);
+    return r < 0 ? fail_peer(team, context, context_id, peer, r) : 0;
+}
+
+/* Without news this costs the same for any number of peers that share completion queues. */
+static int progress_context(struct prs_team *team, struct team_context *context, uint32_t context_id, int *did)
+{
+    int r = 0;
+
+    if (unlikely(context->connecting))
+        r = step_connectors(team, context, context_id, did);
+    r = first_error(r, adopt_peers(context));
+    if (context->list.first)
+        r = first_error(r, attend_listed(team, context, context_id, did));
+    for (uint32_t i = 0; i < __atomic_load_n(&context->cqs.count, __ATOMIC_ACQUIRE); i++) /* [cq-group] */
+        r = first_error(r, take_completions(team, context, context_id, context->cqs.rail[i], did));
+    if (unlikely(context->look_in-- == 0))
+        r = first_error(r, look_in_turn(team, context, context_id));
+    return r;
 }
 
 int prs_team_progress(struct prs_team *team, uint32_t context_id)
 {
     struct team_context *context = find_context(team, context_id);
-    uint32_t active = 0;
     int did = 0;
     int r = 0;
 
@@ -452,17 +614,8 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
         if (r < 0)
             return r;
     }
-    if (context)
-        active = __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE);
-    for (uint32_t i = 0; i < active; i++) {
-        uint32_t rank = context->active[i];
-
-        r = progress_member(team, context_id, rank, &context->members[rank]);
-        if (r < 0)
-            return r;
-        did += r;
-    }
-    return did;
+    r = context ? progress_context(team, context, context_id, &did) : 0;
+    return r < 0 ? r : did;
 }
 
 int prs_team_settle(struct prs_team *team, uint32_t context_id)

@@ -38,6 +38,7 @@ static const struct symbol symbols[] = {
     {"ibv_dereg_mr", "IBVERBS_1.1", SLOT(dereg_mr), 0},
     {"ibv_create_cq", "IBVERBS_1.1", SLOT(create_cq), 0},
     {"ibv_destroy_cq", "IBVERBS_1.1", SLOT(destroy_cq), 0},
+    {"ibv_resize_cq", "IBVERBS_1.1", SLOT(resize_cq), 1},
     {"ibv_create_qp", "IBVERBS_1.1", SLOT(create_qp), 0},
     {"ibv_modify_qp", "IBVERBS_1.1", SLOT(modify_qp), 0},
     {"ibv_destroy_qp", "IBVERBS_1.1", SLOT(destroy_qp), 0},

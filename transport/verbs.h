@@ -31,6 +31,7 @@ struct prs_verbs {
     const char *(*event_type_str)(enum ibv_event_type event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
     /* The following are optional: NULL if the library is too old. */
+    int (*resize_cq)(struct ibv_cq *cq, int cqe);
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
                         uint32_t flags, size_t entry_size);
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);

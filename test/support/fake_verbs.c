@@ -42,6 +42,11 @@ static struct ibv_cq *make_cq(struct ibv_context *on, int cqe, void *user, struc
     return &fake_verbs.cq;
 }
 
+static int resize_cq(struct ibv_cq *which, int cqe)
+{
+    return 0;
+}
+
 static int drop_cq(struct ibv_cq *which)
 {
     return 0;
@@ -239,6 +244,7 @@ void fake_verbs_install(void)
     fake_verbs.extended.context.ops.poll_cq = bring;
     fake_verbs.extended.context.ops.post_send = count_sends;
     prs_verbs.create_cq = make_cq;
+    prs_verbs.resize_cq = resize_cq;
     prs_verbs.destroy_cq = drop_cq;
     prs_verbs.create_qp = make_qp;
     prs_verbs.modify_qp = change_qp;

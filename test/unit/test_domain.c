@@ -60,7 +60,7 @@ Test(domain, an_overrun_completion_queue_is_an_error_of_its_peer_only, .timeout 
     cr_assert_eq(prs_domain_open(&fake_verbs.device, &rail.domain), 0, "%s", prs_error_text());
     cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
     fake_verbs_report((struct ibv_async_event){.event_type = IBV_EVENT_CQ_ERR, .element.cq = &fake_verbs.cq});
-    while (!__atomic_load_n(&link->overrun, __ATOMIC_ACQUIRE))
+    while (!__atomic_load_n(link->overrun, __ATOMIC_ACQUIRE))
         usleep(1000);
     cr_assert_eq(prs_domain_check(rail.domain, 1, 0, &event), 0, "the device serves others: %s", event);
     prs_nic_rc.close(link);

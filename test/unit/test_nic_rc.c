@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "test/support/fake_verbs.h"
+#include "transport/cqs.h"
 #include "transport/nic.h"
 
 struct row {
@@ -251,4 +252,177 @@ Test(nic_rc, a_long_chain_is_posted_whole_and_in_order)
         first += lengths[i];
     }
     prs_nic_rc.close(link);
+}
+
+/* ---- links that share completion queues ---- */
+
+static struct prs_link *open_sharing(struct prs_rail *rail, struct prs_cqs *cqs, uint32_t id)
+{
+    static const struct prs_config config;
+    static const struct prs_rail_address own;
+    struct prs_link_options options = {.rail = rail,
+                                       .own = &own,
+                                       .config = &config,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = 64,
+                                       .loopback_depth = 64,
+                                       .receive_depth = 64,
+                                       .shared = cqs};
+    struct prs_link *link;
+
+    cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
+    return link;
+}
+
+static void complete_arrival(uint32_t name, uint32_t value)
+{
+    fake_verbs_complete(
+        (struct ibv_wc){.wr_id = 1ull << 63 | name, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(value)});
+}
+
+static void complete_request(uint32_t name, uint32_t position)
+{
+    fake_verbs_complete((struct ibv_wc){.wr_id = (uint64_t)name << 32 | position});
+}
+
+/* The next events must be `count` of this link, from this value on. */
+static void expect_events(struct prs_cqs *cqs, const struct prs_link *link, int count, uint32_t value, bool want_more)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    struct prs_link *from;
+    bool more;
+
+    cr_assert_eq(prs_nic_rc.poll_shared(cqs, &from, events, &more), count);
+    cr_assert_eq(from, link);
+    for (int i = 0; i < count; i++) {
+        cr_assert_eq(events[i].value, value + (uint32_t)i);
+        cr_assert_eq(events[i].queue, link->queue[0]->id);
+    }
+    cr_assert_eq(more, want_more);
+}
+
+/* Three links with queues 5, 6 and 7 of their peers, which the completion queue knows as 0, 1 and 2. */
+struct sharing {
+    struct prs_domain domain;
+    struct prs_rail rail;
+    struct prs_cqs *cqs;
+    struct prs_link *link[3];
+};
+
+static struct sharing open_three(uint32_t adopted)
+{
+    static struct sharing s;
+    static int users[3];
+
+    fake_verbs_install();
+    s.domain.context = &fake_verbs.extended.context;
+    s.rail = (struct prs_rail){.domain = &s.domain, .port = 1};
+    cr_assert_eq(prs_cqs_open(&s.rail, true, &s.cqs), 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        s.link[i] = open_sharing(&s.rail, s.cqs, 5 + i);
+        if (i < adopted)
+            cr_assert_eq(prs_cqs_adopt(s.cqs, s.link[i], &users[i]), 0);
+    }
+    return s;
+}
+
+static void close_three(struct sharing *s)
+{
+    for (int i = 0; i < 3; i++)
+        if (s->link[i])
+            prs_nic_rc.close(s->link[i]);
+    prs_cqs_drop(s->cqs);
+}
+
+Test(nic_rc, completions_of_one_queue_reach_each_link_in_order)
+{
+    struct sharing s = open_three(3);
+
+    complete_arrival(1, 10);
+    complete_arrival(1, 11);
+    complete_request(2, 20);
+    complete_request(1, 12);
+    expect_events(s.cqs, s.link[1], 2, 10, true);
+    expect_events(s.cqs, s.link[2], 1, 20, true);
+    expect_events(s.cqs, s.link[1], 1, 12, false);
+    expect_events(s.cqs, NULL, 0, 0, false);
+    close_three(&s);
+}
+
+Test(nic_rc, one_link_takes_its_own_and_leaves_the_rest)
+{
+    struct sharing s = open_three(3);
+    struct prs_event events[PRS_POLL_MOST];
+
+    for (uint32_t i = 0; i < 20; i++) { /* more than one call of poll returns */
+        complete_request(0, i);
+        complete_request(2, 100 + i);
+    }
+    cr_assert_eq(prs_nic_rc.poll(s.link[2], events), 8, "of the first 16 completions");
+    cr_assert_eq(events[0].value, 100);
+    for (uint32_t i = 8; i < 20;) {
+        int count = prs_nic_rc.poll(s.link[2], events);
+
+        cr_assert_gt(count, 0);
+        for (int k = 0; k < count; k++)
+            cr_assert_eq(events[k].value, 100 + i++);
+    }
+    cr_assert_eq(prs_nic_rc.poll(s.link[2], events), 0);
+    expect_events(s.cqs, s.link[0], 16, 0, true);
+    expect_events(s.cqs, s.link[0], 4, 16, false);
+    close_three(&s);
+}
+
+/* Another thread is still making the link, and the other side has sent already. */
+Test(nic_rc, what_comes_before_a_link_is_used_waits_for_its_user)
+{
+    struct sharing s = open_three(2);
+    int user;
+
+    complete_arrival(2, 30);
+    complete_arrival(0, 1);
+    complete_arrival(2, 31);
+    expect_events(s.cqs, s.link[0], 1, 1, false);
+    complete_arrival(2, 32);
+    complete_arrival(1, 2);
+    expect_events(s.cqs, s.link[1], 1, 2, false);
+    cr_assert_eq(prs_cqs_adopt(s.cqs, s.link[2], &user), 0);
+    complete_arrival(2, 33);
+    expect_events(s.cqs, s.link[2], 3, 30, false);
+    expect_events(s.cqs, s.link[2], 1, 33, false);
+    close_three(&s);
+}
+
+/* Drivers may leave completions of a destroyed queue pair in the queue. The next link gets its name, but not those. */
+Test(nic_rc, what_a_closed_link_has_left_is_dropped)
+{
+    struct sharing s = open_three(2);
+    int user;
+
+    complete_arrival(2, 30); /* will be held back */
+    complete_request(1, 10);
+    complete_request(1, 11);
+    complete_request(0, 1);
+    expect_events(s.cqs, s.link[1], 2, 10, true);
+    complete_request(2, 31); /* stays in the completion queue */
+    complete_request(0, 2);
+    prs_nic_rc.close(s.link[2]);
+    s.link[2] = open_sharing(&s.rail, s.cqs, 9);
+    cr_assert_eq(prs_cqs_adopt(s.cqs, s.link[2], &user), 0);
+    complete_request(2, 40);
+    expect_events(s.cqs, s.link[0], 2, 1, false);
+    expect_events(s.cqs, s.link[2], 1, 40, false);
+    expect_events(s.cqs, NULL, 0, 0, false);
+    close_three(&s);
+}
+
+/* The links may end later than the context whose completion queues they share. */
+Test(nic_rc, links_keep_the_completion_queues_that_they_share)
+{
+    struct sharing s = open_three(3);
+
+    prs_cqs_drop(s.cqs);
+    s.cqs = NULL;
+    close_three(&s);
 }

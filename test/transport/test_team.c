@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A team with many peers in one context, whose other ends are peers of this process without a team. Over RC they share
+ * completion queues (decisions/0017); over SRD queue pairs too. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <perseus/team.h>
+
+#include "test/transport/ends.h"
+#include "transport/fabric.h"
+#include "transport/peer.h"
+#include "transport/util/clock.h"
+#include "transport/verbs.h"
+
+enum { RANKS = 24, WORDS = 64, CONTEXT = 3 };
+
+/* The other end of one rank. */
+struct spoke {
+    struct prs_peer *peer;
+    uint64_t words[WORDS]; /* the hub writes here: data, then a signal in the last one */
+    struct prs_region *region;
+    struct prs_keys keys;
+};
+
+static struct prs_listener *spokes_listener;
+static struct spoke *spokes;   /* [RANKS], by rank; none for rank 0 */
+static struct prs_team *hub;   /* rank 0 */
+static struct prs_peer *first; /* the hub's own peer to each rank */
+
+/* ---- completion queues that are made ---- */
+
+static struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *user,
+                                   struct ibv_comp_channel *channel, int vector);
+static uint32_t created;
+
+static struct ibv_cq *count_cq(struct ibv_context *context, int entries, void *user, struct ibv_comp_channel *channel,
+                               int vector)
+{
+    created++;
+    return create_cq(context, entries, user, channel, vector);
+}
+
+static int refuse_resize(struct ibv_cq *cq, int entries)
+{
+    return EOPNOTSUPP;
+}
+
+/* ---- the hub and its spokes ---- */
+
+static void open_hub(const char *policy)
+{
+    struct prs_peer_options accepting = {.traffic_class = -1, .policy = policy};
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = &one_rail,
+                                       .rank = 0,
+                                       .size = RANKS,
+                                       .traffic_class = -1,
+                                       .policy = policy,
+                                       .timeout_ms = HEALTHY_MS};
+    struct prs_handle handles[RANKS];
+    uint32_t have = 0;
+
+    spokes = calloc(RANKS, sizeof(*spokes));
+    options.listener = open_listener(&handles[0]);
+    spokes_listener = open_listener(&handles[1]);
+    for (int rank = 2; rank < RANKS; rank++)
+        handles[rank] = handles[1];
+    options.handles = handles;
+    cr_assert_eq(prs_team_open(&options, &hub), 0, "%s", prs_error_text());
+    create_cq = prs_verbs.create_cq;
+    created = 0;
+    prs_verbs.create_cq = count_cq;
+    for (uint64_t give_up = prs_clock_ms() + 2 * HEALTHY_MS; have < RANKS - 1;) { /* one after the other */
+        struct prs_mem memory = {.addr = spokes[have + 1].words,
+                                 .len_bytes = sizeof(spokes->words),
+                                 .kind = PRS_MEM_HOST,
+                                 .flags = PRS_MEM_STRICT};
+        int r = prs_team_peer(hub, CONTEXT, have + 1, &first), accepted = PRS_AGAIN;
+
+        cr_assert_geq(r, 0, "%s", prs_error_text());
+        if (!spokes[have + 1].peer)
+            accepted = prs_accept(spokes_listener, &accepting, &spokes[have + 1].peer);
+        cr_assert_geq(accepted, 0, "%s", prs_error_text());
+        cr_assert_geq(prs_team_progress(hub, CONTEXT), 0, "%s", prs_error_text());
+        cr_assert_lt(prs_clock_ms(), give_up, "rank %u did not connect", have + 1);
+        if (r || !spokes[have + 1].peer)
+            continue;
+        cr_assert_eq(prs_region_register(fabric, &one_rail, &memory, &spokes[have + 1].region), 0);
+        prs_region_keys(spokes[have + 1].region, &spokes[have + 1].keys);
+        have++;
+    }
+    prs_verbs.create_cq = create_cq;
+}
+
+static void close_hub(void)
+{
+    prs_team_close(hub);
+    for (int rank = 1; rank < RANKS; rank++) {
+        prs_peer_close(spokes[rank].peer);
+        prs_region_release(spokes[rank].region);
+    }
+    prs_listener_close(spokes_listener);
+    free(spokes);
+}
+
+struct transfer {
+    struct prs_op put, signal;
+};
+
+static void start(uint32_t rank, uint64_t value, struct transfer *transfer)
+{
+    struct spoke *to = &spokes[rank];
+    struct prs_put put = {.src_addr = &value,
+                          .len_bytes = sizeof(value),
+                          .dst_addr = (uintptr_t)to->words,
+                          .dst = &to->keys,
+                          .flags = PRS_PUT_INLINE};
+    struct prs_signal signal = {
+        .dst_addr = (uintptr_t)&to->words[WORDS - 1], .dst = &to->keys, .value = value, .kind = PRS_SIGNAL_SET};
+    struct prs_peer *peer;
+
+    cr_assert_eq(prs_team_peer(hub, CONTEXT, rank, &peer), 0);
+    cr_assert_eq(prs_peer_put(peer, &transfer->put, &put), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_peer_signal(peer, &transfer->signal, &signal), 0, "%s", prs_error_text());
+}
+
+static bool is_over(const struct transfer *transfer)
+{
+    return transfer->put.status != PRS_OP_PENDING && transfer->signal.status != PRS_OP_PENDING;
+}
+
+/* Put and signal to all ranks but one, at the same time; 0 leaves none out. */
+static void send_to_all_but(uint32_t left_out, uint64_t value)
+{
+    struct transfer transfer[RANKS];
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+
+    for (uint32_t rank = 1; rank < RANKS; rank++)
+        if (rank != left_out)
+            start(rank, value, &transfer[rank]);
+    for (uint32_t rank = 1; rank < RANKS; rank++) {
+        volatile uint64_t *word = &spokes[rank].words[WORDS - 1];
+
+        while (rank != left_out && (!is_over(&transfer[rank]) || *word != value)) {
+            (void)prs_team_progress(hub, CONTEXT); /* it may return the error of the one that is left out */
+            for (uint32_t other = 1; other < RANKS; other++)
+                if (spokes[other].peer)
+                    cr_assert_geq(prs_peer_progress(spokes[other].peer), 0, "%s", prs_error_text());
+            cr_assert_lt(prs_clock_ms(), give_up, "rank %u: put %d, signal %d, word %llu", rank,
+                         transfer[rank].put.status, transfer[rank].signal.status, (unsigned long long)*word);
+        }
+        if (rank != left_out) {
+            cr_assert_eq(transfer[rank].put.status, 0);
+            cr_assert_eq(transfer[rank].signal.status, 0);
+            cr_assert_eq(spokes[rank].words[0], value);
+        }
+    }
+}
+
+static bool rail_keeps_order(void)
+{
+    struct prs_rail_info info;
+
+    cr_assert_eq(prs_rail_query(fabric, 0, &info), 0);
+    return info.in_order;
+}
+
+static void send_much(void)
+{
+    for (uint64_t value = 1; value <= 50; value++)
+        send_to_all_but(0, value);
+}
+
+/* The spokes are not of a team: each has its own. */
+Test(team, peers_of_a_context_share_one_completion_queue, .init = open_default, .fini = close_default, .timeout = 300)
+{
+    open_hub("counted");
+    if (rail_keeps_order())
+        cr_assert_eq(created, RANKS - 1 + 1, "%u completion queues for the hub", created - (RANKS - 1));
+    send_much();
+    close_hub();
+}
+
+/* Each is twice as large as the one before: 1, 1 + 2, 1 + 2 + 4, ... peers. */
+Test(team, few_completion_queues_do_where_none_can_grow, .init = open_default, .fini = close_default, .timeout = 300)
+{
+    int (*resize_cq)(struct ibv_cq * cq, int entries) = prs_verbs.resize_cq;
+
+    prs_verbs.resize_cq = refuse_resize;
+    open_hub("counted");
+    prs_verbs.resize_cq = resize_cq;
+    if (rail_keeps_order())
+        cr_assert_eq(created, RANKS - 1 + 5, "%u completion queues for the hub", created - (RANKS - 1));
+    send_much();
+    close_hub();
+}
+
+/* A device whose completion queues hold no more than three peers. */
+Test(team, a_completion_queue_is_full_at_the_limit_of_the_device, .init = open_default, .fini = close_default,
+     .timeout = 300)
+{
+    struct prs_domain *domain = fabric->rail[0].domain;
+    int most = domain->attr.max_cqe;
+
+    domain->attr.max_cqe = 3 * (256 + 512 + 64);
+    open_hub("counted");
+    domain->attr.max_cqe = most;
+    if (rail_keeps_order())
+        cr_assert_eq(created, RANKS - 1 + 8, "%u completion queues for the hub", created - (RANKS - 1));
+    send_much();
+    close_hub();
+}
+
+/* The other side of one rank fails in the middle of transfers: its own end, and theirs go on. */
+Test(team, a_peer_that_fails_does_not_disturb_the_others, .init = open_default, .fini = close_default, .timeout = 300)
+{
+    static const uint32_t lost = 7;
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+    struct transfer transfer[2];
+    struct prs_peer *peer;
+    int r = 0;
+
+    open_hub("counted");
+    send_to_all_but(0, 1);
+    start(lost, 2, &transfer[0]);
+    spokes[lost].keys.rkey[0] ^= 0x5a5a00; /* a wrong key: the NIC refuses */
+    start(lost, 2, &transfer[1]);
+    while ((r = prs_team_progress(hub, CONTEXT)) >= 0) {
+        prs_peer_progress(spokes[lost].peer);
+        cr_assert_lt(prs_clock_ms(), give_up, "the peer did not fail");
+    }
+    cr_assert(strstr(prs_error_text(), "to rank 7"), "%s", prs_error_text());
+    cr_assert_eq(prs_team_peer(hub, CONTEXT, lost, &peer), 0);
+    cr_assert_neq(prs_peer_error(peer)[0], 0);
+    prs_peer_close(spokes[lost].peer);
+    spokes[lost].peer = NULL;
+    for (uint64_t value = 3; value < 20; value++)
+        send_to_all_but(lost, value);
+    cr_assert_lt(prs_team_progress(hub, CONTEXT), 0, "the error stays");
+    close_hub();
+}
+
+/* A rank that closes: the hub notices it while nothing arrives, though it looks at one peer at a time. */
+Test(team, a_closed_rank_is_noticed_while_the_others_are_silent, .init = open_default, .fini = close_default,
+     .timeout = 300)
+{
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+    struct transfer transfer;
+
+    open_hub("drain");
+    send_to_all_but(0, 1);
+    prs_peer_close(spokes[5].peer);
+    spokes[5].peer = NULL;
+    start(5, 2, &transfer);
+    while (prs_team_progress(hub, CONTEXT) >= 0)
+        cr_assert_lt(prs_clock_ms(), give_up, "nobody noticed");
+    cr_assert(strstr(prs_error_text(), "to rank 5"), "%s", prs_error_text());
+    cr_assert_lt(transfer.signal.status, 0);
+    send_to_all_but(5, 3);
+    close_hub();
+}
+
+/* A process that dies without a farewell, and of which nobody wants anything: only the stream tells. */
+Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini = close_default, .timeout = 300)
+{
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+
+    open_hub("counted");
+    close(spokes[9].peer->stream_fd);
+    spokes[9].peer->stream_fd = -1;
+    while (prs_team_progress(hub, CONTEXT) >= 0)
+        cr_assert_lt(prs_clock_ms(), give_up, "nobody noticed");
+    cr_assert(strstr(prs_error_text(), "to rank 9"), "%s", prs_error_text());
+    send_to_all_but(9, 3);
+    close_hub();
+}
