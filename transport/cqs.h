@@ -4,7 +4,7 @@
  * All peers of a team context share those of each rail: one, which grows with the number of queue pairs, and another
  * only where the device allows no more entries. A link that belongs to no team context has one to itself.
  *
- * The upper half of wr_id is a name that these queues give to each queue pair. Whoever polls takes what the NIC has
+ * The upper half of wr_id, without PRS_ARRIVAL_BIT, is a name that these queues give to each queue pair. Whoever polls takes what the NIC has
  * completed for any of them. What is for others stays in wc[], in order, until the owner of all comes to it. A queue pair
  * gives up its name only when nothing of it is left.
  *
@@ -69,13 +69,15 @@ int prs_cqs_adopt(struct prs_cqs *cqs, struct prs_link *link, void *user);
 /* The queue of which nothing is reported any more. */
 extern struct prs_queue prs_cqs_silent;
 
-/* The queue that a completion is of; NULL: it is to be dropped. */
+static inline uint32_t prs_cqs_name_of(const struct ibv_wc *wc)
+{
+    return (uint32_t)(wc->wr_id >> 32) & INT32_MAX;
+}
+
+/* The queue that a completion is of. */
 static inline struct prs_queue *prs_cqs_find(const struct prs_cqs *cqs, const struct ibv_wc *wc)
 {
-    uint64_t is_arrival = wc->wr_id >> 63;
-    uint32_t name = is_arrival ? (uint32_t)wc->wr_id : (uint32_t)(wc->wr_id >> 32);
-
-    return cqs->queue[name];
+    return cqs->queue[prs_cqs_name_of(wc)];
 }
 
 /* The completion queues that the peers of a team context share. */

@@ -490,8 +490,11 @@ static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, st
 
 static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
 {
-    for (int i = 0; i < count; i++) {
-        int r = fill_event(prs_cqs_find(link->cqs, &link->wc[i]), &link->wc[i], &events[i]);
+    struct prs_queue *const *queue = link->cqs->queue; /* nobody else makes queues */
+    const struct ibv_wc *wc = link->wc;
+
+    for (int i = 0; i < count; i++, wc++) {
+        int r = fill_event(queue[prs_cqs_name_of(wc)], wc, &events[i]);
 
         if (unlikely(r))
             return r;

@@ -37,7 +37,7 @@ int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, ui
     receives->depth = sizes->depth;
     receives->batch = sizes->batch;
     for (uint32_t i = 0; i < sizes->batch; i++)
-        receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | name,
+        receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | (uint64_t)name << 32,
                                                .next = i + 1 < sizes->batch ? &receives->wr[i + 1] : NULL,
                                                .sg_list = sge,
                                                .num_sge = sge ? 1 : 0};

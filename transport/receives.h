@@ -9,7 +9,7 @@
 
 enum { PRS_RECEIVES_BATCH = 64 /* largest batch */ };
 
-/* Set in the wr_id of receives; the low half is then the name that prs_receives_open() got. */
+/* Set in the wr_id of receives; the rest of the upper half is then the name that prs_receives_open() got. */
 #define PRS_ARRIVAL_BIT (1ull << 63)
 
 /* Equal for all queues of a link. */

@@ -3,9 +3,11 @@
  * process, so N connections are 2 N peers. Memory is what libperseus allocates, and what of the process is resident,
  * which includes the software NIC's queues. Prints one JSON object; exits with 1 if a word is wrong.
  *
- * usage: peers CONNECTIONS POLICY [MOST_KIB]. Policy net: peers as the plugin's net comms, without signals. Exits with
- * 1 also if a peer allocates more than MOST_KIB. */
+ * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS]]. Policy net: peers as the plugin's net comms, without signals. Policy
+ * team-NAME: one end of each is a peer of one team context, and a round is one of that context. Exits with 1 also if a
+ * peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. */
 #include <perseus/perseus.h>
+#include <perseus/team.h>
 
 #include <dirent.h>
 #include <link.h>
@@ -80,9 +82,10 @@ int munmap(void *at, size_t bytes)
 
 /* ---- peers ---- */
 
-enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 20, PAYLOAD = 64 };
+enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 1000, PAYLOAD = 64 };
 
 static uint64_t notified;
+static int signals = SIGNALS;
 
 static void on_notify(void *user, uint32_t id, uint64_t bytes)
 {
@@ -160,15 +163,69 @@ static void connect_pair(struct prs_fabric *fabric, const struct prs_rail_set *r
     }
 }
 
+/* The context of a team, rank 0, whose other ranks are the accepting ends of this process: they all have one listener. */
+static struct prs_team *open_team(struct prs_fabric *fabric, const struct prs_rail_set *rails, int count,
+                                  const struct prs_handle *handle, const char *policy)
+{
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = rails,
+                                       .size = (uint32_t)count + 1,
+                                       .max_ops = MAX_OPS,
+                                       .traffic_class = -1,
+                                       .policy = policy};
+    struct prs_handle *handles = calloc((size_t)count + 1, sizeof(*handles));
+    struct prs_team *team;
+
+    if (!handles || prs_listen(fabric, rails, &handles[0], &options.listener))
+        stop("listen");
+    for (int rank = 1; rank <= count; rank++)
+        handles[rank] = *handle;
+    options.handles = handles;
+    if (prs_team_open(&options, &team))
+        stop("team");
+    free(handles);
+    return team;
+}
+
+static void connect_rank(struct prs_team *team, int rank, struct prs_listener *listener,
+                         const struct prs_peer_options *options, struct prs_peer *peer[2])
+{
+    int r[2] = {PRS_AGAIN, PRS_AGAIN};
+
+    while (r[0] == PRS_AGAIN || r[1] == PRS_AGAIN) {
+        if (r[0] == PRS_AGAIN)
+            r[0] = prs_team_peer(team, 0, (uint32_t)rank, &peer[0]);
+        if (r[1] == PRS_AGAIN)
+            r[1] = prs_accept(listener, options, &peer[1]);
+        if (r[0] < 0 || r[1] < 0 || prs_team_progress(team, 0) < 0)
+            stop("connect");
+    }
+}
+
+/* A function of its own, so that its instructions can be counted (callgrind --toggle-collect=make_round). */
+static __attribute__((noinline)) void make_round(struct prs_team *team, struct prs_peer *(*peer)[2], int count)
+{
+    if (team && prs_team_progress(team, 0) < 0)
+        stop("progress");
+    for (int i = 0; !team && i < count; i++)
+        if (prs_peer_progress(peer[i][0]) < 0 || prs_peer_progress(peer[i][1]) < 0)
+            stop("progress");
+}
+
+static bool make_progress(struct prs_team *team, struct prs_peer *peer[2])
+{
+    return (team ? prs_team_progress(team, 0) : prs_peer_progress(peer[0])) >= 0 && prs_peer_progress(peer[1]) >= 0;
+}
+
 /* Use every slot of the queues and rings: SIGNALS puts, each with a signal, or with a notification. */
-static void use(struct prs_peer *peer[2], struct prs_region *region, uint64_t *words, const struct prs_keys *keys,
-                bool is_net)
+static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer *peer[2], struct prs_region *region,
+                                          uint64_t *words, const struct prs_keys *keys, bool is_net)
 {
     static struct prs_op put_op[SIGNALS], signal_op[SIGNALS];
-    uint64_t wanted = notified + SIGNALS;
+    uint64_t wanted = notified + (uint64_t)signals;
 
     words[0] = 0;
-    for (int i = 0; i < SIGNALS; i++) {
+    for (int i = 0; i < signals; i++) {
         struct prs_put put = {.src = region,
                               .src_addr = words + 64,
                               .dst_addr = (uintptr_t)(words + 128),
@@ -180,33 +237,34 @@ static void use(struct prs_peer *peer[2], struct prs_region *region, uint64_t *w
         struct prs_signal signal = {.dst_addr = (uintptr_t)words, .dst = keys, .value = 1, .kind = PRS_SIGNAL_ADD};
 
         while (prs_peer_put(peer[0], &put_op[i], &put) == PRS_BUSY)
-            if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+            if (!make_progress(team, peer))
                 stop("put");
         while (!is_net && prs_peer_signal(peer[0], &signal_op[i], &signal) == PRS_BUSY)
-            if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+            if (!make_progress(team, peer))
                 stop("signal");
         if (i % 100 == 99) /* not more at a time than ids */
-            while (is_net ? notified < wanted - SIGNALS + (uint64_t)i + 1
+            while (is_net ? notified < wanted - (uint64_t)signals + (uint64_t)i + 1
                           : __atomic_load_n(words, __ATOMIC_ACQUIRE) < (uint64_t)i + 1)
-                if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+                if (!make_progress(team, peer))
                     stop("progress");
     }
-    while (put_op[SIGNALS - 1].status == PRS_OP_PENDING || (!is_net && signal_op[SIGNALS - 1].status == PRS_OP_PENDING))
-        if (prs_peer_progress(peer[0]) < 0 || prs_peer_progress(peer[1]) < 0)
+    while (put_op[signals - 1].status == PRS_OP_PENDING || (!is_net && signal_op[signals - 1].status == PRS_OP_PENDING))
+        if (!make_progress(team, peer))
             stop("progress");
-    if (is_net ? notified != wanted : words[0] != SIGNALS)
+    if (is_net ? notified != wanted : words[0] != (uint64_t)signals)
         stop("a signal or a notification is missing, or came twice");
 }
 
 int main(int argc, char **argv)
 {
-    int count = argc == 3 || argc == 4 ? atoi(argv[1]) : 0;
-    bool is_net = count > 0 && !strcmp(argv[2], "net");
+    int count = argc >= 3 && argc <= 5 ? atoi(argv[1]) : 0;
+    bool is_net = count > 0 && !strcmp(argv[2], "net"), is_team = count > 0 && !strncmp(argv[2], "team-", 5);
     struct prs_peer_options options = {.traffic_class = -1, .max_ops = MAX_OPS};
     struct rlimit files = {0};
     struct prs_rail_set rails = {.count = 1};
     struct prs_mem mem = {.len_bytes = 4096, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT, .dmabuf_fd = -1};
     struct prs_peer *(*peer)[2];
+    struct prs_team *team = NULL;
     struct prs_listener *listener;
     struct prs_region *region;
     struct prs_fabric *fabric;
@@ -216,11 +274,14 @@ int main(int argc, char **argv)
     int files_before, files_after;
     double rounds_s = 1e9, kib;
 
-    if (count < 2) {
-        fprintf(stderr, "usage: peers CONNECTIONS POLICY|net [MOST_KIB]; at least 2 connections\n");
+    if (argc == 5)
+        signals = atoi(argv[4]);
+    if (count < 2 || signals < 1 || signals > SIGNALS) {
+        fprintf(stderr,
+                "usage: peers CONNECTIONS POLICY|net|team-POLICY [MOST_KIB [SIGNALS]]; at least 2 connections\n");
         return 2;
     }
-    options.policy = is_net ? NULL : argv[2];
+    options.policy = is_net ? NULL : is_team ? argv[2] + 5 : argv[2];
     options.on_notify = is_net ? on_notify : NULL;
     dl_iterate_phdr(find_library, NULL);
     getrlimit(RLIMIT_NOFILE, &files);
@@ -232,37 +293,44 @@ int main(int argc, char **argv)
         prs_region_register(fabric, &rails, &mem, &region) || prs_listen(fabric, &rails, &handle, &listener))
         stop("open");
     prs_region_keys(region, &keys);
-    connect_pair(fabric, &rails, listener, &handle, &options, peer[0]); /* what is made once exists now */
-    use(peer[0], region, mem.addr, &keys, is_net);
+    if (is_team) {
+        team = open_team(fabric, &rails, count, &handle, options.policy);
+        connect_rank(team, 1, listener, &options, peer[0]);
+    } else {
+        connect_pair(fabric, &rails, listener, &handle, &options, peer[0]);
+    } /* what is made once exists now */
+    use(team, peer[0], region, mem.addr, &keys, is_net);
     before = own_kib();
     allocated_before = allocated;
     files_before = open_files();
-    for (int i = 1; i < count; i++)
-        connect_pair(fabric, &rails, listener, &handle, &options, peer[i]);
+    for (int i = 1; i < count; i++) {
+        if (team)
+            connect_rank(team, i + 1, listener, &options, peer[i]);
+        else
+            connect_pair(fabric, &rails, listener, &handle, &options, peer[i]);
+    }
     connected = own_kib();
     allocated_after = allocated;
     files_after = open_files();
     for (int i = 1; i < count; i++)
-        use(peer[i], region, mem.addr, &keys, is_net);
+        use(team, peer[i], region, mem.addr, &keys, is_net);
     used = own_kib();
     for (int round = 0; round < ROUNDS; round++) { /* the best one: others shared the core */
         double took, began = now_s();
 
-        for (int i = 0; i < count; i++)
-            if (prs_peer_progress(peer[i][0]) < 0 || prs_peer_progress(peer[i][1]) < 0)
-                stop("progress");
+        make_round(team, peer, count);
         took = now_s() - began;
         rounds_s = took < rounds_s ? took : rounds_s;
     }
     kib = (double)(allocated_after - allocated_before) / 1024 / (2 * (count - 1));
     printf("{\"peers\": %d, \"policy\": \"%s\", \"allocated_kib_a_peer\": %.1f, \"connected_kib_a_peer\": %.1f, "
            "\"used_kib_a_peer\": %.1f, "
-           "\"files_a_peer\": %.2f, \"round_us\": %.1f, \"round_ns_a_peer\": %.1f}\n",
+           "\"files_a_peer\": %.2f, \"round_us\": %.2f, \"round_ns_a_peer\": %.1f}\n",
            2 * count, argv[2], kib, (double)(connected - before) / (2 * (count - 1)),
            (double)(used - before) / (2 * (count - 1)), (double)(files_after - files_before) / (2 * (count - 1)),
-           rounds_s * 1e6, rounds_s / (2 * count) * 1e9);
+           rounds_s * 1e6, rounds_s / (team ? count : 2 * count) * 1e9);
     fflush(stdout);
-    if (argc == 4 && kib > atof(argv[3])) {
+    if (argc >= 4 && kib > atof(argv[3])) {
         fprintf(stderr, "a peer allocates %.1f KiB, more than %s\n", kib, argv[3]);
         _Exit(1);
     }

@@ -277,8 +277,8 @@ static struct prs_link *open_sharing(struct prs_rail *rail, struct prs_cqs *cqs,
 
 static void complete_arrival(uint32_t name, uint32_t value)
 {
-    fake_verbs_complete(
-        (struct ibv_wc){.wr_id = 1ull << 63 | name, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(value)});
+    fake_verbs_complete((struct ibv_wc){
+        .wr_id = 1ull << 63 | (uint64_t)name << 32, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(value)});
 }
 
 static void complete_request(uint32_t name, uint32_t position)

@@ -37,12 +37,15 @@ static struct fake_link *fake(struct prs_link *link)
 
 static const struct prs_nic_ops fake_nic;
 
+static const bool never_overrun;
+
 static int open_link(const struct prs_link_options *options, struct prs_link **out)
 {
     struct fake_link *link = calloc(1, sizeof(*link));
 
     cr_assert(link);
-    link->base = (struct prs_link){.rail = options->rail, .own = *options->own, .queue_count = 1};
+    link->base =
+        (struct prs_link){.overrun = &never_overrun, .rail = options->rail, .own = *options->own, .queue_count = 1};
     link->base.queue = link->list;
     link->list[0] = &link->queue;
     link->queue = (struct prs_queue){

@@ -139,6 +139,8 @@ static void nic_close(struct prs_link *base)
     sim_free(link);
 }
 
+static const bool never_overrun;
+
 static int nic_open(const struct prs_link_options *options, struct prs_link **out)
 {
     struct sim *sim = (struct sim *)(void *)options->rail->domain->context; /* sim.c has put it there */
@@ -151,6 +153,7 @@ static int nic_open(const struct prs_link_options *options, struct prs_link **ou
     link->end = sim->opening;
     link->base.ops = &sim->nic;
     link->base.rail = options->rail;
+    link->base.overrun = &never_overrun;
     link->base.queue = link->queues;
     link->loopback_depth = options->loopback_depth;
     for (; !r && link->base.queue_count < options->queues; link->base.queue_count++)
