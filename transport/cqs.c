@@ -9,7 +9,8 @@
 #include "transport/domain.h"
 #include "transport/util/log.h"
 
-enum { FIRST_NAMES = 16 };
+enum { FIRST_NAMES = 32 /* enough for a link with a completion queue of its own: the table does not move */ };
+static_assert((int)FIRST_NAMES > (int)PRS_ORDER_MAX_QUEUES_PER_RAIL, "its queues and the loopback queue");
 
 struct prs_queue prs_cqs_silent;
 
@@ -226,10 +227,8 @@ static uint32_t remove_silent(const struct prs_cqs *cqs, struct ibv_wc *wc, uint
 /* Some drivers leave completions of a destroyed queue pair where they are. */
 void prs_cqs_unname(struct prs_cqs *cqs, uint32_t name)
 {
-    if (!cqs->shared)
-        return; /* nobody polls any more */
     prs_spin_lock(&cqs->locked);
-    while (prs_cqs_poll_locked(cqs) > 0)
+    while (cqs->shared && prs_cqs_poll_locked(cqs) > 0) /* otherwise nobody polls any more */
         cqs->count = remove_silent(cqs, cqs->wc, cqs->at, cqs->count);
     cqs->count = remove_silent(cqs, cqs->wc, cqs->at, cqs->count);
     cqs->held_count = remove_silent(cqs, cqs->held, 0, cqs->held_count);
