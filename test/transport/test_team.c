@@ -3,6 +3,7 @@
  * completion queues (decisions/0017); over SRD queue pairs too. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -276,4 +277,102 @@ Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini 
     cr_assert(strstr(prs_error_text(), "to rank 9"), "%s", prs_error_text());
     send_to_all_but(9, 3);
     close_hub();
+}
+
+/* ---- threads ---- */
+
+enum { CALLERS = 12, CONTEXTS = 2 };
+
+static uint32_t stop_threads;
+static int thread_error[CONTEXTS];
+
+static void *drive_context(void *arg)
+{
+    uint32_t context = *(uint32_t *)arg;
+
+    while (!__atomic_load_n(&stop_threads, __ATOMIC_RELAXED) && thread_error[context] >= 0)
+        thread_error[context] = prs_team_progress(hub, context);
+    return NULL;
+}
+
+/* A rank connects to rank 0 in both contexts, and sends at once. */
+static void call_hub(struct prs_handle *handles, uint32_t rank, uint64_t *words, const struct prs_keys *keys)
+{
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = &one_rail,
+                                       .handles = handles,
+                                       .rank = rank,
+                                       .size = CALLERS + 1,
+                                       .traffic_class = -1,
+                                       .policy = "counted"};
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS, value = rank;
+    struct prs_peer *peer[CONTEXTS] = {NULL};
+    struct transfer transfer[CONTEXTS];
+    struct prs_handle unused;
+    struct prs_team *team;
+
+    options.listener = open_listener(&unused);
+    cr_assert_eq(prs_team_open(&options, &team), 0, "%s", prs_error_text());
+    for (uint32_t c = 0; c < CONTEXTS; c++) {
+        struct prs_put put = {.src_addr = &value,
+                              .len_bytes = sizeof(value),
+                              .dst_addr = (uintptr_t)&words[2 * rank + c],
+                              .dst = keys,
+                              .flags = PRS_PUT_INLINE};
+        struct prs_signal signal = {.dst_addr = (uintptr_t)&words[c], .dst = keys, .value = 1, .kind = PRS_SIGNAL_ADD};
+        int r;
+
+        while ((r = prs_team_peer(team, c, 0, &peer[c])) == PRS_AGAIN) {
+            cr_assert_geq(prs_team_progress(team, c), 0, "%s", prs_error_text());
+            cr_assert_lt(prs_clock_ms(), give_up);
+        }
+        cr_assert_eq(r, 0, "%s", prs_error_text());
+        cr_assert_eq(prs_peer_put(peer[c], &transfer[c].put, &put), 0);
+        cr_assert_eq(prs_peer_signal(peer[c], &transfer[c].signal, &signal), 0);
+    }
+    for (uint32_t c = 0; c < CONTEXTS; c++)
+        while (!is_over(&transfer[c]) || prs_team_settle(team, c) == PRS_AGAIN) {
+            cr_assert_geq(prs_team_progress(team, c), 0, "%s", prs_error_text());
+            cr_assert_lt(prs_clock_ms(), give_up);
+        }
+    prs_team_close(team);
+}
+
+/* Each thread accepts for the context of the other, which may be sent to before its own thread knows of the peer. */
+Test(team, a_thread_accepts_for_the_context_of_another, .init = open_default, .fini = close_default, .timeout = 300)
+{
+    static uint32_t id[CONTEXTS] = {0, 1};
+    uint64_t words[2 * (CALLERS + 1)] = {0};
+    struct prs_mem memory = {.addr = words, .len_bytes = sizeof(words), .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+    struct prs_handle handles[CALLERS + 1];
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = &one_rail,
+                                       .handles = handles,
+                                       .size = CALLERS + 1,
+                                       .traffic_class = -1,
+                                       .policy = "counted"};
+    pthread_t thread[CONTEXTS];
+    struct prs_region *region;
+    struct prs_keys keys;
+
+    cr_assert_eq(prs_region_register(fabric, &one_rail, &memory, &region), 0);
+    prs_region_keys(region, &keys);
+    options.listener = open_listener(&handles[0]);
+    for (int rank = 1; rank <= CALLERS; rank++)
+        handles[rank] = handles[0]; /* nobody connects to them */
+    cr_assert_eq(prs_team_open(&options, &hub), 0, "%s", prs_error_text());
+    for (int c = 0; c < CONTEXTS; c++)
+        cr_assert_eq(pthread_create(&thread[c], NULL, drive_context, &id[c]), 0);
+    for (uint32_t rank = 1; rank <= CALLERS; rank++)
+        call_hub(handles, rank, words, &keys);
+    __atomic_store_n(&stop_threads, 1, __ATOMIC_RELAXED);
+    for (int c = 0; c < CONTEXTS; c++)
+        pthread_join(thread[c], NULL);
+    for (uint32_t c = 0; c < CONTEXTS; c++) {
+        cr_assert_eq(words[c], CALLERS, "context %u: %llu signals", c, (unsigned long long)words[c]);
+        for (uint32_t rank = 1; rank <= CALLERS; rank++)
+            cr_assert_eq(words[2 * rank + c], rank);
+    }
+    prs_team_close(hub);
+    prs_region_release(region);
 }
