@@ -5,7 +5,7 @@
 
 #include "tools/common/option_table.h"
 
-enum { RANKS_MAX = 16, ITERATIONS_MAX = 1000 };
+enum { RANKS_MAX = 16, ITERATIONS_MAX = 100000 };
 
 enum collective {
     ALL_REDUCE,

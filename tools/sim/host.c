@@ -143,9 +143,10 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
     return 0;
 }
 
-void prs_raise_over_living_rail(struct prs_peer *peer)
+int prs_raise_over_living_rail(struct prs_peer *peer)
 {
     (void)peer;
+    return 0;
 }
 
 void prs_raise_finish(struct prs_raise *raise)
