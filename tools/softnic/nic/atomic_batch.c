@@ -74,9 +74,9 @@ static struct word *word_known(struct sn_qp *qp, const struct sn_qp_shm *target,
     return word && word_holds(word, at) ? word : NULL;
 }
 
-bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at)
+bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, unsigned before)
 {
-    return word_known(qp, target, at) != NULL;
+    return word_known(qp, target, at) && qp->batch->made + before < ATOMICS;
 }
 
 bool sn_batch_waits(const struct sn_qp *qp)
@@ -338,34 +338,60 @@ static void words_write(struct sn_qp *qp)
     }
     b->writing = false;
     for (uint32_t at = b->first; at != b->end; at++) {
-        sn_wqe_at(qp, at)->stores = b->stores;
-        /* on error the first request fails, and the queue pair with it */
-        sn_wqe_at(qp, at)->queue_error = n < 0 ? n : 0;
+        struct sn_wqe *w = sn_wqe_at(qp, at);
+
+        if (!sn_is_atomic(w->opcode))
+            continue;
+        w->stores = b->stores;
+        /* on error the first atomic fails, and the queue pair with it */
+        w->queue_error = n < 0 ? n : 0;
     }
 }
 
-unsigned sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end)
+void sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end)
 {
     struct sn_batch *b = qp->batch;
-    unsigned n = 0;
+    unsigned before = b ? b->made : 0;
 
-    for (; at + n != end && b->made < ATOMICS; n++) {
-        struct word *word = word_known(qp, target, at + n);
+    for (uint32_t i = at; i != end; i++) {
+        struct sn_wqe *w = sn_wqe_at(qp, i);
 
-        if (!word)
-            break;
-        word_change(word, sn_wqe_at(qp, at + n));
-        sn_wqe_at(qp, at + n)->queue_error = 0;
+        if (!sn_is_atomic(w->opcode))
+            continue;
+        word_change(word_known(qp, target, i), w);
+        w->queue_error = 0;
         b->made++;
         b->pending++;
     }
+    if (!b || b->made == before)
+        return;
     b->first = at;
-    b->end = at + n;
-    b->writing = n > 0;
+    b->end = end;
+    b->writing = true;
     b->give_up = sn_now_ns() + WRITE_PATIENCE_NS;
-    if (n)
-        words_write(qp);
-    return n;
+    words_write(qp);
+}
+
+/* The words may wait for what the writes that began with their atomics hold: a place in the queue, or a queue without
+ * copies of another GPU. So end those that are done, though atomics before them are not. */
+static void end_writes(struct sn_qp *qp)
+{
+    struct sn_batch *b = qp->batch;
+
+    if ((int32_t)(qp->exec - b->first) < 0)
+        return; /* other copies are before them in the queue */
+    for (uint32_t at = qp->exec; at != b->end; at++) {
+        struct sn_wqe *w = sn_wqe_at(qp, at);
+        int r;
+
+        if (sn_is_atomic(w->opcode) || w->copied || w->queue_error)
+            continue;
+        r = sn_device_mem->queued_done(&qp->queue, &w->queued_copy, true);
+        if (r == SN_COPY_BUSY)
+            return;
+        w->copied = true;
+        w->queue_error = r;
+    }
 }
 
 int sn_batch_done(struct sn_qp *qp, const struct sn_wqe *w, bool ask)
@@ -377,8 +403,10 @@ int sn_batch_done(struct sn_qp *qp, const struct sn_wqe *w, bool ask)
         r = reads_poll(qp, ask);
         return r ? r : SN_EXEC_WORD_KNOWN;
     }
-    if (b->writing)
+    if (b->writing) {
+        end_writes(qp);
         words_write(qp);
+    }
     if (b->writing)
         return SN_EXEC_BUSY;
     for (r = 0; b->stores_done < w->stores && !r; b->stores_done += r != SN_COPY_BUSY)

@@ -7,18 +7,18 @@
 
 #include "tools/softnic/nic/queue_pair.h"
 
-/* Is the value known of the word that the atomic at this position names? The value must have been read after the
- * atomic was posted: another process may have changed the word before that, and told the poster. */
-bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at);
+/* Is the value known of the word that the atomic at this position names, and has the batch room for it and `before`
+ * others? The value must have been read after the atomic was posted: another process may have changed the word before
+ * that, and told the poster. */
+bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, unsigned before);
 
 /* Start reading the words of the atomics in [at, end), from the first up to one that is refused, or whose lock is
  * taken, or that is too many. Other requests in between are not touched. Return false if that cannot be done now; else
  * the first atomic is in the pipeline, and nothing may follow it (sn_batch_waits). */
 bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end);
 
-/* Carry out those of the atomics [at, end) whose words are known, and queue the new values. Return how many are in the
- * pipeline now. */
-unsigned sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end);
+/* Carry out the atomics among the requests [at, end), whose words are known, and queue the new values. */
+void sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end);
 
 /* True while only sn_batch_done may use the copy queue. */
 bool sn_batch_waits(const struct sn_qp *qp);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/softnic/nic/pipeline.h"
 
+#include <stdlib.h>
+
 #include "tools/softnic/nic/atomic_batch.h"
 #include "tools/softnic/nic/execute.h"
 #include "tools/softnic/nic/responder.h"
@@ -15,6 +17,7 @@ enum {
     /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */
     SHORT_BYTES = 16384,
     ROW_MOST = 64,     /* how far to look for atomics that can share a read */
+    PUT_LEAST = 1024,  /* shorter writes may be flags, which must not pass what was written before */
     ROW_BYTES = 65536, /* longer writes do not pass while locks are held; */
     /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
     AHEAD_BYTES = 1 << 20,
@@ -74,65 +77,223 @@ static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
                              target->qpn, c->dst);
 }
 
-/* Receives that only this queue pair can take. Of SRD others may take them too, and the request then waits. */
-static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target)
+/* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will. Of SRD others may take them too, and the request then waits. */
+static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target, unsigned taken)
 {
     return target->srq == SN_NONE &&
            __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED) >
-               qp->receives_due;
+               qp->receives_due + taken;
 }
 
-/* Return whether w is in the pipeline. */
-static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+/* Fill in the buffers of a write, and tell whether it may be queued now, after others that take so many receives. */
+static bool may_write(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, unsigned taken,
+                      struct sn_copy *c)
 {
-    struct sn_copy c; /* large: only what a copy reads is filled in */
-    bool tells = sn_takes_receive(w->opcode);
-
-    if (!find_spans(qp, target, w, &c))
-        return false;
     /* Without a receive nothing is written: the request is tried again when it is the first. */
-    if (tells && !receive_is_left(qp, target))
+    if (!find_spans(qp, target, w, c) || (sn_takes_receive(w->opcode) && !receive_is_left(qp, target, taken)) ||
+        sn_batch_covers(qp, c->dst_proc, c->dst))
         return false;
-    if (sn_batch_covers(qp, c.dst_proc, c.dst))
-        return false;
-    w->queue_error = sn_device_mem->enqueue(&c, &qp->queue, &w->queued_copy);
-    if (w->queue_error > 0)
-        return false;
-    qp->receives_due += tells;
-    qp->pipeline_bytes += w->length;
-    w->copying = true;
+    for (uint32_t i = 0; i < c->src_count; i++)
+        if (sn_batch_covers(qp, c->src_proc, &c->src[i]))
+            return false;
     return true;
 }
 
-/* Count the requests from `at` on that may start one after the other: atomics only, or writes as well. Return the
- * end. */
-static uint32_t row_end(struct sn_qp *qp, uint32_t at, uint32_t tail, bool writes)
+/* The request is in the pipeline now. */
+static void count_in(struct sn_qp *qp, struct sn_wqe *w)
 {
-    uint32_t end = at + 1;
+    bool atomic = sn_is_atomic(w->opcode);
 
-    for (; end != tail && end - at < ROW_MOST; end++) {
-        const struct sn_wqe *w = sn_wqe_at(qp, end);
+    qp->reads_open += atomic;
+    qp->receives_due += sn_takes_receive(w->opcode);
+    qp->pipeline_bytes += atomic ? 0 : w->length;
+    w->copying = true;
+}
 
-        if ((!writes && !sn_is_atomic(w->opcode)) || w->length > ROW_BYTES || (w->flags & IBV_SEND_FENCE) ||
-            !may_start(qp, w))
-            break;
+/* May the request at this position start together with those before it? */
+static bool follows(struct sn_qp *qp, uint32_t at)
+{
+    const struct sn_wqe *w = sn_wqe_at(qp, at);
+
+    return w->length <= ROW_BYTES && !(w->flags & IBV_SEND_FENCE) && may_start(qp, w);
+}
+
+static bool overlap(const struct sn_span *a, const struct sn_span *b)
+{
+    return a->addr < b->addr + b->length && b->addr < a->addr + a->length;
+}
+
+/* A write of a row: those may be copied in any order, and adjacent ones by one copy. */
+struct put {
+    uint32_t at; /* position of the request */
+    struct sn_span dst, src;
+    struct put *run;      /* the first one, by address, of the adjacent puts */
+    uint64_t run_bytes;   /* of the first one: all its run's */
+    bool run_is_enqueued; /* of the first one */
+};
+
+/* Requests that begin together: first their puts, then their atomics. */
+struct row {
+    struct sn_copy c; /* large: only what a copy reads is filled in */
+    struct put puts[ROW_MOST];
+    unsigned put_count, atomics, receives;
+};
+
+/* May this write be copied together with the puts of the row, before or after them? A shorter one may be a flag, which
+ * must not overtake. */
+static bool put_suits(const struct row *row, const struct sn_wqe *w)
+{
+    const struct sn_copy *c = &row->c;
+    const struct put *first = row->puts;
+
+    if (w->length < PUT_LEAST || w->length > ROW_BYTES || c->src_count != 1 || c->src[0].kind == SN_MEM_HOST)
+        return false;
+    if (!row->put_count)
+        return true;
+    if (c->dst[0].mr != first->dst.mr || c->src[0].mr != first->src.mr)
+        return false;
+    for (unsigned i = 0; i < row->put_count; i++) {
+        const struct put *put = &row->puts[i];
+
+        if (overlap(&put->dst, c->dst) ||
+            (c->src_proc == c->dst_proc && (overlap(&put->dst, c->src) || overlap(&put->src, c->dst))))
+            return false;
     }
+    return true;
+}
+
+static int by_target(const void *a, const void *b)
+{
+    const struct put *x = *(struct put *const *)a, *y = *(struct put *const *)b;
+
+    return x->dst.addr < y->dst.addr ? -1 : x->dst.addr > y->dst.addr;
+}
+
+/* Does the memory of b continue that of a on both sides? */
+static bool continues(const struct put *a, const struct put *b)
+{
+    return a->dst.addr + a->dst.length == b->dst.addr && a->src.addr + a->src.length == b->src.addr;
+}
+
+static void find_runs(struct row *row)
+{
+    struct put *sorted[ROW_MOST];
+
+    for (unsigned i = 0; i < row->put_count; i++)
+        sorted[i] = &row->puts[i];
+    qsort(sorted, row->put_count, sizeof(sorted[0]), by_target);
+    for (unsigned i = 0; i < row->put_count; i++) {
+        struct put *put = sorted[i];
+
+        put->run = i && continues(sorted[i - 1], put) ? sorted[i - 1]->run : put;
+        put->run->run_bytes = (put->run == put ? 0 : put->run->run_bytes) + put->dst.length;
+        put->run_is_enqueued = false;
+    }
+}
+
+/* Queue the puts: the first request of each run holds the copy of all. Return the first position that is not in the
+ * queue, or `end`. Later requests may be in the copy of an earlier one all the same (copied). */
+static uint32_t puts_enqueue(struct sn_qp *qp, struct row *row, uint32_t end)
+{
+    find_runs(row);
+    for (unsigned i = 0; i < row->put_count && end != row->puts[i].at; i++) {
+        struct put *run = row->puts[i].run;
+        struct sn_wqe *w = sn_wqe_at(qp, row->puts[i].at);
+
+        w->copied = run->run_is_enqueued;
+        w->queue_error = 0;
+        if (w->copied)
+            continue;
+        row->c.length = run->run_bytes;
+        row->c.dst_count = row->c.src_count = 1;
+        row->c.dst[0] = run->dst;
+        row->c.src[0] = run->src;
+        row->c.dst[0].length = row->c.src[0].length = run->run_bytes;
+        w->queue_error = sn_device_mem->enqueue(&row->c, &qp->queue, &w->queued_copy);
+        if (w->queue_error > 0)
+            end = row->puts[i].at;
+        run->run_is_enqueued = w->queue_error <= 0;
+    }
+    for (unsigned i = 0; i < row->put_count; i++)
+        if (row->puts[i].run->run_is_enqueued && (int32_t)(row->puts[i].at - end) >= 0)
+            sn_wqe_at(qp, row->puts[i].at)->copied = true, sn_wqe_at(qp, row->puts[i].at)->queue_error = 0;
+    row->put_count = 0;
     return end;
 }
 
-/* Return how many are in the pipeline now. */
-static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
+/* Take the request at this position into the row, if it may be there. An atomic: if its word is known. */
+static bool take(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t at)
 {
-    unsigned n;
+    const struct sn_wqe *w = sn_wqe_at(qp, at);
 
-    if (sn_batch_knows(qp, target, at))
-        n = sn_batch_change(qp, target, at, row_end(qp, at, tail, false));
-    else
-        n = qp->pipeline_bytes <= AHEAD_BYTES && sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
-    for (unsigned i = 0; i < n; i++)
-        sn_wqe_at(qp, at + i)->copying = true;
-    qp->reads_open += n;
-    return n;
+    if (sn_is_atomic(w->opcode)) {
+        bool known = sn_batch_knows(qp, target, at, row->atomics);
+
+        row->atomics += known;
+        return known;
+    }
+    if (!may_write(qp, target, w, row->receives, &row->c) || !put_suits(row, w))
+        return false;
+    if (!w->copied)
+        row->puts[row->put_count++] = (struct put){.at = at, .dst = row->c.dst[0], .src = row->c.src[0]};
+    row->receives += sn_takes_receive(w->opcode);
+    return true;
+}
+
+/* Start the requests from `at` on that are atomics on known words, or writes that may pass them. Return how many are in
+ * the pipeline now. */
+static unsigned start_row(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
+{
+    uint32_t most = sn_qp_is_srd(qp) ? 1 : ROW_MOST, end = at;
+    struct row row; /* large */
+
+    row.put_count = row.atomics = row.receives = 0;
+    while (end != tail && end - at < most && (end == at || follows(qp, end)) && take(qp, target, &row, end))
+        end++;
+    end = puts_enqueue(qp, &row, end);
+    sn_batch_change(qp, target, at, end);
+    for (uint32_t i = at; i != end; i++)
+        count_in(qp, sn_wqe_at(qp, i));
+    return end - at;
+}
+
+/* Return whether the write is in the pipeline. */
+static bool start_write(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+{
+    struct sn_copy c; /* large: only what a copy reads is filled in */
+
+    if (!may_write(qp, target, w, 0, &c))
+        return false;
+    w->copied = false;
+    w->queue_error = sn_device_mem->enqueue(&c, &qp->queue, &w->queued_copy);
+    if (w->queue_error > 0)
+        return false;
+    count_in(qp, w);
+    return true;
+}
+
+/* Return whether the words of some atomics are being read. The first one is in the pipeline then. */
+static bool start_reading(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
+{
+    uint32_t end = at + 1;
+
+    while (end != tail && end - at < ROW_MOST && follows(qp, end))
+        end++;
+    if (qp->pipeline_bytes > AHEAD_BYTES || !sn_batch_read(qp, target, at, end))
+        return false;
+    count_in(qp, sn_wqe_at(qp, at));
+    return true;
+}
+
+/* Start the request at this position, and others after it. Return how many. */
+static unsigned start(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
+{
+    struct sn_wqe *w = sn_wqe_at(qp, at);
+    unsigned n = start_row(qp, target, at, tail);
+
+    if (n)
+        return n;
+    return sn_is_atomic(w->opcode) ? start_reading(qp, target, at, tail) : start_write(qp, target, w);
 }
 
 /* [in-use] for both sides' buffers, from the first request in the pipeline to the last; see execute_counted in run.c
@@ -180,7 +341,7 @@ bool sn_pipeline_start(struct sn_qp *qp, uint32_t tail)
         return false;
     if (sn_responder_answers(qp, target, w))
         while (n && qp->pipeline_begun < BEGUN_MOST && (w = next(qp, at, tail))) {
-            n = sn_is_atomic(w->opcode) ? start_atomics(qp, target, at, tail) : start(qp, target, w);
+            n = start(qp, target, at, tail);
             qp->in_pipeline += n;
             qp->pipeline_begun += n;
             at += n;
@@ -235,10 +396,10 @@ int sn_pipeline_retire(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 
     if (atomic)
         r = sn_batch_done(qp, w, ask);
-    else if (w->copied)
-        r = 0;
+    else if (w->copied || w->queue_error)
+        r = w->queue_error;
     else
-        r = w->queue_error ? w->queue_error : sn_device_mem->queued_done(&qp->queue, &w->queued_copy, ask);
+        r = sn_device_mem->queued_done(&qp->queue, &w->queued_copy, ask);
     if (r == SN_COPY_BUSY)
         return SN_EXEC_BUSY;
     if (r == SN_EXEC_WORD_KNOWN)

@@ -54,7 +54,7 @@ struct sn_wqe {
     /* while it is executed */
     bool lost;            /* by the model, more often than it may be retried */
     bool copying;         /* an asynchronous copy is under way */
-    bool copied;          /* pipelined: the copy is done, but there is no receive to take yet */
+    bool copied;          /* pipelined: done but for a receive; or an earlier request's copy has its bytes */
     uint32_t rnr_left;    /* tries left of rnr_retry; UINT32_MAX: not yet counted */
     uint64_t retry_until; /* unreachable; give up then. 0: not retrying */
     /* in the pipeline (pipeline.h) */
