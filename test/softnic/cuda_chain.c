@@ -57,6 +57,15 @@ void write_piece(struct chain *chain, const struct buf *from, size_t offset, uin
     wr->wr.rdma.rkey = to.rkey;
 }
 
+void flag(struct chain *chain, struct remote words, size_t word, uint64_t value)
+{
+    ((uint64_t *)(uintptr_t)chain->results.addr)[chain->count] = value;
+    struct ibv_send_wr *wr = chain_next(chain, IBV_WR_RDMA_WRITE);
+
+    wr->wr.rdma.remote_addr = words.addr + 8 * word;
+    wr->wr.rdma.rkey = words.rkey;
+}
+
 void chain_post(struct chain *chain)
 {
     struct ibv_send_wr *bad;

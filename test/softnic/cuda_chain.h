@@ -23,6 +23,8 @@ void chain_close(struct chain *chain);
 void add(struct chain *chain, struct remote words, size_t word, uint64_t value);
 void swap(struct chain *chain, struct remote words, size_t word, uint64_t compare, uint64_t value);
 void write_piece(struct chain *chain, const struct buf *from, size_t offset, uint32_t bytes, struct remote to);
+/* Append a write of one word from host memory. */
+void flag(struct chain *chain, struct remote words, size_t word, uint64_t value);
 
 void chain_post(struct chain *chain);
 /* Expect that all succeed, in order; then empty the chain. */

@@ -189,7 +189,7 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
 }
 
 /* After word i changes, all of the write before it is there. Before that, nothing of the write after it is, if the
- * writes are from host memory. */
+ * writes are from host memory: only those from GPU memory may pass. */
 static void watch_pair(const struct buf *words, const struct buf *data, size_t i, size_t pairs, uint64_t round,
                        bool from_host)
 {
@@ -212,12 +212,13 @@ static void watch_pair(const struct buf *words, const struct buf *data, size_t i
 }
 
 /* The target calls no verb. */
-void atomics_and_writes_are_seen_in_their_order(struct side *side, bool from_host)
+void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags)
 {
     enum { PAIRS = 8, ROUNDS = 20 };
     struct chain chain;
     struct buf words, data;
     struct side by;
+    int copies;
 
     chain_open(side, &chain);
     buf_make(side, &data, side->initiator && from_host ? PAGEABLE : LEGACY, PAIRS * PIECE);
@@ -230,10 +231,16 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side, bool from_hos
             buf_fill(&piece, round);
         for (size_t i = 0; side->initiator && i < PAIRS; i++) {
             write_piece(&chain, &data, i * PIECE, PIECE, there);
-            add(&chain, at, i, 1);
+            if (flags)
+                flag(&chain, at, i, round);
+            else
+                add(&chain, at, i, 1);
         }
+        copies = driver_calls("cuMemcpyAsync");
         if (side->initiator)
             chain_run(&chain);
+        if (side->initiator && side->fake && !side->copier && flags && !from_host)
+            MUST(driver_calls("cuMemcpyAsync") == copies + 1 + PAIRS); /* one for all data */
         for (size_t i = 0; !side->initiator && i < PAIRS; i++)
             watch_pair(&words, &data, i, PAIRS, round, from_host);
     }

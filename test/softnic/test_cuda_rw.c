@@ -390,8 +390,8 @@ static void change_words(struct side *side)
     words_in_between_are_left_alone(side);
     an_atomic_behind_a_write_to_its_word_finds_it(side);
     an_atomic_finds_what_the_word_was_when_it_was_posted(side);
-    atomics_and_writes_are_seen_in_their_order(side, true);
-    atomics_and_writes_are_seen_in_their_order(side, false);
+    for (int way = 0; way < 4; way++)
+        signals_and_writes_are_seen_in_their_order(side, way % 2, way / 2);
     requests_that_meet_keep_their_order(side);
     a_batch_ends_before_an_atomic_that_is_refused(side);
 }

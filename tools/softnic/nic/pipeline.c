@@ -17,7 +17,7 @@ enum {
     /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */
     SHORT_BYTES = 16384,
     ROW_MOST = 64,     /* how far to look for atomics that can share a read */
-    PUT_LEAST = 1024,  /* shorter writes may be flags, which must not pass what was written before */
+    PUT_LEAST = 1024,  /* shorter writes may be flags, which must not pass what was posted before */
     ROW_BYTES = 65536, /* longer writes do not pass while locks are held; */
     /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
     AHEAD_BYTES = 1 << 20,
@@ -77,7 +77,8 @@ static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
                              target->qpn, c->dst);
 }
 
-/* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will. Of SRD others may take them too, and the request then waits. */
+/* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will.
+ * Of SRD others may take them too, and the request then waits. */
 static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target, unsigned taken)
 {
     return target->srq == SN_NONE &&
@@ -123,108 +124,120 @@ static bool overlap(const struct sn_span *a, const struct sn_span *b)
     return a->addr < b->addr + b->length && b->addr < a->addr + a->length;
 }
 
-/* A write of a row: those may be copied in any order, and adjacent ones by one copy. */
-struct put {
+/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put that it continues. */
+struct write {
     uint32_t at; /* position of the request */
-    struct sn_span dst, src;
-    struct put *run;      /* the first one, by address, of the adjacent puts */
-    uint64_t run_bytes;   /* of the first one: all its run's */
-    bool run_is_enqueued; /* of the first one */
+    bool is_put;
+    struct sn_span dst, src; /* src: of a put, and of any write within one process */
+    struct write *run;       /* the first one, by address, of the puts that continue each other */
+    uint64_t run_bytes;      /* of the first one: all its run's */
+    bool run_is_queued;      /* of the first one */
 };
 
-/* Requests that begin together: first their puts, then their atomics. */
+/* Requests that begin together: writes in their order, but for puts that pass; then atomics. */
 struct row {
     struct sn_copy c; /* large: only what a copy reads is filled in */
-    struct put puts[ROW_MOST];
-    unsigned put_count, atomics, receives;
+    struct write writes[ROW_MOST];
+    unsigned write_count, atomics, receives;
 };
 
-/* May this write be copied together with the puts of the row, before or after them? A shorter one may be a flag, which
- * must not overtake. */
-static bool put_suits(const struct row *row, const struct sn_wqe *w)
+static bool is_put(const struct sn_wqe *w, const struct sn_copy *c)
+{
+    return w->length >= PUT_LEAST && w->length <= ROW_BYTES && c->src_count == 1 && c->src[0].kind != SN_MEM_HOST;
+}
+
+/* Does the order of the write in row->c and of an earlier one in the row matter? */
+static bool meets_another(const struct row *row)
 {
     const struct sn_copy *c = &row->c;
-    const struct put *first = row->puts;
+    bool loop = c->src_proc == c->dst_proc;
 
-    if (w->length < PUT_LEAST || w->length > ROW_BYTES || c->src_count != 1 || c->src[0].kind == SN_MEM_HOST)
-        return false;
-    if (!row->put_count)
+    if (loop && c->src_count != 1 && row->write_count)
         return true;
-    if (c->dst[0].mr != first->dst.mr || c->src[0].mr != first->src.mr)
-        return false;
-    for (unsigned i = 0; i < row->put_count; i++) {
-        const struct put *put = &row->puts[i];
+    for (unsigned i = 0; i < row->write_count; i++) {
+        const struct write *other = &row->writes[i];
 
-        if (overlap(&put->dst, c->dst) ||
-            (c->src_proc == c->dst_proc && (overlap(&put->dst, c->src) || overlap(&put->src, c->dst))))
-            return false;
+        if (overlap(&other->dst, c->dst) || (loop && (overlap(&other->dst, c->src) || overlap(&other->src, c->dst))))
+            return true;
     }
-    return true;
+    return false;
 }
 
 static int by_target(const void *a, const void *b)
 {
-    const struct put *x = *(struct put *const *)a, *y = *(struct put *const *)b;
+    const struct write *x = *(struct write *const *)a, *y = *(struct write *const *)b;
 
     return x->dst.addr < y->dst.addr ? -1 : x->dst.addr > y->dst.addr;
 }
 
 /* Does the memory of b continue that of a on both sides? */
-static bool continues(const struct put *a, const struct put *b)
+static bool continues(const struct write *a, const struct write *b)
 {
-    return a->dst.addr + a->dst.length == b->dst.addr && a->src.addr + a->src.length == b->src.addr;
+    return a->is_put && b->is_put && a->dst.mr == b->dst.mr && a->src.mr == b->src.mr &&
+           a->dst.addr + a->dst.length == b->dst.addr && a->src.addr + a->src.length == b->src.addr;
 }
 
 static void find_runs(struct row *row)
 {
-    struct put *sorted[ROW_MOST];
+    struct write *sorted[ROW_MOST];
 
-    for (unsigned i = 0; i < row->put_count; i++)
-        sorted[i] = &row->puts[i];
-    qsort(sorted, row->put_count, sizeof(sorted[0]), by_target);
-    for (unsigned i = 0; i < row->put_count; i++) {
-        struct put *put = sorted[i];
+    for (unsigned i = 0; i < row->write_count; i++)
+        sorted[i] = &row->writes[i];
+    qsort(sorted, row->write_count, sizeof(sorted[0]), by_target);
+    for (unsigned i = 0; i < row->write_count; i++) {
+        struct write *write = sorted[i];
 
-        put->run = i && continues(sorted[i - 1], put) ? sorted[i - 1]->run : put;
-        put->run->run_bytes = (put->run == put ? 0 : put->run->run_bytes) + put->dst.length;
-        put->run_is_enqueued = false;
+        write->run = i && continues(sorted[i - 1], write) ? sorted[i - 1]->run : write;
+        write->run_bytes = 0;
+        write->run_is_queued = false;
+        write->run->run_bytes += write->dst.length;
     }
 }
 
-/* Queue the puts: the first request of each run holds the copy of all. Return the first position that is not in the
- * queue, or `end`. Later requests may be in the copy of an earlier one all the same (copied). */
-static uint32_t puts_enqueue(struct sn_qp *qp, struct row *row, uint32_t end)
+/* Queue a write, and with a put all of its run. Return as enqueue in device_mem.h. */
+static int enqueue(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, const struct write *write)
 {
-    find_runs(row);
-    for (unsigned i = 0; i < row->put_count && end != row->puts[i].at; i++) {
-        struct put *run = row->puts[i].run;
-        struct sn_wqe *w = sn_wqe_at(qp, row->puts[i].at);
+    struct sn_wqe *w = sn_wqe_at(qp, write->at);
+    struct sn_copy *c = &row->c;
 
-        w->copied = run->run_is_enqueued;
-        w->queue_error = 0;
-        if (w->copied)
-            continue;
-        row->c.length = run->run_bytes;
-        row->c.dst_count = row->c.src_count = 1;
-        row->c.dst[0] = run->dst;
-        row->c.src[0] = run->src;
-        row->c.dst[0].length = row->c.src[0].length = run->run_bytes;
-        w->queue_error = sn_device_mem->enqueue(&row->c, &qp->queue, &w->queued_copy);
-        if (w->queue_error > 0)
-            end = row->puts[i].at;
-        run->run_is_enqueued = w->queue_error <= 0;
+    find_spans(qp, target, w, c); /* it did when the row was made */
+    if (write->is_put) {
+        c->dst[0] = write->run->dst;
+        c->src[0] = write->run->src;
+        c->length = c->dst[0].length = c->src[0].length = write->run->run_bytes;
     }
-    for (unsigned i = 0; i < row->put_count; i++)
-        if (row->puts[i].run->run_is_enqueued && (int32_t)(row->puts[i].at - end) >= 0)
-            sn_wqe_at(qp, row->puts[i].at)->copied = true, sn_wqe_at(qp, row->puts[i].at)->queue_error = 0;
-    row->put_count = 0;
+    return sn_device_mem->enqueue(c, &qp->queue, &w->queued_copy);
+}
+
+/* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Puts
+ * behind it may be in the copy of an earlier one all the same. */
+static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t end)
+{
+    bool full = false;
+
+    find_runs(row);
+    for (unsigned i = 0; i < row->write_count; i++) {
+        struct write *write = &row->writes[i];
+        struct sn_wqe *w = sn_wqe_at(qp, write->at);
+
+        w->copied = write->run->run_is_queued;
+        w->queue_error = 0;
+        if (full || w->copied)
+            continue;
+        w->queue_error = enqueue(qp, target, row, write);
+        full = w->queue_error > 0;
+        if (full)
+            end = write->at;
+        write->run->run_is_queued = !full;
+    }
     return end;
 }
 
-/* Take the request at this position into the row, if it may be there. An atomic: if its word is known. */
+/* Take the request at this position into the row, if it may be there: a write, or an atomic whose word is known. */
 static bool take(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t at)
 {
     const struct sn_wqe *w = sn_wqe_at(qp, at);
+    bool put;
 
     if (sn_is_atomic(w->opcode)) {
         bool known = sn_batch_knows(qp, target, at, row->atomics);
@@ -232,44 +245,32 @@ static bool take(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, ui
         row->atomics += known;
         return known;
     }
-    if (!may_write(qp, target, w, row->receives, &row->c) || !put_suits(row, w))
+    if (!may_write(qp, target, w, row->receives, &row->c) || meets_another(row))
+        return false;
+    put = is_put(w, &row->c);
+    if (row->atomics && !put)
         return false;
     if (!w->copied)
-        row->puts[row->put_count++] = (struct put){.at = at, .dst = row->c.dst[0], .src = row->c.src[0]};
+        row->writes[row->write_count++] =
+            (struct write){.at = at, .is_put = put, .dst = row->c.dst[0], .src = row->c.src[0]};
     row->receives += sn_takes_receive(w->opcode);
     return true;
 }
 
-/* Start the requests from `at` on that are atomics on known words, or writes that may pass them. Return how many are in
- * the pipeline now. */
+/* Start the requests from `at` on that need not wait for those before them. Return how many are in the pipeline now. */
 static unsigned start_row(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
 {
     uint32_t most = sn_qp_is_srd(qp) ? 1 : ROW_MOST, end = at;
     struct row row; /* large */
 
-    row.put_count = row.atomics = row.receives = 0;
+    row.write_count = row.atomics = row.receives = 0;
     while (end != tail && end - at < most && (end == at || follows(qp, end)) && take(qp, target, &row, end))
         end++;
-    end = puts_enqueue(qp, &row, end);
+    end = enqueue_writes(qp, target, &row, end);
     sn_batch_change(qp, target, at, end);
     for (uint32_t i = at; i != end; i++)
         count_in(qp, sn_wqe_at(qp, i));
     return end - at;
-}
-
-/* Return whether the write is in the pipeline. */
-static bool start_write(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
-{
-    struct sn_copy c; /* large: only what a copy reads is filled in */
-
-    if (!may_write(qp, target, w, 0, &c))
-        return false;
-    w->copied = false;
-    w->queue_error = sn_device_mem->enqueue(&c, &qp->queue, &w->queued_copy);
-    if (w->queue_error > 0)
-        return false;
-    count_in(qp, w);
-    return true;
 }
 
 /* Return whether the words of some atomics are being read. The first one is in the pipeline then. */
@@ -288,12 +289,9 @@ static bool start_reading(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t a
 /* Start the request at this position, and others after it. Return how many. */
 static unsigned start(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
 {
-    struct sn_wqe *w = sn_wqe_at(qp, at);
     unsigned n = start_row(qp, target, at, tail);
 
-    if (n)
-        return n;
-    return sn_is_atomic(w->opcode) ? start_reading(qp, target, at, tail) : start_write(qp, target, w);
+    return n || !sn_is_atomic(sn_wqe_at(qp, at)->opcode) ? n : start_reading(qp, target, at, tail);
 }
 
 /* [in-use] for both sides' buffers, from the first request in the pipeline to the last; see execute_counted in run.c
