@@ -4,6 +4,7 @@
 
 usage: launcher.py SOFTNIC_RUN SOFTNICCTL CLAIM      (exit 77: cannot run here, with the reason)
 """
+import ctypes
 import json
 import os
 import pathlib
@@ -171,6 +172,16 @@ def a_copier_that_ends_early_is_told_of():
 while [ -e /proc/$pid ]; do sleep 0.02; done; exit 5"""
     done = run("--quiet", "--copier", "--", "sh", "-c", kill)
     assert done.returncode == 5 and "the copier, pid" in done.stderr and "signal 9" in done.stderr, done
+
+
+def without_a_cuda_driver_nothing_is_loaded_into_the_command():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        done = run("--quiet", "--", "sh", "-c", 'echo "<$LD_AUDIT>"')
+        assert done.stdout == "<>\n", done
+    else:
+        raise Skip("this host has a CUDA driver")
 
 
 def sweep_spares_worlds_in_use():
@@ -447,7 +458,7 @@ def counters_are_json():
 
 CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
-          the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
+          the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of, without_a_cuda_driver_nothing_is_loaded_into_the_command,
           sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused, a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
           sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node, without_proc_nothing_runs_and_worlds_are_left_alone,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compare tools/softnic/memory/cuda_api.h with the driver's own header: most of the test is that this compiles. */
+/* Compare tools/softnic/memory/cuda_api.h and the calls of tools/softnic/cuda/driver_calls.c with the driver's own header: most of the test is that this compiles. */
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/softnic/memory/cuda_api.h"
+#include "tools/softnic/cuda/driver_calls.c"
 
 #define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(SN_CU_OK, CUDA_SUCCESS);
@@ -34,6 +34,26 @@ SAME(sizeof(struct sn_cu_access), sizeof(CUmemAccessDesc));
 SAME(offsetof(struct sn_cu_access, location_type), offsetof(CUmemAccessDesc, location.type));
 SAME(offsetof(struct sn_cu_access, location_id), offsetof(CUmemAccessDesc, location.id));
 SAME(offsetof(struct sn_cu_access, flags), offsetof(CUmemAccessDesc, flags));
+
+SAME(LEGACY_STREAM, (uintptr_t)CU_STREAM_LEGACY);
+SAME(THREAD_STREAM, (uintptr_t)CU_STREAM_PER_THREAD);
+SAME(PTDS_FLAG, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
+SAME(TYPE_HOST, CU_MEMORYTYPE_HOST);
+SAME(TYPE_UNIFIED, CU_MEMORYTYPE_UNIFIED);
+SAME(sizeof(struct sn_cu_copy2d), sizeof(CUDA_MEMCPY2D));
+SAME(sizeof(struct sn_cu_copy3d), sizeof(CUDA_MEMCPY3D));
+#define SAME_FIELD(ours, theirs)                                                                                       \
+    SAME(offsetof(struct sn_cu_copy2d, ours), offsetof(CUDA_MEMCPY2D, theirs));                                        \
+    SAME(offsetof(struct sn_cu_copy3d, ours), offsetof(CUDA_MEMCPY3D, theirs))
+SAME_FIELD(src_type, srcMemoryType);
+SAME_FIELD(src_host, srcHost);
+SAME_FIELD(src_device, srcDevice);
+SAME_FIELD(dst_type, dstMemoryType);
+SAME_FIELD(dst_host, dstHost);
+SAME_FIELD(dst_device, dstDevice);
+SAME_FIELD(width, WidthInBytes);
+SAME_FIELD(height, Height);
+SAME(offsetof(struct sn_cu_copy3d, depth), offsetof(CUDA_MEMCPY3D, Depth));
 
 /* In the order of SN_CUDA_CALLS. */
 #define FUNCTIONS(X)                                                                                                   \
@@ -79,6 +99,11 @@ static_assert(__builtin_types_compatible_p(__typeof__(cuIpcOpenMemHandle_v2), ip
 static const size_t checked[] = {FUNCTIONS(CHECK)};
 #undef cuIpcOpenMemHandle_v2
 
+/* Those that stand in for the driver's. */
+#define CHECK_OURS(name, symbol)              sizeof((__typeof__(&our_##symbol))symbol),
+#define CHECK_OURS_BOTH(name, symbol, suffix) CHECK_OURS(name, symbol)
+static const size_t checked_ours[] = {CALLS(CHECK_OURS, CHECK_OURS_BOTH)};
+
 #define THEIR_NAME(field, function) #function,
 static const char *const their_names[] = {FUNCTIONS(THEIR_NAME)};
 #define OUR_NAME(field, symbol, parameters) symbol,
@@ -87,6 +112,7 @@ SAME(sizeof(our_names), sizeof(their_names));
 
 int main(void)
 {
+    (void)checked_ours;
     for (size_t i = 0; i < sizeof(checked) / sizeof(checked[0]); i++)
         if (strcmp(our_names[i], their_names[i])) {
             fprintf(stderr, "call %zu is opened as %s, compared with %s\n", i, our_names[i], their_names[i]);

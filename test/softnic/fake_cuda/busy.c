@@ -48,6 +48,15 @@ void fake_wait_idle(const char *call)
         usleep(NAP_US);
 }
 
+void fake_wait_idle_locked(const char *call)
+{
+    if (!__atomic_load_n(&busy, __ATOMIC_ACQUIRE))
+        return;
+    fakeCudaHoldLock(1);
+    fake_wait_idle(call);
+    fakeCudaHoldLock(0);
+}
+
 void fakeCudaPause(int pause)
 {
     __atomic_store_n(&paused, pause, __ATOMIC_RELEASE);

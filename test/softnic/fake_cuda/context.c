@@ -97,6 +97,19 @@ int cuCtxPopCurrent_v2(void **ctx)
     return OK;
 }
 
+int cuCtxGetCurrent(void **ctx)
+{
+    *ctx = depth ? stack[depth - 1] : NULL;
+    return fake_started() ? OK : NOT_INITIALIZED;
+}
+
+int cuCtxSetCurrent(void *ctx)
+{
+    depth = depth ? depth : 1;
+    stack[depth - 1] = ctx;
+    return OK;
+}
+
 int cuCtxGetDevice(int *dev)
 {
     *dev = fake_current();

@@ -168,6 +168,9 @@ int cuMemcpy(uint64_t dst, uint64_t src, size_t bytes)
         return r;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
+    size_t all = bytes;
+    if (!fake_view(dst, &all) || !fake_view(src, &all))
+        fake_wait_idle_locked(__func__); /* pageable memory, on the default stream, which waits for the kernel */
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done;
         uint8_t *to = reach(dst + done, &n), *from = reach(src + done, &n);

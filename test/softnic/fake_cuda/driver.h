@@ -60,6 +60,9 @@ int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active);
 int cuCtxPushCurrent_v2(void *ctx);
 int cuCtxPopCurrent_v2(void **ctx);
 int cuCtxGetDevice(int *dev);
+int cuCtxGetCurrent(void **ctx);
+int cuCtxSetCurrent(void *ctx);
+int cuCtxSynchronize(void);
 int cuThreadExchangeStreamCaptureMode(int *mode);
 int cuPointerGetAttribute(void *data, int attribute, uint64_t va);
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t va);
@@ -87,6 +90,10 @@ int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int cuStreamQuery(void *stream);
+int cuStreamSynchronize(void *stream);
+int cuStreamIsCapturing(void *stream, int *status);
+int cuStreamBeginCapture_v2(void *stream, int mode);
+int cuStreamEndCapture(void *stream, void **graph);
 int cuEventCreate(void **event, unsigned flags);
 int cuEventRecord(void *event, void *stream);
 int cuEventQuery(void *event);
@@ -95,6 +102,10 @@ int cuMemsetD8_v2(uint64_t va, unsigned char value, size_t bytes);
 int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes);
 int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes);
 int cuModuleLoadData(void **module, const void *image);
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra);
+int cuGetProcAddress(const char *name, void **out, int version, uint64_t flags);
+int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 
 #pragma GCC visibility pop
 

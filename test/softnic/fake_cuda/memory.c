@@ -51,7 +51,7 @@ int cuMemAlloc_v2(uint64_t *va, size_t bytes)
 
 int cuMemFree_v2(uint64_t va)
 {
-    fake_wait_idle(__func__);
+    fake_wait_idle_locked(__func__);
     int r = OK;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find(va);
@@ -138,7 +138,7 @@ int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 
 int cuMemHostUnregister(void *host)
 {
-    fake_wait_idle(__func__);
+    fake_wait_idle_locked(__func__);
     int r = OK;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find((uintptr_t)host);

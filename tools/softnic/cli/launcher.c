@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* softnic-run: make a world of software NICs, run a command in it, clean up. */
+#include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
 #include <limits.h>
@@ -169,6 +170,33 @@ static void enter_sysfs(struct run *run)
     free(nics);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 }; /* ThreadSanitizer's programs do not start with LD_AUDIT, and then the command is one */
+#else
+enum { SANITIZED = 0 };
+#endif
+
+/* Let the command's calls of the CUDA driver wait where nobody is kept waiting (doc/softnic.md, "What a copy may wait
+ * for"). Programs on a host without a CUDA driver are left alone, and the copier has no need of it. */
+static int set_audit(const struct run *run)
+{
+    const char *old = getenv("LD_AUDIT");
+    void *driver;
+    char *audit;
+
+    if (SANITIZED || run->options.plain_cuda || run->world->config.copier)
+        return 0;
+    driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!driver)
+        return 0;
+    dlclose(driver);
+    if (asprintf(&audit, "%s%s%s/libsoftnic_audit.so", old ? old : "", old && *old ? ":" : "", run->libdir) < 0)
+        return -ENOMEM;
+    int r = setenv("LD_AUDIT", audit, 1) ? -errno : 0;
+    free(audit);
+    return r;
+}
+
 static int set_environment(const void *arg)
 {
     const struct run *run = arg;
@@ -184,7 +212,7 @@ static int set_environment(const void *arg)
                 ? -errno
                 : 0;
     free(joined);
-    return r;
+    return r ? r : set_audit(run);
 }
 
 /* Runs in the child: go where the command of the world's maker is, so that each can reach the other's memory. */

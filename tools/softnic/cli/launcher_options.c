@@ -17,7 +17,22 @@ enum {
     NODES_MOST = 64,
 };
 
-enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, COPIER, EFA, NO_SYSFS, HELP, VERSION };
+enum kind {
+    COUNT,
+    RATE,
+    LATENCY,
+    LOSS,
+    DURATION,
+    FENCE,
+    NAME,
+    QUIET,
+    COPIER,
+    PLAIN_CUDA,
+    EFA,
+    NO_SYSFS,
+    HELP,
+    VERSION
+};
 
 static const struct flag {
     const char *name;
@@ -43,6 +58,8 @@ static const struct flag {
      "1us time added by a fenced request (off)"},
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
     {"copier", COPIER, 0, 0, 0, "             a process of the NIC's own copies GPU memory, see doc/softnic.md (off)"},
+    {"plain-cuda", PLAIN_CUDA, 0, 0, 0,
+     "         leave the command's calls of the CUDA driver alone, see doc/softnic.md"},
     {"efa", EFA, 0, 0, 0,
      "             the NICs are EFA devices of AWS: SRD queue pairs, no order; see doc/softnic.md (off)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
@@ -161,6 +178,9 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
     case COPIER:
         o->copier = true;
         o->model_given = true;
+        break;
+    case PLAIN_CUDA:
+        o->plain_cuda = true;
         break;
     case EFA:
         o->efa = true;

@@ -20,6 +20,7 @@ struct sn_launcher_options {
     uint64_t retry_cap_ns; /* 0: the world's default */
     bool fence_strict;
     bool copier;
+    bool plain_cuda;
     bool efa;
     bool model_given; /* an option that shapes the world was given */
     bool quiet, no_sysfs;
