@@ -242,6 +242,37 @@ def ucx_runs(run):
             assert world["devices"][0]["bytes_tx"] >= 300 * 8, text
 
 
+def mpi_runs(run):
+    """Two MPI libraries, over UCX, verbs, and SRD: messages, reductions, and one-sided access (mpi_client.c)."""
+    need()
+    need_sysfs(run)
+    if not os.path.isdir("/dev/infiniband"):
+        raise Skip("there is no /dev/infiniband, and softnic-run could not make it: UCX finds no device")
+    source = pathlib.Path(__file__).with_name("mpi_client.c")
+    os.environ.update(UCX_NET_DEVICES="softnic0:1", FI_EFA_ENABLE_SHM_TRANSFER="0", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                      MPIR_CVAR_NOLOCAL="1")
+    ofi = ["--mca", "btl", "self", "--mca", "osc", "pt2pt", "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include"]
+    ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx", "-x"]
+    cases = {"openmpi": [(4, [], [*ucx, "UCX_TLS=rc_v,self"], {}), (4, [], [*ucx, "UCX_TLS=ud_v,self"], {}), (2, [], [*ofi, "verbs;ofi_rxm"], {}),
+                         (2, ["--efa"], [*ofi, "efa"], {})],
+             "mpich": [(2, [], [], {"UCX_TLS": "rc_v,self"}), (4, [], [], {"UCX_TLS": "ud_v,self"})]}
+    found = [name for name in cases if shutil.which(f"mpicc.{name}")]
+    if not found:
+        raise Skip("neither mpicc.openmpi nor mpicc.mpich is installed (apt-get install libopenmpi-dev openmpi-bin libmpich-dev mpich)")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in found:
+            program = f"{folder}/{name}"
+            subprocess.run([f"mpicc.{name}", "-O1", "-o", program, str(source)], check=True, timeout=LIMIT_S)
+            for ranks, options, words, env in cases[name]:
+                os.environ.pop("UCX_TLS", None)
+                os.environ.update(env)
+                more = ["--oversubscribe"] if name == "openmpi" else []
+                text = inside(run, options, "alone", f"mpirun.{name}", *more, "-n", str(ranks), *words, program)
+                assert f"right, {ranks} ranks" in text, text
+                world = json.loads(text[text.rindex("counters: ") + len("counters: "):])
+                assert sum(device["bytes_tx"] for device in world["devices"]) >= 1 << 20, text
+
+
 # rdma-core's tests take rdma_cm's address from the network interface of the device, which a PCI device of another kind does not have.
 # The folder is private to this command. Newer tests ask the kernel instead, by iproute2's rdma, and the kernel knows no such device.
 LINKS = json.dumps([{"ifname": f"softnic{n}", "port": 1, "netdev": "lo"} for n in range(2)])
@@ -501,7 +532,7 @@ def a_queue_pair_error_flushes_what_is_posted(run):
 
 CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
           a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data,
-          threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run, unreliable_queue_pairs_run, ucx_runs, pyverbs_own_tests_pass, pyverbs_tests_of_rdma_cm_pass,
+          threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run, unreliable_queue_pairs_run, ucx_runs, mpi_runs, pyverbs_own_tests_pass, pyverbs_tests_of_rdma_cm_pass,
           two_launchers_of_one_unprivileged_user_meet, an_initiator_that_the_kernel_refuses_breaks_its_connection,
           rdma_cm_programs_run, nodes_meet_by_rdma_cm, perftest_connects_by_rdma_cm, libfabric_runs_over_verbs,
           perftest_runs_over_srd, libfabric_runs_over_srd_and_finds_its_data_whole,
@@ -513,6 +544,11 @@ def main():
     if sys.argv[1] == "--inside":
         if sys.argv[2] == "pair":
             print(pair(sys.argv[3:]))
+            print("counters: " + control("counters", "--json"))
+        elif sys.argv[2] == "alone":
+            done = subprocess.run(sys.argv[3:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)
+            print(done.stdout)
+            assert done.returncode == 0, f"status {done.returncode}"
             print("counters: " + control("counters", "--json"))
         elif sys.argv[2] == "rdma_cm":
             print(rdma_cm_pair(*json.loads(sys.argv[3])))
