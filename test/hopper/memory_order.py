@@ -20,6 +20,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Program and tests: short ones that together reach every such line of the kernels on one node.
 TESTS = {
     "test_hopper_memory_order": ["memory_order/*"],
+    "test_hopper_order_attention": ["attention_order/*"],
+    "test_hopper_order_moe": ["moe_order/*"],
+    "test_hopper_order_moe_combine": ["moe_combine_order/*"],
+    "test_hopper_order_moe_gradients": ["moe_gradients_order/*"],
+    "test_hopper_order_moe_activation": ["moe_activation_order/*"],
 }
 WIDEST = {"sys": "gpu", "gpu": "cta"}
 # (folder/file, the line): how many such lines nothing is found without, and why.

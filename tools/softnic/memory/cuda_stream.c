@@ -204,8 +204,9 @@ void sn_cuda_streams_watch(uint64_t now)
     told |= stalls;
     pthread_mutex_unlock(&watch_mutex);
     if (stalls)
-        sn_log("pid %u: a copy of GPU memory has waited in the CUDA driver for %d s, perhaps for a lock (was the program "
-               "started with --plain-cuda, or without softnic-run?) or behind a kernel. If that waits for this NIC, "
-               "neither ends. softnic-run --copier copies GPU memory in a process of its own",
-               sn_pid, STALL_S);
+        sn_log(
+            "pid %u: a copy of GPU memory has waited in the CUDA driver for %d s, perhaps for a lock (was the program "
+            "started with --plain-cuda, or without softnic-run?) or behind a kernel. If that waits for this NIC, "
+            "neither ends. softnic-run --copier copies GPU memory in a process of its own",
+            sn_pid, STALL_S);
 }
