@@ -67,10 +67,10 @@ static bool ended_within(struct wait *wait, int seconds)
     struct timespec until;
     int r;
 
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += seconds;
     do
-        r = sem_timedwait(&wait->ended, &until);
+        r = sem_clockwait(&wait->ended, CLOCK_MONOTONIC, &until);
     while (r && errno == EINTR);
     return r == 0;
 }
