@@ -13,7 +13,8 @@ import tempfile
 
 PARTS = {  # what a part installs beside documents: all of these, and nothing that matches none
     "plugin": ["libnccl-net-perseus.so"],
-    "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1", r"lib(mlx5|rdmacm|efa|ibverbs).*"],
+    "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1", r"lib(mlx5|rdmacm|efa|ibverbs).*",
+                r"libsoftnic_(audit|driver_calls)\.so"],
     "transport": [r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh"],
     "fused": [r"libperseus-fused\.so.*", r"perseus-fused\.pc", r".*\.h", r"device\.cuh"],
     "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r".*\.cluster", r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh",

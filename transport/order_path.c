@@ -35,8 +35,8 @@ static uint32_t queues_per_path(const struct prs_order *order)
 void prs_order_rest(struct prs_order *order)
 {
     uint32_t all = (1u << order->path_count) - 1;
-    bool rests = all & ~order->standby & ~order->stopped;
     /* MUTANT(order) a standby path carries what the last other path did: s/& ~order->stopped// */
+    bool rests = all & ~order->standby & ~order->stopped;
     uint32_t change = order->standby & ~order->stopped & (rests ? ~order->resting : order->resting);
 
     for (uint32_t left = change; left; left &= left - 1) {
