@@ -35,7 +35,7 @@ static uint32_t queues_per_path(const struct prs_order *order)
 void prs_order_rest(struct prs_order *order)
 {
     uint32_t all = (1u << order->path_count) - 1;
-    /* MUTANT(order) a standby path carries what the last other path did: s/& ~order->stopped// */
+    /* MUTANT(order) a standby path rests while another works: s/all & ~order->standby & ~order->stopped/false/ */
     bool rests = all & ~order->standby & ~order->stopped;
     uint32_t change = order->standby & ~order->stopped & (rests ? ~order->resting : order->resting);
 
