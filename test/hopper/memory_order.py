@@ -34,6 +34,17 @@ UNSEEN = {
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("gemm/load.cuh", "__syncwarp(); /* as in load_tiles() */"): (1, "the __syncwarp after the wait orders the lanes; this one keeps their phases apart"),
     ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("moe/dispatch.cuh", "__syncwarp();"): (2, "each lane waits for the row itself; a later __syncwarp comes before other lanes use the barrier"),
+    ("moe/dispatch.cuh", "fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */"):
+        (1, "that a copy writes over what others have read is not checked"),
+    ("moe/engine.cuh", "__syncwarp();"): (2, "each lane waits for its unit itself; nothing of a skipped stage is read"),
+    ("moe/engine.cuh", "__syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */"):
+        (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
+    ("moe/engine.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("moe/route.cuh", "fence_release_sys(); /* [routing-chunk]: this chunk's messages, before its arrival in arrives_last() below */"):
+        (2, "the arrival is a release, too, and causality passes through it to the flags, which are released for the system"),
+    ("moe/route.cuh", "fence_release_sys(); /* [routes]: all chunks' messages, before the flags that receive_counts() waits for */"):
+        (2, "those flags are releases themselves; the puts to other nodes need it"),
 }
 
 

@@ -131,9 +131,9 @@ static struct sn_cq *cq_create(struct ibv_context *context, uint32_t entries, vo
     struct sn_cq *cq;
     int r;
 
-    if (entries == 0 || entries > SN_CQE_LIMIT || comp_vector < 0 || comp_vector >= context->num_comp_vectors) {
+    if (entries == 0 || entries > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors) {
         sn_log("create_cq on %s: %u entries (1 to %u), completion vector %d (0 to %d)", sn_ctx_dev(ctx)->name, entries,
-               (unsigned)SN_CQE_LIMIT, comp_vector, context->num_comp_vectors - 1);
+               (unsigned)SN_MAX_CQE, comp_vector, context->num_comp_vectors - 1);
         errno = EINVAL;
         return NULL;
     }
@@ -253,7 +253,7 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
     struct sn_cq *cq = sn_cq_of(ibv);
     int r;
 
-    if (cqe < 1 || cqe > SN_CQE_LIMIT)
+    if (cqe < 1 || cqe > SN_MAX_CQE)
         return EINVAL;
     pthread_mutex_lock(&cq->mutex);
     r = sn_cq_shm_resize(sn_self->world, cq->index, (uint32_t)cqe);

@@ -25,8 +25,7 @@ enum {
     SN_MAX_SRQS = 2048,
     SN_MAX_MRS = 65536,     /* 16 bits of a key; the other 16 are the generation */
     SN_MAX_GIDS = 2,        /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2; EFA has the first only */
-    SN_MAX_CQE = 65536,     /* what a device says; NVSHMEM creates completion queues of exactly that many entries */
-    SN_CQE_LIMIT = 262144,  /* what a queue may have: libfabric's ofi_rxm asks for so many, and ignores max_cqe */
+    SN_MAX_CQE = 262144,    /* libfabric's ofi_rxm asks for so many. NVSHMEM makes every queue that large */
     SN_ASYNC_EVENTS = 4096, /* unread events of an opened device: a failure may hit all queue pairs, twice each */
     SN_ARENA_CLASSES = 20,  /* 4 KiB << class */
     SN_IPC_BLOB = 128,
