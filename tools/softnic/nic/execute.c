@@ -192,7 +192,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
         return false;
     return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
            sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE,
-                             target->qpn, dst) &&
+                             w->dest_qpn, dst) &&
            src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
 }
 

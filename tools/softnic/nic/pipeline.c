@@ -74,7 +74,7 @@ static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
     c->dst_count = 1;
     return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
            sn_responder_span(w->rkey, c->dst_proc, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE,
-                             target->qpn, c->dst);
+                             w->dest_qpn, c->dst);
 }
 
 /* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will.

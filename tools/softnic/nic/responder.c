@@ -167,7 +167,7 @@ static struct refusal request_check(const struct sn_qp_shm *target, const struct
                                 "the target queue pair does not allow it"};
     *span = (struct sn_span){0};
     if (w->length &&
-        !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, target->qpn, span))
+        !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, w->dest_qpn, span))
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                 "remote access error: no such key, out of its bounds, or without the right"};
     return (struct refusal){0};
