@@ -34,6 +34,17 @@ UNSEEN = {
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("gemm/load.cuh", "__syncwarp(); /* as in load_tiles() */"): (1, "the __syncwarp after the wait orders the lanes; this one keeps their phases apart"),
     ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("attention/credit.cuh", "fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that await_credit() waits for */"):
+        (2, "those credits are releases themselves"),
+    ("attention/credit.cuh", "store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);"):
+        (1, "the fence before it makes a relaxed store a release"),
+    ("attention/cta.cuh", "__syncwarp(); /* all lanes have read it before the slot is released */"):
+        (1, "a gap: these tests have fewer pieces than slots, so none is used again"),
+    ("attention/engine.cuh", "__syncwarp();"): (1, "it brings the lanes together for the end of the launch, which waits for the whole CTA"),
+    ("attention/load.cuh", "__syncwarp(); /* as in load_tiles(): no lane may look a phase late */"):
+        (2, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
+    ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine write */"):
+        (1, "that a copy writes over what others have read is not checked"),
     ("moe/dispatch.cuh", "__syncwarp();"): (2, "each lane waits for the row itself; a later __syncwarp comes before other lanes use the barrier"),
     ("moe/dispatch.cuh", "fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */"):
         (1, "that a copy writes over what others have read is not checked"),
@@ -45,6 +56,16 @@ UNSEEN = {
         (2, "the arrival is a release, too, and causality passes through it to the flags, which are released for the system"),
     ("moe/route.cuh", "fence_release_sys(); /* [routes]: all chunks' messages, before the flags that receive_counts() waits for */"):
         (2, "those flags are releases themselves; the puts to other nodes need it"),
+    ("moe/route.cuh", "store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),"):
+        (1, "the fence before it makes a relaxed store a release"),
+    ("moe/route.cuh", "__syncwarp();"): (1, "other lanes read the table only after a barrier of the CTA"),
+    ("moe/rows.cuh", "__syncwarp(); /* else a late lane could mistake the phase of the next use for this one */"):
+        (1, "each lane has waited itself; this one keeps the lanes' phases apart"),
+    ("moe/rows.cuh", "__syncwarp();"): (1, "the one before a row's targets are stored orders the lanes, too"),
+    ("moe/rows.cuh", "fence_release_sys(); /* [moe-ended]: all CTAs' reads, before the flags that await_room() waits for */"):
+        (2, "those flags are releases themselves; the signals to other nodes need it"),
+    ("moe/rows.cuh", "store_release_sys(args.end_flags[q] + prs_distance_back(p, r->place.world), epoch);"):
+        (1, "the fence before it makes a relaxed store a release"),
 }
 
 
