@@ -4,9 +4,9 @@
  * All peers of a team context share those of each rail: one, which grows with the number of queue pairs, and another
  * only where the device allows no more entries. A link that belongs to no team context has one to itself.
  *
- * The upper half of wr_id, without PRS_ARRIVAL_BIT, is a name that these queues give to each queue pair. Whoever polls takes what the NIC has
- * completed for any of them. What is for others stays in wc[], in order, until the owner of all comes to it. A queue pair
- * gives up its name only when nothing of it is left.
+ * The upper half of wr_id, without PRS_ARRIVAL_BIT, is a name that these queues give to each queue pair. Whoever polls
+ * takes what the NIC has completed for any of them. What is for others stays in wc[], in order, until the owner of all
+ * comes to it. A queue pair gives up its name only when nothing of it is left.
  *
  * One thread polls, but others make and close queue pairs: those of connections that are not made yet. */
 #ifndef TRANSPORT_CQS_H
