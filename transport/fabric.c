@@ -14,6 +14,7 @@
 #include "transport/util/error.h"
 #include "transport/util/fork.h"
 #include "transport/util/log.h"
+#include "transport/util/pci_path.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabrics and their refs */
 static struct prs_fabric *fabrics;
@@ -216,16 +217,6 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
     return 0;
 }
 
-/* How many components two PCI paths have in common. */
-static int common_path(const char *a, const char *b)
-{
-    int common = 0;
-
-    for (; *a && *a == *b; a++, b++)
-        common += *a == '/';
-    return common;
-}
-
 static bool can_stand_by(const struct prs_rail *rail, const struct prs_rail *other)
 {
     const struct prs_rail_info *x = &rail->info, *y = &other->info;
@@ -249,7 +240,7 @@ bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_ra
     /* Of equally near ones the next, so that the rails of a node stand by for each other in a circle. */
     for (int k = 1; k < fabric->rail_count; k++) {
         int i = (rails->rail[0] + k) % fabric->rail_count;
-        int near = common_path(rail->info.pci_path, fabric->rail[i].info.pci_path);
+        int near = prs_pci_path_common(rail->info.pci_path, fabric->rail[i].info.pci_path);
 
         if (can_stand_by(rail, &fabric->rail[i]) && near > nearest) {
             nearest = near;

@@ -14,21 +14,13 @@
 #include "transport/util/env.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
+#include "transport/util/pci_path.h"
 
 enum {
     RING_SLOTS = 4096, /* puts of a few milliseconds; an SM waits when the ring is full */
     CONTEXT = 0,
     SETTLE_MS = 5000 /* a round trip, if the peers' processes run */
 };
-
-/* How many components the PCI paths of the GPU and the rail have in common. */
-static int common_path(const char *a, const char *b)
-{
-    int common = 0;
-    for (; *a != '\0' && *a == *b; a++, b++)
-        common += *a == '/';
-    return common;
-}
 
 static void gpu_path(int device, char *path)
 {
@@ -48,7 +40,7 @@ static void gpu_path(int device, char *path)
 static int nearness(const struct prs_network *n, int rail, const char *path)
 {
     struct prs_rail_info info;
-    return prs_rail_query(n->fabric, rail, &info) == 0 ? common_path(path, info.pci_path) : -1;
+    return prs_rail_query(n->fabric, rail, &info) == 0 ? prs_pci_path_common(path, info.pci_path) : -1;
 }
 
 /* Takes the rails nearest to the GPU. The ranks of the node divide them: each takes every so many-th, and where there
