@@ -25,6 +25,7 @@ ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISAB
 QUIET_S, LIMIT_S = 2, 60  # before the first pull of a job; a wait that is so long is a hang
 PULL_S = 0.51             # how long a pull and the pause after it take on average
 FEW, MANY = 200, 2200     # iterations of jobs without a pull
+MOST = 100000             # iterations that perseus-nccl-ranks takes
 
 
 class Job:
@@ -81,7 +82,7 @@ def run(args, transport):
     row = {"transport": transport, "usec_alone": usec, "pulls": 0, "jobs": 0, "ended": 0, "hung": 0, "wrong": 0, "usec": []}
     while row["pulls"] < args.pulls and row["ended"] < args.most_ended:
         left = args.pulls - row["pulls"]
-        job = Job(args, transport, row["jobs"], int((QUIET_S + left * PULL_S) / seconds))
+        job = Job(args, transport, row["jobs"], min(MOST, int((QUIET_S + left * PULL_S) / seconds)))
         row["jobs"] += 1
         time.sleep(QUIET_S)
         while job.process.poll() is None and row["pulls"] < args.pulls:
