@@ -70,6 +70,7 @@ def host_cost(group: perseus.Group) -> dict[str, float]:
     b, name, ops = torch.randn(128, 128, device=group.device).bfloat16().t(), group.name, torch.ops.perseus
     for op in OPS:
         getattr(ops, op)(a, b, name)
+    plan = group.product(perseus.ops.ALLGATHER, 128, 128, 128, True, 0, 0)  # bf16, the one of the op
     found = {}
     emulated = group.library.emulated
     if emulated:
@@ -83,7 +84,6 @@ def host_cost(group: perseus.Group) -> dict[str, float]:
     if emulated:
         group.library.prs_fused_launch, group.place = launch
         return found
-    plan = group.product(perseus.ops.ALLGATHER, 128, 128, 128, True)
     found["launch"] = per_call(lambda: group.library.prs_fused_launch(plan.handle, plan.reference, group.place.stream()), wait)
     return found
 
