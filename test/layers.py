@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail on an include that reaches into a layer the including folder must not know (ARCHITECTURE.md, "Layers").
+"""Fail on an include that reaches into a layer the including folder must not know (ARCHITECTURE.md, "The map").
 
 A quoted include must be rooted at the repository ("transport/order.h"); the table says which roots a folder may name and which
 system headers betray knowledge it must not have.
