@@ -39,7 +39,7 @@ struct prs_fused {
     uint32_t sms;                   /* that kernels may use */
     uint32_t capability;
     char gpu[64];
-    /* What rooms keep for all their plans: cuBLASLt. */
+    /* What a kernel family keeps for all its plans: cuBLASLt. */
     struct {
         void *data;
         void (*close)(void *data);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch makes progress with any SMs that are left to it: beside a stranger's collective that holds some SMs and
+/* A launch makes progress with any SMs that are left to it: beside another library's collective that holds some SMs and
  * waits for other ranks, in an order that differs from rank to rank. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stranger's kernels, which take SMs away from ours and wait for each other. */
+/* Kernels of another library, which take SMs away from ours and wait for each other. */
 #include <atomic>
 
 #include "tools/hopper/hopper.h"

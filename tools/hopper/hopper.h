@@ -26,7 +26,7 @@ const char *hopper_violation(void);
 /* How many SMs of a device have a CTA at this moment. */
 uint32_t hopper_busy_sms(int device);
 
-/* A collective of a stranger, such as an all-reduce of NCCL on a stream beside ours: on each of `ranks` devices a
+/* A collective of another library, such as an all-reduce of NCCL on a stream beside ours: on each of `ranks` devices a
  * kernel that holds `sms` whole SMs until all CTAs of all these kernels run. */
 struct hopper_collective;
 struct hopper_collective *hopper_collective_open(uint32_t ranks, uint32_t sms);
