@@ -17,7 +17,8 @@ extern "C" {
  * -errno; a positive value counts as a failure. It must not block for ever: when a rank has died, it should fail. */
 typedef int prs_allgather_fn(void *user, const void *mine, void *all, size_t bytes);
 
-/** How a rank meets the others; it keeps its meaning in later versions. */
+/** How a rank exchanges data with the others; it keeps its meaning in later versions. The calls below run the allgather
+ * on the calling thread. */
 struct prs_bootstrap {
     prs_allgather_fn *allgather;
     void *user;

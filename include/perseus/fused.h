@@ -85,9 +85,9 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
  *
  * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for them
  * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not -EINVAL: a
- * number of rows that cannot be), or prs_fused_abort(), the call is local and meets nobody: survivors of a lost rank
- * close, and open a smaller world. What could not be freed is freed when a context is opened on the same device after
- * all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have seen
+ * number of rows that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a lost rank the
+ * others close, and open a smaller world. What could not be freed is freed when a context is opened on the same device
+ * after all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have seen
  * no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
@@ -133,8 +133,8 @@ enum prs_fused_dtype {
     PRS_DTYPE_FP32 = 2  /**< of C only */
 };
 
-/** Set all fields that are not named to 0, so that a later version can add some. */
-/** A product that a rank takes part in; see the table at the top. The same on all ranks. */
+/** A product that a rank takes part in; see the table at the top. The same on all ranks. Set all fields that are not
+ * named to 0, so that a later version can add some. */
 struct prs_fused_shape {
     enum prs_fused_op op;
     uint32_t m, n, k;    /**< W divides m for REDUCE_SCATTER and ALLGATHER */
@@ -189,7 +189,7 @@ struct prs_fused_plan_info {
     uint64_t sent_bytes;            /**< per launch over NVLink, from this rank */
     uint64_t far_bytes;             /**< per launch to other nodes, from this rank */
     /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
-     * ALLGATHER on one node: the schedule played step by step, or an estimate for pushing. */
+     * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. */
     double predicted_us;
     const char *reason;    /**< why the path was chosen; static text */
     uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */
@@ -204,6 +204,7 @@ PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_sh
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
  * nothing. */
 PRS_API void prs_fused_plan_close(struct prs_fused_plan *plan);
+/** Local; from any thread until the plan is closed. */
 PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_fused_plan_info *info);
 
 /** What one launch works on: device memory, 16-byte aligned, not NULL. Set all fields that are not named to 0, so that a
@@ -248,7 +249,7 @@ PRS_API int prs_fused_launch(struct prs_fused_plan *plan, const struct prs_fused
 
 /** *Collective.* Times the candidates for this shape on the given operands (C is overwritten), `rounds` launches each,
  * and returns the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that
- * file. */
+ * file. Waits for the launches. Errors: those of prs_fused_plan_open() and prs_fused_launch(). */
 PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                          const struct prs_fused_operands *operands, uint32_t rounds, struct CUstream_st *stream,
                          struct prs_fused_tuning *best);
@@ -266,7 +267,7 @@ PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *sh
  * Rows of `out` lie expert by expert. The rows of expert e begin at expert_rows[e].first_row, a multiple of 128; rows
  * between two experts are not defined. Inside an expert rows are sorted by sender, then by token. Senders: this rank,
  * then the other ranks of its node in rank order, beginning after this rank; then, node by node, those of the next
- * nodes, each beginning with the rank that has this rank's local number.
+ * nodes, each beginning with the rank of the same local rank as this one.
  *
  * A launch is two kernels in one stream. Routing computes counts, offsets and maps on the GPU. The product starts each
  * block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
@@ -387,6 +388,7 @@ PRS_API int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape 
                               const struct prs_moe_tuning *tuning, struct prs_moe_plan **out);
 /** Local, as prs_fused_plan_close(). */
 PRS_API void prs_moe_plan_close(struct prs_moe_plan *plan);
+/** Local, as prs_fused_plan_query(). */
 PRS_API void prs_moe_plan_query(const struct prs_moe_plan *plan, struct prs_moe_info *info);
 
 /** Enqueues one launch, by the rules of prs_fused_launch(). Rows beyond capacity are dropped, and choices of experts
@@ -412,7 +414,7 @@ struct prs_moe_results {
     uint32_t unweighted;  /**< 1: rows are added as they are; 0: times their router weights */
 };
 
-/** The way back: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
+/** Combine: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
  * rows of a token before they travel, so that each rank sends one row a token. Sums are fp32, in an order that the
  * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
@@ -497,7 +499,7 @@ struct prs_moe_activation {
     const void *maps;               /**< as in the dispatch; it may be NULL as there */
 };
 
-/** A layer's activation on its way back, in one pass. With h = activation(gate) * up of a row, w its router weight and u
+/** The gradients of a layer's activation, in one pass. With h = activation(gate) * up of a row, w its router weight and u
  * the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
  * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All in
  * fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By the
@@ -524,7 +526,7 @@ struct prs_moe_loads {
  * without a context; the same input gives the same map everywhere.
  *
  * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a replica
- * (the divisor method of Adams), while it has fewer than R and W. Then replicas are dealt, heaviest first, each to the
+ * (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first, each to the
  * rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing Timing
  * Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
 PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
@@ -545,6 +547,9 @@ PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
  * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them. lse is fp32
  * [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays in registers from the first key to the last.
  * The probabilities are rounded to bf16 once, the result once. Results repeat bit by bit.
+ *
+ * Sources: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers, 2023 (arXiv 2310.01889); the
+ * kernel's pipeline: J. Shah et al., FlashAttention-3, 2024 (arXiv 2407.08608).
  */
 struct prs_attention_shape {
     uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
@@ -592,6 +597,7 @@ PRS_API int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_atte
                                     const struct prs_attention_tuning *tuning, struct prs_attention_plan **out);
 /** Local, as prs_fused_plan_close(). */
 PRS_API void prs_attention_plan_close(struct prs_attention_plan *plan);
+/** Local, as prs_fused_plan_query(). */
 PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, struct prs_attention_info *info);
 
 /** Enqueues one launch, by the rules of prs_fused_launch(). lse is 4-byte aligned, and may be NULL. */

@@ -13,7 +13,10 @@
  *
  * Threads. Functions on the fabric and on regions may be called from any thread at any time. Only one thread at a time
  * may use a listener, connector or peer (the caller serialises); different peers need no common lock. While one thread
- * transfers data on a peer, others may call only prs_region_register() and prs_region_release() for the same rails.
+ * uses a peer, others may register and release regions for the same rails, and read its counters (prs_peer_stats()).
+ *
+ * Ownership. The caller owns what a function returns in *out, and closes it: regions and peers first, then listeners
+ * and connectors, then the fabric.
  *
  * Nothing here blocks longer than a system call, unless its comment gives a bound.
  *
@@ -57,13 +60,14 @@ enum prs_log_level { PRS_LOG_ERROR = 0, PRS_LOG_WARN, PRS_LOG_INFO, PRS_LOG_DEBU
  * this library may hold. */
 typedef void prs_log_fn(void *user, enum prs_log_level level, const char *file, int line, const char *text);
 
-/** Send the log lines of this process to fn. NULL: to stderr, up to the level that PERSEUS_LOG names, else nowhere. */
+/** Send the log lines of this process to fn. NULL: to stderr, up to the level that PERSEUS_LOG names, else nowhere.
+ * From any thread; a line that another thread is writing may still reach the former fn. */
 PRS_API void prs_log_set(prs_log_fn *fn, void *user);
 
 /** One line about the last failure on this thread; "" if there was none. Valid until the next failure. */
 PRS_API const char *prs_error_text(void);
 
-/** "0.1.0" */
+/** The version of the library, as "0.1.0"; static text. */
 PRS_API const char *prs_version(void);
 
 /* ---- fabric ---- */
@@ -107,7 +111,7 @@ struct prs_rail_info {
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
-/** What to use. NULL and zeros mean the values of the environment variables (README), which have NCCL's names. */
+/** What to use. NULL and zeros mean the values of the environment variables (doc/variables.md). */
 struct prs_fabric_options {
     const char *hca;                       /* NCCL_IB_HCA syntax: "^=name:port,..." */
     int traffic_class;                     /* 0: NCCL_IB_TC, else the network's default */
@@ -124,8 +128,9 @@ PRS_API int prs_fabric_open(const struct prs_fabric_options *options, struct prs
 /** Drop one reference. Release regions and close peers first. NULL is allowed; in a forked child this does nothing. */
 PRS_API void prs_fabric_close(struct prs_fabric *fabric);
 
+/** The number of usable rails; they have the indices 0 ... number - 1. */
 PRS_API int prs_fabric_rails(const struct prs_fabric *fabric);
-/** Return 0 or -EINVAL (no such rail). */
+/** Describe a rail. Return 0 or -EINVAL (no such rail). */
 PRS_API int prs_rail_query(const struct prs_fabric *fabric, int rail, struct prs_rail_info *out);
 
 /** An ordered set of rails that one virtual NIC, region or peer uses; indices as in prs_rail_query(). */
@@ -135,10 +140,10 @@ struct prs_rail_set {
 };
 
 /**
- * Has a rail of the set reported a fatal asynchronous event: a device failure, a completion queue overrun, or a port
- * that has been down for longer than all retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT)? Return 0 while the rails work,
- * and always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO, and prs_error_text() names device, port and event. Cheap:
- * no system call. */
+ * Check whether a rail of the set has reported a fatal asynchronous event: a device failure, a completion queue
+ * overrun, or a port that has been down for longer than all retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0
+ * while the rails work, and always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO, and prs_error_text() names device,
+ * port and event. Makes no system call. */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**
@@ -152,8 +157,8 @@ PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_
  * admit none: prs_error_text() names those that there are). */
 PRS_API int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes);
 
-/** Who raises signals over these rails: 1 the receiver, inside its prs_peer_progress(); 0 the sender's NIC, alone.
- * Errors as in prs_fabric_policy(). */
+/** Return 1 if the receiver raises signals over these rails, inside its prs_peer_progress(); 0 if the sender's NIC
+ * does, alone; errors as prs_fabric_policy(). */
 PRS_API int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /* ---- memory ---- */
@@ -195,12 +200,13 @@ PRS_API int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs
                                      size_t len_bytes, uint32_t flags, struct prs_region **out);
 /** When it returns, no NIC uses the memory any more; transfers still in flight fail at their peer. NULL is allowed. */
 PRS_API void prs_region_release(struct prs_region *region);
+/** Copy the remote keys of a region. */
 PRS_API void prs_region_keys(const struct prs_region *region, struct prs_keys *out);
 
 /* ---- connecting ---- */
 
-/** Opaque and checked: magic, version, length, transport, 128-bit cookie, address. The error for a foreign one says
- * so. */
+/** Tells connectors how to reach a listener. Opaque: magic, version, length, transport, 128-bit cookie, address. All
+ * of it is checked. Plain data, passed on by the caller. */
 struct prs_handle {
     uint8_t bytes[PRS_HANDLE_BYTES];
 };
@@ -238,8 +244,9 @@ struct prs_peer_options {
 PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_handle *handle,
                        struct prs_listener **out);
 /**
- * One step of accepting the next peer; never blocks. options are read when the peer is made. Strangers (garbage, wrong
- * version, wrong cookie, silent until the time limit) are refused and logged once; they do not disturb other peers.
+ * One step of accepting the next peer; never blocks. options are read when the peer is made. Other connections
+ * (garbage, wrong version, wrong cookie, silent until the time limit) are refused and logged once; they do not disturb
+ * peers.
  * Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. -errno is also returned when a peer
  * had to be refused because something failed here (no memory, no queues, no common rail), or when the peer reports that
  * it failed. The listener remains usable. */
@@ -288,7 +295,7 @@ struct prs_op {
 };
 enum { PRS_OP_PENDING = 1 };
 
-/* Group of a put that no signal, not even a strong one, needs to follow. It costs least. */
+/* The group of a put that no signal, not even a strong one, needs to follow. It costs least. */
 #define PRS_GROUP_NONE 0xffffffffu
 
 enum prs_put_flags {
@@ -347,22 +354,23 @@ struct prs_signal {
 };
 /**
  * Set or add to a 64-bit word of the peer. The peer sees it only after the bytes of every put of the group that was
- * started before. The peer's policy (transport/order.h) ensures this, never by waiting in this call. Under `counted`,
- * and on rails without atomics (EFA, some others), the receiver raises the signal inside its prs_peer_progress(), and
- * op is done when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). Where
- * lost rails are replaced, a set of device memory may be done twice: do not reset such a word while sets are in flight. */
+ * started before. The peer's policy (ARCHITECTURE.md, "A signal") ensures this, never by waiting in this call. Under
+ * `counted`, and on rails without atomics (EFA, some others), the receiver raises the signal inside its
+ * prs_peer_progress(), and op is done when the signal has reached it; prs_peer_settle() says when it is raised.
+ * Returns as prs_peer_put(). Where lost rails are replaced, a set of device memory may be done twice: do not reset
+ * such a word while sets are in flight. */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
- * Has everything that was started taken effect at the peer, including signals raised by its own process? Check this
- * before telling the peer that it may release memory that signals target. Return 0, PRS_AGAIN (make progress and ask
- * again) or -errno. A signal that waits for a put which never comes never settles: bound the wait. */
+ * Check whether everything that was started has taken effect at the peer, including signals raised by its own process.
+ * Do so before telling the peer that it may release memory that signals target. Return 0 (it has), PRS_AGAIN (make
+ * progress and ask again) or -errno. A signal that waits for a put which never comes never settles: bound the wait. */
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
- * A batch: transfers that are started inside it wait for each other, also when nothing is in flight and however long
- * they are, to leave with one doorbell (some 16 of them: more leave in several). The end posts them if nothing was in
- * flight at the begin; else they leave with the next prs_peer_progress(), which posts an unfinished batch, too. Beginning twice is beginning once. The end
- * returns 0 or the peer's sticky error. */
+ * A batch: transfers that are started between begin and end leave with one doorbell, also when nothing is in flight
+ * and however long they are (about 16 of them; more leave with several). The end posts them if nothing was in flight
+ * at the begin; else the next prs_peer_progress() does, which posts an unfinished batch, too. A second begin has no
+ * effect. The end returns 0 or the peer's sticky error. */
 PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
 PRS_API int prs_peer_end_batch(struct prs_peer *peer);
 
@@ -373,9 +381,10 @@ PRS_API int prs_peer_end_batch(struct prs_peer *peer);
 PRS_API int prs_peer_progress(struct prs_peer *peer);
 
 /**
- * For a caller waiting on remote writes: can any still arrive? Return 0, or the sticky error: -ECONNRESET when the
- * other side has closed this peer, which by itself is no error. Call it only after prs_peer_progress() has returned 0
- * repeatedly, so that writes that did arrive are reported first. Cheap: no system call. */
+ * For a caller that waits for remote writes: check whether any can still arrive. Return 0, or the sticky error:
+ * -ECONNRESET when the other side has closed this peer, which by itself is no error. Call it only after
+ * prs_peer_progress() has returned 0 repeatedly, so that writes that did arrive are reported first. Makes no system
+ * call. */
 PRS_API int prs_peer_check_remote(struct prs_peer *peer);
 
 /** The number that verbs gives to the peer's first queue here: it names the connection in other tools. */
@@ -393,6 +402,7 @@ struct prs_stats {
     uint64_t signal_flushes; /* reads before a signal in device memory was raised, for data of other rails */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
+/** Read the counters. From any thread until the peer is closed; they may be slightly out of date. */
 PRS_API void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out);
 
 #ifdef __cplusplus

@@ -71,8 +71,8 @@ enum { PRS_PROXY_WINDOWS = 64 };
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
 /** Wait until all complete commands have taken effect at their peers, including signals that the peers' processes raise
  * (policy `counted`, rails without atomics). prs_quiet() does not wait for these: the receiver of a signal that nobody
- * awaits could give up its memory before its own proxy raises the signal. So before memory goes: settle, then meet the
- * other ranks, then drop and release. One call at a time. Return 0, -ETIMEDOUT or the sticky error. */
+ * awaits could release its memory before its own proxy raises the signal. So before memory is released: settle, then a
+ * barrier of all ranks, then drop and release. One call at a time. Return 0, -ETIMEDOUT or the sticky error. */
 PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
 /** Drop a window; every rank must do so. A command that names it and still waits, left by a kernel that gave up, ends
  * in the sticky error and touches nothing. The index may be given again. One call at a time. Return 0, -EINVAL or

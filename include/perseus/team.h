@@ -4,7 +4,10 @@
  * Each pair of ranks has its own peer in each context, so contexts are independent ordering domains and different
  * threads may drive them (one thread at a time for one context).
  *
- * There is no accept thread. Connections are accepted inside prs_team_progress(), on behalf of every context. */
+ * There is no accept thread. Connections are accepted inside prs_team_progress(), on behalf of every context.
+ *
+ * Threads. One thread at a time may use a context and its peers. prs_team_set_traffic_class(), prs_team_drains(),
+ * prs_team_stats(), prs_team_rank() and prs_team_size() may be called from any thread. */
 #ifndef PERSEUS_TEAM_H
 #define PERSEUS_TEAM_H
 
@@ -48,7 +51,7 @@ PRS_API void prs_team_close(struct prs_team *team);
 /** The traffic class of connections that are made or accepted from now on; -1: the fabric's. */
 PRS_API void prs_team_set_traffic_class(struct prs_team *team, int traffic_class);
 
-/** Whether the policy is `drain`: a signal waits until all puts before it are complete. */
+/** Return whether the policy is `drain`: a signal waits until all puts before it are complete. */
 PRS_API bool prs_team_drains(const struct prs_team *team);
 
 /**
@@ -66,7 +69,7 @@ PRS_API int prs_team_progress(struct prs_team *team, uint32_t context_id);
  * Collective: connect to every other rank in a context, with one connection for each pair. Blocks, at most for the time
  * limit. Return 0, -ETIMEDOUT (the text names a missing rank) or another -errno. */
 PRS_API int prs_team_connect(struct prs_team *team, uint32_t context_id);
-/** As prs_team_connect(), but only to the two neighbours on the ring of ranks. */
+/** As prs_team_connect(), but only to the ranks before and after this one, modulo the size. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context_id);
 /** prs_peer_settle() of every peer of a context. Return 0 when all have settled, PRS_AGAIN (make progress and ask
  * again) or -errno. */
@@ -76,11 +79,12 @@ PRS_API int prs_team_settle(struct prs_team *team, uint32_t context_id);
  * follow. If this is false after a prs_team_progress() that handled nothing, and no peer is still sending, memory that
  * signals target may be released. Call it on the thread that progresses the context. */
 PRS_API bool prs_team_is_raising(struct prs_team *team, uint32_t context_id);
-/** The sum of the counters of a context's peers. */
+/** The sum of the counters of a context's peers; they may be slightly out of date. */
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out);
 /** The first error of the team, naming the rank; "" while there is none. */
 PRS_API const char *prs_team_error(const struct prs_team *team);
 
+/** This rank, and the number of ranks. */
 PRS_API uint32_t prs_team_rank(const struct prs_team *team);
 PRS_API uint32_t prs_team_size(const struct prs_team *team);
 
