@@ -166,7 +166,8 @@ class Group:
                 self.library.prs_fused_abort(self._handle)
 
     def close(self) -> None:
-        """*Collective.* Frees everything, once the launches of this rank have ended. A process may also end without it."""
+        """*Collective*, but local after an error or abort(). Frees everything, once the launches of this rank have ended. A process may also end
+        without it."""
         if self._handle is None:
             return
         self.place.synchronize()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the ops beside NCCL + torch.mm and torch.ops.symm_mem, in one process group, and check each result.
+"""Time the ops, NCCL + torch.mm and torch.ops.symm_mem in one process group, and check each result.
 
     torchrun --nproc-per-node 2 -m perseus.bench [--shape 8192x14336x4096] [--graphs] [--json]
-    python -m perseus.bench --host-cost          # what an op costs the host, beside an empty op; also without a GPU
+    python -m perseus.bench --host-cost          # what an op costs the host, and what an empty op costs; also without a GPU
 
 A shape is MxNxK of the product of the whole group: all-gather splits M and N, reduce-scatter and all-reduce split K. The ways take turns in every
 round; a time is the median over rounds of the slowest rank. Exit status 1: a result was wrong.

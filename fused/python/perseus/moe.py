@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE there and back: dispatch, combine, the whole layer, and their gradients. Importing this module registers torch.ops.perseus.moe_*.
+"""MoE: dispatch, combine, the whole layer, and their gradients. Importing this module registers torch.ops.perseus.moe_*.
 
 Rank r has experts r E / W ... of E. A token travels once to each rank that has one of its experts, and gets one row there for each of them:
 
     plan = perseus.moe_plan(max_tokens=4096, hidden=7168, experts=256, top_k=8)      # all ranks, once
     d = perseus.moe_dispatch(x, chosen, weights, plan)                               # d.rows: the tokens of this rank's experts, expert by expert
-    h = torch._grouped_mm(d.rows, w1, offs=d.ends)                                   # products of yours
+    h = torch._grouped_mm(d.rows, w1, offs=d.ends)                                   # your own products
     y = perseus.moe_combine(torch._grouped_mm(act(h), w2, offs=d.ends), d)           # y: [count, H], this rank's tokens again
 
 or in one call `y, status = perseus.moe_layer(x, chosen, weights, gate_up, down, plan)`. What perseus.ops says of tensors, streams, graphs and
@@ -440,8 +440,8 @@ def moe_dispatch(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: tor
     router_weights: fp32 [count, top_k]; they get their gradient in moe_combine().
     placement: int32 [logical_experts, replicas], of a plan with a map: chosen are then experts 0 ... logical_experts - 1, and this says in which places
     each lies (negative: none). Tokens take turns among an expert's places; an expert without any is absent, and status[5] counts its choices. Ranks may
-    have different maps, and a captured graph reads the tensor's values when it runs. Each place has weights of its own, and their gradients: whoever
-    trains adds up those of an expert's places, over ranks too, before the step.
+    have different maps, and a captured graph reads the tensor's values when it runs. Each place has weights of its own, and gradients of them: add up
+    those of an expert's places, over ranks too, before the optimizer's step.
 
     Example::
 

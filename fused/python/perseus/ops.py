@@ -2,8 +2,8 @@
 """The ops. Importing this module registers torch.ops.perseus.*; the functions here are the same ops with a group in place of its name.
 
 Products take bfloat16 or float16, the others bfloat16, on the group's device. W is the number of ranks, r this rank. Sums are fp32; a rank's
-partial product is rounded once to the dtype of a to travel, and the sum once more. Every op is enqueued on the current stream and returns at once; it may be captured into a CUDA
-graph after it has run once with these sizes. All ranks of a group call the same ops with the same sizes in the same order.
+partial product is rounded once to the dtype of a to travel, and the sum once more. Every op is enqueued on the current stream and returns at
+once; it may be captured into a CUDA graph after it has run once with these sizes. All ranks of a group call the same ops with the same sizes in the same order.
 
 Every op raises TypeError or ValueError for a wrong dtype, device, shape, stride or alignment, which it names; PerseusError if a plan cannot be
 opened, and PerseusError with the rank to blame once a launch of the group has failed.
@@ -18,7 +18,7 @@ import torch
 from ._group import Group, GroupLike, find, name_of, world_of
 from ._library import PerseusError
 
-GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/header.py compares
+GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/test_header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status
 _bf16 = torch.bfloat16
 _PRODUCTS = {torch.bfloat16: 0, torch.float16: 1}  # enum prs_fused_dtype of what products take

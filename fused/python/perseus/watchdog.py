@@ -41,6 +41,7 @@ def watch(group: Group, act: Callable[[Group, PerseusError], None] = raise_in_it
 
 
 def unwatch(group: Group) -> None:
+    """Stops watching a group; does nothing if it is not watched."""
     with _lock:
         _watched.pop(id(group), None)
 
