@@ -38,10 +38,10 @@ struct prs_memory {
     struct prs_arena arena[PRS_SYMMETRIC_USES];
     struct prs_chunk **chunk[PRS_SYMMETRIC_USES]; /* [use]: one for each of the arena's */
     struct prs_symmetric *pieces;
-    struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next meeting */
+    struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next collective call */
     struct prs_arena local;
     uint8_t **local_chunk;
-    bool closes;                               /* since the last meeting something was closed */
+    bool closes;                               /* something was closed since the last collective call */
     struct holding holding[PRS_MOST_HOLDINGS]; /* [0] is not used */
 };
 
@@ -291,7 +291,7 @@ static void release_piece(struct prs_fused *ctx, struct prs_symmetric *s)
         give_back(ctx, s);
     } else {
         /* Other ranks may write to this memory as soon as it is taken again, so it must be zero on all ranks before
-         * any rank can take it: all wait for the zeros before they come to the next meeting. */
+         * any rank can take it: all wait for the zeros before they make the next collective call. */
         (void)prs_cuda_check(cudaMemsetAsync(s->at[0], 0, s->bytes, ctx->stream), "cudaMemset of symmetric memory");
         s->next = m->cleaning;
         m->cleaning = s;

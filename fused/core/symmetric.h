@@ -4,7 +4,7 @@
  * piece lies at the same place on all ranks although nobody says where.
  *
  * What a call holds is a *holding*. A rank closes a holding alone and at once. Its pieces are free when all ranks have
- * closed it, which they learn at the next meeting. */
+ * closed it, which they learn in the next collective call. */
 #ifndef PERSEUS_FUSED_SYMMETRIC_H
 #define PERSEUS_FUSED_SYMMETRIC_H
 
@@ -55,9 +55,9 @@ struct prs_need {
 };
 
 int prs_symmetric_open(struct prs_fused *ctx);
-/* Gives all memory of the context back, also that of the fault report and the board: at once when all ranks of the node
- * have left, and otherwise when a later context finds that they have. patience_ms: how long to wait for them now; 0: nothing is freed now, because that
- * waits for the kernels of the device. No proxy may be open. */
+/* Gives all memory of the context back, also that of the fault report and the board: at once when all ranks of the
+ * node have left, and otherwise when a later context finds that they have. patience_ms: how long to wait for them
+ * now; 0: nothing is freed now, because that waits for the kernels of the device. No proxy may be open. */
 void prs_symmetric_close(struct prs_fused *ctx, uint32_t patience_ms);
 /* Frees what earlier contexts of this process left behind on a device and nobody can touch any more. */
 void prs_symmetric_sweep(int device);
@@ -66,8 +66,8 @@ void prs_symmetric_sweep(int device);
 int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed);
 void prs_symmetric_release(struct prs_fused *ctx, const uint8_t *closed);
 
-/* After a meeting that succeeded: takes memory for its needs. Collective where an arena has to grow. *holding names it,
- * and is 0 on failure. */
+/* After the all-gather of a call has succeeded: takes memory for its needs. Collective where an arena has to grow.
+ * *holding names it, and is 0 on failure. */
 int prs_symmetric_hold(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint32_t *holding);
 /* Local. 0 does nothing. */

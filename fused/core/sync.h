@@ -64,7 +64,7 @@ enum prs_claims {
 /* Device words of one plan on one rank. */
 struct prs_plan_words {
     uint32_t epoch;    /* launches finished; only grows, so that a captured graph can be replayed */
-    uint32_t meetings; /* unfused path: of the node's ranks, over all launches */
+    uint32_t meetings; /* unfused path: barriers of the node's ranks, over all launches */
     /* CTAs that have left the launch, in the high half; the low one: those of them that saw the alarm. Zero between
      * launches. */
     uint64_t left;

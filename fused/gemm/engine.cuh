@@ -69,7 +69,7 @@ PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args)
             args.turns[p]->credit + prs_schedule_slot(s, s->place.rank, (s->place.rank + p) % s->place.world), copied);
 }
 
-/* The first unit is claimed before the cluster meets, so that its claim costs no time. */
+/* The first unit is claimed before the cluster's barrier, so that its claim costs no time. */
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
