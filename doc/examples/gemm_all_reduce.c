@@ -27,7 +27,7 @@ static void check(uint32_t rank, const uint16_t *c)
 static void body(struct rank *rank)
 {
     struct prs_fused_config config = {
-        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = meet, .user = rank};
+        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = allgather, .user = rank};
     /* B is [n, k], as torch.nn.Linear keeps its weight. */
     struct prs_fused_shape shape = {.op = PRS_FUSED_ALLREDUCE, .m = M, .n = N, .k = K, .b_is_n_k = 1};
     /* For so small a product the plan would choose separate steps. A program passes NULL instead. */

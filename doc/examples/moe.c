@@ -64,7 +64,7 @@ static void route(uint32_t rank, int64_t **chosen, float **weights)
 static void body(struct rank *rank)
 {
     struct prs_fused_config config = {
-        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = meet, .user = rank};
+        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = allgather, .user = rank};
     struct prs_moe_shape shape = {.tokens = TOKENS, /* the most of any rank in one launch */
                                   .hidden = HIDDEN,
                                   .columns = COLUMNS,

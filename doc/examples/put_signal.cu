@@ -59,7 +59,7 @@ static bool on_host;
 
 static void body(struct rank *rank)
 {
-    struct prs_bootstrap bootstrap = {meet, rank, rank->index, RANKS};
+    struct prs_bootstrap bootstrap = {allgather, rank, rank->index, RANKS};
     struct prs_team_options team_options = {};
     struct prs_heap_options heap_options = {};
     struct prs_proxy_options proxy_options = {};

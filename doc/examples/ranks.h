@@ -36,7 +36,7 @@ struct rank {
 #    include <mpi.h>
 
 /* The allgather that the library asks for: all[r] = what rank r gave. */
-static int meet(void *user, const void *mine, void *all, size_t bytes)
+static int allgather(void *user, const void *mine, void *all, size_t bytes)
 {
     (void)user;
     return MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD) == MPI_SUCCESS ? 0 : -5;
@@ -64,7 +64,7 @@ static pthread_barrier_t barrier;
 static const void *given[RANKS];
 
 /* The allgather that the library asks for: all[r] = what rank r gave. user: its struct rank. */
-static int meet(void *user, const void *mine, void *all, size_t bytes)
+static int allgather(void *user, const void *mine, void *all, size_t bytes)
 {
     given[((struct rank *)user)->index] = mine;
     pthread_barrier_wait(&barrier);

@@ -41,7 +41,7 @@ static void check(uint32_t rank, const uint16_t *out)
 static void body(struct rank *rank)
 {
     struct prs_fused_config config = {
-        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = meet, .user = rank};
+        .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = allgather, .user = rank};
     struct prs_attention_shape shape = {.batch = 1, .heads_q = HEADS, .heads_kv = HEADS, .head_dim = DIM, .seq = SEQ};
     uint64_t count = (uint64_t)ROWS * HEADS * DIM;
     struct prs_attention_plan *plan;
