@@ -4,7 +4,7 @@
 #
 #   test/gpu/attention.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); STEP: only these
 # OUT (default .) gets one JSON file a step. Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many
-# failed. GPUS (default 4). What each step answers is in doc/open.md. All but `memcheck` and `soak` together take about three minutes.
+# failed. GPUS (default 4). All but `memcheck` and `soak` together take about three minutes.
 set -u
 cd "$(dirname "$0")/../.."
 prefix=attention_

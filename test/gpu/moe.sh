@@ -4,7 +4,7 @@
 #
 #   test/gpu/moe.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); STEP: only these
 # OUT (default .) gets one JSON file a step. Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many
-# failed. GPUS (default 4). What each step answers is in doc/open.md.
+# failed. GPUS (default 4).
 set -u
 cd "$(dirname "$0")/../.."
 prefix=moe_
