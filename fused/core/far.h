@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a kernel needs to reach its counterparts on other nodes: the ranks with the same local number there. */
+/* What a kernel needs to reach its counterparts on other nodes: the ranks with the same local rank there. */
 #ifndef PERSEUS_FUSED_FAR_H
 #define PERSEUS_FUSED_FAR_H
 
