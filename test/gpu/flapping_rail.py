@@ -6,14 +6,16 @@ NCCL's IB transport: does the job end, is its data right, and how much longer do
     test/gpu/flapping_rail.py BUILD --nccl FILE [--pulls N] [--transports perseus,ib] [--seed S]
 
 Both transports get NCCL's variables for failover and recovery. One JSON object a transport. Data is checked after each all-reduce. A job
-in which a pull was the end is started again until all pulls are done; `ended` counts these. Exit status 1: data of Perseus was wrong, or
-one of its jobs ended. Memory is the host's (NCCL_NET_GDR_LEVEL=LOC), so that the NIC's copies do not wait for the GPU's driver.
+in which a pull was the end is started again until all pulls are done; `ended` counts these. Stopped by SIGTERM, it prints what it has.
+Exit status 1: data of Perseus was wrong, or one of its jobs ended. Memory is the host's (NCCL_NET_GDR_LEVEL=LOC), so that the NIC's
+copies do not wait for the GPU's driver.
 """
 import argparse
 import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,6 +82,11 @@ def without_pulls(args, transport):
 def run(args, transport):
     chance, (usec, seconds) = random.Random(args.seed), without_pulls(args, transport)
     row = {"transport": transport, "usec_alone": usec, "pulls": 0, "jobs": 0, "ended": 0, "hung": 0, "wrong": 0, "usec": []}
+
+    def stop(*_):
+        print(json.dumps({**row, "stopped": True}), flush=True)
+        os._exit(1)
+    signal.signal(signal.SIGTERM, stop)
     while row["pulls"] < args.pulls and row["ended"] < args.most_ended:
         left = args.pulls - row["pulls"]
         job = Job(args, transport, row["jobs"], min(MOST, int((QUIET_S + left * PULL_S) / seconds)))

@@ -218,7 +218,7 @@ class Rank:
             time.sleep(3 * SHORT_S)
             os._exit(0)
         try:
-            self.dist.all_reduce(self.ones())
+            self.dist.all_reduce(self.ones(), async_op=True).wait()  # without async_op PyTorch 2.11 does not wait
         except RuntimeError as error:
             self.say(f"raised {type(error).__name__}: {str(error)[:80]}")
             self.flag("raised")
