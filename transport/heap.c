@@ -339,7 +339,9 @@ int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t byte
 {
     uint64_t start = (heap->used[part] + align - 1) & ~(align - 1);
 
-    if (start > heap->own[part].bytes || bytes > heap->own[part].bytes - start)
+    if (align == 0 || (align & (align - 1)) != 0)
+        return prs_fail(-EINVAL, "heap part %d: an alignment of %" PRIu64 " is not a power of two", part, align);
+    if (start < heap->used[part] || start > heap->own[part].bytes || bytes > heap->own[part].bytes - start)
         return prs_fail(-ENOMEM, "heap part %d: %" PRIu64 " bytes requested, %" PRIu64 " of %" PRIu64 " are left", part,
                         bytes, heap->own[part].bytes - heap->used[part], heap->own[part].bytes);
     heap->used[part] = start + bytes;

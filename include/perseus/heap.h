@@ -47,8 +47,8 @@ PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *
 
 /**
  * Allocate bytes of a part, until the heap is closed: single allocations cannot be freed. When all ranks make the
- * same calls in the same order, the offset is the same on every rank. align is a power of two. Return 0 or -ENOMEM
- * (the text says how much is left). */
+ * same calls in the same order, the offset is the same on every rank. Return 0, -EINVAL
+ * (align is not a power of two) or -ENOMEM (the text says how much is left). */
 PRS_API int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t bytes, uint64_t align,
                            uint64_t *offset);
 

@@ -154,6 +154,9 @@ static int exchange(struct world *w)
         return 1;
     CHECK(prs_heap_alloc(w->heap, PRS_HEAP_DATA, 100, 1, &first) == 0, "alloc");
     CHECK(prs_heap_alloc(w->heap, PRS_HEAP_DATA, 2ull * BANKS * RANKS * WORDS * 8, 4096, &data) == 0, "alloc");
+    for (uint64_t align = 0; align <= 3; align += 3)
+        CHECK(prs_heap_alloc(w->heap, PRS_HEAP_DATA, 8, align, &first) == -EINVAL, "an alignment of %lu",
+              (unsigned long)align);
     CHECK(first == 0 && data == 4096, "offsets %lu, %lu", (unsigned long)first, (unsigned long)data);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         bool near = rank != w->rank && rank < 2 && w->rank < 2;
