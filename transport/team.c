@@ -67,8 +67,9 @@ struct prs_team {
      * one thread at a time uses a context. */
     pthread_mutex_t lock;
     struct team_context contexts[PRS_TEAM_CONTEXTS]; /* hash table with linear probing, by context id */
-    pthread_mutex_t text_lock;                       /* protects text: contexts of several threads may fail at once */
-    char text[512];
+    pthread_mutex_t text_lock;                       /* contexts of several threads may fail at once */
+    char text[512];                                  /* of the first error; written once */
+    const char *error;                               /* [team-error] the text, once it is complete; "" before */
 };
 
 uint32_t prs_team_rank(const struct prs_team *team)
@@ -90,15 +91,18 @@ uint32_t prs_team_size(const struct prs_team *team)
 
 const char *prs_team_error(const struct prs_team *team)
 {
-    return team->text;
+    return __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
 }
 
 /* Remember the text of the team's first error. */
 static void keep_text(struct prs_team *team, const char *text)
 {
     pthread_mutex_lock(&team->text_lock);
-    if (!team->text[0])
+    if (!team->text[0]) {
         snprintf(team->text, sizeof(team->text), "%s", text);
+        /* [team-error] pairs with the load in prs_team_error() */
+        __atomic_store_n(&team->error, team->text, __ATOMIC_RELEASE);
+    }
     pthread_mutex_unlock(&team->text_lock);
 }
 
@@ -148,6 +152,7 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     }
     if (team->options.timeout_ms == 0)
         team->options.timeout_ms = DEFAULT_TIMEOUT_MS;
+    team->error = "";
     pthread_mutex_init(&team->lock, NULL);
     pthread_mutex_init(&team->text_lock, NULL);
     prs_listener_share(options->listener, share_with_context, team);
@@ -377,8 +382,8 @@ static int step_connector_locked(struct prs_team *team, struct team_context *con
                                  uint32_t rank)
 {
     struct member *member = &context->members[rank];
-    struct prs_connector *connector = member->connecting;
-    int r = prs_connector_step(connector, &member->made);
+    struct prs_peer *made;
+    int r = prs_connector_step(member->connecting, &made);
 
     if (r == PRS_AGAIN)
         return 0;
@@ -386,8 +391,10 @@ static int step_connector_locked(struct prs_team *team, struct team_context *con
     context->connecting--;
     if (r < 0)
         return fail_rank(team, context_id, rank, r);
-    member->chosen = member->made;
-    file_locked(context, rank, member->made);
+    /* [team-member] complete, for prs_team_stats() of another thread */
+    __atomic_store_n(&member->made, made, __ATOMIC_RELEASE);
+    member->chosen = made;
+    file_locked(context, rank, made);
     return 1;
 }
 
@@ -736,7 +743,9 @@ PRS_READS_COUNTERS void prs_team_stats(struct prs_team *team, uint32_t context_i
 
     memset(out, 0, sizeof(*out));
     for (uint32_t rank = 0; context && rank < team->options.size; rank++) {
-        struct prs_peer *peers[2] = {context->members[rank].made, context->members[rank].accepted};
+        const struct member *member = &context->members[rank];
+        const struct prs_peer *peers[2] = {__atomic_load_n(&member->made, __ATOMIC_ACQUIRE), /* [team-member] */
+                                           __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE)};
 
         for (int i = 0; i < 2; i++) {
             struct prs_stats one;
