@@ -26,6 +26,8 @@ SAME(SN_CU_HANDLE_POSIX_FD, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 SAME(SN_CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(SN_CU_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(SN_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(SN_CU_WRITE_WORD, CU_STREAM_MEM_OP_WRITE_VALUE_64);
+SAME(CU_STREAM_WRITE_VALUE_DEFAULT, 0);
 
 SAME(sizeof(sn_cu_ptr), sizeof(CUdeviceptr));
 SAME(sizeof(struct sn_cu_uuid), sizeof(CUuuid));
@@ -34,6 +36,12 @@ SAME(sizeof(struct sn_cu_access), sizeof(CUmemAccessDesc));
 SAME(offsetof(struct sn_cu_access, location_type), offsetof(CUmemAccessDesc, location.type));
 SAME(offsetof(struct sn_cu_access, location_id), offsetof(CUmemAccessDesc, location.id));
 SAME(offsetof(struct sn_cu_access, flags), offsetof(CUmemAccessDesc, flags));
+
+SAME(sizeof(struct sn_cu_mem_op), sizeof(CUstreamBatchMemOpParams));
+SAME(offsetof(struct sn_cu_mem_op, operation), offsetof(CUstreamBatchMemOpParams, operation));
+SAME(offsetof(struct sn_cu_mem_op, addr), offsetof(CUstreamBatchMemOpParams, writeValue.address));
+SAME(offsetof(struct sn_cu_mem_op, value), offsetof(CUstreamBatchMemOpParams, writeValue.value64));
+SAME(offsetof(struct sn_cu_mem_op, flags), offsetof(CUstreamBatchMemOpParams, writeValue.flags));
 
 SAME(LEGACY_STREAM, (uintptr_t)CU_STREAM_LEGACY);
 SAME(THREAD_STREAM, (uintptr_t)CU_STREAM_PER_THREAD);
@@ -83,6 +91,7 @@ SAME(offsetof(struct sn_cu_copy3d, depth), offsetof(CUDA_MEMCPY3D, Depth));
     X(vmm_unmap, cuMemUnmap)                                                                                           \
     X(vmm_access, cuMemSetAccess)                                                                                      \
     X(copy, cuMemcpyAsync)                                                                                             \
+    X(mem_ops, cuStreamBatchMemOp_v2)                                                                                  \
     X(stream_create, cuStreamCreate)                                                                                   \
     X(event_create, cuEventCreate)                                                                                     \
     X(event_record, cuEventRecord)                                                                                     \

@@ -218,7 +218,7 @@ void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_hos
     struct chain chain;
     struct buf words, data;
     struct side by;
-    int copies;
+    int copies, of_words;
 
     chain_open(side, &chain);
     buf_make(side, &data, side->initiator && from_host ? PAGEABLE : LEGACY, PAIRS * PIECE);
@@ -237,10 +237,11 @@ void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_hos
                 add(&chain, at, i, 1);
         }
         copies = driver_calls("cuMemcpyAsync");
+        of_words = driver_calls("cuStreamBatchMemOp_v2");
         if (side->initiator)
             chain_run(&chain);
-        if (side->initiator && side->fake && !side->copier && flags && !from_host)
-            MUST(driver_calls("cuMemcpyAsync") == copies + 1 + PAIRS); /* one for all data */
+        if (side->initiator && side->fake && !side->copier && flags && !from_host) /* one for all data, or all flags */
+            MUST(driver_calls("cuMemcpyAsync") == copies + 1 && driver_calls("cuStreamBatchMemOp_v2") == of_words + 1);
         for (size_t i = 0; !side->initiator && i < PAIRS; i++)
             watch_pair(&words, &data, i, PAIRS, round, from_host);
     }
@@ -264,6 +265,14 @@ static void meeting_add(struct chain *chain, struct meeting *m, struct remote at
     m->found[chain->count] = *word;
     *word += (uint64_t)chain->count + 1;
     add(chain, at, (size_t)((uint8_t *)word - m->model) / 8, (uint64_t)chain->count + 1);
+}
+
+static void meeting_flag(struct chain *chain, struct meeting *m, struct remote at)
+{
+    size_t word = (size_t)random() % 128 * 64 + (size_t)random() % 3;
+
+    ((uint64_t *)(void *)m->model)[word] = (uint64_t)random();
+    flag(chain, at, word, ((uint64_t *)(void *)m->model)[word]);
 }
 
 static void meeting_write(struct chain *chain, struct meeting *m, const struct buf *data, struct remote at)
@@ -304,10 +313,12 @@ void requests_that_meet_keep_their_order(struct side *side)
     for (int round = 0; round < rounds; round++) {
         struct remote at = {data.addr, data.mr->rkey};
         while (chain.count < MOST)
-            if (random() % 3)
-                meeting_write(&chain, &m, &data, at);
-            else
+            if (random() % 3 == 0)
                 meeting_add(&chain, &m, at);
+            else if (random() % 3 == 0)
+                meeting_flag(&chain, &m, at);
+            else
+                meeting_write(&chain, &m, &data, at);
         chain_run(&chain);
         for (int i = 0; i < MOST; i++)
             MUST(chain.wr[i].opcode == IBV_WR_RDMA_WRITE || result(&chain, i) == m.found[i]);
@@ -315,6 +326,84 @@ void requests_that_meet_keep_their_order(struct side *side)
         MUST(!memcmp(found, m.model, sizeof(found)));
     }
     MUST(!ibv_destroy_qp(by.qp));
+    buf_free(&data);
+    chain_close(&chain);
+}
+
+static void read_word(struct chain *chain, struct remote words, size_t word)
+{
+    flag(chain, words, word, ~0ull);
+    chain->wr[chain->count - 1].opcode = IBV_WR_RDMA_READ;
+}
+
+void flags_among_reads_atomics_and_fences_keep_their_order(struct side *side)
+{
+    enum { ROUNDS = 10 };
+    struct chain chain;
+    struct buf words;
+    struct side by;
+
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, LEGACY, false);
+    for (uint64_t round = 1; side->initiator && round <= ROUNDS; round++) {
+        for (size_t i = 0; i < 3; i++)
+            flag(&chain, at, 7 * i, 100 * round + i);
+        for (size_t i = 0; i < 3; i++)
+            read_word(&chain, at, 7 * i);
+        flag(&chain, at, 7, 200 * round); /* 6 */
+        add(&chain, at, 7, 1);
+        flag(&chain, at, 14, 300 * round);
+        add(&chain, at, 7, 1);
+        flag(&chain, at, 7, 400 * round); /* 10 */
+        chain.wr[chain.count - 1].send_flags |= IBV_SEND_FENCE;
+        flag(&chain, at, 7, 500 * round);
+        read_word(&chain, at, 7);
+        read_word(&chain, at, 14);
+        chain_run(&chain);
+        for (int i = 0; i < 3; i++)
+            MUST(result(&chain, 3 + i) == 100 * round + (uint64_t)i);
+        MUST(result(&chain, 7) == 200 * round && result(&chain, 9) == 200 * round + 1);
+        MUST(result(&chain, 12) == 500 * round && result(&chain, 13) == 300 * round);
+    }
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+/* The driver refuses once, and is not asked again. */
+void words_that_the_driver_refuses_are_copied(struct side *side)
+{
+    enum { PAIRS = 8, ROUNDS = 4, REFUSED = 2 };
+    struct chain chain;
+    struct buf words, data;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, LEGACY, PAIRS * PIECE);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
+    for (uint64_t round = 1; side->initiator && round <= ROUNDS; round++) {
+        int copies = driver_calls("cuMemcpyAsync"), of_words = driver_calls("cuStreamBatchMemOp_v2");
+
+        if (round == REFUSED)
+            fail_next("cuStreamBatchMemOp_v2", 801);
+        buf_fill(&data, (uint32_t)round);
+        for (size_t i = 0; i < PAIRS; i++) {
+            write_piece(&chain, &data, i * PIECE, PIECE, there);
+            flag(&chain, at, 3 * i, round);
+        }
+        chain_run(&chain);
+        MUST(driver_calls("cuStreamBatchMemOp_v2") - of_words == (round <= REFUSED));
+        MUST(driver_calls("cuMemcpyAsync") - copies == 1 + (round < REFUSED ? 0 : PAIRS));
+        for (size_t i = 0; i < PAIRS; i++)
+            add(&chain, at, 3 * i, 7);
+        chain_run(&chain);
+        for (int i = 0; i < PAIRS; i++)
+            MUST(result(&chain, i) == round);
+    }
+    side_barrier(side);
+    for (size_t i = 0; !side->initiator && i < PAIRS; i++)
+        MUST(word_read(&words, 3 * i) == ROUNDS + 7);
+    MUST(side->initiator || buf_check(&data, PAIRS * PIECE, ROUNDS, "data before refused words"));
+    words_close(side, &by, &words);
     buf_free(&data);
     chain_close(&chain);
 }

@@ -11,6 +11,9 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side);
 void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side);
 void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags);
 void requests_that_meet_keep_their_order(struct side *side);
+void flags_among_reads_atomics_and_fences_keep_their_order(struct side *side);
+/* After this the initiator writes no words any more but copies them. */
+void words_that_the_driver_refuses_are_copied(struct side *side);
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory);
 void a_batch_ends_before_an_atomic_that_is_refused(struct side *side);
 

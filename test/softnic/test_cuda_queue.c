@@ -163,15 +163,15 @@ static bool burst_is_given_at_once(struct side *side, const struct buf *data, st
     return at_once;
 }
 
-/* A signal is one copy, and one event after it once a program asks for it. */
+/* A signal is one call, and one event after it once a program asks for it. */
 static bool signal_is_given_at_once(struct side *side, struct remote there)
 {
-    int copies = driver_calls("cuMemcpyAsync");
+    int copies = driver_calls("cuMemcpyAsync"), of_words = driver_calls("cuStreamBatchMemOp_v2");
 
     signal_post(side, there, 1, true);
-    bool at_once = driver_calls("cuMemcpyAsync") == copies + 1;
+    bool at_once = driver_calls("cuStreamBatchMemOp_v2") == of_words + 1;
     expect_success(side, "signal");
-    MUST(driver_calls("cuMemcpyAsync") == copies + 1);
+    MUST(driver_calls("cuStreamBatchMemOp_v2") == of_words + 1 && driver_calls("cuMemcpyAsync") == copies);
     return at_once;
 }
 

@@ -393,6 +393,7 @@ static void change_words(struct side *side)
     for (int way = 0; way < 4; way++)
         signals_and_writes_are_seen_in_their_order(side, way % 2, way / 2);
     requests_that_meet_keep_their_order(side);
+    flags_among_reads_atomics_and_fences_keep_their_order(side);
     a_batch_ends_before_an_atomic_that_is_refused(side);
 }
 
@@ -474,6 +475,8 @@ static void finish(struct side *side)
     words_on_another_gpu_of_the_process_are_changed(side, LEGACY);
     memory_of_two_gpus_that_see_only_their_own_is_copied(side);
     apart_figures(side);
+    if (side->fake && !side->copier)
+        words_that_the_driver_refuses_are_copied(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);
 }

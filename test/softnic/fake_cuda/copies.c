@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies: asynchronous ones on a thread of their stream, and synchronous ones. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,16 +8,18 @@
 #include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/state.h"
 
-enum { QUEUE = 1024 };
+enum { QUEUE = 1024, MEM_OPS_MOST = 256 };
 
 struct copy {
-    uint8_t *dst, *src;
+    uint8_t *dst, *src; /* src NULL: the bytes are those of value */
     size_t bytes;
+    uint64_t value;
 };
 
 struct stream {
     pthread_mutex_t mutex;
     pthread_cond_t more;
+    int dev;
     uint64_t given, done;
     struct copy queue[QUEUE];
 };
@@ -48,7 +51,7 @@ static void *run_stream(void *arg)
         pthread_mutex_unlock(&s->mutex);
         usleep(20); /* long enough to catch a reader that does not wait */
         fake_wait_paused();
-        engine_copy(copy.dst, copy.src, copy.bytes);
+        engine_copy(copy.dst, copy.src ? copy.src : (const uint8_t *)&copy.value, copy.bytes);
         pthread_mutex_lock(&s->mutex);
         __atomic_store_n(&s->done, s->done + 1, __ATOMIC_RELEASE); /* pairs with the acquire in cuEventQuery() */
     }
@@ -68,6 +71,7 @@ int cuStreamCreate(void **stream, unsigned flags)
         return OUT_OF_MEMORY;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->more, NULL);
+    s->dev = fake_current();
     if (pthread_create(&thread, NULL, run_stream, s))
         return OUT_OF_MEMORY;
     pthread_detach(thread);
@@ -120,6 +124,31 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
         dst += n;
         src += n;
         bytes -= n;
+    }
+    return OK;
+}
+
+/* Of the operations only a write of 64 bits, without flags, into memory that is mapped for the stream's device. */
+int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct fake_mem_op *ops, unsigned flags)
+{
+    struct stream *s = stream;
+    int r = fake_failure(__func__);
+    fake_wait_lock(__func__);
+    if (r)
+        return r;
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    if (!s || count == 0 || count > MEM_OPS_MOST || flags)
+        return INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++)
+        if (ops[i].operation != 5 || ops[i].flags || ops[i].addr % 8 || !fake_maps(s->dev, ops[i].addr)) {
+            fprintf(stderr, "fake CUDA: device %d cannot write a word at 0x%llx\n", s->dev,
+                    (unsigned long long)ops[i].addr);
+            return INVALID_VALUE;
+        }
+    for (unsigned i = 0; i < count; i++) {
+        size_t bytes = 8;
+        give(s, (struct copy){.dst = fake_view(ops[i].addr, &bytes), .bytes = bytes, .value = ops[i].value});
     }
     return OK;
 }

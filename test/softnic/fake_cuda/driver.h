@@ -25,6 +25,15 @@ struct fake_vmm_prop {
 };
 _Static_assert(sizeof(struct fake_vmm_prop) == 32, "as the real one's");
 
+/* As CUstreamBatchMemOpParams, of a write. */
+struct fake_mem_op {
+    int operation;
+    uint64_t addr, value;
+    unsigned flags;
+    uint64_t unused[2];
+};
+_Static_assert(sizeof(struct fake_mem_op) == 48, "as the real one's");
+
 /* With FAKE_CUDA_SHARED=FILE in the environment, all processes with the same file share failures on demand and counts
  * of calls: one process can request a failure that another one gets. */
 
@@ -89,6 +98,7 @@ int cuMemUnmap(uint64_t va, size_t bytes);
 int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
+int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct fake_mem_op *ops, unsigned flags);
 int cuStreamQuery(void *stream);
 int cuStreamSynchronize(void *stream);
 int cuStreamIsCapturing(void *stream, int *status);

@@ -202,6 +202,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
     if (range) {
         range->shadow = fake_map_shared(fd, handle.bytes);
         range->dev = handle.dev;
+        range->access = 1u << fake_current();
     }
     pthread_mutex_unlock(&fake_mutex);
     close(fd);

@@ -192,6 +192,16 @@ bool fake_reaches(int dev, uint64_t a, uint64_t b)
     return reaches;
 }
 
+bool fake_maps(int dev, uint64_t va)
+{
+    pthread_mutex_lock(&fake_mutex);
+    const struct range *r = fake_find(va);
+    bool maps =
+        r && (r->kind == LEGACY ? r->dev == dev : (r->kind == MAPPED || r->kind == IPC) && r->access >> dev & 1);
+    pthread_mutex_unlock(&fake_mutex);
+    return maps;
+}
+
 uint8_t *fake_map_shared(int fd, uint64_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

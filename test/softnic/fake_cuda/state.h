@@ -35,7 +35,7 @@ struct range {
     uint8_t *shadow; /* the driver's own mapping */
     int fd;          /* LEGACY: the memfd */
     int dev;
-    unsigned access; /* MAPPED: devices that cuMemSetAccess named, as bits */
+    unsigned access; /* MAPPED: devices that cuMemSetAccess named, as bits; IPC: the one that opened it */
     bool accessible; /* MAPPED: cuMemSetAccess was called; REGISTERED: for the device, too */
     uint64_t id;
     struct object *object; /* MAPPED */
@@ -61,6 +61,8 @@ uint8_t *fake_view(uint64_t va, size_t *n);
  * Memory of cuMemAlloc needs no mapping, and neither does a copy to or from the host. */
 bool fake_has_access(const struct range *r, int dev);
 bool fake_reaches(int dev, uint64_t a, uint64_t b);
+/* Is it device memory that a kernel of that device could use, with no access enabled between devices? */
+bool fake_maps(int dev, uint64_t va);
 
 uint8_t *fake_map_shared(int fd, uint64_t bytes); /* NULL on failure */
 uint64_t fake_reserve(uint64_t bytes);            /* inaccessible addresses; 0 on failure */

@@ -32,6 +32,7 @@ enum {
     SN_CU_LOCATION_DEVICE = 1,
     SN_CU_ACCESS_READWRITE = 3,
     SN_CU_CAPTURE_RELAXED = 2,
+    SN_CU_WRITE_WORD = 5,
     SN_CUDA_MAX_DEVS = 32,
     SN_CUDA_STREAMS = 8,
 };
@@ -46,6 +47,16 @@ struct sn_cu_ipc {
 
 struct sn_cu_access {
     int location_type, location_id, flags;
+};
+
+/* An operation on memory that a stream carries out itself. Of those that the driver knows only this is used: write a
+ * word of 64 bits, after all that the stream was given before is visible. */
+struct sn_cu_mem_op {
+    int operation; /* SN_CU_WRITE_WORD */
+    sn_cu_ptr addr;
+    uint64_t value;
+    unsigned flags;
+    sn_cu_ptr unused[2];
 };
 
 /* X(field, symbol, parameters): every one returns a CUresult. */
@@ -79,6 +90,7 @@ struct sn_cu_access {
     X(vmm_unmap, "cuMemUnmap", (sn_cu_ptr ptr, size_t bytes))                                                          \
     X(vmm_access, "cuMemSetAccess", (sn_cu_ptr ptr, size_t bytes, const struct sn_cu_access *desc, size_t count))      \
     X(copy, "cuMemcpyAsync", (sn_cu_ptr dst, sn_cu_ptr src, size_t bytes, void *stream))                               \
+    X(mem_ops, "cuStreamBatchMemOp_v2", (void *stream, unsigned count, struct sn_cu_mem_op *ops, unsigned flags))      \
     X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                                                \
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                                                   \
     X(event_record, "cuEventRecord", (void *event, void *stream))                                                      \

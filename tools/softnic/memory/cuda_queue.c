@@ -14,6 +14,7 @@ static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is
 enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
 
 static bool foreign_refused; /* by the driver, see choose_dev */
+static bool words_refused;   /* by the driver, see enqueue_words */
 
 /* Is it from one piece of device memory that this process can reach, to a few bytes of its own? */
 static bool can_read(const struct sn_copy *c)
@@ -23,13 +24,23 @@ static bool can_read(const struct sn_copy *c)
            (c->src_proc == c->self || !sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr]));
 }
 
+/* Is it into words of one registration, so that the stream can write them itself? */
+static bool is_words(const struct sn_copy *c)
+{
+    for (uint32_t i = 0; i < c->dst_count; i++)
+        if (c->dst[i].length != sizeof(uint64_t) || c->dst[i].addr % sizeof(uint64_t) || c->dst[i].mr != c->dst[0].mr)
+            return false;
+    return c->dst_count <= SN_CUDA_STREAM_WORDS;
+}
+
 /* Is it into one piece of device memory that this process can reach, from device memory alone (one piece, if it is
- * another process's) or from a few bytes of host memory? */
+ * another process's) or from a few bytes of host memory; or from those into several words? */
 static bool can_write(const struct sn_copy *c)
 {
     bool from_device = c->src[0].kind == SN_MEM_CUDA;
 
-    if (c->dst_count != 1 || c->src_count == 0 || c->dst[0].kind != SN_MEM_CUDA ||
+    if (c->dst_count == 0 || c->src_count == 0 || c->dst[0].kind != SN_MEM_CUDA ||
+        (c->dst_count > 1 && (from_device || !is_words(c))) ||
         (c->dst_proc != c->self && sn_cuda_region_owner_only(&c->world->mrs[c->dst[0].mr])))
         return false;
     if (from_device && c->src_proc != c->self &&
@@ -99,12 +110,38 @@ static int gather(const struct sn_copy *c, void *to)
     return r;
 }
 
-static int enqueue_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s,
-                             sn_cu_ptr dst, struct sn_queued_copy *f)
+/* Return SN_COPY_BUSY when the driver refuses this, now or ever since. */
+static int enqueue_words(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
+                         struct sn_queued_copy *f)
 {
-    struct sn_staging_slot *slot = sn_staging_take(c->length);
+    uint64_t values[SN_CUDA_STREAM_WORDS];
+    sn_cu_ptr to[SN_CUDA_STREAM_WORDS];
     int r;
 
+    if (__atomic_load_n(&words_refused, __ATOMIC_RELAXED))
+        return SN_COPY_BUSY;
+    r = gather(c, values);
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < c->dst_count; i++)
+        to[i] = dst + (c->dst[i].addr - c->dst[0].addr);
+    if (!sn_cuda_stream_write(cuda, s, to, values, c->dst_count, &f->mark))
+        return 0;
+    if (!__atomic_exchange_n(&words_refused, true, __ATOMIC_RELAXED))
+        sn_log("words of device memory are copied from here on");
+    return SN_COPY_BUSY;
+}
+
+/* foreign: this process's memory, which the stream's GPU need not have mapped. */
+static int enqueue_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s,
+                             bool foreign, sn_cu_ptr dst, struct sn_queued_copy *f)
+{
+    int r = is_words(c) && !foreign ? enqueue_words(cuda, c, s, dst, f) : SN_COPY_BUSY;
+    struct sn_staging_slot *slot;
+
+    if (r != SN_COPY_BUSY || c->dst_count > 1)
+        return r;
+    slot = sn_staging_take(c->length);
     if (!slot)
         return SN_COPY_BUSY;
     r = gather(c, slot->host);
@@ -153,7 +190,7 @@ static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn
 
 /* The GPU is current. */
 static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, enum way way,
-                           struct sn_queued_copy *f)
+                           bool foreign, struct sn_queued_copy *f)
 {
     struct sn_cuda_map *map = NULL, *from_map = NULL;
     sn_cu_ptr dst = 0, src = 0;
@@ -163,7 +200,7 @@ static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, 
         (way != FROM_HOST && !reach(cuda, c, s, false, &from_map, &src)))
         r = SN_COPY_BUSY;
     if (!r && way == FROM_HOST)
-        r = enqueue_from_host(cuda, c, s, dst, f);
+        r = enqueue_from_host(cuda, c, s, foreign, dst, f);
     if (!r && way == TO_HOST)
         r = enqueue_to_host(cuda, c, s, src, f);
     for (uint32_t i = 0; way == FROM_DEVICE && i < c->src_count && !r; i++) {
@@ -215,7 +252,7 @@ int sn_cuda_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct sn_qu
     *queued = (struct sn_queued_copy){0};
     r = sn_staging_init(cuda);
     if (!r)
-        r = enqueue_entered(cuda, c, queue->stream, way, queued);
+        r = enqueue_entered(cuda, c, queue->stream, way, foreign, queued);
     sn_cuda_leave(cuda, mode);
     if (!r)
         queue->pending++;

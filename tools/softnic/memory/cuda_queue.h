@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies into device memory that follow each other on one stream without being waited for (device_mem.h). Each copy is
- * one call, and many share one mark. */
+ * one call, and many share one mark. Words from host memory need no copy: the stream writes them itself. */
 #ifndef SOFTNIC_CUDA_QUEUE_H
 #define SOFTNIC_CUDA_QUEUE_H
 

@@ -127,19 +127,38 @@ static int record_mark_locked(const struct sn_cuda *cuda, struct sn_cuda_stream 
     return 0;
 }
 
-int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
-                        uint64_t bytes, uint64_t *mark)
+static void begin_call(struct sn_cuda_stream *s)
 {
-    int r;
-
     pthread_mutex_lock(&s->mutex);
     count_call_locked(s);
-    r = cuda->copy(dst, src, bytes, s->stream);
+}
+
+/* Return 0 or -EIO (logged). */
+static int end_call(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const char *call, int r, uint64_t *mark)
+{
     count_call_locked(s);
     if (r == SN_CU_OK)
         *mark = s->given + 1;
     pthread_mutex_unlock(&s->mutex);
-    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemcpyAsync", r);
+    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, call, r);
+}
+
+int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
+                        uint64_t bytes, uint64_t *mark)
+{
+    begin_call(s);
+    return end_call(cuda, s, "cuMemcpyAsync", cuda->copy(dst, src, bytes, s->stream), mark);
+}
+
+int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const sn_cu_ptr *to,
+                         const uint64_t *values, unsigned count, uint64_t *mark)
+{
+    struct sn_cu_mem_op ops[SN_CUDA_STREAM_WORDS] = {0};
+
+    for (unsigned i = 0; i < count; i++)
+        ops[i] = (struct sn_cu_mem_op){.operation = SN_CU_WRITE_WORD, .addr = to[i], .value = values[i]};
+    begin_call(s);
+    return end_call(cuda, s, "cuStreamBatchMemOp", cuda->mem_ops(s->stream, count, ops, 0), mark);
 }
 
 /* Record the mark if that was not done yet, and look. */

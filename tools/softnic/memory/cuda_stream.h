@@ -9,7 +9,10 @@
 
 struct sn_cuda_stream;
 
-enum { SN_CUDA_STREAM_BUSY = 1 };
+enum {
+    SN_CUDA_STREAM_BUSY = 1,
+    SN_CUDA_STREAM_WORDS = 32, /* that one call writes at most */
+};
 
 /* Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
 int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
@@ -24,6 +27,11 @@ struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s);
  * Return 0 or -EIO (logged). */
 int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
                         uint64_t bytes, uint64_t *mark);
+
+/* Write words of device memory that the stream's GPU can reach, at most SN_CUDA_STREAM_WORDS. No program sees one
+ * before those before it, or before what the stream was given before. Else as sn_cuda_stream_copy. */
+int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const sn_cu_ptr *to,
+                         const uint64_t *values, unsigned count, uint64_t *mark);
 
 /* Is everything up to the mark done? Return 0, SN_CUDA_STREAM_BUSY, or -EIO (logged). ask: record the mark if that was
  * not done yet; without it, only look at what is known. No GPU need be current. */

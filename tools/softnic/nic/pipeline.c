@@ -21,6 +21,8 @@ enum {
     ROW_BYTES = 65536, /* longer writes do not pass while locks are held; */
     /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
     AHEAD_BYTES = 1 << 20,
+    WORD = 8,
+    WORDS_MOST = 32, /* that share a call of the driver */
 };
 
 bool sn_pipeline_suits(const struct sn_wqe *w)
@@ -124,11 +126,12 @@ static bool overlap(const struct sn_span *a, const struct sn_span *b)
     return a->addr < b->addr + b->length && b->addr < a->addr + a->length;
 }
 
-/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put that it continues. */
+/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put that it continues. A word,
+ * from host memory, joins a word before it: a flag. */
 struct write {
     uint32_t at; /* position of the request */
-    bool is_put;
-    struct sn_span dst, src; /* src: of a put, and of any write within one process */
+    bool is_put, is_word;
+    struct sn_span dst, src; /* src: of a put or word, and of any write within one process */
     struct write *run;       /* the first one, by address, of the puts that continue each other */
     uint64_t run_bytes;      /* of the first one: all its run's */
     bool run_is_queued;      /* of the first one */
@@ -144,6 +147,11 @@ struct row {
 static bool is_put(const struct sn_wqe *w, const struct sn_copy *c)
 {
     return w->length >= PUT_LEAST && w->length <= ROW_BYTES && c->src_count == 1 && c->src[0].kind != SN_MEM_HOST;
+}
+
+static bool is_word(const struct sn_copy *c)
+{
+    return c->length == WORD && c->dst[0].addr % WORD == 0 && c->src_count == 1 && c->src[0].kind == SN_MEM_HOST;
 }
 
 /* Does the order of the write in row->c and of an earlier one in the row matter? */
@@ -209,6 +217,39 @@ static int enqueue(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, 
     return sn_device_mem->enqueue(c, &qp->queue, &w->queued_copy);
 }
 
+/* Queue a word, and those that follow it before any other write does. Return as enqueue in device_mem.h; SN_COPY_BUSY
+ * also if there is no other. */
+static int enqueue_words(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, unsigned i)
+{
+    struct write *words[WORDS_MOST];
+    struct sn_copy *c = &row->c;
+    uint32_t n = 0;
+    int r;
+
+    for (; i < row->write_count && n < WORDS_MOST; i++) {
+        struct write *write = &row->writes[i];
+
+        if (write->run->run_is_queued)
+            continue;
+        if (!write->is_word || (n && write->dst.mr != words[0]->dst.mr))
+            break;
+        c->dst[n] = write->dst;
+        c->src[n] = write->src;
+        words[n++] = write;
+    }
+    if (n < 2)
+        return SN_COPY_BUSY;
+    c->world = sn_self->world;
+    c->self = c->src_proc = sn_self->proc;
+    c->dst_proc = target->owner - 1;
+    c->dst_count = c->src_count = n;
+    c->length = n * WORD;
+    r = sn_device_mem->enqueue(c, &qp->queue, &sn_wqe_at(qp, words[0]->at)->queued_copy);
+    for (uint32_t k = 1; k < n; k++)
+        words[k]->run_is_queued = r != SN_COPY_BUSY;
+    return r;
+}
+
 /* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Puts
  * behind it may be in the copy of an earlier one all the same. */
 static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t end)
@@ -224,7 +265,9 @@ static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struc
         w->queue_error = 0;
         if (full || w->copied)
             continue;
-        w->queue_error = enqueue(qp, target, row, write);
+        w->queue_error = enqueue_words(qp, target, row, i);
+        if (w->queue_error == SN_COPY_BUSY)
+            w->queue_error = enqueue(qp, target, row, write);
         full = w->queue_error > 0;
         if (full)
             end = write->at;
@@ -251,8 +294,8 @@ static bool take(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, ui
     if (row->atomics && !put)
         return false;
     if (!w->copied)
-        row->writes[row->write_count++] =
-            (struct write){.at = at, .is_put = put, .dst = row->c.dst[0], .src = row->c.src[0]};
+        row->writes[row->write_count++] = (struct write){
+            .at = at, .is_put = put, .is_word = is_word(&row->c), .dst = row->c.dst[0], .src = row->c.src[0]};
     row->receives += sn_takes_receive(w->opcode);
     return true;
 }
