@@ -14,9 +14,12 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
     static const struct {
         enum memory memory;
         bool own, writes;
+        size_t step;
         int copies; /* a read, and a write of the changed words; the first write to data, and one of all others */
-    } rows[] = {{LEGACY, false, false, 2}, {VMM, false, false, 2},   {LEGACY, true, false, 2},
-                {PRIVATE, true, false, 2}, {LEGACY, false, true, 4}, {LEGACY, true, true, 4}};
+        int words;  /* calls that write words one after the other: they are apart */
+    } rows[] = {{LEGACY, false, false, 1, 2, 0}, {VMM, false, false, 1, 2, 0},     {LEGACY, true, false, 1, 2, 0},
+                {PRIVATE, true, false, 1, 2, 0}, {LEGACY, false, true, 1, 4, 0},   {LEGACY, true, true, 1, 4, 0},
+                {LEGACY, false, false, 9, 1, 1}, {PRIVATE, true, false, 30, 1, 1}, {VMM, false, true, 2, 3, 1}};
     struct chain chain;
     struct buf words, data;
     struct side by;
@@ -29,17 +32,18 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
         struct remote to = rows[row].own ? (struct remote){data.addr, data.mr->rkey} : there;
         chain.side = &by;
         for (uint64_t round = 0; side->initiator && round < 3; round++) {
-            int copies = driver_calls("cuMemcpyAsync");
+            int copies = driver_calls("cuMemcpyAsync"), of_words = driver_calls("cuStreamBatchMemOp_v2");
             for (size_t i = 0; i < WORDS; i++) {
                 if (rows[row].writes)
                     write_piece(&chain, &data, i * PIECE, PIECE, to);
-                add(&chain, at, i, i + 1);
+                add(&chain, at, i * rows[row].step, i + 1);
             }
             chain_run(&chain);
             copies = driver_calls("cuMemcpyAsync") - copies;
-            if (copies != rows[row].copies)
-                fprintf(stderr, "row %zu: %d copies\n", row, copies);
-            MUST(copies == rows[row].copies);
+            of_words = driver_calls("cuStreamBatchMemOp_v2") - of_words;
+            if (copies != rows[row].copies || of_words != rows[row].words)
+                fprintf(stderr, "row %zu: %d copies, %d calls for words\n", row, copies, of_words);
+            MUST(copies == rows[row].copies && of_words == rows[row].words);
             for (int i = 0; i < WORDS; i++)
                 MUST(result(&chain, rows[row].writes ? 2 * i + 1 : i) == round * (uint64_t)(i + 1));
         }
@@ -644,7 +648,7 @@ void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side)
         const char *call;
         int after;
     } rows[] = {{"cuMemcpyAsync", 0}, {"cuMemcpyAsync", 1}, {"cuEventQuery", 0}};
-    enum { ALL = 6 };
+    enum { ALL = 12 }; /* neighbours: one copy writes them */
     struct chain chain;
     struct buf words;
     struct side by;

@@ -14,9 +14,11 @@ enum {
     READS = 4,
     SPAN_BYTES = 4096, /* words within this distance are read by one copy */
     WORD = 8,
+    RUN_MOST = 8, /* more neighbours than these arrive sooner as one copy than as words, one after the other */
 };
 #define WRITE_PATIENCE_NS 4000000000ull
 static_assert(SN_ATOMIC_LOCKS == 64, "struct sn_batch has a bit for each");
+static_assert((int)ATOMICS <= (int)SN_MAX_SPANS, "one copy has all its words");
 
 struct word {
     uint64_t addr, value;
@@ -282,35 +284,55 @@ static int by_address(const void *a, const void *b)
     return x->addr < y->addr ? -1 : x->addr > y->addr;
 }
 
-/* Queue neighbouring changed words as one copy to device memory. Return how many, -errno, or 0: not now. */
-static int run_enqueue(struct sn_qp *qp, const struct word *word, unsigned left)
+/* How many changed words, from this one on, follow each other. */
+static unsigned neighbours(const struct word *word, unsigned left)
+{
+    unsigned n = 0;
+
+    while (n < left && word[n].changed && word[n].mr == word->mr && word[n].addr == word->addr + n * WORD)
+        n++;
+    return n;
+}
+
+/* Queue the changed words among these that lie in the first one's registration, each apart or as one piece. Return as
+ * enqueue in device_mem.h. */
+static int changed_enqueue(struct sn_qp *qp, struct word *word, unsigned count, bool one_piece)
 {
     struct sn_batch *b = qp->batch;
+    struct word *queued[ATOMICS];
     uint64_t values[ATOMICS];
-    struct sn_copy c; /* large: only what a copy of one span reads is filled in */
+    struct sn_copy c; /* large: only what is copied is filled in */
     unsigned n = 0;
     int r;
 
-    while (n < left && word[n].changed && word[n].mr == word->mr && word[n].addr == word->addr + n * WORD) {
-        values[n] = word[n].value;
-        n++;
+    c.dst_count = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (!word[i].changed || word[i].mr != word->mr)
+            continue;
+        if (n == 0 || !one_piece)
+            c.dst[c.dst_count++] = (struct sn_span){.addr = word[i].addr, .mr = word->mr, .kind = SN_MEM_CUDA};
+        c.dst[c.dst_count - 1].length += WORD;
+        values[n] = word[i].value;
+        queued[n++] = &word[i];
     }
     c.world = sn_self->world;
     c.self = c.src_proc = sn_self->proc;
     c.dst_proc = b->proc;
     c.length = n * WORD;
-    c.dst_count = c.src_count = 1;
+    c.src_count = 1;
     c.src[0] = (struct sn_span){.addr = (uintptr_t)values, .length = c.length, .mr = SN_NONE};
-    c.dst[0] = (struct sn_span){.addr = word->addr, .length = c.length, .mr = word->mr, .kind = SN_MEM_CUDA};
     r = sn_device_mem->enqueue(&c, &qp->queue, &b->store[b->stores]);
-    return r == 0 ? (int)n : r < 0 ? r : 0;
+    for (unsigned i = 0; i < n && r == 0; i++)
+        queued[i]->changed = false;
+    b->stores += r == 0;
+    return r;
 }
 
 /* The queue does not accept it now: there is too little free pinned memory until other copies are done. */
 static int write_later(struct sn_qp *qp)
 {
     if (sn_now_ns() < qp->batch->give_up)
-        return 0;
+        return SN_COPY_BUSY;
     sn_log("queue pair %u: the copier did not take a word of an atomic for 4 s (no pinned memory left, or the "
            "registration is gone)",
            qp->qpn);
@@ -321,20 +343,22 @@ static int write_later(struct sn_qp *qp)
 static void words_write(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;
-    int n = 0;
+    int r = 0;
 
     qsort(b->word, b->words, sizeof(b->word[0]), by_address);
-    for (unsigned i = 0; i < b->words && n >= 0; i++) {
-        if (!b->word[i].changed)
+    for (unsigned i = 0; i < b->words && r >= 0; i++) {
+        struct word *word = &b->word[i];
+        unsigned run = neighbours(word, b->words - i);
+
+        if (!run)
             continue;
-        n = run_enqueue(qp, &b->word[i], b->words - i);
-        if (n == 0)
-            n = write_later(qp);
-        if (n == 0)
+        r = run > RUN_MOST ? SN_COPY_BUSY : changed_enqueue(qp, word, b->words - i, false);
+        if (r == SN_COPY_BUSY)
+            r = changed_enqueue(qp, word, run, true);
+        if (r == SN_COPY_BUSY)
+            r = write_later(qp);
+        if (r == SN_COPY_BUSY)
             return;
-        b->stores += n > 0;
-        for (int k = 0; k < n; k++)
-            b->word[i + (unsigned)k].changed = false;
     }
     b->writing = false;
     for (uint32_t at = b->first; at != b->end; at++) {
@@ -344,7 +368,7 @@ static void words_write(struct sn_qp *qp)
             continue;
         w->stores = b->stores;
         /* on error the first atomic fails, and the queue pair with it */
-        w->queue_error = n < 0 ? n : 0;
+        w->queue_error = r;
     }
 }
 
