@@ -28,6 +28,7 @@ SAME(SN_CU_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(SN_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(SN_CU_WRITE_WORD, CU_STREAM_MEM_OP_WRITE_VALUE_64);
 SAME(CU_STREAM_WRITE_VALUE_DEFAULT, 0);
+SAME(SN_CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED);
 
 SAME(sizeof(sn_cu_ptr), sizeof(CUdeviceptr));
 SAME(sizeof(struct sn_cu_uuid), sizeof(CUuuid));
@@ -42,6 +43,19 @@ SAME(offsetof(struct sn_cu_mem_op, operation), offsetof(CUstreamBatchMemOpParams
 SAME(offsetof(struct sn_cu_mem_op, addr), offsetof(CUstreamBatchMemOpParams, writeValue.address));
 SAME(offsetof(struct sn_cu_mem_op, value), offsetof(CUstreamBatchMemOpParams, writeValue.value64));
 SAME(offsetof(struct sn_cu_mem_op, flags), offsetof(CUstreamBatchMemOpParams, writeValue.flags));
+
+#if CUDA_VERSION >= 13000
+SAME(SN_CU_COPY_STREAM_ORDER, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+SAME(CU_MEMCPY_FLAG_DEFAULT, 0);
+SAME(sizeof(struct sn_cu_copy_attributes), sizeof(CUmemcpyAttributes));
+SAME(offsetof(struct sn_cu_copy_attributes, order), offsetof(CUmemcpyAttributes, srcAccessOrder));
+SAME(offsetof(struct sn_cu_copy_attributes, flags), offsetof(CUmemcpyAttributes, flags));
+#    define NEWER_FUNCTIONS(X) X(copy_batch, cuMemcpyBatchAsync_v2)
+#    define NEWER_CALLS(X)     SN_CUDA_NEWER_CALLS(X)
+#else
+#    define NEWER_FUNCTIONS(X)
+#    define NEWER_CALLS(X)
+#endif
 
 SAME(LEGACY_STREAM, (uintptr_t)CU_STREAM_LEGACY);
 SAME(THREAD_STREAM, (uintptr_t)CU_STREAM_PER_THREAD);
@@ -105,7 +119,7 @@ typedef CUresult ipc_open_type(CUdeviceptr *, CUipcMemHandle, unsigned);
 static_assert(__builtin_types_compatible_p(__typeof__(cuIpcOpenMemHandle_v2), ipc_open_type), "cuIpcOpenMemHandle_v2");
 #define cuIpcOpenMemHandle_v2  (CUresult(*)(CUdeviceptr *, struct sn_cu_ipc, unsigned))(void *) 0
 #define CHECK(field, function) sizeof((__typeof__(((struct sn_cuda *)NULL)->field))function),
-static const size_t checked[] = {FUNCTIONS(CHECK)};
+static const size_t checked[] = {FUNCTIONS(CHECK) NEWER_FUNCTIONS(CHECK)};
 #undef cuIpcOpenMemHandle_v2
 
 /* Those that stand in for the driver's. */
@@ -114,9 +128,9 @@ static const size_t checked[] = {FUNCTIONS(CHECK)};
 static const size_t checked_ours[] = {CALLS(CHECK_OURS, CHECK_OURS_BOTH)};
 
 #define THEIR_NAME(field, function) #function,
-static const char *const their_names[] = {FUNCTIONS(THEIR_NAME)};
+static const char *const their_names[] = {FUNCTIONS(THEIR_NAME) NEWER_FUNCTIONS(THEIR_NAME)};
 #define OUR_NAME(field, symbol, parameters) symbol,
-static const char *const our_names[] = {SN_CUDA_CALLS(OUR_NAME)};
+static const char *const our_names[] = {SN_CUDA_CALLS(OUR_NAME) NEWER_CALLS(OUR_NAME)};
 SAME(sizeof(our_names), sizeof(their_names));
 
 int main(void)

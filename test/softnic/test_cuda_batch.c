@@ -192,17 +192,29 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
     chain_close(&chain);
 }
 
+/* The distance of the pieces that belong to neighbouring words. */
+static size_t step_of(bool apart)
+{
+    return apart ? 3 * PIECE : PIECE;
+}
+
+static struct buf piece_of(const struct buf *data, size_t offset)
+{
+    struct buf piece = *data;
+
+    piece.addr += offset;
+    piece.bytes = PIECE;
+    return piece;
+}
+
 /* After word i changes, all of the write before it is there. Before that, nothing of the write after it is, if the
  * writes are from host memory: only those from GPU memory may pass. */
 static void watch_pair(const struct buf *words, const struct buf *data, size_t i, size_t pairs, uint64_t round,
-                       bool from_host)
+                       bool from_host, size_t step)
 {
     double give_up = now_s() + PATIENCE_S;
-    struct buf piece = *data, next = *data;
+    struct buf piece = piece_of(data, i * step), next = piece_of(data, (i + 1) * step);
 
-    piece.addr += i * PIECE;
-    piece.bytes = PIECE;
-    next.addr += (i + 1) * PIECE;
     next.bytes = 8;
     for (uint64_t word = 0, seen = 0, old = 0; word != round;) {
         if (i + 1 < pairs)
@@ -216,38 +228,40 @@ static void watch_pair(const struct buf *words, const struct buf *data, size_t i
 }
 
 /* The target calls no verb. */
-void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags)
+void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags, bool apart)
 {
     enum { PAIRS = 8, ROUNDS = 20 };
+    size_t step = step_of(apart);
     struct chain chain;
     struct buf words, data;
     struct side by;
-    int copies, of_words;
+    int copies, batches, of_words;
 
     chain_open(side, &chain);
-    buf_make(side, &data, side->initiator && from_host ? PAGEABLE : LEGACY, PAIRS * PIECE);
+    buf_make(side, &data, side->initiator && from_host ? PAGEABLE : LEGACY, PAIRS * step);
     struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
     for (uint32_t round = 1; round <= ROUNDS; round++) {
-        struct buf piece = data;
-        piece.bytes = PIECE;
         side_barrier(side);
-        for (; side->initiator && piece.addr < data.addr + data.bytes; piece.addr += PIECE)
-            buf_fill(&piece, round);
         for (size_t i = 0; side->initiator && i < PAIRS; i++) {
-            write_piece(&chain, &data, i * PIECE, PIECE, there);
+            struct buf piece = piece_of(&data, i * step);
+            buf_fill(&piece, round);
+            write_piece(&chain, &data, i * step, PIECE, there);
             if (flags)
                 flag(&chain, at, i, round);
             else
                 add(&chain, at, i, 1);
         }
         copies = driver_calls("cuMemcpyAsync");
+        batches = driver_calls("cuMemcpyBatchAsync_v2");
         of_words = driver_calls("cuStreamBatchMemOp_v2");
         if (side->initiator)
             chain_run(&chain);
         if (side->initiator && side->fake && !side->copier && flags && !from_host) /* one for all data, or all flags */
-            MUST(driver_calls("cuMemcpyAsync") == copies + 1 && driver_calls("cuStreamBatchMemOp_v2") == of_words + 1);
+            MUST(driver_calls("cuMemcpyAsync") == copies + !apart &&
+                 driver_calls("cuMemcpyBatchAsync_v2") == batches + apart &&
+                 driver_calls("cuStreamBatchMemOp_v2") == of_words + 1);
         for (size_t i = 0; !side->initiator && i < PAIRS; i++)
-            watch_pair(&words, &data, i, PAIRS, round, from_host);
+            watch_pair(&words, &data, i, PAIRS, round, from_host, step);
     }
     words_close(side, &by, &words);
     buf_free(&data);
@@ -373,30 +387,36 @@ void flags_among_reads_atomics_and_fences_keep_their_order(struct side *side)
     chain_close(&chain);
 }
 
-/* The driver refuses once, and is not asked again. */
-void words_that_the_driver_refuses_are_copied(struct side *side)
+/* The driver refuses each kind once, and is not asked again. */
+void what_the_driver_refuses_is_copied_alone(struct side *side)
 {
-    enum { PAIRS = 8, ROUNDS = 4, REFUSED = 2 };
+    enum { PAIRS = 8, ROUNDS = 4, WORDS_REFUSED = 2, COPIES_REFUSED = 3 };
+    size_t step = step_of(true);
     struct chain chain;
     struct buf words, data;
     struct side by;
 
     chain_open(side, &chain);
-    buf_make(side, &data, LEGACY, PAIRS * PIECE);
+    buf_make(side, &data, LEGACY, PAIRS * step);
     struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
     for (uint64_t round = 1; side->initiator && round <= ROUNDS; round++) {
-        int copies = driver_calls("cuMemcpyAsync"), of_words = driver_calls("cuStreamBatchMemOp_v2");
+        int copies = driver_calls("cuMemcpyAsync"), of_words = driver_calls("cuStreamBatchMemOp_v2"),
+            batches = driver_calls("cuMemcpyBatchAsync_v2");
 
-        if (round == REFUSED)
+        if (round == WORDS_REFUSED)
             fail_next("cuStreamBatchMemOp_v2", 801);
-        buf_fill(&data, (uint32_t)round);
+        if (round == COPIES_REFUSED)
+            fail_next("cuMemcpyBatchAsync_v2", 801);
         for (size_t i = 0; i < PAIRS; i++) {
-            write_piece(&chain, &data, i * PIECE, PIECE, there);
+            struct buf piece = piece_of(&data, i * step);
+            buf_fill(&piece, (uint32_t)round);
+            write_piece(&chain, &data, i * step, PIECE, there);
             flag(&chain, at, 3 * i, round);
         }
         chain_run(&chain);
-        MUST(driver_calls("cuStreamBatchMemOp_v2") - of_words == (round <= REFUSED));
-        MUST(driver_calls("cuMemcpyAsync") - copies == 1 + (round < REFUSED ? 0 : PAIRS));
+        MUST(driver_calls("cuStreamBatchMemOp_v2") - of_words == (round <= WORDS_REFUSED));
+        MUST(driver_calls("cuMemcpyBatchAsync_v2") - batches == (round <= COPIES_REFUSED));
+        MUST(driver_calls("cuMemcpyAsync") - copies == PAIRS * ((round >= WORDS_REFUSED) + (round >= COPIES_REFUSED)));
         for (size_t i = 0; i < PAIRS; i++)
             add(&chain, at, 3 * i, 7);
         chain_run(&chain);
@@ -406,7 +426,10 @@ void words_that_the_driver_refuses_are_copied(struct side *side)
     side_barrier(side);
     for (size_t i = 0; !side->initiator && i < PAIRS; i++)
         MUST(word_read(&words, 3 * i) == ROUNDS + 7);
-    MUST(side->initiator || buf_check(&data, PAIRS * PIECE, ROUNDS, "data before refused words"));
+    for (size_t i = 0; !side->initiator && i < PAIRS; i++) {
+        struct buf piece = piece_of(&data, i * step);
+        MUST(buf_check(&piece, PIECE, ROUNDS, "data copied alone"));
+    }
     words_close(side, &by, &words);
     buf_free(&data);
     chain_close(&chain);

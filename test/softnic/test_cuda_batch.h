@@ -9,11 +9,11 @@ void words_far_apart_are_changed_like_neighbours(struct side *side);
 void words_in_between_are_left_alone(struct side *side);
 void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side);
 void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side);
-void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags);
+void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_host, bool flags, bool apart);
 void requests_that_meet_keep_their_order(struct side *side);
 void flags_among_reads_atomics_and_fences_keep_their_order(struct side *side);
-/* After this the initiator writes no words any more but copies them. */
-void words_that_the_driver_refuses_are_copied(struct side *side);
+/* After this the initiator makes a call for each copy and each word. */
+void what_the_driver_refuses_is_copied_alone(struct side *side);
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory);
 void a_batch_ends_before_an_atomic_that_is_refused(struct side *side);
 

@@ -390,8 +390,8 @@ static void change_words(struct side *side)
     words_in_between_are_left_alone(side);
     an_atomic_behind_a_write_to_its_word_finds_it(side);
     an_atomic_finds_what_the_word_was_when_it_was_posted(side);
-    for (int way = 0; way < 4; way++)
-        signals_and_writes_are_seen_in_their_order(side, way % 2, way / 2);
+    for (int way = 0; way < 8; way++)
+        signals_and_writes_are_seen_in_their_order(side, way & 1, way & 2, way & 4);
     requests_that_meet_keep_their_order(side);
     flags_among_reads_atomics_and_fences_keep_their_order(side);
     a_batch_ends_before_an_atomic_that_is_refused(side);
@@ -471,12 +471,12 @@ static void finish(struct side *side)
         an_immediate_comes_after_its_data(side);
         completions_come_in_order(side);
     }
-    words_on_another_gpu_of_the_process_are_changed(side, VMM);
     words_on_another_gpu_of_the_process_are_changed(side, LEGACY);
+    words_on_another_gpu_of_the_process_are_changed(side, VMM); /* last: the driver refuses something for good */
     memory_of_two_gpus_that_see_only_their_own_is_copied(side);
     apart_figures(side);
     if (side->fake && !side->copier)
-        words_that_the_driver_refuses_are_copied(side);
+        what_the_driver_refuses_is_copied_alone(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);
 }

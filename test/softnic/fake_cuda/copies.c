@@ -104,13 +104,8 @@ int cuStreamQuery(void *stream)
     return idle ? OK : NOT_READY;
 }
 
-int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
+static int give_copy(struct stream *s, uint64_t dst, uint64_t src, size_t bytes)
 {
-    struct stream *s = stream;
-    int r = fake_failure(__func__);
-    fake_wait_lock(__func__);
-    if (r)
-        return r;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
     if (!s || (bytes && !fake_reaches(fake_current(), dst, src)))
@@ -126,6 +121,27 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
         bytes -= n;
     }
     return OK;
+}
+
+int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
+{
+    int r = fake_failure(__func__);
+    fake_wait_lock(__func__);
+    return r ? r : give_copy(stream, dst, src, bytes);
+}
+
+/* The copies may be made in any order: the last one is the first. */
+int cuMemcpyBatchAsync_v2(uint64_t *dst, uint64_t *src, size_t *bytes, size_t count,
+                          const struct fake_copy_attributes *attributes, const size_t *first_copies,
+                          size_t attribute_count, void *stream)
+{
+    int r = fake_failure(__func__);
+    fake_wait_lock(__func__);
+    if (!r && (count == 0 || attribute_count != 1 || first_copies[0] || attributes->order != 1 || attributes->flags))
+        r = INVALID_VALUE;
+    for (size_t i = count; i-- > 0 && !r;)
+        r = give_copy(stream, dst[i], src[i], bytes[i]);
+    return r;
 }
 
 /* Of the operations only a write of 64 bits, without flags, into memory that is mapped for the stream's device. */

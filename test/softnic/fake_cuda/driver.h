@@ -34,6 +34,12 @@ struct fake_mem_op {
 };
 _Static_assert(sizeof(struct fake_mem_op) == 48, "as the real one's");
 
+/* As CUmemcpyAttributes. */
+struct fake_copy_attributes {
+    int order, unused[4];
+    unsigned flags;
+};
+
 /* With FAKE_CUDA_SHARED=FILE in the environment, all processes with the same file share failures on demand and counts
  * of calls: one process can request a failure that another one gets. */
 
@@ -98,6 +104,9 @@ int cuMemUnmap(uint64_t va, size_t bytes);
 int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
+int cuMemcpyBatchAsync_v2(uint64_t *dst, uint64_t *src, size_t *bytes, size_t count,
+                          const struct fake_copy_attributes *attributes, const size_t *first_copies,
+                          size_t attribute_count, void *stream);
 int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct fake_mem_op *ops, unsigned flags);
 int cuStreamQuery(void *stream);
 int cuStreamSynchronize(void *stream);

@@ -12,10 +12,13 @@
 static const struct {
     const char *symbol;
     size_t offset;
+    bool newer;
 } calls[] = {
-#define SN_CUDA_ROW(field, symbol, parameters) {symbol, offsetof(struct sn_cuda, field)},
-    SN_CUDA_CALLS(SN_CUDA_ROW)
+#define SN_CUDA_ROW(field, symbol, parameters)       {symbol, offsetof(struct sn_cuda, field), false},
+#define SN_CUDA_NEWER_ROW(field, symbol, parameters) {symbol, offsetof(struct sn_cuda, field), true},
+    SN_CUDA_CALLS(SN_CUDA_ROW) SN_CUDA_NEWER_CALLS(SN_CUDA_NEWER_ROW)
 #undef SN_CUDA_ROW
+#undef SN_CUDA_NEWER_ROW
 };
 
 /* Protects everything below, and the streams and events of devices. */
@@ -33,7 +36,7 @@ static bool load_locked(bool start)
         return false;
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         void *symbol = dlsym(lib, calls[i].symbol);
-        if (!symbol) {
+        if (!symbol && !calls[i].newer) {
             sn_log("libcuda.so.1 has no %s: the driver is too old for device memory (12.0 or newer is needed)",
                    calls[i].symbol);
             dlclose(lib);

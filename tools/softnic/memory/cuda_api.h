@@ -16,6 +16,7 @@ enum {
     SN_CU_OK = 0,
     SN_CU_NOT_INITIALIZED = 3,
     SN_CU_NOT_READY = 600,
+    SN_CU_NOT_SUPPORTED = 801,
     SN_CU_ATTR_MEMORY_TYPE = 2,
     SN_CU_ATTR_BUFFER_ID = 7,
     SN_CU_ATTR_IS_MANAGED = 8,
@@ -33,6 +34,7 @@ enum {
     SN_CU_ACCESS_READWRITE = 3,
     SN_CU_CAPTURE_RELAXED = 2,
     SN_CU_WRITE_WORD = 5,
+    SN_CU_COPY_STREAM_ORDER = 1,
     SN_CUDA_MAX_DEVS = 32,
     SN_CUDA_STREAMS = 8,
 };
@@ -57,6 +59,13 @@ struct sn_cu_mem_op {
     uint64_t value;
     unsigned flags;
     sn_cu_ptr unused[2];
+};
+
+/* How copies of a batch are made. */
+struct sn_cu_copy_attributes {
+    int order;     /* SN_CU_COPY_STREAM_ORDER: the sources are read in the order of the stream */
+    int unused[4]; /* hints for memory that may move */
+    unsigned flags;
 };
 
 /* X(field, symbol, parameters): every one returns a CUresult. */
@@ -97,11 +106,18 @@ struct sn_cu_mem_op {
     X(event_query, "cuEventQuery", (void *event))                                                                      \
     X(error_name, "cuGetErrorName", (int result, const char **name))
 
+/* The same; NULL where the driver is older than 13.0. */
+#define SN_CUDA_NEWER_CALLS(X)                                                                                         \
+    X(copy_batch, "cuMemcpyBatchAsync_v2",                                                                             \
+      (sn_cu_ptr * dst, sn_cu_ptr * src, size_t * bytes, size_t count, struct sn_cu_copy_attributes * attributes,      \
+       size_t * first_copies, size_t attribute_count, void *stream))
+
 struct sn_cuda_stream;
 
 struct sn_cuda {
 #define SN_CUDA_FIELD(field, symbol, parameters) int(*field) parameters;
     SN_CUDA_CALLS(SN_CUDA_FIELD)
+    SN_CUDA_NEWER_CALLS(SN_CUDA_FIELD)
 #undef SN_CUDA_FIELD
 };
 

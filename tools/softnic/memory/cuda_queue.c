@@ -24,23 +24,23 @@ static bool can_read(const struct sn_copy *c)
            (c->src_proc == c->self || !sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr]));
 }
 
-/* Is it into words of one registration, so that the stream can write them itself? */
+/* Does the stream itself write it: is it into words? */
 static bool is_words(const struct sn_copy *c)
 {
     for (uint32_t i = 0; i < c->dst_count; i++)
-        if (c->dst[i].length != sizeof(uint64_t) || c->dst[i].addr % sizeof(uint64_t) || c->dst[i].mr != c->dst[0].mr)
+        if (c->dst[i].length != sizeof(uint64_t) || c->dst[i].addr % sizeof(uint64_t))
             return false;
     return c->dst_count <= SN_CUDA_STREAM_WORDS;
 }
 
-/* Is it into one piece of device memory that this process can reach, from device memory alone (one piece, if it is
- * another process's) or from a few bytes of host memory; or from those into several words? */
+/* Is it into device memory of one registration that this process can reach, from device memory alone (one piece, if it
+ * is another process's) or from a few bytes of host memory? */
 static bool can_write(const struct sn_copy *c)
 {
     bool from_device = c->src[0].kind == SN_MEM_CUDA;
 
     if (c->dst_count == 0 || c->src_count == 0 || c->dst[0].kind != SN_MEM_CUDA ||
-        (c->dst_count > 1 && (from_device || !is_words(c))) ||
+        (c->dst_count > 1 && !from_device && !is_words(c)) ||
         (c->dst_proc != c->self && sn_cuda_region_owner_only(&c->world->mrs[c->dst[0].mr])))
         return false;
     if (from_device && c->src_proc != c->self &&
@@ -48,6 +48,9 @@ static bool can_write(const struct sn_copy *c)
         return false;
     for (uint32_t i = 1; i < c->src_count; i++)
         if ((c->src[i].kind == SN_MEM_CUDA) != from_device)
+            return false;
+    for (uint32_t i = 1; i < c->dst_count; i++)
+        if (c->dst[i].mr != c->dst[0].mr)
             return false;
     return from_device || c->length <= SN_STAGING_SMALL;
 }
@@ -173,6 +176,32 @@ static int enqueue_to_host(const struct sn_cuda *cuda, const struct sn_copy *c, 
     return 0;
 }
 
+/* dst and src: the addresses here of the first piece of each side. Pieces of another registration are this process's,
+ * and have their own addresses. */
+static int enqueue_pieces(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
+                          sn_cu_ptr src, struct sn_queued_copy *f)
+{
+    sn_cu_ptr to[2 * SN_MAX_SPANS], from[2 * SN_MAX_SPANS];
+    size_t bytes[2 * SN_MAX_SPANS], n = 0;
+    uint32_t d = 0, e = 0;
+    uint64_t d_off = 0, e_off = 0;
+
+    while (d < c->dst_count && e < c->src_count) {
+        const struct sn_span *t = &c->dst[d], *o = &c->src[e];
+        uint64_t d_left = t->length - d_off, e_left = o->length - e_off;
+
+        to[n] = dst + (t->addr - c->dst[0].addr) + d_off;
+        from[n] = (o->mr == c->src[0].mr ? src + (o->addr - c->src[0].addr) : o->addr) + e_off;
+        bytes[n] = d_left < e_left ? d_left : e_left;
+        d_off = d_left == bytes[n] ? 0 : d_off + bytes[n];
+        e_off = e_left == bytes[n] ? 0 : e_off + bytes[n];
+        d += d_off == 0;
+        e += e_off == 0;
+        n++;
+    }
+    return sn_cuda_stream_copies(cuda, s, to, from, bytes, n, &f->mark);
+}
+
 /* Find the address of a piece of device memory here. Return false if it cannot be mapped: the direct way logs why, or
  * has its owner copy. */
 static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool is_dst,
@@ -203,10 +232,8 @@ static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, 
         r = enqueue_from_host(cuda, c, s, foreign, dst, f);
     if (!r && way == TO_HOST)
         r = enqueue_to_host(cuda, c, s, src, f);
-    for (uint32_t i = 0; way == FROM_DEVICE && i < c->src_count && !r; i++) {
-        r = sn_cuda_stream_copy(cuda, s, dst, i ? c->src[i].addr : src, c->src[i].length, &f->mark);
-        dst += c->src[i].length;
-    }
+    if (!r && way == FROM_DEVICE)
+        r = enqueue_pieces(cuda, c, s, dst, src, f);
     if (r) {
         sn_cuda_map_give(map);
         sn_cuda_map_give(from_map);

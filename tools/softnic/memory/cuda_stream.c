@@ -150,6 +150,41 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
     return end_call(cuda, s, "cuMemcpyAsync", cuda->copy(dst, src, bytes, s->stream), mark);
 }
 
+/* Return a result of the driver; SN_CU_NOT_SUPPORTED: nothing was done. */
+static int copy_batch_locked(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr *dst, sn_cu_ptr *src,
+                             size_t *bytes, size_t count)
+{
+    static bool refused; /* by the driver */
+    struct sn_cu_copy_attributes attributes = {.order = SN_CU_COPY_STREAM_ORDER};
+    size_t first = 0;
+    int r;
+
+    if (count < 2 || !cuda->copy_batch || __atomic_load_n(&refused, __ATOMIC_RELAXED))
+        return SN_CU_NOT_SUPPORTED;
+    r = cuda->copy_batch(dst, src, bytes, count, &attributes, &first, 1, s->stream);
+    if (r == SN_CU_OK)
+        return r;
+    sn_cuda_failed(cuda, "cuMemcpyBatchAsync", r);
+    if (!__atomic_exchange_n(&refused, true, __ATOMIC_RELAXED))
+        sn_log("each copy of device memory is a call of the driver from here on");
+    return SN_CU_NOT_SUPPORTED;
+}
+
+int sn_cuda_stream_copies(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr *dst, sn_cu_ptr *src,
+                          size_t *bytes, size_t count, uint64_t *mark)
+{
+    int r;
+
+    begin_call(s);
+    r = copy_batch_locked(cuda, s, dst, src, bytes, count);
+    if (r == SN_CU_NOT_SUPPORTED) {
+        r = SN_CU_OK;
+        for (size_t i = 0; i < count && r == SN_CU_OK; i++)
+            r = cuda->copy(dst[i], src[i], bytes[i], s->stream);
+    }
+    return end_call(cuda, s, "cuMemcpyAsync", r, mark);
+}
+
 int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const sn_cu_ptr *to,
                          const uint64_t *values, unsigned count, uint64_t *mark)
 {

@@ -28,6 +28,10 @@ struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s);
 int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
                         uint64_t bytes, uint64_t *mark);
 
+/* The same for several copies, which may be made in any order. */
+int sn_cuda_stream_copies(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr *dst, sn_cu_ptr *src,
+                          size_t *bytes, size_t count, uint64_t *mark);
+
 /* Write words of device memory that the stream's GPU can reach, at most SN_CUDA_STREAM_WORDS. No program sees one
  * before those before it, or before what the stream was given before. Else as sn_cuda_stream_copy. */
 int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const sn_cu_ptr *to,

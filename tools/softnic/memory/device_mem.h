@@ -46,9 +46,9 @@ struct sn_device_mem {
     int (*copy_poll)(struct sn_copy *copy);
     /* Give a copy to a copy engine, after all others of the queue. It goes into device memory, from device memory or
      * (a short one) from memory of this process, whose bytes are taken now; or it is a short one from one piece of
-     * device memory to unregistered memory of this process, whose bytes arrive when it is done. From memory of this
-     * process it may go into several pieces of one registration if each is a word: 8 aligned bytes. They become
-     * visible in their order. Return 0 (queued),
+     * device memory to unregistered memory of this process, whose bytes arrive when it is done. It may go into several
+     * pieces of one registration, in any order; from memory of this process only into words (8 aligned bytes), which
+     * become visible in their order. Return 0 (queued),
      * SN_COPY_BUSY (not now, or not this kind of copy: nothing is done), or -errno, logged. */
     int (*enqueue)(struct sn_copy *copy, struct sn_copy_queue *queue, struct sn_queued_copy *queued);
     /* Is it done? Call it in the order of the queue. ask: record a mark if needed, so that this becomes known; without

@@ -22,7 +22,7 @@ enum {
     /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
     AHEAD_BYTES = 1 << 20,
     WORD = 8,
-    WORDS_MOST = 32, /* that share a call of the driver */
+    GROUP_MOST = 32, /* runs or words that share a call of the driver */
 };
 
 bool sn_pipeline_suits(const struct sn_wqe *w)
@@ -126,8 +126,8 @@ static bool overlap(const struct sn_span *a, const struct sn_span *b)
     return a->addr < b->addr + b->length && b->addr < a->addr + a->length;
 }
 
-/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put that it continues. A word,
- * from host memory, joins a word before it: a flag. */
+/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put. A word, from host memory (a
+ * flag), joins a word before it unless another write is between them. */
 struct write {
     uint32_t at; /* position of the request */
     bool is_put, is_word;
@@ -217,36 +217,48 @@ static int enqueue(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, 
     return sn_device_mem->enqueue(c, &qp->queue, &w->queued_copy);
 }
 
-/* Queue a word, and those that follow it before any other write does. Return as enqueue in device_mem.h; SN_COPY_BUSY
- * also if there is no other. */
-static int enqueue_words(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, unsigned i)
+/* May this write join the group of a put or word before it? */
+static bool joins(const struct write *lead, const struct write *write)
 {
-    struct write *words[WORDS_MOST];
+    return lead->is_put == write->is_put && lead->is_word == write->is_word && lead->dst.mr == write->dst.mr &&
+           (lead->is_word || lead->src.mr == write->src.mr);
+}
+
+/* Queue a put with all other runs of its memory, or a word with those that follow it before any other write. Return as
+ * enqueue in device_mem.h; SN_COPY_BUSY also if there are no others. */
+static int enqueue_group(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, unsigned first)
+{
+    struct write *lead = &row->writes[first], *group[GROUP_MOST];
     struct sn_copy *c = &row->c;
     uint32_t n = 0;
     int r;
 
-    for (; i < row->write_count && n < WORDS_MOST; i++) {
-        struct write *write = &row->writes[i];
-
-        if (write->run->run_is_queued)
-            continue;
-        if (!write->is_word || (n && write->dst.mr != words[0]->dst.mr))
-            break;
-        c->dst[n] = write->dst;
-        c->src[n] = write->src;
-        words[n++] = write;
-    }
-    if (n < 2)
+    if (!lead->is_put && !lead->is_word)
         return SN_COPY_BUSY;
+    c->length = 0;
+    for (unsigned i = first; i < row->write_count && n < GROUP_MOST; i++) {
+        struct write *run = row->writes[i].run;
+
+        if (run->run_is_queued)
+            continue;
+        if (!joins(lead, run) && lead->is_put)
+            continue;
+        if (!joins(lead, run))
+            break;
+        c->dst[n] = run->dst;
+        c->src[n] = run->src;
+        c->dst[n].length = c->src[n].length = run->run_bytes;
+        c->length += run->run_bytes;
+        run->run_is_queued = true;
+        group[n++] = run;
+    }
     c->world = sn_self->world;
     c->self = c->src_proc = sn_self->proc;
     c->dst_proc = target->owner - 1;
     c->dst_count = c->src_count = n;
-    c->length = n * WORD;
-    r = sn_device_mem->enqueue(c, &qp->queue, &sn_wqe_at(qp, words[0]->at)->queued_copy);
-    for (uint32_t k = 1; k < n; k++)
-        words[k]->run_is_queued = r != SN_COPY_BUSY;
+    r = n > 1 ? sn_device_mem->enqueue(c, &qp->queue, &sn_wqe_at(qp, lead->at)->queued_copy) : SN_COPY_BUSY;
+    while (r == SN_COPY_BUSY && n)
+        group[--n]->run_is_queued = false;
     return r;
 }
 
@@ -265,7 +277,7 @@ static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struc
         w->queue_error = 0;
         if (full || w->copied)
             continue;
-        w->queue_error = enqueue_words(qp, target, row, i);
+        w->queue_error = enqueue_group(qp, target, row, i);
         if (w->queue_error == SN_COPY_BUSY)
             w->queue_error = enqueue(qp, target, row, write);
         full = w->queue_error > 0;
