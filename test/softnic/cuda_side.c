@@ -240,7 +240,7 @@ static void qp_make(const struct side *side, struct side *more)
         .send_cq = side->cq,
         .recv_cq = side->cq,
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
+        .cap = {.max_send_wr = 256, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
     *more = *side;
     more->qp = side->srd ? srd_make(side) : ibv_create_qp(side->pd, &init);
     MUST(more->qp);

@@ -9,7 +9,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BURST = 16, PIECE = 40000, SIGNALS = 4096 /* offset of words in their buffer */ };
+enum {
+    BURST = 16,
+    PIECE = 40000,
+    SIGNALS = 4096, /* offset of words in their buffer */
+    PAIRS = 96,
+    PUT_BYTES = 4096,
+    CHAIN_PAIRS = 16, /* posted with one call */
+};
 
 /* A chain of writes, each of one piece or of the first bytes of one, posted with one call; the last `signaled` of them
  * are signaled. */
@@ -259,6 +266,75 @@ static void figures_row(struct side *side, const struct buf *from, struct remote
            posting / rounds, (now_us() - start) / rounds);
 }
 
+/* Post pairs of a put and its signal with a few calls, in the order of their memory or mixed up, as the blocks of a
+ * kernel send them; puts of neighbours continue each other or are apart. */
+static void pairs_post(struct side *side, const struct buf *data, struct remote to, struct remote words, int step,
+                       int stride)
+{
+    struct ibv_send_wr wr[2 * CHAIN_PAIRS], *bad;
+    struct ibv_sge sge[2 * CHAIN_PAIRS];
+    uint64_t value = 1;
+
+    for (int i = 0; i < PAIRS; i++) {
+        int n = i % CHAIN_PAIRS * 2;
+        size_t pair = (size_t)(i * step % PAIRS);
+        for (int k = n; k < n + 2; k++)
+            wr[k] =
+                (struct ibv_send_wr){.next = &wr[k + 1], .sg_list = &sge[k], .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
+        sge[n] = (struct ibv_sge){data->addr + pair * (size_t)stride, PUT_BYTES, data->mr->lkey};
+        wr[n].wr.rdma.remote_addr = to.addr + pair * (size_t)stride;
+        wr[n].wr.rdma.rkey = to.rkey;
+        sge[n + 1] = (struct ibv_sge){(uintptr_t)&value, sizeof(value), 0};
+        wr[n + 1].send_flags = IBV_SEND_INLINE | (i + 1 == PAIRS ? IBV_SEND_SIGNALED : 0);
+        wr[n + 1].wr.rdma.remote_addr = words.addr + 8 * pair;
+        wr[n + 1].wr.rdma.rkey = words.rkey;
+        if (n + 2 < 2 * CHAIN_PAIRS)
+            continue;
+        wr[n + 1].next = NULL;
+        MUST(!ibv_post_send(side->qp, wr, &bad));
+    }
+}
+
+static void pairs_row(struct side *side, const struct buf *data, struct remote to, struct remote words, int step,
+                      int stride)
+{
+    static const char *const names[] = {"cuMemcpyAsync", "cuMemcpyBatchAsync_v2", "cuStreamBatchMemOp_v2",
+                                        "cuEventRecord"};
+    static double us[TIMES_MOST];
+    int rounds = side->fake ? 5 : 500, calls[4];
+    double posting = 0;
+    char what[80];
+
+    for (int k = 0; side->fake && k < 4; k++)
+        calls[k] = driver_calls(names[k]);
+    for (int i = 0; i < rounds; i++) {
+        double start = now_us();
+        pairs_post(side, data, to, words, step, stride);
+        posting += now_us() - start;
+        expect_success(side, "pairs");
+        us[i] = now_us() - start;
+    }
+    snprintf(what, sizeof(what), "%d puts and signals%s%s, %.0f us posting", PAIRS, step > 1 ? ", mixed up" : "",
+             stride > PUT_BYTES ? ", apart" : "", posting / rounds);
+    times_print(what, us, (size_t)rounds);
+    for (int k = 0; side->fake && k < 4; k++)
+        printf("    %s: %.1f\n", names[k], (double)(driver_calls(names[k]) - calls[k]) / rounds);
+}
+
+static void pair_figures(struct side *side)
+{
+    struct buf data, words;
+
+    buf_make(side, &data, LEGACY, PAIRS * 2 * PUT_BYTES);
+    buf_make(side, &words, LEGACY, PAIRS * 8);
+    struct remote there = swap_remote(side, &data), signals = swap_remote(side, &words);
+    for (int way = 0; side->initiator && way < 3; way++)
+        pairs_row(side, &data, there, signals, way ? 37 : 1, way == 2 ? 2 * PUT_BYTES : PUT_BYTES);
+    side_barrier(side);
+    buf_free(&data);
+    buf_free(&words);
+}
+
 void flight_figures(struct side *side)
 {
     static const uint32_t sizes[] = {8, 4096, 65536};
@@ -274,4 +350,5 @@ void flight_figures(struct side *side)
     side_barrier(side);
     buf_free(&data);
     buf_free(&word);
+    pair_figures(side);
 }

@@ -178,6 +178,9 @@ int cuEventCreate(void **event, unsigned flags)
 int cuEventRecord(void *event, void *stream)
 {
     struct event *e = event;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
     e->stream = stream;
     pthread_mutex_lock(&e->stream->mutex);
     e->at = e->stream->given;
