@@ -81,7 +81,7 @@ void side_connect(struct side *side);
 /* With fake_cuda: make the next call of that name fail. */
 void fail_next(const char *call, int result);
 
-/* Make the call after the next `after` ones fail; and count the calls so far. */
+/* Make the call after the next `after` ones fail; and count the calls so far, which a real driver does not: 0. */
 void fail_later(const char *call, int after, int result);
 int driver_calls(const char *call);
 
