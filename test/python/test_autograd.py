@@ -85,14 +85,14 @@ class Gradients(unittest.TestCase):
 
     def test_a_bias_gets_the_sum_over_the_rows_of_this_rank(self):
         for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
-            for keep in ((True, False) if op == "all_gather_matmul" else (None,)):
+            for keep, alone in ((True, False), (False, False), (None, True)) if op == "all_gather_matmul" else ((None, False), (None, True)):
                 def body(group):
-                    a, w = random(group.rank, 32, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
+                    a, w = (random(group.rank, *size).requires_grad_(not alone) for size in ((32, 64), (80, 64)))
                     bias = random(9, 80).requires_grad_()
                     c = getattr(perseus, op)(a, w.t(), group, bias=bias, **({} if keep is None else {"keep_gathered": keep}))
                     g = random(group.rank, rows, 80, seed=4)
                     c.backward(g)
-                    return apart(bias.grad, g.float().sum(0)), a.grad is not None and w.grad is not None
+                    return apart(bias.grad, g.float().sum(0)), (a.grad is None) == alone == (w.grad is None)
                 for distance, others in run(2, body):
                     self.assertLess(distance, 0.02, op)
                     self.assertTrue(others)

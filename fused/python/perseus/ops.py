@@ -217,6 +217,32 @@ _ops = torch.ops.perseus
 
 # ---- gradients of products ----
 
+_ordinary = (torch.Tensor, torch.nn.Parameter)
+
+
+def _nothing_to_record(a: torch.Tensor, bs: list[torch.Tensor]) -> bool:
+    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see the op. That saves the
+    host a second pass through torch's dispatcher, and its conversion of each tensor."""
+    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs) and torch._C._len_torch_dispatch_stack() == 0
+            and not (torch.is_grad_enabled() and (a.requires_grad or any(b.requires_grad for b in bs)))
+            and torch._C._functorch.peek_interpreter_stack() is None)
+
+
+class _Direct:
+    """Where register_autograd() puts its kernel: behind a test that a call without gradients passes."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def impl(self, name: str, kernel: Any, key: str, with_keyset: bool) -> None:
+        run = self.run
+
+        def direct(keyset: Any, a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None, *rest: Any) -> torch.Tensor:
+            if _nothing_to_record(a, [b] if bias is None else [b, bias]):
+                return run(a, b, group_name, bias, *rest)
+            return kernel(keyset, a, b, group_name, bias, *rest)
+        _library.impl(name, direct, key, with_keyset=with_keyset)
+
 def _weight_gradient(a: torch.Tensor, g: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a^T g, in the layout of b, so that a weight's gradient is laid out as the weight."""
     return torch.mm(a.t(), g) if b.is_contiguous() else torch.mm(g.t(), a).t()
@@ -284,24 +310,13 @@ def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     return (sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, *last)
 
 
-for _name, _backward, _setup in (("all_gather_matmul", _all_gather_matmul_backward, _save), ("matmul_reduce_scatter", _matmul_reduce_scatter_backward, _save),
-                                 ("matmul_all_reduce", _matmul_all_reduce_backward, _save), ("replicated_matmul", _replicated_matmul_backward, _save),
-                                 ("all_gather_matmuls", _all_gather_matmuls_backward, _save_several)):
-    torch.library.register_autograd(f"perseus::{_name}", _backward, setup_context=_setup, lib=_library)
+for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward), (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
+                        (_matmul_all_reduce, _matmul_all_reduce_backward), (_replicated_matmul, _replicated_matmul_backward)):
+    torch.library.register_autograd(f"perseus::{_run.__name__[1:]}", _backward, setup_context=_save, lib=_Direct(_run))
+torch.library.register_autograd("perseus::all_gather_matmuls", _all_gather_matmuls_backward, setup_context=_save_several, lib=_library)
 
 
 # ---- torch.ops.symm_mem's signatures ----
-
-_ordinary = (torch.Tensor, torch.nn.Parameter)
-
-
-def _nothing_to_record(a: torch.Tensor, bs: list[torch.Tensor]) -> bool:
-    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see the op. That saves the
-    host a second pass through torch's dispatcher, and its conversion of each tensor."""
-    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs) and torch._C._len_torch_dispatch_stack() == 0
-            and not (torch.is_grad_enabled() and (a.requires_grad or any(b.requires_grad for b in bs)))
-            and torch._C._functorch.peek_interpreter_stack() is None)
-
 
 def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> tuple:
     if not 0 <= gather_dim < A.dim() - 1:
