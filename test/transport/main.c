@@ -13,7 +13,7 @@ int main(int argc, char **argv)
 
     if (argc == 2 && !strcmp(argv[1], "--rails"))
         return pair_rails_here();
-    if (argc == 14 && !strcmp(argv[1], "--side"))
+    if (argc > 2 && !strcmp(argv[1], "--side"))
         return pair_side_main(argv);
     if (pair_rails() == 0) {
         printf("skipped: no RDMA device is usable (set LD_LIBRARY_PATH to softnic's, or see PERSEUS_LOG=info)\n");

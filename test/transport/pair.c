@@ -200,8 +200,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
  * real job starts with another one's memory. fn is passed as its distance to pair_run(), which is the same there. */
 static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, pair_fn *fn)
 {
-    char text[12][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2],  text[3],  text[4], text[5],
-                                  text[6], text[7],  text[8], text[9], text[10], text[11], NULL};
+    char text[14][32], *argv[] = {"pair",  "--side", text[0], text[1],  text[2],  text[3],  text[4],  text[5], text[6],
+                                  text[7], text[8],  text[9], text[10], text[11], text[12], text[13], NULL};
     pid_t child;
 
     snprintf(text[0], sizeof(text[0]), "%d", side);
@@ -216,11 +216,15 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     snprintf(text[9], sizeof(text[9]), "%d", spec->b_dies);
     snprintf(text[10], sizeof(text[10]), "%d", spec->words_on_device);
     snprintf(text[11], sizeof(text[11]), "%d", spec->exclusive_adds);
+    snprintf(text[12], sizeof(text[12]), "%d", spec->no_atomics[0]);
+    snprintf(text[13], sizeof(text[13]), "%d", spec->no_atomics[1]);
     fflush(NULL);
     child = fork();
     if (child)
         return child;
     unsetenv("BXFI_MAP"); /* otherwise Criterion's sandbox takes over the program before main() */
+    if (spec->hca[side])
+        setenv("NCCL_IB_HCA", spec->hca[side], 1);
     execv("/proc/self/exe", argv);
     _exit(126);
 }
@@ -239,7 +243,8 @@ int pair_side_main(char **argv)
                               .max_ops = (uint32_t)atol(argv[10]),
                               .b_dies = atoi(argv[11]),
                               .words_on_device = atoi(argv[12]),
-                              .exclusive_adds = atoi(argv[13])};
+                              .exclusive_adds = atoi(argv[13]),
+                              .no_atomics = {atoi(argv[14]), atoi(argv[15])}};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
     pair.shared = mmap(NULL, sizeof(*pair.shared), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);

@@ -16,6 +16,7 @@ struct pair_shared;
 struct pair_spec {
     int rails[2];        /* of A (connects) and B (listens); 0: one */
     int queues_per_rail; /* 0: one */
+    const char *hca[2];  /* NCCL_IB_HCA of A and B; NULL: as it is */
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
     uint32_t max_ops;
