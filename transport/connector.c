@@ -205,6 +205,7 @@ static int take_reply(struct prs_connector *connector)
         return r;
     for (uint32_t i = 0; i < reply->pair_count; i++) {
         path[i].local_rail = connector->rails.rail[reply->pair[i].connector_rail];
+        path[i].position = reply->pair[i].connector_rail;
         path[i].own = connector->own[reply->pair[i].connector_rail];
         path[i].peer = reply->rail[reply->pair[i].listener_rail];
         remote_position[i] = reply->pair[i].listener_rail;

@@ -194,6 +194,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
         return pairs;
     for (int i = 0; i < pairs; i++) {
         path[i].local_rail = rails.rail[reply.pair[i].listener_rail];
+        path[i].position = reply.pair[i].listener_rail;
         path[i].own = own[reply.pair[i].listener_rail];
         path[i].peer = hello->rail[reply.pair[i].connector_rail];
         remote_position[i] = reply.pair[i].connector_rail;

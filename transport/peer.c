@@ -857,7 +857,7 @@ PRS_READS_COUNTERS void prs_peer_stats(const struct prs_peer *peer, struct prs_s
     prs_failover_lock(peer); /* any thread may ask, and a link may be replaced */
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
-        out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
+        out->rail_bytes[peer->path[i].position] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
     }
     prs_failover_unlock(peer);
 }

@@ -15,7 +15,8 @@ enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the
 
 /* A pair of rails. */
 struct prs_path {
-    int local_rail; /* index in the fabric */
+    int local_rail;    /* index in the fabric */
+    uint32_t position; /* of this rail in the set of the caller; that of a standby rail comes after it */
     struct prs_rail_address own;
     struct prs_wire_rail peer; /* as the other side described it */
 };

@@ -2,6 +2,7 @@
 /* Puts, notifications and gets between two processes. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "test/transport/pair.h"
@@ -73,6 +74,30 @@ static void send_by_both_rails(struct pair *pair)
 Test(put, uses_both_rails_when_large)
 {
     pair_run(ROW(2, 2, 1), send_by_both_rails, receive_sizes);
+}
+
+static void send_over_the_rail_of_that_number(struct pair *pair)
+{
+    struct prs_stats stats;
+
+    send_sizes(pair);
+    prs_peer_stats(pair->peer, &stats);
+    must(!stats.rail_bytes[0] && stats.rail_bytes[1] == stats.bytes, "rail bytes %llu and %llu of %llu",
+         (unsigned long long)stats.rail_bytes[0], (unsigned long long)stats.rail_bytes[1],
+         (unsigned long long)stats.bytes);
+}
+
+/* The numbers of rails pair the sender's second one with the receiver's only one. */
+Test(put, bytes_are_counted_for_the_rail_that_carries_them)
+{
+    static const struct pair_spec spec = {.rails = {2, 1},
+                                          .queues_per_rail = 1,
+                                          .buffer_bytes = 8 << 20,
+                                          .hca = {"=softnic0:1:7,softnic1:1:8", "=softnic0:1:8"}};
+
+    if (!getenv("SOFTNIC_NICS"))
+        cr_skip_test("it names devices of the software NIC");
+    pair_run(&spec, send_over_the_rail_of_that_number, receive_sizes);
 }
 
 enum { BURST = 400, BURST_BYTES = 24 };
