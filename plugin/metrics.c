@@ -193,12 +193,15 @@ static void *write_every_second(void *generation)
 
 static void name_rails(struct row *row, const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
-    row->rails = rails->count;
-    for (int i = 0; i < rails->count; i++) {
+    struct prs_rail_set all;
+
+    prs_fabric_all_rails(fabric, rails, &all);
+    row->rails = all.count;
+    for (int i = 0; i < all.count; i++) {
         struct prs_rail_info info;
 
-        if (prs_rail_query(fabric, rails->rail[i], &info))
-            snprintf(row->rail[i], sizeof(row->rail[i]), "rail%d", rails->rail[i]);
+        if (prs_rail_query(fabric, all.rail[i], &info))
+            snprintf(row->rail[i], sizeof(row->rail[i]), "rail%d", all.rail[i]);
         else
             snprintf(row->rail[i], sizeof(row->rail[i]), "%s:%d", info.name, info.port);
     }

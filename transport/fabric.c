@@ -253,6 +253,11 @@ bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_ra
     return true;
 }
 
+void prs_fabric_all_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_set *all)
+{
+    (void)prs_fabric_add_standby(fabric, rails, (enum prs_policy)fabric->config.policy, all);
+}
+
 uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
 {
     const struct prs_config *config = &fabric->config;

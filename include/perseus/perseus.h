@@ -147,6 +147,12 @@ struct prs_rail_set {
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**
+ * The rails of a peer over these: they, and behind a single one the rail that stands by for it, if there is one
+ * (PERSEUS_STANDBY_RAIL). The set is not checked. */
+PRS_API void prs_fabric_all_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails,
+                                  struct prs_rail_set *all);
+
+/**
  * The ordering policy that a peer over these rails would get, as "name (why)": the one in PERSEUS_ORDER, else the best.
  * Return 0, -EINVAL or -EOPNOTSUPP (these rails cannot keep the policy in PERSEUS_ORDER). */
 PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
@@ -398,8 +404,8 @@ struct prs_stats {
     uint64_t completions, arrivals;              /* polled: of own requests, of remote ones */
     uint64_t fences, drains, merged_signals;     /* fence flags posted; waits for all completions; adds merged */
     uint64_t bytes;
-    uint64_t rail_bytes[PRS_MAX_RAILS];
-    uint64_t signal_flushes; /* reads before a signal in device memory was raised, for data of other rails */
+    uint64_t rail_bytes[PRS_MAX_RAILS]; /* in the order of prs_fabric_all_rails() */
+    uint64_t signal_flushes;            /* reads before a signal in device memory was raised, for data of other rails */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 /** Read the counters. From any thread until the peer is closed; they may be slightly out of date. */

@@ -31,6 +31,31 @@ def read(path):
     return sums
 
 
+def standby_rail_is_counted():
+    """A connection has one rail; its port fails, and the bytes go on over the rail that stands by."""
+    world = f"metrics{os.getpid()}"
+    command = [SOFTNIC, "--quiet", "--nodes", "2", "--nics", "2", "--retry-cap", "400ms", "--name", world, "--", NETBENCH, "--plugin", PLUGIN,
+               "--nodes", "2", *OPTIONS]
+    with tempfile.TemporaryDirectory() as name:
+        env = {**os.environ, "PERSEUS_METRICS": name, "PERSEUS_STANDBY_RAIL": "1", "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_TIMEOUT": "10"}
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
+            first = None
+            while bench.poll() is None and not first:
+                time.sleep(0.02)
+                first = re.search(r'rails="(\w+):1\+', "".join(path.read_text() for path in pathlib.Path(name).glob("*.prom")))
+            assert first, bench.communicate(timeout=200)[0]
+            subprocess.run([pathlib.Path(SOFTNIC).with_name("softnicctl"), "--world", world, "link", first[1], "down"], timeout=60, check=True)
+            output = bench.communicate(timeout=200)[0]
+        assert bench.returncode == 0 and " is lost: " in output, output
+        text = "".join(path.read_text() for path in pathlib.Path(name).glob("*.prom"))
+    carried = collections.Counter()
+    for rail, bytes_ in re.findall(r'perseus_bytes_total\{table="net",rail="(\w+):1"\} (\d+)', text):
+        carried[rail] += int(bytes_)
+    print(dict(carried))
+    pairs = set(re.findall(r'perseus_puts_total\{table="net",rails="(\w+):1\+(\w+):1"\}', text))
+    assert len(pairs) == 2 and all(carried[standby] for _, standby in pairs), text
+
+
 def job(pid, **env):
     done = subprocess.run([INFO, "--job", str(pid)], capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -70,3 +95,4 @@ def main():
 
 OPTIONS = ["--op", "sendrecv", "--sizes", "256K:256K", "--iters", "3000", "--check"]
 main()
+standby_rail_is_counted()
