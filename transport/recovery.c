@@ -11,9 +11,10 @@
 #include "transport/util/log.h"
 
 enum {
-    LOOK_CALLS = 16,   /* of progress between two looks at the clock */
-    LOOK_MS = 1,       /* between two looks at the paths */
-    AGAIN = 10,        /* delays after an attempt that has failed, for the one after the loss */
+    LOOK_CALLS = 16,  /* of progress between two looks at the clock */
+    LOOK_MS = 1,      /* between two looks at the paths */
+    AGAIN = 10,       /* delays after an attempt that has failed, for the one after the loss; twice as many each time */
+    DOUBLED_MOST = 5, /* times */
     CONNECT_MS = 2000, /* for the network to be ready */
 };
 
@@ -212,6 +213,7 @@ static void use_again(struct prs_peer *peer, uint32_t path)
     const struct prs_rail_info *own = &peer->link[path]->rail->info;
 
     at->stage = PRS_PATH_UP;
+    at->failures = 0;
     peer->failover->recovering &= ~(1u << path);
     PRS_WARN("%s:%d to %s:%u at %s is used again, %.1f s after it was lost", own->name, own->port,
              peer->path[path].peer.name, peer->path[path].peer.port, peer->remote,
@@ -258,14 +260,26 @@ static int poll_next(struct prs_peer *peer, struct prs_failover_path *at, const 
     return count < 0 ? count : at->done == peer->queues_per_path ? 0 : PRS_AGAIN;
 }
 
+/* An attempt makes and destroys queues in the threads of both owners. So a rail that carries nothing, though its ports
+ * are up, is tried ever more rarely. */
+static void wait_longer(struct prs_peer *peer, struct prs_failover_path *at)
+{
+    wait_ms(at, again_ms(peer) << at->failures);
+    at->failures += at->failures < DOUBLED_MOST;
+}
+
 static void offer(struct prs_peer *peer, uint32_t path)
 {
     struct prs_failover_path *at = path_of(peer, path);
 
+    if (at->failures && !port_is_up(peer, path)) { /* once it is up, things have changed */
+        at->failures = 0;
+        wait_ms(at, (uint32_t)peer->fabric->config.recovery_ms);
+    }
     if (prs_clock_ns() < at->again_ns || !port_is_up(peer, path) || !is_over(peer, path))
         return;
     if (open_next(peer, path)) {
-        wait_ms(at, again_ms(peer));
+        wait_longer(peer, at);
         return;
     }
     send_queues(peer, path, PRS_NOTE_OFFER);
@@ -315,7 +329,7 @@ static void step_offering(struct prs_peer *peer, uint32_t path)
         close_next(peer, at);
         at->accepted = false;
         at->attempt = PRS_ATTEMPT_NONE;
-        wait_ms(at, again_ms(peer));
+        wait_longer(peer, at);
     } else if (at->attempt == PRS_ATTEMPT_NONE) {
         offer(peer, path);
     } else if (at->attempt == PRS_ATTEMPT_OFFERED && at->accepted) {

@@ -256,16 +256,21 @@ static bool both_use(uint8_t epoch)
            path_at(B)->epoch == epoch && !(sides[A].peer.order.stopped | sides[B].peer.order.stopped);
 }
 
+static void go_on(void)
+{
+    for (int s = 0; s < 2; s++) {
+        read_notes(s);
+        step(s);
+        look(s);
+    }
+}
+
 static void settle(void)
 {
     uint64_t give_up = prs_clock_ms() + LIMIT_MS;
 
     while (!both_use(path_at(A)->epoch)) {
-        for (int s = 0; s < 2; s++) {
-            read_notes(s);
-            step(s);
-            look(s);
-        }
+        go_on();
         cr_assert(prs_clock_ms() < give_up, "stages %d %d, attempt %d, epochs %u %u", (int)path_at(A)->stage,
                   (int)path_at(B)->stage, (int)path_at(A)->attempt, path_at(A)->epoch, path_at(B)->epoch);
     }
@@ -346,15 +351,35 @@ Test(recovery, queues_that_are_not_answered_are_given_up_and_made_again)
     answers = false;
     for (int i = 0; path_at(A)->epoch == 0 || path_at(B)->stage != PRS_PATH_DOWN; i++) {
         cr_assert_lt(i, 100);
-        for (int s = 0; s < 2; s++) {
-            read_notes(s);
-            step(s);
-            look(s);
-        }
+        go_on();
     }
     answers = true;
     settle();
     cr_assert(both_use(path_at(A)->epoch) && path_at(A)->epoch >= 2);
+    close_sides();
+}
+
+/* A rail whose ports are up and that carries nothing. When its port comes up again, it is tried at once. */
+Test(recovery, a_path_that_carries_nothing_is_tried_ever_more_rarely)
+{
+    uint64_t end_ms = prs_clock_ms() + 1000;
+
+    open_sides();
+    sides[A].fabric.config.recovery_ms = sides[B].fabric.config.recovery_ms = 1;
+    give_path_up(A);
+    answers = false;
+    while (prs_clock_ms() < end_ms)
+        go_on();
+    /* Delays of 10, 20, ... 320 ms: seven attempts, where each 10 ms would make a hundred. */
+    cr_assert(path_at(A)->epoch >= 2 && path_at(A)->epoch <= 10, "%u attempts", path_at(A)->epoch);
+    sides[A].domain[0].down_since_ns[1] = 1;
+    while (path_at(A)->attempt != PRS_ATTEMPT_NONE)
+        go_on();
+    go_on();
+    cr_assert_leq(path_at(A)->again_ns, prs_clock_ns() + 1000000, "its port will be up, and it will wait");
+    answers = true;
+    sides[A].domain[0].down_since_ns[1] = 0;
+    settle();
     close_sides();
 }
 
