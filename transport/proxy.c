@@ -58,6 +58,10 @@ static int set_error(struct prs_proxy *proxy, int error, const char *text)
         /* [proxy-error] The text is whole before the error is seen. Pairs with prs_proxy_check() and
          * prs_proxy_error(). */
         __atomic_store_n(&proxy->error, error, __ATOMIC_RELEASE);
+        /* [proxy-failed] Before the ring says so: who learns it there finds this too. Pairs with the fence in
+         * give_up_network(), fused/core/network.cuh. */
+        if (proxy->options.failed)
+            __atomic_store_n(proxy->options.failed, 1, __ATOMIC_RELEASE);
         prs_ring_abort(&proxy->ring, error);
     }
     return error;

@@ -119,6 +119,7 @@ static int open_proxy(struct prs_fused *ctx, struct prs_network *n)
     options.cuda = is_device_memory(probe);
     (void)cudaFree(probe);
     options.timeout_ms = ctx->config.timeout_ms;
+    options.failed = &ctx->fault->abort; /* what other nodes have not sent will never come */
     options.numa_node = prs_rail_query(n->fabric, n->rails.rail[0], &info) == 0 ? info.numa_node : -1;
     r = prs_proxy_open(&options, &n->proxy);
     return r != 0 ? r : prs_proxy_start(n->proxy, &n->device);

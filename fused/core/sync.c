@@ -77,17 +77,32 @@ static const char *awaited_name(uint32_t what)
     }
 }
 
-static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+/* The kernel was told to give up. The device API says so too, and a kernel may learn it there first. */
+static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
 {
-    /* An abort may reach a kernel through the network first. */
-    if ((f->what & PRS_FAULT_ABORTED) != 0 || (f->what == PRS_AWAIT_NETWORK && ctx->fault->abort != 0)) {
-        (void)snprintf(text, bytes,
-                       "rank %u was told to abort (prs_fused_abort(), here or on a rank of this node) after %" PRIu64
-                       " ms of waiting for %s of rank %u: flag %u, want %u, have %u",
-                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what & ~(uint32_t)PRS_FAULT_ABORTED),
-                       f->from, f->index, f->want, f->seen);
+    const char *awaited = awaited_name(f->what & ~(uint32_t)PRS_FAULT_ABORTED);
+    int r = ctx->network ? prs_proxy_check(ctx->network->proxy) : 0;
+    if (r == 0 || __atomic_load_n(&ctx->fault->asked, __ATOMIC_RELAXED)) {
+        (void)snprintf(
+            text, bytes,
+            "rank %u was told to abort (prs_fused_abort(), here or on a rank of this node, or the network of "
+            "one failed) after %" PRIu64 " ms of waiting for %s of rank %u: flag %u, want %u, have %u",
+            ctx->config.rank, f->waited_ns / 1000000, awaited, f->from, f->index, f->want, f->seen);
         return -ECANCELED;
     }
+    (void)snprintf(text, bytes,
+                   "rank %u gave up waiting for %s of rank %u after %" PRIu64
+                   " ms (flag %u, want %u, have %u): the network between nodes failed: %s",
+                   ctx->config.rank, awaited, f->from, f->waited_ns / 1000000, f->index, f->want, f->seen,
+                   prs_proxy_error(ctx->network->proxy));
+    return r;
+}
+
+static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+{
+    if ((f->what & PRS_FAULT_ABORTED) != 0 ||
+        (f->what == PRS_AWAIT_NETWORK && __atomic_load_n(&ctx->fault->abort, __ATOMIC_RELAXED)))
+        return describe_abort(ctx, f, text, bytes);
     switch (f->what) {
     case PRS_FAULT_ROWS:
         (void)snprintf(
@@ -124,7 +139,7 @@ const char *prs_fused_error_text(void)
 static int describe_host(const struct prs_fused *ctx, char *text, size_t bytes)
 {
     int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
-    if (__atomic_load_n(&ctx->fault->abort, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&ctx->fault->asked, __ATOMIC_RELAXED)) {
         (void)snprintf(text, bytes, "rank %u was told to abort (prs_fused_abort())", ctx->config.rank);
         return -ECANCELED;
     }
@@ -154,6 +169,7 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 
 void prs_fused_abort(struct prs_fused *ctx)
 {
+    __atomic_store_n(&ctx->fault->asked, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&ctx->fault->abort, 1, __ATOMIC_RELAXED);
     if (ctx->network) /* ends the waits of perseus/device.cuh too */
         prs_store_relaxed(&ctx->network->device.control->abort, ECANCELED);

@@ -32,7 +32,7 @@ enum prs_awaited {
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
-    /* Added to what a kernel waited for when it was told to abort: */
+    /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };
 
@@ -40,7 +40,7 @@ enum prs_awaited {
 enum { PRS_ALARM_ABORT = 1u << 30 };
 
 /* The first fault of any launch on this device. Mapped host memory, written once by the device (state 0 -> 1 -> 2); the
- * last word by the host. */
+ * last two words by the host. */
 struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
     uint32_t what;  /* enum prs_awaited */
@@ -48,8 +48,8 @@ struct prs_fault {
     uint32_t index; /* of the flag */
     uint32_t want, seen;
     uint64_t waited_ns;
-    uint32_t abort; /* 1: kernels shall give up. Never goes back to 0 */
-    uint32_t pad;
+    uint32_t abort; /* 1: kernels shall give up, as the caller says or the network has failed. Never goes back to 0 */
+    uint32_t asked; /* 1: the caller says so */
 };
 static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
 

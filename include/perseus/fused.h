@@ -615,8 +615,8 @@ PRS_API const char *prs_fused_header(void);
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
     /** 0; -ETIMEDOUT; -ECANCELED: prs_fused_abort(), or another rank of this node gave up in a launch that this rank
-     * took part in, so that what it sent may be wrong; or the network's -errno, for which the next four fields are
-     * 0. */
+     * took part in, so that what it sent may be wrong; or the network's -errno: waits end with it, and the next four
+     * fields are 0 where no kernel waited. */
     int code;
     uint32_t from_rank; /**< the rank that should have raised the flag, or whose input is wrong */
     uint32_t flag, want, seen;

@@ -30,6 +30,7 @@ struct prs_proxy_options {
     bool stepped;          /* without a thread: the caller runs prs_proxy_step() */
     bool cuda;             /* the device of the current CUDA context maps the ring and holds its local part */
     int numa_node;         /* where the thread runs; -1: anywhere */
+    uint32_t *failed;      /* set to 1 when the proxy fails, for waits outside of the device API; NULL: none */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 

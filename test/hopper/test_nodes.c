@@ -9,8 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/core/context.h"
+#include "fused/core/network.h"
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
+#include "transport/peer.h"
 #include "transport/util/clock.h"
 
 struct row {
@@ -298,20 +301,29 @@ struct lost {
     struct prs_fused_shape shape;
     uint32_t first;  /* this rank and all after it do not launch */
     bool zero_later; /* rank 0 launches after the launches of the others have ended */
+    bool no_network; /* rank 0 loses its queues to rank `first` */
+    uint32_t timeout_ms;
     int result[4];
-    char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
+    struct prs_fused_error error[4];
 };
+
+static void lose_queues(struct prs_fused *ctx, uint32_t rank)
+{
+    struct prs_peer *peer;
+
+    cr_assert_eq(prs_team_peer(ctx->network->team, 0, rank, &peer), 0);
+    prs_nic_stop_queues(peer->link[0]);
+}
 
 /* Ranks from lost->first on open everything and launch nothing. */
 static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     uint32_t ranks[4];
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 2, lost->timeout_ms ? lost->timeout_ms : RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &lost->shape, NULL, &plan), 0);
     a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
     b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
@@ -320,11 +332,13 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     if (rank < lost->first)
         cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
+    if (rank == 0 && lost->no_network)
+        lose_queues(ctx, lost->first);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     if (rank != 0 && lost->zero_later)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
-    lost->result[rank] = prs_fused_poll_error(ctx, &error);
-    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    lost->result[rank] = prs_fused_poll_error(ctx, &lost->error[rank]);
+    (void)ranks_allgather(self, &rank, ranks, sizeof(rank)); /* until then the lost ranks keep their connections */
     prs_fused_abort(ctx); /* ranks that have seen no error would wait for the others to close */
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
@@ -344,7 +358,7 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
         for (int rank = 0; rank < 2; rank++) {
             (void)snprintf(want, sizeof(want), "for partial sums of rank %d: flag ", rank + 2);
             cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
-            cr_assert_not_null(strstr(lost.text[rank], want), "%s", lost.text[rank]);
+            cr_assert_not_null(strstr(lost.error[rank].text, want), "%s", lost.error[rank].text);
         }
         cr_assert_eq(lost.result[2], 0);
     }
@@ -364,11 +378,33 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
         ranks_run(4, launch_unless_lost, &lost);
         for (int rank = 0; rank < 3; rank++)
             cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
-        cr_assert_not_null(strstr(lost.text[0], "for partial sums of rank 2: flag "), "%s", lost.text[0]);
+        cr_assert_not_null(strstr(lost.error[0].text, "for partial sums of rank 2: flag "), "%s", lost.error[0].text);
         if (i == 0)
             continue; /* ranks 1 and 2 wait for two ranks, and may name either */
-        cr_assert_not_null(strstr(lost.text[1], "for its arrival of rank 0: flag "), "%s", lost.text[1]);
-        cr_assert_not_null(strstr(lost.text[2], "for its arrival of rank 3: flag "), "%s", lost.text[2]);
+        cr_assert_not_null(strstr(lost.error[1].text, "for its arrival of rank 0: flag "), "%s", lost.error[1].text);
+        cr_assert_not_null(strstr(lost.error[2].text, "for its arrival of rank 3: flag "), "%s", lost.error[2].text);
+    }
+}
+
+/* What the network has lost never comes, so nobody waits for it until the limit: neither the rank whose network failed
+ * nor those of its node. */
+Test(nodes, a_failed_network_ends_waits_long_before_their_limit, .timeout = 600)
+{
+    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    ranks_need_a_device();
+    hopper_setup(4, 4, 0);
+    hopper_forgive_late_writes();
+    for (size_t i = 0; i < 2; i++) {
+        struct lost lost = {.shape = shapes[i], .first = 2, .no_network = true, .timeout_ms = 3600000};
+
+        ranks_run(4, launch_unless_lost, &lost);
+        cr_assert(lost.result[0] < 0 && lost.result[0] != -ETIMEDOUT && lost.result[0] != -ECANCELED, "%d: %s",
+                  lost.result[0], lost.error[0].text);
+        cr_assert(strstr(lost.error[0].text, "rank 0 gave up waiting for ") &&
+                      strstr(lost.error[0].text, "the network between nodes failed: rank 0 to rank 2"),
+                  "%s", lost.error[0].text);
+        cr_assert_eq(lost.result[1], -ECANCELED, "%d: %s", lost.result[1], lost.error[1].text);
     }
 }
 
