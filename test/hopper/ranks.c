@@ -5,9 +5,14 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <perseus/perseus.h>
 #include "tools/hopper/hopper.h"
@@ -15,11 +20,35 @@
 enum { SAMPLES = 3000, FEW_SAMPLES = 200 }; /* few: of each of many launches */
 
 /* ---- ranks ---- */
+static void *map_shared(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        perror("ranks: mmap");
+        abort();
+    }
+    return memory;
+}
+
+static struct ranks_team *open_team(uint32_t world)
+{
+    struct ranks_team *team = map_shared(sizeof(*team));
+    pthread_barrierattr_t shared;
+    team->world = world;
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&team->barrier, &shared, world);
+    pthread_barrierattr_destroy(&shared);
+    return team;
+}
+
 int ranks_allgather(void *user, const void *mine, void *all, size_t bytes)
 {
     struct ranks_self *self = user;
     struct ranks_team *team = self->team;
-    team->given[self->rank] = mine;
+    if (bytes > sizeof(team->given[0]))
+        return -E2BIG;
+    memcpy(team->given[self->rank], mine, bytes);
     pthread_barrier_wait(&team->barrier);
     for (uint32_t r = 0; r < team->world; r++)
         memcpy((char *)all + r * bytes, team->given[r], bytes);
@@ -40,19 +69,73 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-void ranks_run(uint32_t world, ranks_body *body, void *user)
+static void run_from(struct ranks_team *team, uint32_t first, uint32_t count, ranks_body *body, void *user)
 {
-    struct ranks_team team = {.world = world};
     struct start starts[RANKS_MAX];
     pthread_t threads[RANKS_MAX];
-    pthread_barrier_init(&team.barrier, NULL, world);
-    for (uint32_t r = 0; r < world; r++) {
-        starts[r] = (struct start){{&team, r}, body, user};
-        pthread_create(&threads[r], NULL, rank_main, &starts[r]);
+    for (uint32_t i = 0; i < count; i++) {
+        starts[i] = (struct start){{team, first + i}, body, user};
+        pthread_create(&threads[i], NULL, rank_main, &starts[i]);
     }
-    for (uint32_t r = 0; r < world; r++)
-        pthread_join(threads[r], NULL);
-    pthread_barrier_destroy(&team.barrier);
+    for (uint32_t i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+}
+
+void ranks_run(uint32_t world, ranks_body *body, void *user)
+{
+    struct ranks_team *team = open_team(world);
+    run_from(team, 0, world, body, user);
+    pthread_barrier_destroy(&team->barrier);
+    munmap(team, sizeof(*team));
+}
+
+/* In a process that ends with the test. */
+static pid_t start_node(struct ranks_team *team, uint32_t node, uint32_t count, ranks_body *body, void *user)
+{
+    pid_t child = fork();
+    char text[16];
+    if (child != 0)
+        return child;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)snprintf(text, sizeof(text), "%u", node);
+    (void)setenv("SOFTNIC_NODE", text, 1);
+    run_from(team, node * count, count, body, user);
+    _exit(0);
+}
+
+void ranks_run_apart(uint32_t world, uint32_t nodes, ranks_body *body, void *user)
+{
+    struct ranks_team *team = open_team(world);
+    pid_t child[RANKS_MAX];
+    int status, bad = 0;
+    for (uint32_t n = 0; n < nodes; n++)
+        child[n] = start_node(team, n, world / nodes, body, user);
+    for (uint32_t n = 0; n < nodes; n++) {
+        cr_assert(wait(&status) > 0);
+        if (status != 0 && bad == 0) {
+            bad = status; /* the others would wait for its ranks */
+            for (uint32_t i = 0; i < nodes; i++)
+                (void)kill(child[i], SIGKILL);
+        }
+    }
+    munmap(team, sizeof(*team));
+    cr_assert_eq(bad, 0, "the process of a node ended with status %#x", bad);
+}
+
+void ranks_need_nodes(uint32_t nodes)
+{
+    struct prs_fabric *fabric;
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        char text[16];
+        (void)snprintf(text, sizeof(text), "%u", nodes - 1);
+        (void)setenv("SOFTNIC_NODE", text, 1);
+        _exit(prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0);
+    }
+    cr_assert(child > 0 && waitpid(child, &status, 0) == child);
+    if (status != 0)
+        cr_skip_test("needs softnic-run --nodes %u", nodes);
 }
 
 int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out)
@@ -535,12 +618,19 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     return r;
 }
 
+static void set_up(const struct ranks_product *p)
+{
+    hopper_setup(8, p->sms == 0 ? 4 : p->sms, 0);
+}
+
 static void multiply_rank(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct multiply *m = user;
     struct prs_fused *ctx = NULL;
     struct prs_fused_plan *plan = NULL;
-    int r = ranks_open(self, m->p->nodes, m->p->timeout_ms, &ctx);
+    int r;
+    set_up(m->p);
+    r = ranks_open(self, m->p->nodes, m->p->timeout_ms, &ctx);
     if (!r)
         r = prs_fused_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
     if (!r)
@@ -554,8 +644,17 @@ static void multiply_rank(uint32_t rank, struct ranks_self *self, void *user)
 void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
 {
     struct ranks_product filled = *p;
-    struct multiply m = {&filled, v, PTHREAD_MUTEX_INITIALIZER};
-    memset(v, 0, sizeof(*v));
+    struct {
+        struct multiply m;
+        struct ranks_verdict v;
+    } *shared = map_shared(sizeof(*shared));
+    pthread_mutexattr_t attr;
+    shared->m.p = &filled;
+    shared->m.v = &shared->v;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&shared->m.lock, &attr);
+    pthread_mutexattr_destroy(&attr);
     if (filled.epochs == 0)
         filled.epochs = 1;
     if (filled.nodes == 0)
@@ -564,16 +663,23 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
         filled.timeout_ms = 60000; /* a busy host is slow */
     if (filled.tuning.path == PRS_PATH_AUTO)
         filled.tuning.path = PRS_PATH_FUSED;
-    ranks_run(p->world, multiply_rank, &m);
+    if (filled.apart)
+        ranks_run_apart(p->world, filled.nodes, multiply_rank, &shared->m);
+    else
+        ranks_run(p->world, multiply_rank, &shared->m);
+    *v = shared->v;
+    munmap(shared, sizeof(*shared));
 }
 
 void ranks_assert_right(const struct ranks_product *p)
 {
     const struct prs_fused_shape *s = &p->shape;
-    unsigned long long seed;
+    unsigned long long seed = 0; /* processes of their own print theirs */
     struct ranks_verdict v;
-    hopper_setup(8, p->sms == 0 ? 4 : p->sms, 0);
-    seed = hopper_seed();
+    if (!p->apart) {
+        set_up(p);
+        seed = hopper_seed();
+    }
     ranks_multiply(p, &v);
     cr_assert_eq(v.result, 0, "%u x %u x %u on %u nodes: the calls returned %d (HOPPER_SEED=%llu)", s->m, s->n, s->k,
                  p->nodes, v.result, seed);
@@ -581,5 +687,5 @@ void ranks_assert_right(const struct ranks_product *p)
                  s->m, s->n, s->k, p->nodes, (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
                  seed);
     cr_assert_gt(v.checked, 0);
-    cr_assert_eq(hopper_late_loads(), 0, "%u kernels were loaded by a launch", hopper_late_loads());
+    cr_assert(p->apart || hopper_late_loads() == 0, "%u kernels were loaded by a launch", hopper_late_loads());
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads of a test, on emulated GPUs; random inputs and a reference in double precision. */
+/* Ranks as threads of a test, or of a process for each node, on emulated GPUs; random inputs and a reference in double precision. */
 #ifndef TEST_HOPPER_RANKS_H
 #define TEST_HOPPER_RANKS_H
 
@@ -18,10 +18,10 @@ enum {
 };
 
 /* Where the ranks meet. Give ranks_allgather and a struct ranks_self to prs_fused_config. */
-struct ranks_team {
+struct ranks_team { /* in memory that processes share */
     uint32_t world;
     pthread_barrier_t barrier;
-    const void *given[RANKS_MAX];
+    uint8_t given[RANKS_MAX][1 << 20];
 };
 struct ranks_self {
     struct ranks_team *team;
@@ -32,6 +32,11 @@ int ranks_allgather(void *user, const void *mine, void *all, size_t bytes);
 /* Calls body(rank, self, user) on `world` threads and waits for them. */
 typedef void ranks_body(uint32_t rank, struct ranks_self *self, void *user);
 void ranks_run(uint32_t world, ranks_body *body, void *user);
+/* The same, with a process for the ranks of each node, which is one of softnic's. `user` is shared memory; this process
+ * must not have opened a verbs device, or set up the emulator, before. */
+void ranks_run_apart(uint32_t world, uint32_t nodes, ranks_body *body, void *user);
+/* Skips the test if softnic's world has not so many nodes. */
+void ranks_need_nodes(uint32_t nodes);
 
 /* Opens the context of one rank, on the GPU of the same number. nodes: how many the ranks are split over; 0: not said. */
 int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out);
@@ -60,6 +65,7 @@ struct ranks_product {
     uint32_t world, epochs, timeout_ms;
     uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
     uint32_t nodes;   /* over which the ranks are split; 0: one */
+    bool apart;       /* each on a node of softnic, as by ranks_run_apart() */
     bool bias, keeps; /* keeps: the gathered A is written too */
     enum ranks_residual residual;
     uint32_t sms; /* of each GPU; 0: 4 */
