@@ -711,20 +711,25 @@ static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint3
     return 0;
 }
 
-int prs_team_connect(struct prs_team *team, uint32_t context)
+int prs_team_connect_except(struct prs_team *team, uint32_t context, uint32_t first, uint32_t count)
 {
-    uint32_t size = team->options.size, count = 0;
+    uint32_t size = team->options.size, wanted = 0;
     uint32_t *ranks = calloc(size, sizeof(*ranks));
     int r;
 
     if (!ranks)
         return prs_fail(-ENOMEM, "team: no memory to connect %u ranks", size);
     for (uint32_t rank = 0; rank < size; rank++)
-        if (rank != team->options.rank)
-            ranks[count++] = rank;
-    r = connect_ranks(team, context, ranks, count);
+        if (rank != team->options.rank && rank - first >= count)
+            ranks[wanted++] = rank;
+    r = connect_ranks(team, context, ranks, wanted);
     free(ranks);
     return r;
+}
+
+int prs_team_connect(struct prs_team *team, uint32_t context)
+{
+    return prs_team_connect_except(team, context, 0, 0);
 }
 
 int prs_team_connect_ring(struct prs_team *team, uint32_t context)

@@ -141,7 +141,9 @@ static int open_parts(struct prs_fused *ctx, struct prs_network *n)
     r = prs_bootstrap_team(&bootstrap, &team, &n->team);
     if (r)
         return r;
-    r = prs_bootstrap_agree(&bootstrap, prs_team_connect(n->team, CONTEXT), "connecting the ranks of all nodes");
+    /* Ranks of this node map each other's memory. */
+    r = prs_team_connect_except(n->team, CONTEXT, ctx->config.rank - ctx->place.local_rank, ctx->place.local_ranks);
+    r = prs_bootstrap_agree(&bootstrap, r, "connecting the ranks of all nodes");
     if (r)
         return r;
     return prs_bootstrap_agree(&bootstrap, open_proxy(ctx, n), "opening the proxy");

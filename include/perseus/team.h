@@ -69,6 +69,9 @@ PRS_API int prs_team_progress(struct prs_team *team, uint32_t context_id);
  * Collective: connect to every other rank in a context, with one connection for each pair. Blocks, at most for the time
  * limit. Return 0, -ETIMEDOUT (the text names a missing rank) or another -errno. */
 PRS_API int prs_team_connect(struct prs_team *team, uint32_t context_id);
+/** As prs_team_connect(), but not to the `count` ranks from `first` on, which need not be there: those of the own node,
+ * which are reached without a NIC. A connection to one of them is made when it is first used. */
+PRS_API int prs_team_connect_except(struct prs_team *team, uint32_t context_id, uint32_t first, uint32_t count);
 /** As prs_team_connect(), but only to the ranks before and after this one, modulo the size. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context_id);
 /** prs_peer_settle() of every peer of a context. Return 0 when all have settled, PRS_AGAIN (make progress and ask

@@ -539,6 +539,31 @@ Test(nodes, ranks_of_a_node_share_its_rails, .timeout = 600)
     assert_rails(4, 1);
 }
 
+static void open_and_look_for_connections(uint32_t rank, struct ranks_self *self, void *user)
+{
+    uint32_t *connected = user;
+    struct prs_fused *ctx;
+
+    cr_assert_eq(ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx), 0);
+    for (uint32_t other = 0; other < 4; other++)
+        if (other != rank && prs_team_rank_info(ctx->network->team, 0, other))
+            connected[rank] |= 1u << other;
+    prs_fused_close(ctx);
+}
+
+/* They map each other's memory. A connection would end the context when it fails, as when both its ends lose their rails
+ * together with the NIC by which they reach each other. */
+Test(nodes, ranks_of_a_node_have_no_connection, .timeout = 600)
+{
+    uint32_t connected[4] = {0};
+
+    ranks_need_a_device();
+    hopper_setup(4, 4, 0);
+    ranks_run(4, open_and_look_for_connections, connected);
+    for (int rank = 0; rank < 4; rank++)
+        cr_assert_eq(connected[rank], rank < 2 ? 0xcu : 0x3u, "rank %d: %#x", rank, connected[rank]);
+}
+
 /* To each counterpart go one put of sums, one put of rows, and a signal for each; or a credit if there are no rows to
  * put. */
 Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
