@@ -39,14 +39,15 @@ ROWS = (
 
 
 # Done to a world for a while, after which all must be well again.
-PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"}, "flap": {"link": "up"}}
+PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"}, "flap": {"link": "up"},
+           "cut": {"loss": "0"}}
 
 
-class FakeWorld:
+class FakeWorld(faults.World):
     """What was set last, by device and by what it is."""
 
     def __init__(self):
-        self.set = {}
+        self.set, self.broken = {}, None
 
     def devices(self):
         return ["softnic0", "softnic1"]
@@ -80,8 +81,17 @@ def faults_pass():
             assert world.set and all(value == well[what] for (_, what), value in world.set.items()), f"{kind}, seed {seed}: left {world.set}"
 
 
+def one_rail_stays():
+    for kind in ("port", "cut", "flap"):
+        world, rng = FakeWorld(), random.Random(1)
+        for _ in range(20):
+            faults.KINDS[kind].during(world, rng, OverSoon(waits=20))
+        assert len({device for device, _ in world.set}) == 1, f"{kind}: broke {world.set}"
+
+
 def main():
     faults_pass()
+    one_rail_stays()
     for kind, failover, hung, status, text, expected in ROWS:
         round_ = object.__new__(faults.Round)
         round_.spare_rail = True
