@@ -16,6 +16,7 @@
 
 #include <perseus/perseus.h>
 #include "tools/hopper/hopper.h"
+#include "transport/util/clock.h"
 
 enum { SAMPLES = 3000, FEW_SAMPLES = 200 }; /* few: of each of many launches */
 
@@ -522,11 +523,23 @@ struct launches {
     cudaStream_t stream;
 };
 
+/* For pauses.py. */
+static int await_and_print(const struct launches *l, uint32_t epoch, uint64_t begin_ns)
+{
+    if (cudaStreamSynchronize(l->stream) != cudaSuccess)
+        return -EIO;
+    printf("launch %u took %.1f ms\n", epoch, (double)(prs_clock_ns() - begin_ns) / 1e6);
+    (void)fflush(stdout);
+    return 0;
+}
+
 /* All epochs are enqueued before any is waited for. */
 static int enqueue(const struct ranks_product *p, const struct launches *l)
 {
+    bool timed = getenv("PRS_TEST_LAUNCH_TIMES");
     int r = 0;
-    for (uint32_t e = 0; e < p->epochs && r == 0; e++)
+    for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
+        uint64_t begin_ns = prs_clock_ns();
         r = prs_fused_launch(
             l->plan,
             &(struct prs_fused_operands){.a = l->a[e],
@@ -538,6 +551,9 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
                                          .m = p->rows && !p->on_device ? p->rows[e] : 0,
                                          .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
+        if (r == 0 && timed)
+            r = await_and_print(l, e, begin_ns);
+    }
     return r;
 }
 
