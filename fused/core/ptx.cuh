@@ -275,6 +275,24 @@ PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+/* Four neighbouring words (16-byte aligned), each of which is one access of its own; they order nothing else. */
+PRS_DEVICE uint4 load_relaxed_sys_v4(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+PRS_DEVICE void store_relaxed_sys_v4(void *p, uint4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
 /* Orders everything that this thread has seen or written before the next add_relaxed_sys(). */
 PRS_DEVICE void fence_release_sys(void)
 {

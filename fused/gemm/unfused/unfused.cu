@@ -6,6 +6,7 @@
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/unfused.h"
+#include "fused/gemm/unfused/vector.cuh"
 
 static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
 
@@ -53,39 +54,20 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
 template <int DTYPE, int C_DTYPE, bool WIDE>
 static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
 {
+    enum { EACH = WIDE ? 8 : 1 };
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
-    for (; i < a.elements / (WIDE ? 8 : 1); i += step) {
+    for (; i < a.elements / EACH; i += step) {
         float s[8] = {};
         for (uint32_t k = 0; k < a.near_count + a.far_count; k++) {
             const uint8_t *from = k < a.near_count ? a.near[k] : a.far + (k - a.near_count) * a.far_step;
-            if (WIDE) {
-                uint4 x = ((const uint4 *)from)[i];
-                s[0] += pair_low<DTYPE>(x.x), s[1] += pair_high<DTYPE>(x.x), s[2] += pair_low<DTYPE>(x.y),
-                    s[3] += pair_high<DTYPE>(x.y);
-                s[4] += pair_low<DTYPE>(x.z), s[5] += pair_high<DTYPE>(x.z), s[6] += pair_low<DTYPE>(x.w),
-                    s[7] += pair_high<DTYPE>(x.w);
-            } else {
-                s[0] += load_element<DTYPE>(from, i);
-            }
-        }
-        if (a.epilogue.any != 0)
-            for (uint32_t j = 0; j < (WIDE ? 8 : 1); j++) {
-                uint64_t at = a.first + i * (WIDE ? 8 : 1) + j;
-                s[j] = finish_element<DTYPE, C_DTYPE>(a.epilogue, s[j], 0, at / a.columns, (uint32_t)(at % a.columns),
-                                                      a.columns);
-            }
-        uint4 y = make_uint4(pack_pair<DTYPE>(s[0], s[1]), pack_pair<DTYPE>(s[2], s[3]), pack_pair<DTYPE>(s[4], s[5]),
-                             pack_pair<DTYPE>(s[6], s[7]));
-        for (uint32_t k = 0; k < a.copies; k++) {
-            float4 *wide = (float4 *)a.to[k];
-            if (!WIDE)
-                store_element<C_DTYPE>(a.to[k], i, s[0]);
-            else if (C_DTYPE != PRS_DTYPE_FP32)
-                ((uint4 *)a.to[k])[i] = y;
+            if (WIDE)
+                add_eight<DTYPE>(s, load_eight<true>(from, i * 8, 8));
             else
-                wide[2 * i] = make_float4(s[0], s[1], s[2], s[3]),
-                         wide[2 * i + 1] = make_float4(s[4], s[5], s[6], s[7]);
+                s[0] += load_element<DTYPE>(from, i);
         }
+        finish_elements<DTYPE, C_DTYPE>(a.epilogue, s, a.first + i * EACH, EACH, a.columns);
+        for (uint32_t k = 0; k < a.copies; k++)
+            store_eight<C_DTYPE, WIDE>(a.to[k], i * EACH, s, EACH);
     }
 }
 

@@ -209,6 +209,23 @@ PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
     hopper::atomic_store(p, 4, v, hopper::ORDER_RELEASE, hopper::SCOPE_SYS);
 }
 
+PRS_DEVICE uint4 load_relaxed_sys_v4(const void *p)
+{
+    const uint32_t *words = (const uint32_t *)p;
+    uint32_t v[4];
+    for (int i = 0; i < 4; i++)
+        v[i] = (uint32_t)hopper::atomic_load(words + i, 4, hopper::ORDER_RELAXED, hopper::SCOPE_SYS);
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+PRS_DEVICE void store_relaxed_sys_v4(void *p, uint4 v)
+{
+    uint32_t *words = (uint32_t *)p;
+    const uint32_t values[4] = {v.x, v.y, v.z, v.w};
+    for (int i = 0; i < 4; i++)
+        hopper::atomic_store(words + i, 4, values[i], hopper::ORDER_RELAXED, hopper::SCOPE_SYS);
+}
+
 PRS_DEVICE void fence_release_sys(void)
 {
     hopper::atomic_fence(hopper::SCOPE_SYS);
