@@ -23,11 +23,13 @@ enum prs_symmetric_use {
 /* Memory that plans share, which run one after the other. */
 enum prs_pool {
     PRS_POOL_NONE,
-    PRS_POOL_UNFUSED,
-    PRS_POOL_BANKS,  /* fused products: two banks of what CTAs of other ranks write */
-    PRS_POOL_COPIED, /* fused products: rows that copy engines of other ranks write */
-    PRS_POOL_TURNS,  /* fused products: struct prs_turns */
-    PRS_POOL_RESULTS /* results of all-reduces that are copied to C */
+    PRS_POOL_UNFUSED,  /* rows of A that ranks gather */
+    PRS_POOL_PRODUCTS, /* products that ranks then add up; no other rank writes to them */
+    PRS_POOL_INBOX,    /* unfused sums: fused/gemm/unfused/inbox.h */
+    PRS_POOL_BANKS,    /* fused products: two banks of what CTAs of other ranks write */
+    PRS_POOL_COPIED,   /* fused products: rows that copy engines of other ranks write */
+    PRS_POOL_TURNS,    /* fused products: struct prs_turns */
+    PRS_POOL_RESULTS   /* results of all-reduces that are copied to C */
 };
 
 struct prs_block;

@@ -115,7 +115,7 @@ static int place(struct prs_plan *base)
         a->staging[peer] = base->memory[STAGING]->at[peer];
         a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
-        if (base->memory[TURNS])
+        if (p->info.tuning.path == PRS_PATH_FUSED)
             a->turns[peer] = (struct prs_turns *)base->memory[TURNS]->at[peer];
     }
     /* Banks begin at the same places for all plans. */
@@ -217,7 +217,7 @@ static void need_result(struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
     p->result = 0;
-    if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1)
+    if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1 && p->inbox_rows < s->m)
         p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
                                       (uint64_t)s->m * p->args.n * prs_result_element(s));
 }
@@ -284,6 +284,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     if (r)
         return r;
     p->info = (struct prs_fused_plan_info){.reason = NULL};
+    p->inbox_rows = 0;
     if (agreed)
         memcpy(&file, agreed->first, sizeof(file));
     else if (!p->wanted)
@@ -518,21 +519,23 @@ static int check_operands(const struct prs_fused_plan *p, const struct prs_fused
 int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
 {
     int before, r = check_operands(p, x);
+    bool copies;
     if (r)
         return r;
     r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     p->operands = *x;
-    if (p->result != 0)
+    set_rows(p);
+    copies = p->result != 0 && !prs_unfused_has_inbox(p);
+    if (copies)
         p->operands.c = p->base.memory[p->result - 1]->at[0];
     p->args.epilogue = epilogue_of(p);
-    set_rows(p);
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else
         r = launch_fused(p, stream);
-    if (r == 0 && p->result != 0)
+    if (r == 0 && copies)
         r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_element(&p->shape),
                                   stream);
     prs_context_leave(before);

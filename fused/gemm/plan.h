@@ -47,6 +47,8 @@ struct prs_fused_plan {
     uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
+    /* Unfused path: launches of up to so many rows are added up by inboxes, in the memory of this need. */
+    uint32_t inbox_rows, inbox;
     /* 1 + number of the need for results that are copied to C; 0: the ranks store into C. */
     uint32_t result;
 };

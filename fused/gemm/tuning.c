@@ -70,9 +70,42 @@ static const struct way_times *way_times(const struct prs_fused_shape *shape)
     return shape->op == PRS_FUSED_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
 }
 
+static const double SECOND_HOP_US = 2.5;         /* of a sum by inboxes; estimated */
+static const double MOST_INBOX_BYTES = 16 << 20; /* of a product: its inbox takes 2 to 4 times that, in fp32 up to 6 */
+
+static uint32_t at_most(double rows, const struct prs_fused_shape *shape)
+{
+    return rows < shape->m ? (uint32_t)rows : shape->m;
+}
+
+uint32_t prs_tuning_inbox_rows(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    bool sums = shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLREDUCE;
+    return sums && at->nodes == 1 && at->world > 1 ? at_most(MOST_INBOX_BYTES / (shape->n * 2.0), shape) : 0;
+}
+
+/* An all-reduce in one hop sends every row to every rank; in two, each rank adds up a part of it. */
+uint32_t prs_tuning_one_hop_rows(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
+    double more = shape->n * 2.0 * (at->world - 1) * (1 - 2.0 / at->world);
+    if (shape->op != PRS_FUSED_ALLREDUCE || more <= 0)
+        return most;
+    rows = at_most(SECOND_HOP_US * PRS_STORE_BYTES_PER_US / more, shape);
+    return rows < most ? rows : most;
+}
+
+static double unfused_sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    return shape->op == PRS_FUSED_ALLREDUCE && prs_tuning_one_hop_rows(shape, at) == shape->m
+               ? (double)shape->m * shape->n * 2 * (at->world - 1)
+               : sent_bytes(shape, at);
+}
+
 static double unfused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    return way_times(shape)->unfused + sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US + compute_us(shape, clusters);
+    return way_times(shape)->unfused + unfused_sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US +
+           compute_us(shape, clusters);
 }
 
 /* A unit takes as long with few rows as with many. */
@@ -152,12 +185,14 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
                     double gather_us, struct prs_fused_plan_info *info)
 {
     int rails = ctx->network ? ctx->network->rails.count : 1;
-    double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
+    bool unfused = info->tuning.path == PRS_PATH_UNFUSED;
+    double sent = unfused ? unfused_sent_bytes(shape, at) : sent_bytes(shape, at), far = far_bytes(shape, at);
+    double compute = compute_us(shape, info->tuning.clusters);
     double travel = sent / PRS_STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
     far /= PRS_PORT_BYTES_PER_US * rails;
-    if (info->tuning.path == PRS_PATH_UNFUSED && at->world > 1)
+    if (unfused && at->world > 1)
         info->predicted_us = unfused_us(shape, at, info->tuning.clusters) + far;
     else if (gather_us > 0)
         info->predicted_us = gather_us;

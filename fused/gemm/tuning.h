@@ -26,6 +26,11 @@ static inline bool prs_tuning_copies(const struct prs_fused_tuning *t)
 /* Whether the fused kernels can run the shape, even if they are slower. */
 bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);
 
+/* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of those
+ * the most in one hop; 0: none. */
+uint32_t prs_tuning_inbox_rows(const struct prs_fused_shape *shape, const struct prs_place *at);
+uint32_t prs_tuning_one_hop_rows(const struct prs_fused_shape *shape, const struct prs_place *at);
+
 /* SM clocks between two sends, by t->spread. */
 void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
                      const struct prs_schedule *s, uint32_t *push, uint32_t *store);

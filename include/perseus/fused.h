@@ -147,8 +147,8 @@ struct prs_fused_shape {
      * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) + residual.
      * n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
     uint32_t gated;
-    /** 1: the C of an ALLREDUCE may lie in any device memory. The ranks then store the result into memory that all plans of
-     * the context share, and the launch ends with a copy from there. C has no gaps. */
+    /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks then
+     * store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
     uint32_t dtype; /**< enum prs_fused_dtype: of A, B, bias and gathered, and of sums that travel */
     /** PRS_DTYPE_FP32: C and residual are fp32, for weight gradients and logits; with residual = C a launch adds to what is

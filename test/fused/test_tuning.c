@@ -160,6 +160,30 @@ Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on)
             cr_assert_eq(choose(op, 4096, n, 4096, NULL).tuning.path, PRS_PATH_FUSED);
 }
 
+static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_fused_op op, uint32_t m, uint32_t n)
+{
+    struct prs_place at = {.world = world, .nodes = nodes_, .local_ranks = world / nodes_};
+    struct prs_fused_shape shape = {op, m, n, 1024, 1};
+    if (prs_tuning_inbox_rows(&shape, &at) < m)
+        return 0;
+    return prs_tuning_one_hop_rows(&shape, &at) < m ? 2 : 1;
+}
+
+/* A second hop saves bytes only with more than two ranks; inboxes have a limit. */
+Test(tuning, few_rows_are_summed_in_one_hop_and_more_in_two)
+{
+    cr_assert_eq(hops(2, 1, PRS_FUSED_ALLREDUCE, 1024, 8192), 1);
+    cr_assert_eq(hops(2, 1, PRS_FUSED_ALLREDUCE, 1025, 8192), 0, "16 MB of sums");
+    cr_assert_eq(hops(4, 1, PRS_FUSED_ALLREDUCE, 32, 8192), 1);
+    cr_assert_eq(hops(4, 1, PRS_FUSED_ALLREDUCE, 64, 8192), 2);
+    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLREDUCE, 8, 8192), 1);
+    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLREDUCE, 16, 8192), 2);
+    cr_assert_eq(hops(8, 1, PRS_FUSED_REDUCE_SCATTER, 1024, 8192), 1, "each rank needs a part only");
+    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLGATHER, 8, 8192), 0);
+    cr_assert_eq(hops(4, 2, PRS_FUSED_ALLREDUCE, 8, 8192), 0, "between nodes");
+    cr_assert_eq(hops(1, 1, PRS_FUSED_ALLREDUCE, 8, 8192), 0, "alone");
+}
+
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};

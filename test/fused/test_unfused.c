@@ -4,11 +4,13 @@
  * memory, one word for two elements. Flags and signals have the kernels' memory orders, so that ThreadSanitizer finds a
  * missing wait. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fused/gemm/unfused/exchange.h"
+#include "fused/gemm/unfused/inbox.h"
 #include "test/fused/nic.h"
 #include "test/fused/watch.h"
 
@@ -343,6 +345,47 @@ Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
 {
     run_soundly(PRS_FUSED_ALLREDUCE, 2, 26, 2);
     run_soundly(PRS_FUSED_ALLREDUCE, 2, 10, 1);
+}
+
+/* ---- sums by inboxes ---- */
+static float number_of(uint32_t bf16)
+{
+    uint32_t bits = bf16 << 16;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* 0 stands for what has not arrived. Only not-a-numbers may travel as others. */
+Test(unfused, every_pair_of_elements_arrives_as_it_is_and_none_as_nothing)
+{
+    for (uint32_t low = 0; low < 1 << 16; low++)
+        for (uint32_t high = 0; high < 1 << 16; high += low % 97 == 0 || low == 0xffff ? 1 : 251) {
+            uint32_t pair = high << 16 | low, sent = prs_inbox_sent(pair), received = prs_inbox_received(sent);
+            cr_assert_neq(sent, 0, "%#x", pair);
+            if (received != pair)
+                cr_assert(isnan(number_of(low)) && isnan(number_of(high)) && isnan(number_of(received & 0xffff)) &&
+                              isnan(number_of(received >> 16)),
+                          "%#x arrives as %#x", pair, received);
+        }
+}
+
+/* Plans of several sizes share an inbox: the second bank of each begins at the same place, after the first of the
+ * largest. */
+Test(unfused, banks_of_an_inbox_do_not_overlap)
+{
+    for (uint32_t ranks = 2; ranks <= 8; ranks++)
+        for (uint64_t elements = 1; elements < 100; elements++) {
+            uint64_t bank = prs_inbox_bank_bytes(ranks, elements, 2), bytes = prs_inbox_bytes(bank);
+            for (uint64_t more = 0; more < 64; more += 7) {
+                uint64_t step = prs_inbox_bank_step(bytes + more);
+                cr_assert(step >= bank && step % 16 == 0 && PRS_INBOX_BANKS + step + bank <= bytes + more);
+            }
+        }
+    for (uint32_t to = 0; to < 8; to++)
+        for (uint32_t from = 0, slot = 0; from < 8; from++)
+            if (from != to)
+                cr_assert_eq(prs_inbox_slot(from, to), slot++);
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports its wait, and all end. */

@@ -34,6 +34,8 @@ UNSEEN = {
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("gemm/load.cuh", "__syncwarp(); /* as in load_tiles() */"): (1, "the __syncwarp after the wait orders the lanes; this one keeps their phases apart"),
     ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("unfused/inbox.cuh", "(void)load_acquire_sys((const uint32_t *)word);"):
+        (1, "it orders the look at the alarm, which no test of these has"),
     ("attention/credit.cuh", "fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that await_credit() waits for */"):
         (2, "those credits are releases themselves"),
     ("attention/credit.cuh", "store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);"):

@@ -37,3 +37,11 @@ Test(memory_order, of_one_cluster, .timeout = 600)
 {
     ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_GEMM, 1024, 520, 136, 1}, .world = 1, .sms = 2});
 }
+
+/* Words without flags, whose order nothing makes; more launches than banks. */
+Test(memory_order, of_sums_in_one_hop, .timeout = 600)
+{
+    for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op += 2)
+        ranks_assert_right(&(struct ranks_product){
+            .shape = {op, 6, 264, 8, 1}, .tuning = {.path = PRS_PATH_UNFUSED}, .world = 3, .epochs = 5, .sms = 4});
+}

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fused/gemm/tuning.h"
 #include "fused/gemm/unfused/lt.h"
+#include "fused/gemm/unfused/inbox.h"
 #include "transport/util/error.h"
 
 /* How the ranks divide the matrix that they exchange: the whole partial product, or the gathered A. */
@@ -55,24 +57,66 @@ static int open_lt(struct prs_fused_plan *p)
     return r;
 }
 
+/* What a launch of `rows` rows adds up by inboxes. */
+struct inbox_parts {
+    uint32_t all, part, part_step; /* as in struct prs_unfused_inbox_sum */
+    uint32_t hops, vectors;        /* vectors: prs_inbox_bank_bytes() */
+};
+
+static struct inbox_parts inbox_parts(const struct prs_fused_plan *p, uint32_t rows)
+{
+    const struct prs_place *at = &p->args.schedule.place;
+    uint32_t all = rows * p->shape.n, slice = (uint32_t)prs_slice_of(all, at->world, true).each; /* 16 MB at most */
+    if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
+        return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
+    if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
+        return (struct inbox_parts){all, all, 0, 1, 1};
+    return (struct inbox_parts){all, slice, slice, 2, prs_result_dtype(&p->shape) == PRS_DTYPE_FP32 ? 3 : 2};
+}
+
+static uint64_t inbox_bytes(const struct prs_fused_plan *p, uint32_t rows)
+{
+    struct inbox_parts parts = inbox_parts(p, rows);
+    return prs_inbox_bytes(prs_inbox_bank_bytes(p->args.schedule.place.local_ranks, parts.part, parts.vectors));
+}
+
+/* The most rows in one hop may need more than the most rows in two. */
+static void need_inbox(struct prs_fused_plan *p)
+{
+    const struct prs_place *at = &p->args.schedule.place;
+    uint32_t one = prs_tuning_one_hop_rows(&p->shape, at);
+    uint64_t bytes, more;
+    p->inbox_rows = prs_tuning_inbox_rows(&p->shape, at);
+    if (p->inbox_rows == 0)
+        return;
+    bytes = inbox_bytes(p, p->inbox_rows);
+    more = inbox_bytes(p, one != 0 && one < p->inbox_rows ? one : p->inbox_rows);
+    p->inbox = prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_INBOX},
+                             bytes > more ? bytes : more);
+}
+
 int prs_unfused_open(struct prs_fused_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     bool far = s->place.nodes > 1;
+    enum prs_pool pool;
     int r = open_lt(p);
     if (!r && s->place.world == 1 && p->shape.gated)
         r = prs_plan_local(&p->base, product_bytes(p), 0);
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
-     * use the same memory. Between nodes each plan awaits credit for memory of its own. */
-    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? 0 : PRS_POOL_UNFUSED},
+     * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has read
+     * its own product, so products have memory of their own. Between nodes each plan awaits credit for its memory. */
+    pool = p->shape.op == PRS_FUSED_ALLGATHER ? PRS_POOL_UNFUSED : PRS_POOL_PRODUCTS;
+    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? PRS_POOL_NONE : pool},
                         staging_bytes(p));
     (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
                         PRS_MAX_LOCAL_RANKS * sizeof(uint32_t));
     if (far)
         (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
                             prs_exchange_word(s, PRS_EXCHANGE_WORDS, 0) * sizeof(uint64_t));
+    need_inbox(p);
     return 0;
 }
 
@@ -187,6 +231,44 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, c
     return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
 }
 
+/* Where the ranks store an all-reduce's result. A sum by inboxes would do with any memory, but C that is right for few
+ * rows only would be a trap. */
+static int check_result(const struct prs_fused_plan *p)
+{
+    uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_result_element(&p->shape);
+    if (p->shape.op != PRS_FUSED_ALLREDUCE || p->shape.c_anywhere || prs_result_home(p, bytes))
+        return 0;
+    return prs_fail(-EINVAL,
+                    "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
+                    "prs_fused_import(), unless c_anywhere is set",
+                    p->operands.c);
+}
+
+/* On one node, after the product, nothing else is needed. */
+static int sum_by_inbox(struct prs_fused_plan *p, cudaStream_t stream)
+{
+    const struct prs_symmetric *inbox = p->base.memory[p->inbox];
+    struct inbox_parts parts = inbox_parts(p, p->rows);
+    int r = check_result(p);
+    struct prs_unfused_inbox_sum a = {.sync = p->args.sync,
+                                      .place = p->args.schedule.place,
+                                      .product = p->args.staging[0],
+                                      .all = parts.all,
+                                      .part = parts.part,
+                                      .part_step = parts.part_step,
+                                      .bank_step = prs_inbox_bank_step(inbox->bytes),
+                                      .c = p->operands.c,
+                                      .epilogue = p->args.epilogue,
+                                      .columns = p->shape.n,
+                                      .dtype = p->shape.dtype,
+                                      .c_dtype = prs_result_dtype(&p->shape),
+                                      .hops = parts.hops,
+                                      .most_ctas = 2 * p->info.tuning.clusters};
+    a.c_first = parts.hops == 2 ? a.place.rank * parts.part_step : 0;
+    memcpy(a.inbox, inbox->at, sizeof(a.inbox));
+    return r ? r : launched(prs_unfused_sum_by_inbox(&a, stream), "a sum over ranks by inboxes");
+}
+
 /* The destinations of the sum: c here, and for an all-reduce c of every rank of this node. */
 static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 {
@@ -196,15 +278,11 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     struct prs_exchange x = {.slice = slice, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
     uint8_t *at[PRS_MAX_LOCAL_RANKS] = {c}, *to[PRS_MAX_LOCAL_RANKS] = {c};
     uint32_t copies = 1;
-    int r = 0;
+    int r = check_result(p);
+    if (r)
+        return r;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
         home = prs_result_home(p, slice.all * prs_result_element(&p->shape));
-        if (!home)
-            return prs_fail(-EINVAL,
-                            "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
-                            "prs_fused_import(), unless "
-                            "c_anywhere is set",
-                            c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
@@ -270,6 +348,8 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
                        gathers ? product_of(p) : p->args.staging[0], stream);
     if (r == 0 && gathers)
         r = finish_result(p, stream);
+    if (r || prs_unfused_has_inbox(p))
+        return r ? r : sum_by_inbox(p, stream);
     if (r == 0 && !gathers)
         r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     if (r == 0 && !gathers)

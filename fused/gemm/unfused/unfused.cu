@@ -5,6 +5,7 @@
 #include "fused/core/epilogue.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
+#include "fused/gemm/unfused/inbox.cuh"
 #include "fused/gemm/unfused/unfused.h"
 #include "fused/gemm/unfused/vector.cuh"
 
@@ -79,6 +80,18 @@ template <bool WIDE> static sum_fn sum_of(uint32_t dtype, uint32_t c_dtype)
     if (c_dtype == PRS_DTYPE_FP32)
         return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP32, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_FP32, WIDE>;
     return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP16, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
+}
+
+typedef void (*inbox_fn)(const struct prs_unfused_inbox_sum);
+
+template <bool WIDE> static inbox_fn inbox_sum_of(uint32_t dtype, uint32_t c_dtype)
+{
+    bool half = dtype == PRS_DTYPE_FP16;
+    if (c_dtype == PRS_DTYPE_FP32)
+        return half ? sum_by_inbox<PRS_DTYPE_FP16, PRS_DTYPE_FP32, WIDE>
+                    : sum_by_inbox<PRS_DTYPE_BF16, PRS_DTYPE_FP32, WIDE>;
+    return half ? sum_by_inbox<PRS_DTYPE_FP16, PRS_DTYPE_FP16, WIDE>
+                : sum_by_inbox<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
 }
 
 /* FROM: of the product. */
@@ -183,6 +196,8 @@ static int load(void)
         uint32_t dtype = i & 1, c_dtype = i & 2 ? (uint32_t)PRS_DTYPE_FP32 : dtype;
         r = r ? r : launch_load(sum_of<false>(dtype, c_dtype));
         r = r ? r : launch_load(sum_of<true>(dtype, c_dtype));
+        r = r ? r : launch_load(inbox_sum_of<false>(dtype, c_dtype));
+        r = r ? r : launch_load(inbox_sum_of<true>(dtype, c_dtype));
         r = r ? r : launch_load(finish_of(dtype, dtype, c_dtype));
         r = r ? r : launch_load(finish_of(dtype, c_dtype, c_dtype));
     }
@@ -229,6 +244,21 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
                              *a);
     return launch_kernel(sum_of<true>(a->dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements / 8, 528), stream,
                          *a);
+}
+
+/* CTAs of a warp at least, which have work; each has a thread for every item that it sends, if so many fit. */
+extern "C" int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream)
+{
+    enum { MOST_THREADS = 512 };
+    uint64_t items = prs_inbox_items(a->part), ctas = (items + 31) / 32, sent;
+    ctas = ctas < a->most_ctas ? ctas : a->most_ctas;
+    ctas = ctas < PRS_INBOX_MOST_CTAS ? ctas : PRS_INBOX_MOST_CTAS;
+    sent = (items + ctas - 1) / ctas * (a->place.local_ranks - 1);
+    const struct launch_shape shape = {1, sent < MOST_THREADS ? (uint32_t)(sent + 31) / 32 * 32 : MOST_THREADS,
+                                       sizeof(uint32_t)};
+    bool wide = a->part % PRS_INBOX_ITEM == 0 && a->all % PRS_INBOX_ITEM == 0;
+    return launch_kernel(wide ? inbox_sum_of<true>(a->dtype, a->c_dtype) : inbox_sum_of<false>(a->dtype, a->c_dtype),
+                         &shape, (uint32_t)ctas, stream, *a);
 }
 
 extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The unfused path, for shapes that the fused kernels cannot run or run slower: cuBLASLt, and after it (all-gather:
  * before it) copies and sums over mapped memory, with a barrier of the node's ranks before and after data moves between
- * ranks. It can be captured into a graph like the fused path.
+ * ranks. On one node, sums of few rows take one kernel without a barrier (inbox.h). All of it can be captured
+ * into a graph like the fused path.
  *
  * Between nodes each rank communicates only with its counterparts, as in the fused kernels. A rank's part of the whole
  * matrix is its *slice*. Partial sums of a counterpart's slice are first added up here, then put there. This is an
@@ -23,6 +24,11 @@ extern "C" {
 /* For decide() of a plan whose args.schedule has rank and world: cuBLASLt, and what memory is needed. */
 int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
+/* Whether the launch that is being enqueued adds up by inboxes: each rank then stores into its own C alone. */
+static inline bool prs_unfused_has_inbox(const struct prs_fused_plan *plan)
+{
+    return plan->rows <= plan->inbox_rows;
+}
 /* Enqueues a copy inside this rank's memory, of an even number of bytes. 0 or -EIO (logged). */
 int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
 
@@ -57,6 +63,27 @@ struct prs_unfused_sum {
 };
 /* 0 or -EIO. */
 int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
+
+/* Adds up, over the ranks of this node, the partial sums that each rank has for this one (inbox.h). */
+struct prs_unfused_inbox_sum {
+    struct prs_sync sync;
+    struct prs_place place;
+    const uint8_t *product; /* the partial sums of this rank */
+    /* Elements of the product; of the part that a rank adds up, of which the last may have fewer; and from one part to
+     * the next: 0 when all ranks add up the same. Where `all` and `part` are whole vectors of eight, so is part_step. */
+    uint32_t all, part, part_step;
+    uint8_t *inbox[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
+    uint64_t bank_step;                  /* prs_inbox_bank_step() */
+    uint8_t *c;
+    uint32_t c_first; /* element of c at which this rank's part begins */
+    struct prs_epilogue epilogue;
+    uint32_t columns;        /* of the result */
+    uint32_t dtype, c_dtype; /* enum prs_fused_dtype: of the partial sums, and of the result */
+    uint32_t hops;           /* 2: c gets the parts of all ranks */
+    uint32_t most_ctas;      /* the same on all ranks */
+};
+/* 0 or -EIO. */
+int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream);
 
 /* Applies the epilogue to a matrix without gaps. `to` may be `from` unless the epilogue is gated. elements, columns: of
  * the result. 0 or -EIO. */

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel of inbox.h. */
+#ifndef PERSEUS_FUSED_INBOX_CUH
+#define PERSEUS_FUSED_INBOX_CUH
+
+#include "fused/core/sync.cuh"
+#include "fused/gemm/unfused/inbox.h"
+#include "fused/gemm/unfused/unfused.h"
+#include "fused/gemm/unfused/vector.cuh"
+
+enum { SEND_AHEAD = 4 /* items that a thread loads before it stores them */ };
+
+PRS_DEVICE uint4 sent_vector(uint4 x)
+{
+    return make_uint4(prs_inbox_sent(x.x), prs_inbox_sent(x.y), prs_inbox_sent(x.z), prs_inbox_sent(x.w));
+}
+
+PRS_DEVICE uint4 received_vector(uint4 x)
+{
+    return make_uint4(prs_inbox_received(x.x), prs_inbox_received(x.y), prs_inbox_received(x.z),
+                      prs_inbox_received(x.w));
+}
+
+PRS_DEVICE bool has_arrived(uint4 x)
+{
+    /* MUTANT(emulator few_rows_are_summed_in_one_hop) every word of a vector arrives by itself: s/x.x != 0 &&// */
+    return x.x != 0 && x.y != 0 && x.z != 0 && x.w != 0;
+}
+
+/* The whole CTA. What its thread 0 draws: the launch in multiples of PRS_INBOX_LAUNCH, and the number of this CTA in it.
+ * The last CTA of a launch begins the next one. */
+PRS_DEVICE uint32_t draw_number(uint32_t *drawn)
+{
+    volatile uint32_t *shared = (volatile uint32_t *)dynamic_shared();
+    if (threadIdx.x == 0) {
+        uint32_t number = atomicAdd(drawn, 1u);
+        if (number % PRS_INBOX_LAUNCH + 1 == gridDim.x)
+            atomicAdd(drawn, PRS_INBOX_LAUNCH - gridDim.x);
+        *shared = number;
+    }
+    __syncthreads();
+    return *shared;
+}
+
+/* What a CTA works on: the bank of this launch, and the same items of every rank's part. */
+struct inbox_share {
+    uint64_t bank; /* where it begins in the inbox of every rank */
+    uint32_t items, first, count;
+};
+
+PRS_DEVICE struct inbox_share inbox_share_of(const struct prs_unfused_inbox_sum &a, uint32_t number)
+{
+    struct inbox_share share;
+    uint32_t items = (uint32_t)prs_inbox_items(a.part), each = prs_ceil_div(items, gridDim.x);
+    uint32_t first = number % PRS_INBOX_LAUNCH * each, left = first < items ? items - first : 0;
+    /* MUTANT(emulator few_rows_are_summed_in_one_hop) an inbox has two banks: s/& 1/& 0/ */
+    share.bank = PRS_INBOX_BANKS + (number / PRS_INBOX_LAUNCH & 1) * a.bank_step;
+    share.items = items;
+    share.first = first;
+    share.count = left < each ? left : each;
+    return share;
+}
+
+/* The element of the product at which item i of the part of a local rank begins. */
+PRS_DEVICE uint32_t item_first(const struct prs_unfused_inbox_sum &a, uint32_t local_rank, uint32_t i)
+{
+    return local_rank * a.part_step + i * PRS_INBOX_ITEM;
+}
+
+/* How many elements the item has; the last part may be shorter than the others. */
+PRS_DEVICE uint32_t item_elements(const struct prs_unfused_inbox_sum &a, uint32_t local_rank, uint32_t i)
+{
+    uint32_t first = item_first(a, local_rank, i), left = first < a.all ? a.all - first : 0;
+    left = min(left, a.part - i * PRS_INBOX_ITEM);
+    return min(left, (uint32_t)PRS_INBOX_ITEM);
+}
+
+/* Partial sums of an item in the inbox of neighbour p. */
+PRS_DEVICE uint4 *partial_at(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t p,
+                             uint32_t slot, uint32_t i)
+{
+    return (uint4 *)(a.inbox[p] + share.bank) + (slot * share.items + i);
+}
+
+/* Vector v of `vectors` of the results of an item, after the partial sums. */
+PRS_DEVICE uint4 *result_at(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t p,
+                            uint32_t slot, uint32_t i, uint32_t v, uint32_t vectors)
+{
+    uint32_t slots = a.place.local_ranks - 1;
+    return (uint4 *)(a.inbox[p] + share.bank) + ((slots + slot * vectors + v) * share.items + i);
+}
+
+/* Item k of those that a CTA exchanges with others: all with neighbour 1, then all with the next. */
+struct inbox_letter {
+    uint32_t p, rank, i; /* rank: the local rank of neighbour p */
+};
+
+PRS_DEVICE struct inbox_letter letter_of(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share,
+                                         uint32_t k)
+{
+    struct inbox_letter l;
+    l.p = 1 + k / share.count;
+    l.rank = a.place.local_rank + l.p;
+    l.rank -= l.rank < a.place.local_ranks ? 0 : a.place.local_ranks;
+    l.i = share.first + k % share.count;
+    return l;
+}
+
+template <bool WIDE>
+PRS_DEVICE void send_partials(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share)
+{
+    uint32_t me = a.place.local_rank, all = share.count * (a.place.local_ranks - 1);
+    for (uint32_t k = threadIdx.x; k < all; k += SEND_AHEAD * blockDim.x) {
+        uint4 x[SEND_AHEAD], *to[SEND_AHEAD];
+#pragma unroll
+        for (uint32_t j = 0; j < SEND_AHEAD; j++) {
+            to[j] = NULL;
+            if (k + j * blockDim.x >= all)
+                continue;
+            struct inbox_letter l = letter_of(a, share, k + j * blockDim.x);
+            uint32_t count = item_elements(a, l.rank, l.i);
+            if (count == 0)
+                continue;
+            x[j] = load_eight<WIDE>(a.product, item_first(a, l.rank, l.i), count);
+            to[j] = partial_at(a, share, l.p, prs_inbox_slot(me, l.rank), l.i);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < SEND_AHEAD; j++)
+            if (to[j])
+                store_relaxed_sys_v4(to[j], sent_vector(x[j]));
+    }
+}
+
+/* The partial sums of item i that each rank of the node sent, in rank order; x of this rank is there already. All are
+ * read before one is waited for. */
+PRS_DEVICE void await_partials(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
+                               uint4 (&x)[PRS_MAX_LOCAL_RANKS])
+{
+    uint32_t ranks = a.place.local_ranks, me = a.place.local_rank;
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t missing = ranks;
+#pragma unroll
+        for (uint32_t r = 0; r < PRS_MAX_LOCAL_RANKS; r++)
+            if (r < ranks && r != me)
+                x[r] = load_relaxed_sys_v4(partial_at(a, share, 0, prs_inbox_slot(r, me), i));
+#pragma unroll
+        for (uint32_t r = 0; r < PRS_MAX_LOCAL_RANKS; r++)
+            if (r < ranks && r != me && !has_arrived(x[r]))
+                missing = r;
+        /* MUTANT(emulator few_rows_are_summed_in_one_hop) what others send is awaited: s/missing == ranks/true/ */
+        if (missing == ranks ||
+            !keep_waiting(&a.sync, &clock, PRS_AWAIT_PARTIAL, prs_place_rank(&a.place, a.place.node, missing), i, 1, 0))
+            return;
+    }
+}
+
+/* [gave-up]: a neighbour gave up in an earlier launch, so that what it now sent may be wrong. It raised the alarm before
+ * it sent this word, which the thread has read. */
+PRS_DEVICE void check_alarm(const struct prs_unfused_inbox_sum &a, const uint4 *word)
+{
+    (void)load_acquire_sys((const uint32_t *)word);
+    /* MUTANT(emulator unfused_what_a_rank_that_gave_up_sent_is_an_error_where_it_came)
+     * an alarm is an error: s/alarmed(&a.sync)/false/ */
+    if (alarmed(&a.sync))
+        record_alarm(&a.sync);
+}
+
+/* The bits of eight results. */
+template <int C_DTYPE> PRS_DEVICE void pack_results(const float (&s)[8], uint4 (&y)[2])
+{
+    if (C_DTYPE == PRS_DTYPE_FP32) {
+        y[0] = make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3]));
+        y[1] = make_uint4(__float_as_uint(s[4]), __float_as_uint(s[5]), __float_as_uint(s[6]), __float_as_uint(s[7]));
+    } else {
+        y[0] = make_uint4(pack_pair<C_DTYPE>(s[0], s[1]), pack_pair<C_DTYPE>(s[2], s[3]),
+                          pack_pair<C_DTYPE>(s[4], s[5]), pack_pair<C_DTYPE>(s[6], s[7]));
+        y[1] = make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int C_DTYPE> PRS_DEVICE void unpack_results(const uint4 (&y)[2], float (&s)[8])
+{
+    if (C_DTYPE == PRS_DTYPE_FP32) {
+        s[0] = __uint_as_float(y[0].x), s[1] = __uint_as_float(y[0].y), s[2] = __uint_as_float(y[0].z);
+        s[3] = __uint_as_float(y[0].w), s[4] = __uint_as_float(y[1].x), s[5] = __uint_as_float(y[1].y);
+        s[6] = __uint_as_float(y[1].z), s[7] = __uint_as_float(y[1].w);
+    } else {
+        s[0] = pair_low<C_DTYPE>(y[0].x), s[1] = pair_high<C_DTYPE>(y[0].x), s[2] = pair_low<C_DTYPE>(y[0].y);
+        s[3] = pair_high<C_DTYPE>(y[0].y), s[4] = pair_low<C_DTYPE>(y[0].z), s[5] = pair_high<C_DTYPE>(y[0].z);
+        s[6] = pair_low<C_DTYPE>(y[0].w), s[7] = pair_high<C_DTYPE>(y[0].w);
+    }
+}
+
+/* Adds up item i in fp32, in rank order, so that all ranks get the same bits, and rounds once. In two hops the result
+ * goes to the others, too. */
+template <int DTYPE, int C_DTYPE, bool WIDE>
+PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i)
+{
+    enum { VECTORS = C_DTYPE == PRS_DTYPE_FP32 ? 2 : 1 };
+    uint32_t ranks = a.place.local_ranks, me = a.place.local_rank, count = item_elements(a, me, i);
+    uint32_t at = a.c_first + i * PRS_INBOX_ITEM;
+    uint4 x[PRS_MAX_LOCAL_RANKS], y[2];
+    float s[PRS_INBOX_ITEM] = {};
+    if (count == 0)
+        return;
+    x[0] = sent_vector(load_eight<WIDE>(a.product, item_first(a, me, i), count));
+#pragma unroll
+    for (uint32_t r = 1; r < PRS_MAX_LOCAL_RANKS; r++)
+        x[r] = x[0];
+    await_partials(a, share, i, x);
+    if (i == 0)
+        for (uint32_t slot = 0; slot + 1 < ranks; slot++)
+            check_alarm(a, partial_at(a, share, 0, slot, i));
+    /* MUTANT(emulator few_rows_are_summed_in_one_hop) what is read is cleared: s/make_uint4(0, 0, 0, 0)/x[0]/ */
+    for (uint32_t slot = 0; slot + 1 < ranks; slot++)
+        store_relaxed_sys_v4(partial_at(a, share, 0, slot, i), make_uint4(0, 0, 0, 0));
+#pragma unroll
+    for (uint32_t r = 0; r < PRS_MAX_LOCAL_RANKS; r++)
+        if (r < ranks)
+            add_eight<DTYPE>(s, received_vector(x[r]));
+    finish_elements<DTYPE, C_DTYPE>(a.epilogue, s, at, count, a.columns);
+    if (a.hops == 2) {
+        pack_results<C_DTYPE>(s, y);
+        for (uint32_t p = 1; p < ranks; p++) {
+            uint32_t rank = me + p < ranks ? me + p : me + p - ranks;
+#pragma unroll
+            for (uint32_t v = 0; v < VECTORS; v++)
+                store_relaxed_sys_v4(result_at(a, share, p, prs_inbox_slot(me, rank), i, v, VECTORS),
+                                     sent_vector(y[v]));
+        }
+    }
+    store_eight<C_DTYPE, WIDE>(a.c, at, s, count);
+}
+
+/* The second hop: results of item k of the others, to C. */
+template <int C_DTYPE, bool WIDE>
+PRS_DEVICE void take_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t k)
+{
+    enum { VECTORS = C_DTYPE == PRS_DTYPE_FP32 ? 2 : 1 };
+    struct inbox_letter l = letter_of(a, share, k);
+    uint32_t count = item_elements(a, l.rank, l.i), slot = prs_inbox_slot(l.rank, a.place.local_rank);
+    struct wait_clock clock = {0, 0};
+    uint4 y[2] = {};
+    float s[PRS_INBOX_ITEM];
+    if (count == 0)
+        return;
+    for (;;) {
+        bool arrived = true;
+#pragma unroll
+        for (uint32_t v = 0; v < VECTORS; v++) {
+            y[v] = load_relaxed_sys_v4(result_at(a, share, 0, slot, l.i, v, VECTORS));
+            arrived = arrived && has_arrived(y[v]);
+        }
+        /* MUTANT(emulator five_to_eight_ranks_sum_rows_in_two_hops) results are awaited: s/arrived ||/true ||/ */
+        if (arrived || !keep_waiting(&a.sync, &clock, PRS_AWAIT_BROADCAST,
+                                     prs_place_rank(&a.place, a.place.node, l.rank), l.i, 1, 0))
+            break;
+    }
+    if (k == 0)
+        check_alarm(a, result_at(a, share, 0, slot, l.i, 0, VECTORS));
+#pragma unroll
+    for (uint32_t v = 0; v < VECTORS; v++) {
+        store_relaxed_sys_v4(result_at(a, share, 0, slot, l.i, v, VECTORS), make_uint4(0, 0, 0, 0));
+        y[v] = received_vector(y[v]);
+    }
+    unpack_results<C_DTYPE>(y, s);
+    store_eight<C_DTYPE, WIDE>(a.c, item_first(a, l.rank, l.i), s, count);
+}
+
+template <int DTYPE, int C_DTYPE, bool WIDE>
+static __global__ void sum_by_inbox(const __grid_constant__ struct prs_unfused_inbox_sum a)
+{
+    struct inbox_share share = inbox_share_of(a, draw_number(&((struct prs_inbox *)a.inbox[0])->drawn));
+    uint32_t others = a.hops == 2 ? share.count * (a.place.local_ranks - 1) : 0;
+    send_partials<WIDE>(a, share);
+    for (uint32_t i = threadIdx.x; i < share.count; i += blockDim.x)
+        sum_item<DTYPE, C_DTYPE, WIDE>(a, share, share.first + i);
+    for (uint32_t k = threadIdx.x; k < others; k += blockDim.x)
+        take_results<C_DTYPE, WIDE>(a, share, k);
+}
+
+#endif
