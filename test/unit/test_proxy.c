@@ -64,20 +64,23 @@ Test(proxy, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
 Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
 {
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
+    uint32_t failed = 0;
     int window, r;
 
-    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true, .failed = &failed});
     window = late_window();
     put.src_window = put.dst_window = (uint32_t)window;
     late[0][0] = 11;
     cr_assert_eq(prs_put(&f.device, &put, NULL), 0);
     cr_assert_geq(prs_proxy_step(f.proxy), 0, "taken; the peer connects");
+    cr_assert_eq(failed, 0);
     cr_assert_eq(late[2][4], 0);
     cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
     for (int i = 0; (r = prs_proxy_step(f.proxy)) >= 0; i++)
         cr_assert_lt(i, 1000, "the command is still waiting");
     cr_assert_eq(r, -EINVAL);
     cr_assert(strstr(prs_proxy_error(f.proxy), "window 2, which was given back"), "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(failed, 1, "other waits are not told");
     cr_assert_eq(late[2][4], 0);
     close_fixture();
 }
