@@ -288,8 +288,7 @@ PRS_DEVICE uint4 load_relaxed_sys_v4(const void *p)
 
 PRS_DEVICE void store_relaxed_sys_v4(void *p, uint4 v)
 {
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
 
