@@ -55,14 +55,15 @@ static double link_ratio(const struct prs_fused_shape *shape, const struct prs_p
 }
 
 /* Both paths on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
- * fused-path-4xH200.json). They are off by 5 % (unfused) and 10 % in the mean; the path that they choose is 0.5 %
- * slower than the best one in the mean, and 16 % at most (test_tuning.c). */
+ * fused-path-4xH200.json), and sums by inboxes to 100 of 512 to 2048 rows (fused-path-inbox-4xH200.json). The path that
+ * they choose is 0.6 % slower than the best one in the mean, and 17 % at most (test_tuning.c). */
 struct way_times {
     double unfused, fused; /* us: launches, barriers, first stages, last stores */
+    double inbox;          /* in place of unfused, for what is summed by inboxes */
     double not_hidden;     /* fused: part of the shorter of product and travel */
     double last_unit;      /* fused: part of a unit's time that comes after all others */
 };
-static const struct way_times GATHER_TIMES = {20, 15, 0.5, 0}, REDUCE_TIMES = {24, 20, 0.4, 0.4};
+static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
 static const uint32_t FEW_ROWS = 4096; /* of all ranks; from here on the fused kernel was always faster */
 
 static const struct way_times *way_times(const struct prs_fused_shape *shape)
@@ -70,7 +71,7 @@ static const struct way_times *way_times(const struct prs_fused_shape *shape)
     return shape->op == PRS_FUSED_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
 }
 
-static const double SECOND_HOP_US = 2.5;         /* of a sum by inboxes; estimated */
+static const double SECOND_HOP_US = 1;           /* of a sum by inboxes; 4 x H200: 0.2 to 1.1 */
 static const double MOST_INBOX_BYTES = 16 << 20; /* of a product: its inbox takes 2 to 4 times that, in fp32 up to 6 */
 
 static uint32_t at_most(double rows, const struct prs_fused_shape *shape)
@@ -104,7 +105,9 @@ static double unfused_sent_bytes(const struct prs_fused_shape *shape, const stru
 
 static double unfused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    return way_times(shape)->unfused + unfused_sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US +
+    const struct way_times *times = way_times(shape);
+    bool inbox = prs_tuning_inbox_rows(shape, at) == shape->m;
+    return (inbox ? times->inbox : times->unfused) + unfused_sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US +
            compute_us(shape, clusters);
 }
 
