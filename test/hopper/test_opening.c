@@ -283,7 +283,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
 {
     struct both *both = user;
     struct counted_self counted = {self, &both->met[rank]};
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 256, 64, 1};
     struct prs_fused *ctx = open_rank(rank, counted_allgather, &counted);
     struct prs_fused_plan *plan = NULL;
     unsigned met = atomic_load(&both->met[0]);
@@ -292,7 +292,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
         usleep(1000);
     if (rank == 0) {
         f = fopen(both->file, "w");
-        cr_assert(f && fprintf(f, "v4 emulated_Hopper_GPU 4 3 2048 256 64 1 2 1 : 0 1 0 0 0 33 0\n") > 0);
+        cr_assert(f && fprintf(f, "v4 emulated_Hopper_GPU 4 3 4096 256 64 1 2 1 : 0 1 0 0 0 33 0\n") > 0);
         (void)fclose(f);
     }
     keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
