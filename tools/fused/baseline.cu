@@ -42,7 +42,7 @@ static const struct lt_library *lt_library(void)
             so = dlopen("libcublasLt.so", RTLD_NOW);
         if (!so) {
             fprintf(stderr, "perseus-fused-bench: %s\n", dlerror());
-            exit(1);
+            bench_quit();
         }
         lib.matmul = (decltype(lib.matmul))dlsym(so, "cublasLtMatmul");
         lib.desc = (decltype(lib.desc))dlsym(so, "cublasLtMatmulDescCreate");
@@ -62,7 +62,7 @@ static const struct lt_library *lt_library(void)
         int s_ = (int)(call);                                                                                          \
         if (s_ != 0) {                                                                                                 \
             fprintf(stderr, "perseus-fused-bench: %s:%d: cuBLASLt status %d\n", __FILE__, __LINE__, s_);               \
-            exit(1);                                                                                                   \
+            bench_quit();                                                                                              \
         }                                                                                                              \
     } while (0)
 
@@ -180,7 +180,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     bench_allgather(rank, &mine, all, sizeof(mine));
     if (init(&n->comm, (int)rank->world, all[0], (int)rank->rank) != 0) {
         fprintf(stderr, "perseus-fused-bench: rank %u: ncclCommInitRank failed\n", rank->rank);
-        exit(1);
+        bench_quit();
     }
     return n;
 }

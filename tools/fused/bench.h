@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include <perseus/fused.h>
 
@@ -184,6 +186,13 @@ int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
 void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
                      void (*launch)(void *run), void *run, cudaStream_t stream);
 
+/* Ranks are threads: exit() would run the destructors of what the others still use. */
+[[noreturn]] static inline void bench_quit(void)
+{
+    (void)fflush(NULL);
+    _exit(1);
+}
+
 /* A call of the library; when it fails, the program ends with the library's error text. */
 #define BENCH_CALL(call)                                                                                               \
     do {                                                                                                               \
@@ -191,7 +200,7 @@ void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, str
         if (status_ != 0) {                                                                                            \
             fprintf(stderr, "perseus-fused-bench: %s:%d: status %d: %s\n", __FILE__, __LINE__, status_,                \
                     prs_fused_error_text());                                                                           \
-            exit(1);                                                                                                   \
+            bench_quit();                                                                                              \
         }                                                                                                              \
     } while (0)
 
@@ -201,7 +210,7 @@ void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, str
         if (e_ != cudaSuccess) {                                                                                       \
             fprintf(stderr, "perseus-fused-bench: %s:%d: %s: %s\n", __FILE__, __LINE__, #call,                         \
                     cudaGetErrorString(e_));                                                                           \
-            exit(1);                                                                                                   \
+            bench_quit();                                                                                              \
         }                                                                                                              \
     } while (0)
 

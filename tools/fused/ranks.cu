@@ -76,7 +76,7 @@ static void *run_member(void *arg)
     if (e != cudaSuccess) {
         fprintf(stderr, "perseus-fused-bench: no usable GPU %d for rank %u: %s\n", m->rank.device, m->rank.rank,
                 cudaGetErrorString(e));
-        exit(1);
+        bench_quit();
     }
     m->result = m->fn(&m->rank, m->user);
     return NULL;
