@@ -56,7 +56,7 @@ static double link_ratio(const struct prs_fused_shape *shape, const struct prs_p
 
 /* Both paths on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
  * fused-path-4xH200.json), and sums by inboxes to 100 of 512 to 2048 rows (fused-path-inbox-4xH200.json). The path that
- * they choose is 0.6 % slower than the best one in the mean, and 17 % at most (test_tuning.c). */
+ * they choose is at most 1 % slower than the best one in the mean, and 17 % in one case (test_tuning.c). */
 struct way_times {
     double unfused, fused; /* us: launches, barriers, first stages, last stores */
     double inbox;          /* in place of unfused, for what is summed by inboxes */
