@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail on an include that reaches into a layer the including folder must not know (ARCHITECTURE.md, "The map").
 
-A quoted include must be rooted at the repository ("transport/order.h"); the table says which roots a folder may name and which
+A quoted include must be rooted at the repository ("transport/order/order.h"); the table says which roots a folder may name and which
 system headers betray knowledge it must not have.
 """
 import pathlib
@@ -11,11 +11,18 @@ import subprocess
 import sys
 
 SN, SN_THREAD = "tools/softnic/", "transport/util/thread"
+T, T_FORBIDDEN = "transport/", ("nccl", "cuda_runtime")
 SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/", "infiniband/efadv")  # efadv.h of rdma-core before 43 lacks what softnic has
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
-    "transport/util": ({"transport/util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
-    "transport": ({"transport"}, ("nccl", "cuda_runtime")),
+    T + "util": ({T + "util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
+    # The order engine is a pure state machine: no verbs, no clock, no thread.
+    T + "order": ({T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
+    T + "host": ({T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
+    T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
+    T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util", T + "connect/setup"}, T_FORBIDDEN),
+    T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
+    T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
     "fused/core": ({"fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),

@@ -3,7 +3,7 @@
 """Fail when doc/variables.md and the code do not name the same environment variables.
 
 A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in doc/variables.md,
-and the other way round. transport/config.c has a list of our own names too, to warn of others.
+and the other way round. transport/host/config.c has a list of our own names too, to warn of others.
 """
 import pathlib
 import re
@@ -28,8 +28,8 @@ def read_by_code(root):
 
 
 def known_to_config(root):
-    """The names of which transport/config.c says that they are ours."""
-    text = re.search(r"\*const known\[\] = {(.*?)}", (root / "transport/config.c").read_text(), re.S).group(1)
+    """The names of which transport/host/config.c says that they are ours."""
+    text = re.search(r"\*const known\[\] = {(.*?)}", (root / "transport/host/config.c").read_text(), re.S).group(1)
     return {"PERSEUS_" + word for word in re.findall(r'"(\w+)"', text)}
 
 
@@ -42,7 +42,7 @@ def main():
         print(f"{variable}: named in doc/variables.md, but nothing reads it")
     ours = {variable for variable in named if variable.startswith("PERSEUS_")}
     for variable in sorted(ours ^ known_to_config(root)):
-        print(f"{variable}: either in doc/variables.md or in the list of transport/config.c, but not in both")
+        print(f"{variable}: either in doc/variables.md or in the list of transport/host/config.c, but not in both")
     return 1 if ours != known_to_config(root) or named != read.keys() or not read else 0
 
 

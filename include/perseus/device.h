@@ -92,7 +92,7 @@ PRS_HD int prs_device_fail(const struct prs_device *dev, enum prs_device_code co
         prs_store_relaxed(&report->have, have);
         prs_store_relaxed(&report->thread, prs_device_thread());
         /* [device-report] The report is whole before its code is seen. Pairs with prs_ring_report(),
-         * transport/ring.c. */
+         * transport/gpu/ring.c. */
         prs_store_release_sys(&report->code, (uint64_t)code);
     }
     return -(int)code;
@@ -135,7 +135,7 @@ PRS_HD void prs_ring_look(const struct prs_device *dev, uint64_t now, uint64_t e
     }
     /* [ring-credit] The proxy has copied a slot out before a thread writes it again. Pairs with prs_ring_return().
      * [ring-done] The effects of complete commands precede what follows. Pairs with prs_ring_done(),
-     * transport/ring.c. */
+     * transport/gpu/ring.c. */
     prs_load_pair_acquire_sys(&dev->control->credit, &credit, &done);
     /* [ring-seen] Hand both on to the other threads. Pairs with prs_ring_await(). */
     if (credit != prs_load_relaxed(&local->credit_seen))
@@ -224,7 +224,7 @@ PRS_HD void prs_ring_write(const struct prs_device *dev, uint64_t position, cons
     struct prs_cmd cmd = prs_cmd_pack(fields, prs_cmd_lap(position, dev->slot_count));
 
     /* [ring-slot] What the put reads, and every earlier command of the group, is visible before this command can be
-     * taken, which is when all four words show the lap. Pairs with prs_ring_take(), transport/ring.c. System scope,
+     * taken, which is when all four words show the lap. Pairs with prs_ring_take(), transport/gpu/ring.c. System scope,
      * because a CPU reads. */
     prs_store_four_release_sys(slot->word, cmd.word);
 }

@@ -5,8 +5,8 @@
 #include "test/fuzz/fuzz.h"
 #include "tools/softnic/world/quantity.h"
 #include "tools/softnic/world/world.h"
-#include "transport/config.h"
-#include "transport/order.h"
+#include "transport/host/config.h"
+#include "transport/order/order.h"
 
 static const char *const names[] = {
     "NCCL_IB_HCA",        "NCCL_SOCKET_IFNAME",         "NCCL_SOCKET_FAMILY", "NCCL_COMM_ID",

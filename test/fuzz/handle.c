@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 
 #include "test/fuzz/fuzz.h"
-#include "transport/handshake.h"
+#include "transport/peer/handshake.h"
 
 size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
 {

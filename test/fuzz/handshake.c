@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "test/fuzz/fuzz.h"
-#include "transport/handshake.h"
+#include "transport/peer/handshake.h"
 
 static const uint8_t cookie[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 

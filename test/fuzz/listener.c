@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "test/fuzz/fuzz.h"
-#include "transport/handshake.h"
+#include "transport/peer/handshake.h"
 #include "transport/util/clock.h"
 
 static struct prs_fabric *fabric;

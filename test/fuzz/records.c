@@ -2,9 +2,9 @@
 /* Immediates and signal records, as a peer may send them in any order: what they lead to stays within its tables, and a
  * record is raised once, with its arrivals. */
 #include "test/fuzz/fuzz.h"
-#include "transport/arrival.h"
-#include "transport/tally.h"
-#include "transport/wire.h"
+#include "transport/order/arrival.h"
+#include "transport/order/tally.h"
+#include "transport/order/wire.h"
 
 struct step {
     uint32_t imm;

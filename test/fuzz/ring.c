@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any four words in a slot of a command ring: a command that is let through stays within the windows. */
 #include "test/fuzz/fuzz.h"
-#include "transport/ring.h"
-#include "transport/window.h"
+#include "transport/gpu/ring.h"
+#include "transport/gpu/window.h"
 
 enum { SLOTS = 64, WORLD = 4, EPOCH = 7 };
 

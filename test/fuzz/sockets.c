@@ -11,7 +11,7 @@
 
 #include "test/fuzz/fuzz.h"
 #include "tools/softnic/world/wake.h"
-#include "transport/fd_pass.h"
+#include "transport/host/fd_pass.h"
 
 size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
 {

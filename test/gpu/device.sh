@@ -15,7 +15,7 @@ fi
 if [ ! -x "$build/test/gpu/ring_gpu" ]; then
     mkdir -p "$build/test/gpu"
     nvcc -std=c++17 -O2 -gencode=arch=compute_90a,code=sm_90a -I. -Iinclude -Xcompiler -D_GNU_SOURCE -o "$build/test/gpu/ring_gpu" \
-        test/gpu/ring_gpu.cu transport/ring.c transport/util/error.c transport/util/log.c || { echo "device.sh: cannot build ring_gpu"; exit 1; }
+        test/gpu/ring_gpu.cu transport/gpu/ring.c transport/util/error.c transport/util/log.c || { echo "device.sh: cannot build ring_gpu"; exit 1; }
 fi
 
 softnic="$build/tools/softnic/softnic-run --quiet"

@@ -13,7 +13,7 @@
 #include <perseus/device.cuh>
 
 extern "C" {
-#include "transport/ring.h"
+#include "transport/gpu/ring.h"
 }
 
 enum { PRODUCERS = 96, SLOTS = 4096, PINGS = 20000, STUCK_S = 20 };

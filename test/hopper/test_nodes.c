@@ -13,7 +13,7 @@
 #include "fused/core/network.h"
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
 struct row {

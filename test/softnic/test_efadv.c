@@ -211,7 +211,7 @@ Test(efadv, a_queue_pair_has_the_states_and_attributes_of_an_efas)
     }
 }
 
-/* Perseus finds the connection of an arrival by this (transport/srd_pool.h). */
+/* Perseus finds the connection of an arrival by this (transport/nic/verbs/srd_pool.h). */
 Test(efadv, a_write_with_immediate_names_its_sender)
 {
     struct efadv_ah_attr ah;

@@ -6,7 +6,7 @@
 
 #include "test/support/fake_srd.h"
 #include "test/support/fake_verbs.h"
-#include "transport/efa.h"
+#include "transport/nic/verbs/efa.h"
 
 enum { RANKS = 64, IDS = 4 };
 

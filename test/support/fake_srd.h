@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "transport/nic.h"
-#include "transport/verbs.h"
+#include "transport/nic/nic.h"
+#include "transport/nic/verbs/verbs.h"
 
 enum { FAKE_SRD_DEPTH = 64, FAKE_SRD_SENT = 8192, FAKE_SRD_QUEUED = 256 };
 

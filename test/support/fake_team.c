@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "test/support/fake_team.h"
-#include "transport/op.h"
+#include "transport/order/op.h"
 #include "transport/util/error.h"
 
 struct fake_op {
@@ -24,7 +24,7 @@ struct prs_peer {
     int error;
 };
 
-/* Declared as in transport/peer.h. */
+/* Declared as in transport/peer/peer.h. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
 struct prs_team {

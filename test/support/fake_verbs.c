@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/verbs.h"
+#include "transport/nic/verbs/verbs.h"
 
 struct fake_verbs fake_verbs;
 

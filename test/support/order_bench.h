@@ -3,7 +3,7 @@
 #ifndef TEST_SUPPORT_ORDER_BENCH_H
 #define TEST_SUPPORT_ORDER_BENCH_H
 
-#include "transport/order.h"
+#include "transport/order/order.h"
 
 enum { BENCH_OPS = 400, BENCH_DEPTH = 32, BENCH_WINDOW = 48 };
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "test/support/order_net.h"
-#include "transport/wire.h"
+#include "transport/order/wire.h"
 
 /* Several adds use one word, one bit each, so that they may be merged. Each set has its own word. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };

@@ -4,8 +4,8 @@
 #ifndef TEST_SUPPORT_ORDER_NET_H
 #define TEST_SUPPORT_ORDER_NET_H
 
-#include "transport/arrival.h"
-#include "transport/order.h"
+#include "transport/order/arrival.h"
+#include "transport/order/order.h"
 
 enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
-#include "transport/fabric.h"
+#include "transport/nic/fabric.h"
 #include "transport/util/clock.h"
 
 enum { WORDS = 512, UNORDERED = 128 }; /* UNORDERED: a flag, added to the number of rails in an exit status */

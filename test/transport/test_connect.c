@@ -13,8 +13,8 @@
 
 #include "test/support/open_files.h"
 #include "test/transport/ends.h"
-#include "transport/fabric.h"
-#include "transport/handshake.h"
+#include "transport/nic/fabric.h"
+#include "transport/peer/handshake.h"
 #include "transport/util/clock.h"
 
 static long resident_pages(void)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
 enum { SLOTS = 16, SLOT_BYTES = 256 << 10, MESSAGES = 400, ACK = 512, EMPTY = 0xee };

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
 static const struct pair_spec plain = {.buffer_bytes = 1 << 20};

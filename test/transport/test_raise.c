@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "test/transport/pair.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 enum { ADDS = 600 };
 

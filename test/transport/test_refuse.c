@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "test/transport/ends.h"
-#include "transport/verbs.h"
+#include "transport/nic/verbs/verbs.h"
 #include "transport/util/clock.h"
 
 /* Drive both ends, with these options at the listener, until each has connected or failed. */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 enum { ROUNDS = 300, PUTS = 6, SLICE = 3000, BIG = 200000 };
 

@@ -11,10 +11,10 @@
 #include <perseus/team.h>
 
 #include "test/transport/ends.h"
-#include "transport/fabric.h"
-#include "transport/peer.h"
+#include "transport/nic/fabric.h"
+#include "transport/peer/peer.h"
 #include "transport/util/clock.h"
-#include "transport/verbs.h"
+#include "transport/nic/verbs/verbs.h"
 
 enum { RANKS = 24, WORDS = 64, CONTEXT = 3 };
 

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <sched.h>
 
-#include "transport/affinity.h"
+#include "transport/host/affinity.h"
 
 Test(affinity, a_list_of_cpus_as_the_kernel_writes_it_is_understood)
 {

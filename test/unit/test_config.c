@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "transport/config.h"
+#include "transport/host/config.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 

@@ -54,7 +54,7 @@ static void counted_load_pair_acquire_sys(const uint64_t *words, uint64_t *first
 #define prs_load_pair_acquire_sys counted_load_pair_acquire_sys
 #include <perseus/device.h>
 
-#include "transport/ring.h"
+#include "transport/gpu/ring.h"
 
 enum {
     THREADS = 16,

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/domain.h"
-#include "transport/nic.h"
-#include "transport/rail.h"
+#include "transport/nic/domain.h"
+#include "transport/nic/nic.h"
+#include "transport/nic/rail.h"
 
 Test(domain, a_device_without_atomics_has_no_adds)
 {

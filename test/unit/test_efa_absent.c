@@ -3,8 +3,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "transport/efa.h"
-#include "transport/nic.h"
+#include "transport/nic/verbs/efa.h"
+#include "transport/nic/nic.h"
 
 Test(efa_absent, an_efa_is_passed_over_with_the_reason)
 {

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "transport/fabric.h"
-#include "transport/nic.h"
+#include "transport/nic/fabric.h"
+#include "transport/nic/nic.h"
 
 static const struct prs_nic_ops other = {.name = "srd"};
 static struct prs_domain domains[2] = {{.nic = &prs_nic_rc}, {.nic = &other}};

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "transport/fd_pass.h"
+#include "transport/host/fd_pass.h"
 #include "transport/util/error.h"
 
 enum { SIDES = 3, HEALTHY_MS = 60000 }; /* long: a busy machine may keep a thread off its cores for seconds */

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "transport/gid.h"
+#include "transport/nic/verbs/gid.h"
 
 static struct prs_gid gid(int index, enum prs_gid_type type, const char *text)
 {

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 
-#include "transport/handshake.h"
+#include "transport/peer/handshake.h"
 
 static struct prs_wire_rail rail_of(enum prs_wire_nic nic)
 {

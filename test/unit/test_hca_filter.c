@@ -3,7 +3,7 @@
 #include <criterion/parameterized.h>
 #include <errno.h>
 
-#include "transport/hca_filter.h"
+#include "transport/host/hca_filter.h"
 
 struct row {
     char text[48];

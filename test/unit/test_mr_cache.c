@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "transport/mr_cache.h"
+#include "transport/nic/mr_cache.h"
 
 static int registered, released, refuse;
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/cqs.h"
-#include "transport/nic.h"
+#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/nic.h"
 
 struct row {
     uint32_t depth;    /* entries of the receive queue */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "test/support/order_bench.h"
-#include "transport/wire.h"
+#include "transport/order/wire.h"
 
 struct run_row {
     char ids[8];   /* notified puts, one chain */

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 
-#include "transport/order_drain.h"
+#include "transport/order/order_drain.h"
 #include <perseus/perseus.h>
 
 enum { RANKS = 3, GROUPS = 128 };

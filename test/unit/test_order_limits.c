@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "test/support/order_bench.h"
-#include "transport/wire.h"
+#include "transport/order/wire.h"
 
 static int signal_one(struct bench *bench, struct prs_op *op, uint32_t group, uint32_t flags)
 {

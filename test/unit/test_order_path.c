@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "test/support/order_bench.h"
-#include "transport/order_queue.h"
-#include "transport/wire.h"
+#include "transport/order/order_queue.h"
+#include "transport/order/wire.h"
 
 static const struct prs_keys keys = {{100, 101, 102, 103, 104, 105, 106, 107}};
 static const uint32_t local_keys[PRS_MAX_RAILS] = {10, 11, 12, 13, 14, 15, 16, 17};

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/fabric.h"
-#include "transport/handshake.h"
-#include "transport/nic.h"
+#include "transport/nic/fabric.h"
+#include "transport/peer/handshake.h"
+#include "transport/nic/nic.h"
 
 static const struct prs_config defaults = {.gid_index = -1, .gid_family = AF_INET, .roce_version = 2};
 static struct prs_domain domain;

@@ -10,11 +10,11 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/peer.h"
-#include "transport/recovery.h"
-#include "transport/setup.h"
+#include "transport/peer/peer.h"
+#include "transport/peer/recovery.h"
+#include "transport/connect/setup.h"
 #include "transport/util/clock.h"
-#include "transport/watch.h"
+#include "transport/peer/watch.h"
 
 enum { PATHS = 2, A = 0 /* offers */, B = 1, LIMIT_MS = 10000 };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "transport/reorder.h"
+#include "transport/nic/verbs/reorder.h"
 
 enum { DEPTH = 8, ROW_TEXT = 48 };
 

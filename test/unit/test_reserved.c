@@ -6,9 +6,9 @@
 #include <perseus/heap.h>
 #include <string.h>
 
-#include "transport/fabric.h"
-#include "transport/setup.h"
-#include "transport/window.h"
+#include "transport/nic/fabric.h"
+#include "transport/connect/setup.h"
+#include "transport/gpu/window.h"
 
 enum { LAST = PRS_RESERVED_WORDS - 1 };
 

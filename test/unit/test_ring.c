@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include <perseus/device.h>
-#include "transport/ring.h"
-#include "transport/window.h"
+#include "transport/gpu/ring.h"
+#include "transport/gpu/window.h"
 #include "transport/util/error.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

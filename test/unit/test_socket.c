@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/socket.h"
+#include "transport/host/socket.h"
 
 struct card {
     const char *name, *address;

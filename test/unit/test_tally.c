@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 
-#include "transport/tally.h"
+#include "transport/order/tally.h"
 
 static struct prs_counts counts;
 

@@ -2,8 +2,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 
-#include "transport/wire.h"
-#include "transport/arrival.h"
+#include "transport/order/wire.h"
+#include "transport/order/arrival.h"
 
 Test(wire, every_possible_immediate_comes_back)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: what transport/listener.c and connector.c do over TCP, as calls of setup.c. A connection is made when it
+/* Connections: what transport/connect/listener.c and connector.c do over TCP, as calls of setup.c. A connection is made when it
  * is first used. Above a limit, connections on which nothing is left to happen are closed, oldest first, and made again
  * when they are needed: that bounds memory, and changes nothing but the numbers of tags and records. */
 #include <errno.h>
@@ -8,8 +8,8 @@
 
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
-#include "transport/peer.h"
-#include "transport/setup.h"
+#include "transport/peer/peer.h"
+#include "transport/connect/setup.h"
 
 enum { LOOK_AT = 8 /* connections that are tried before a new one is opened beyond the limit */ };
 

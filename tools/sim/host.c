@@ -6,10 +6,10 @@
 #include <errno.h>
 
 #include "tools/sim/sim.h"
-#include "transport/gid.h"
-#include "transport/peer.h"
-#include "transport/raise.h"
-#include "transport/watch.h"
+#include "transport/nic/verbs/gid.h"
+#include "transport/peer/peer.h"
+#include "transport/peer/raise.h"
+#include "transport/peer/watch.h"
 
 static uint64_t now_ns;
 struct prs_verbs prs_verbs;

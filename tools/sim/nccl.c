@@ -8,7 +8,7 @@
 
 #include "tools/sim/fused.h"
 #include "tools/sim/ledger.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 enum {
     RECORD_BYTES = 64, /* PRS_PUT_INLINE */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NICs: a back end for transport/peer.c (struct prs_nic_ops) whose requests take virtual time. */
+/* The NICs: a back end for transport/peer/peer.c (struct prs_nic_ops) whose requests take virtual time. */
 #include <errno.h>
 #include <string.h>
 
 #include "tools/sim/ledger.h"
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 static uint64_t later(uint64_t a, uint64_t b)
 {

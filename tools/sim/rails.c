@@ -8,7 +8,7 @@
 #include "tools/sim/host.h"
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 enum { FIRST_FD = 1 << 28, STREAM_BYTES = 4 * sizeof(struct prs_wire_note) };
 

@@ -8,7 +8,7 @@
 #include "tools/sim/ledger.h"
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 enum {
     ISSUE_BATCH = 16, /* commands that appear in the ring together */

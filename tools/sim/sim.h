@@ -13,12 +13,12 @@
 #include "tools/sim/cluster.h"
 #include "tools/sim/events.h"
 #include "tools/sim/explain.h"
-#include "transport/dispatch.h"
-#include "transport/fabric.h"
-#include "transport/nic.h"
-#include "transport/region.h"
-#include "transport/ring.h"
-#include "transport/window.h"
+#include "transport/gpu/dispatch.h"
+#include "transport/nic/fabric.h"
+#include "transport/nic/nic.h"
+#include "transport/nic/region.h"
+#include "transport/gpu/ring.h"
+#include "transport/gpu/window.h"
 
 enum sim_event_kind {
     SIM_STEP,       /* a rank: a round of its proxy */

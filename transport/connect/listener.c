@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Accepts peers: several handshakes at a time, none of which can delay another. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "transport/connect/setup.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
+enum {
+    HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
+    /* A connection that has sent nothing for this long gives way to others. A busy peer may be silent for so long; it
+     * calls again. */
+    SILENT_MS = 5000,
+};
+
+enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
+
+struct half_open {
+    enum stage stage;
+    bool report_to_caller; /* a failure now is returned by prs_accept(): it is on this side, or the peer reported it */
+    uint64_t since_ns, deadline_ns;
+    struct prs_stream *stream;
+    struct prs_peer *peer;
+    struct prs_setup_progress progress;
+    struct prs_wire_private private_data;
+    struct prs_wire_queues queues;
+};
+
+struct prs_listener {
+    struct prs_fabric *fabric;
+    struct prs_rail_set rails;
+    int fd;
+    uint8_t cookie[16];
+    prs_share_fn *share; /* NULL: each peer has its own completion queues */
+    void *share_user;
+    struct half_open half[HALF_OPEN];
+};
+
+int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_handle *handle,
+               struct prs_listener **out)
+{
+    union prs_address address;
+    struct prs_listener *listener;
+    char interface[64], text[PRS_ADDRESS_TEXT];
+    int r = prs_fabric_check_set(fabric, rails, "prs_listen");
+
+    if (r)
+        return r;
+    listener = calloc(1, sizeof(*listener));
+    if (!listener)
+        return prs_fail(-ENOMEM, "no memory for a listener");
+    listener->fabric = fabric;
+    listener->rails = *rails;
+    if (getrandom(listener->cookie, sizeof(listener->cookie), 0) != sizeof(listener->cookie)) {
+        r = prs_fail(-EIO, "getrandom: %s", strerror(errno));
+        goto free_listener;
+    }
+    r = prs_socket_interface(&fabric->config, &address, interface, sizeof(interface));
+    if (r)
+        goto free_listener;
+    listener->fd = prs_socket_listen(&address);
+    if (listener->fd < 0) {
+        r = listener->fd;
+        goto free_listener;
+    }
+    prs_address_text(&address, text);
+    PRS_DEBUG("listening on %s (%s)", text, interface);
+    prs_handle_fill(listener->cookie, &address, handle);
+    *out = listener;
+    return 0;
+
+free_listener:
+    free(listener);
+    return r;
+}
+
+void prs_listener_share(struct prs_listener *listener, prs_share_fn *share, void *user)
+{
+    listener->share = share;
+    listener->share_user = user;
+}
+
+static void drop(struct half_open *half)
+{
+    prs_peer_close(half->peer);
+    prs_stream_close(half->stream);
+    free(half->stream);
+    *half = (struct half_open){.stage = STAGE_FREE};
+}
+
+/* Send the other side the text of the last failure, if it listens, and drop the connection. Return the error if
+ * prs_accept() must return it too, else 0. Keeps the error text. */
+static int refuse(struct half_open *half, int error)
+{
+    bool report_to_caller = half->report_to_caller;
+    struct prs_wire_refusal refusal = {.error = error};
+
+    snprintf(refusal.text, sizeof(refusal.text), "%s", prs_error_text());
+    if (half->stage != STAGE_HELLO) { /* strangers get no answer */
+        prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof(refusal));
+        if (prs_stream_flush(half->stream))
+            PRS_DEBUG("%s: the refusal could not be sent", half->stream->remote);
+    }
+    drop(half);
+    return report_to_caller ? prs_error_repeat(error, refusal.text) : 0;
+}
+
+/* A slot for the next connection: a free one, else that of the stranger that has been silent longest, else NULL. */
+static struct half_open *find_slot(struct prs_listener *listener, uint64_t now_ns)
+{
+    struct half_open *oldest = NULL;
+
+    for (int i = 0; i < HALF_OPEN; i++) {
+        struct half_open *half = &listener->half[i];
+
+        if (half->stage == STAGE_FREE)
+            return half;
+        if (half->stage == STAGE_HELLO && now_ns - half->since_ns > SILENT_MS * 1000000ull &&
+            (!oldest || half->since_ns < oldest->since_ns))
+            oldest = half;
+    }
+    return oldest;
+}
+
+/* Accept waiting connections. Return 0, or -errno: no descriptors or no memory for one. */
+static int accept_connections(struct prs_listener *listener)
+{
+    uint64_t now_ns = prs_clock_ns();
+
+    for (int i = 0; i < HALF_OPEN; i++) {
+        struct half_open *half = find_slot(listener, now_ns);
+        struct prs_stream *stream;
+        union prs_address from;
+        int fd, r;
+
+        if (!half)
+            return 0;
+        r = prs_socket_accept(listener->fd, &from, &fd);
+        if (r)
+            return r < 0 ? r : 0;
+        stream = malloc(sizeof(*stream));
+        if (!stream) {
+            close(fd);
+            return prs_fail(-ENOMEM, "no memory for the connection of a peer");
+        }
+        if (half->stage != STAGE_FREE) {
+            PRS_INFO("%s: dropped a silent connection, because %d others wait", half->stream->remote, HALF_OPEN);
+            drop(half);
+        }
+        prs_stream_init(stream, fd, &from, listener->cookie);
+        *half = (struct half_open){.stage = STAGE_HELLO,
+                                   .stream = stream,
+                                   .since_ns = now_ns,
+                                   .deadline_ns = now_ns + (uint64_t)listener->fabric->config.timeout_ms * 1000000};
+    }
+    return 0;
+}
+
+/* HELLO has arrived: create our queues and reply. */
+static int answer_hello(struct prs_listener *listener, struct half_open *half, const struct prs_peer_options *options)
+{
+    const struct prs_wire_hello *hello = &half->stream->in.body.hello;
+    struct prs_wire_reply reply = {0};
+    uint32_t remote_position[PRS_MAX_RAILS], per_path;
+    struct prs_rail_address own[PRS_MAX_RAILS];
+    struct prs_path path[PRS_MAX_RAILS];
+    struct prs_setup_options setup;
+    struct prs_rail_set rails;
+    bool standby;
+    int pairs, r;
+
+    r = prs_wire_check_hello(hello, half->stream->remote);
+    if (r)
+        return r;
+    half->stage = STAGE_QUEUES; /* it holds the cookie: no stranger */
+    half->deadline_ns = prs_clock_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
+    half->report_to_caller = true; /* until the reply is complete */
+    r = prs_setup_options(listener->fabric, options, &setup);
+    if (r)
+        return r;
+    if (listener->share)
+        setup.cqs = listener->share(listener->share_user, &hello->private_data);
+    standby = prs_fabric_add_standby(listener->fabric, &listener->rails, setup.policy, &rails);
+    reply.rail_count = (uint32_t)rails.count;
+    prs_wire_rails(listener->fabric, &rails, standby, own, reply.rail);
+    pairs = prs_wire_pair_rails(hello->rail, hello->rail_count, reply.rail, reply.rail_count, reply.pair);
+    if (pairs < 0)
+        return pairs;
+    for (int i = 0; i < pairs; i++) {
+        path[i].local_rail = rails.rail[reply.pair[i].listener_rail];
+        path[i].position = reply.pair[i].listener_rail;
+        path[i].own = own[reply.pair[i].listener_rail];
+        path[i].peer = hello->rail[reply.pair[i].connector_rail];
+        remote_position[i] = reply.pair[i].connector_rail;
+    }
+    per_path = hello->queues_per_rail < setup.queues_per_rail ? hello->queues_per_rail : setup.queues_per_rail;
+    if (per_path * (uint32_t)pairs > PRS_ORDER_MAX_DATA_QUEUES)
+        per_path = PRS_ORDER_MAX_DATA_QUEUES / (uint32_t)pairs;
+    r = prs_setup_open(listener->fabric, &setup, path, remote_position, (uint32_t)pairs, per_path, NULL, &half->peer);
+    if (r)
+        return r;
+    half->private_data = hello->private_data;
+    reply.pair_count = (uint32_t)pairs;
+    reply.queues_per_pair = per_path;
+    reply.private_data = setup.private_data;
+    prs_setup_addresses(half->peer, &reply.queues);
+    prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof(reply));
+    half->report_to_caller = false;
+    return 0;
+}
+
+/* Return 0, PRS_AGAIN or -errno. */
+static int take_queues(struct half_open *half)
+{
+    int r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
+
+    half->report_to_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
+    if (r)
+        return r;
+    half->queues = half->stream->in.body.queues;
+    r = prs_setup_accept_records(half->peer, &half->queues);
+    half->report_to_caller = r < 0;
+    prs_setup_send_sizes(half->peer, &half->queues.sizes);
+    return r ? r : prs_setup_send_records(half->peer, &half->queues.records);
+}
+
+/* Return 0, PRS_AGAIN or -errno. */
+static int connect_queues(struct half_open *half)
+{
+    int r = prs_setup_connect(half->peer, &half->queues, &half->progress);
+
+    half->report_to_caller = r < 0;
+    return r;
+}
+
+/* Return 0 (connected), PRS_AGAIN or -errno. */
+static int step(struct prs_listener *listener, struct half_open *half, const struct prs_peer_options *options)
+{
+    struct prs_wire_ready ready;
+    struct prs_wire_queues own;
+    int r;
+
+    if (half->stage == STAGE_HELLO) {
+        r = prs_stream_get(half->stream, PRS_FRAME_HELLO);
+        if (!r)
+            r = answer_hello(listener, half, options);
+        if (r)
+            return r;
+    }
+    r = prs_stream_flush(half->stream);
+    if (r)
+        return r;
+    if (half->stage == STAGE_QUEUES) {
+        r = take_queues(half);
+        if (r)
+            return r;
+        half->stage = STAGE_CONNECT;
+    }
+    if (half->stage == STAGE_CONNECT) {
+        r = connect_queues(half);
+        if (r)
+            return r;
+        prs_setup_addresses(half->peer, &own);
+        ready.records = own.records;
+        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof(ready));
+        half->stage = STAGE_READY;
+    }
+    return prs_stream_flush(half->stream);
+}
+
+static const char *stage_text(enum stage stage)
+{
+    return stage == STAGE_HELLO    ? "its hello"
+           : stage == STAGE_QUEUES ? "its queues"
+           : stage == STAGE_READY  ? "space to send"
+                                   : "the network";
+}
+
+int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out)
+{
+    uint64_t now_ns;
+    int failed = accept_connections(listener);
+
+    if (failed)
+        return failed;
+    now_ns = prs_clock_ns();
+    for (int i = 0; i < HALF_OPEN; i++) {
+        struct half_open *half = &listener->half[i];
+        int r;
+
+        if (half->stage == STAGE_FREE)
+            continue;
+        r = step(listener, half, options);
+        if (!r) {
+            prs_setup_finish(half->peer, half->stream, &half->private_data);
+            *out = half->peer;
+            half->peer = NULL;
+            drop(half);
+            return 0;
+        }
+        if (r == PRS_AGAIN && now_ns > half->deadline_ns)
+            r = prs_fail(-ETIMEDOUT, "%s: dropped, because it did not connect within %u ms (waited for %s)",
+                         half->stream->remote, listener->fabric->config.timeout_ms, stage_text(half->stage));
+        if (r < 0)
+            r = refuse(half, r);
+        if (r < 0)
+            return r;
+    }
+    return PRS_AGAIN;
+}
+
+void prs_listener_close(struct prs_listener *listener)
+{
+    if (!listener)
+        return;
+    for (int i = 0; i < HALF_OPEN; i++)
+        if (listener->half[i].stage != STAGE_FREE)
+            drop(&listener->half[i]);
+    close(listener->fd);
+    free(listener);
+}

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/connect/setup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/verbs/gid.h"
+#include "transport/peer/recovery.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+#include "transport/peer/watch.h"
+
+enum {
+    DEFAULT_MAX_OPS = 256,
+    LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
+    MOST_SLOTS = 256,                   /* of a queue: more in flight gains nothing, and every peer has them */
+    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
+    MAX_PART_BYTES = 1 << 30,
+    MAX_SERVICE_LEVEL = 15,
+    /* Slots of a loopback queue, which raises signals and flushes: the caller of a full one tries again. */
+    LOOPBACK_DEPTH = 64,
+};
+
+int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
+                      struct prs_setup_options *out)
+{
+    static const struct prs_peer_options none = {.traffic_class = -1};
+    const struct prs_peer_options *from = options ? options : &none;
+    int service_level = fabric->config.service_level;
+
+    if (prs_check_reserved(from, "struct prs_peer_options"))
+        return -EINVAL;
+    if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
+        return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
+    if (from->max_ops > LIMIT_OPS)
+        return prs_fail(-EINVAL, "max_ops %u: at most %d", from->max_ops, LIMIT_OPS);
+    if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
+        return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
+                        PRS_ORDER_MAX_QUEUES_PER_RAIL);
+    if (service_level < 0)
+        service_level = from->traffic_class >= 0 && from->traffic_class <= MAX_SERVICE_LEVEL ? from->traffic_class : 0;
+    *out = (struct prs_setup_options){
+        .on_notify = from->on_notify,
+        .user = from->user,
+        .max_ops = from->max_ops ? from->max_ops : DEFAULT_MAX_OPS,
+        .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
+        .service_level = service_level,
+        .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
+        .private_data.bytes = from->private_bytes,
+        .exclusive_adds = from->exclusive_adds,
+        .patient = from->patient,
+        .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
+    };
+    if (from->private_bytes)
+        memcpy(out->private_data.data, from->private_data, from->private_bytes);
+    return prs_policy_parse(from->policy, (enum prs_policy)fabric->config.policy, &out->policy);
+}
+
+/* ---- describe ---- */
+
+static void describe(struct prs_peer *peer, const char *why)
+{
+    size_t room = sizeof(peer->description);
+    int at = snprintf(peer->description, room, "peer %s over", peer->remote[0] ? peer->remote : "(connecting)");
+
+    for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
+        const struct prs_rail_info *own = &peer->fabric->rail[peer->path[i].local_rail].info;
+        const struct prs_wire_rail *other = &peer->path[i].peer;
+        char gid[64], own_gid[64];
+
+        prs_gid_text(other->gid, gid, sizeof(gid));
+        prs_gid_text(peer->path[i].own.gid, own_gid, sizeof(own_gid));
+        at +=
+            snprintf(peer->description + at, room - (size_t)at, "%s%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
+                     other->standby ? " on standby" : "", own->name, own->port, own_gid, other->name, other->port, gid);
+    }
+    if ((size_t)at < room)
+        at += snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
+                       peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
+    if ((size_t)at < room && peer->traffic_class > 0)
+        snprintf(peer->description + at, room - (size_t)at, "; traffic class %d", peer->traffic_class);
+}
+
+/* ---- open ---- */
+
+static uint32_t power_of_two_up_to(uint32_t limit)
+{
+    uint32_t power = 1;
+
+    while (power * 2 <= limit)
+        power *= 2;
+    return power;
+}
+
+/* Send slots: max_ops, if that is no more than the devices have, or than is worth their memory. */
+static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
+{
+    uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
+
+    if (wanted > MOST_SLOTS)
+        wanted = MOST_SLOTS;
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        uint32_t most = rail->domain->max_send_wr;
+
+        if (most && wanted > most) {
+            PRS_INFO("%s:%d holds %u requests in a queue: %u send slots for %u ops", rail->info.name, rail->port, most,
+                     power_of_two_up_to(most), max_ops);
+            wanted = power_of_two_up_to(most);
+        }
+    }
+    return wanted;
+}
+
+static uint32_t loopback_depth(uint32_t depth)
+{
+    return depth < LOOPBACK_DEPTH ? depth : LOOPBACK_DEPTH;
+}
+
+static bool routes_adaptively(const struct prs_peer *peer)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        any |= peer->fabric->rail[peer->path[i].local_rail].info.adaptive_routing;
+    return any;
+}
+
+static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
+                      uint32_t depth, char *why, size_t why_bytes)
+{
+    struct prs_order_options order = {.max_ops = options->max_ops,
+                                      .in_order = peer->nic->in_order,
+                                      .fence = peer->nic->fence,
+                                      .path_count = peer->path_count,
+                                      .queues_per_path = peer->queues_per_path,
+                                      .depth = depth,
+                                      .probe_depth = loopback_depth(depth),
+                                      .split_queues = peer->fabric->config.split_queues,
+                                      .adaptive_bytes =
+                                          routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
+                                      .failover = peer->fabric->config.failover,
+                                      .max_part_bytes = MAX_PART_BYTES};
+    struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
+    int r;
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        uint32_t other = peer->path[i].peer.speed_mbps;
+        uint32_t mbps = other && other < rail->info.speed_mbps ? other : rail->info.speed_mbps;
+
+        facts.adaptive_routing |= rail->info.adaptive_routing;
+        facts.relaxed_ordering |= rail->info.relaxed_ordering;
+        order.path[i].local_rail = (uint32_t)peer->path[i].local_rail;
+        order.path[i].remote_rail = remote_position[i];
+        order.path[i].rate = (float)mbps / 8;
+        order.standby |= (uint32_t)peer->path[i].peer.standby << i;
+        if (rail->max_message_bytes < order.max_part_bytes)
+            order.max_part_bytes = rail->max_message_bytes;
+    }
+    r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
+    return r ? r : prs_order_init(&peer->order, &order);
+}
+
+int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct prs_rail_address *own,
+                        const struct prs_wire_queues *remote, struct prs_link **out)
+{
+    const struct prs_config *config = &peer->fabric->config;
+    const struct prs_rail *rail = &peer->fabric->rail[peer->path[path].local_rail];
+    uint32_t most = rail->domain->max_receive_wr, depth = peer->order.queue[0].mask + 1;
+    uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    struct prs_cqs *shared = NULL;
+    int r = peer->cqs ? prs_cq_group_get(peer->cqs, rail, &shared) : 0;
+    struct prs_link_options options = {.rail = rail,
+                                       .config = config,
+                                       .own = own,
+                                       .traffic_class = peer->traffic_class,
+                                       .service_level =
+                                           rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
+                                       .queues = peer->queues_per_path,
+                                       .ids = ids,
+                                       .remote_gid = peer->path[path].peer.gid,
+                                       .remote = remote ? remote->queue : NULL,
+                                       .depth = depth,
+                                       .loopback_depth = loopback_depth(depth),
+                                       .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH,
+                                       .shared = shared};
+
+    if (r)
+        return r;
+    for (uint32_t k = 0; k < peer->queues_per_path; k++)
+        ids[k] = k * peer->path_count + path; /* numbered as in order.h */
+    return peer->nic->open(&options, out);
+}
+
+static int open_links(struct prs_peer *peer, const struct prs_wire_queues *remote)
+{
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        int r = prs_setup_open_link(peer, i, &peer->path[i].own, remote, &peer->link[i]);
+
+        if (r)
+            return r;
+        for (uint32_t k = 0; k < peer->queues_per_path; k++)
+            peer->queue[k * peer->path_count + i] = peer->link[i]->queue[k];
+    }
+    return 0;
+}
+
+/* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
+static int open_inline(struct prs_peer *peer, uint32_t depth)
+{
+    size_t each = (size_t)depth * PRS_INLINE_BYTES, loopback_each = (size_t)loopback_depth(depth) * PRS_INLINE_BYTES;
+    uint32_t loopbacks = peer->failover ? peer->path_count : 1; /* that may raise signals */
+
+    peer->inline_room = each * peer->queues + loopback_each * loopbacks;
+    peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (peer->inline_bytes == MAP_FAILED) {
+        peer->inline_bytes = NULL;
+        return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
+    }
+    for (uint32_t q = 0; q < peer->queues + loopbacks; q++) {
+        /* The probe queue of a path is like its first queue. */
+        uint32_t probe = q < peer->queues ? 0 : q - peer->queues;
+        const struct prs_queue *like = peer->queue[q < peer->queues ? q : probe];
+        struct prs_order_queue *queue = &peer->order.queue[q];
+        struct prs_domain *domain = like->link->rail->domain;
+
+        queue->inline_bytes = peer->inline_bytes + (q - probe) * each + probe * loopback_each;
+        if (like->takes_inline)
+            continue;
+        if (!peer->inline_mr[queue->path])
+            peer->inline_mr[queue->path] =
+                prs_verbs.reg_mr(domain->pd, peer->inline_bytes, peer->inline_room, IBV_ACCESS_LOCAL_WRITE);
+        if (!peer->inline_mr[queue->path])
+            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %zu bytes for inline data: %s", domain->name,
+                            peer->inline_room, strerror(errno));
+        queue->inline_key = peer->inline_mr[queue->path]->lkey;
+    }
+    return 0;
+}
+
+/* The NIC that adds is the receiver's; ours must be able to ask for it. */
+enum { SIZES_BYTES = PRS_NOTIFY_IDS * (int)sizeof(uint64_t) };
+
+/* Memory for the sizes of long messages, which do not arrive as byte counts under adaptive routing. */
+static int open_sizes(struct prs_peer *peer)
+{
+    peer->sizes = mmap(NULL, SIZES_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (peer->sizes == MAP_FAILED) {
+        peer->sizes = NULL;
+        return prs_fail(-errno, "mmap of %d bytes: %s", SIZES_BYTES, strerror(errno));
+    }
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_domain *domain = peer->link[i]->rail->domain;
+
+        peer->sizes_mr[i] =
+            prs_verbs.reg_mr(domain->pd, peer->sizes, SIZES_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+        if (!peer->sizes_mr[i])
+            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %d bytes for sizes of messages: %s",
+                            domain->name, SIZES_BYTES, strerror(errno));
+    }
+    return 0;
+}
+
+static bool signals_are_records(const struct prs_peer *peer)
+{
+    bool adds = true;
+
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        adds &= peer->link[i]->rail->domain->adds && peer->path[i].peer.adds;
+    return prs_policy_signals_are_records(peer->order.policy, adds);
+}
+
+int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
+                   const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
+                   uint32_t queues_per_path, const struct prs_wire_queues *remote, struct prs_peer **out)
+{
+    struct prs_peer *peer = calloc(1, sizeof(*peer));
+    char why[128];
+    uint32_t depth;
+    int r;
+
+    if (!peer)
+        return prs_fail(-ENOMEM, "no memory for a peer");
+    peer->fabric = fabric;
+    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* the same on all paths: prs_fabric_check_set() */
+    peer->stream_fd = -1;
+    peer->on_notify = options->on_notify;
+    peer->user = options->user;
+    peer->traffic_class = options->traffic_class;
+    peer->service_level = options->service_level;
+    peer->exclusive_adds = options->exclusive_adds;
+    peer->path_count = path_count;
+    peer->measured = path_count > 1;
+    peer->queues_per_path = queues_per_path;
+    peer->queues = path_count * queues_per_path;
+    for (uint32_t i = 0; i < path_count; i++) {
+        peer->path[i] = path[i];
+        peer->rail_mask |= 1ull << path[i].local_rail;
+    }
+    depth = choose_depth(peer, options->max_ops);
+    r = open_order(peer, options, remote_position, depth, why, sizeof(why));
+    if (r)
+        goto free_peer;
+    if (options->on_notify) {
+        peer->arriving = calloc(1, sizeof(*peer->arriving));
+        if (!peer->arriving) {
+            r = prs_fail(-ENOMEM, "no memory for notifications");
+            goto close_order;
+        }
+    }
+    r = prs_failover_open(peer);
+    /* The thread of watch.c polls the queues of one peer alone. */
+    peer->cqs = peer->failover || !peer->nic->poll_shared ? NULL : options->cqs;
+    if (!r)
+        r = open_links(peer, remote);
+    if (!r)
+        r = open_inline(peer, depth);
+    if (!r && signals_are_records(peer))
+        r = prs_records_open(peer);
+    if (!r && peer->on_notify && peer->nic->in_order && routes_adaptively(peer))
+        r = open_sizes(peer);
+    if (r) {
+        prs_peer_close(peer);
+        return r;
+    }
+    describe(peer, why);
+    *out = peer;
+    return 0;
+
+close_order:
+    prs_order_fini(&peer->order);
+free_peer:
+    free(peer);
+    return r;
+}
+
+void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out)
+{
+    *out = (struct prs_wire_queues){
+        .count = peer->queues, .counted = signals_are_records(peer), .failover = peer->failover != NULL};
+    for (uint32_t q = 0; q < peer->queues; q++)
+        peer->nic->address(peer->queue[q], &out->queue[q]);
+    if (peer->records)
+        prs_records_window(peer, &out->records, &out->credit);
+    out->sizes.addr = (uintptr_t)peer->sizes;
+    for (uint32_t i = 0; peer->sizes && i < peer->path_count; i++)
+        out->sizes.key[i] = peer->sizes_mr[i]->rkey;
+}
+
+int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote)
+{
+    int r;
+
+    if (!remote->counted)
+        return 0;
+    r = prs_peer_open_probes(peer);
+    if (!r)
+        r = prs_records_open(peer);
+    if (!r)
+        peer->records->credit = remote->credit;
+    return r;
+}
+
+void prs_setup_send_sizes(struct prs_peer *peer, const struct prs_wire_window *sizes)
+{
+    if (sizes->addr)
+        prs_order_set_sizes(&peer->order, sizes->addr, sizes->key);
+}
+
+int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records)
+{
+    struct prs_wire_window own_ring, own_credit;
+
+    if (!signals_are_records(peer))
+        return 0;
+    if (!records->addr)
+        return prs_fail(-EPROTO, "the other side has no memory for signal records");
+    prs_records_window(peer, &own_ring, &own_credit);
+    return prs_order_set_records(&peer->order, records->addr, records->key,
+                                 (const uint64_t *)(uintptr_t)own_credit.addr);
+}
+
+/* ---- connect ---- */
+
+static int try_later(const struct prs_peer *peer, struct prs_setup_progress *progress, uint32_t path, int error)
+{
+    const struct prs_config *config = &peer->fabric->config;
+    const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
+    const struct prs_wire_rail *other = &peer->path[path].peer;
+    char gid[64], own_gid[64];
+
+    prs_gid_text(other->gid, gid, sizeof(gid));
+    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
+    if (progress->tries++ >= config->mqp_retry_count)
+        return prs_fail(-error,
+                        "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
+                        "network, and does it route between them?",
+                        own->name, own->port, own_gid, other->name, other->port, gid, strerror(error), progress->tries);
+    PRS_INFO("%s:%d to %s:%u (GID %s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, gid,
+             strerror(error), config->mqp_retry_ms);
+    progress->again_ns = prs_clock_ns() + (uint64_t)config->mqp_retry_ms * 1000000;
+    return PRS_AGAIN;
+}
+
+int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress)
+{
+    if (remote->count != peer->queues)
+        return prs_fail(-EPROTO, "the other side has %u queues, expected %u", remote->count, peer->queues);
+    if (!remote->failover)
+        prs_failover_close(peer);
+    if (progress->again_ns && prs_clock_ns() < progress->again_ns)
+        return PRS_AGAIN;
+    for (; progress->next_queue < peer->queues; progress->next_queue++) {
+        uint32_t q = progress->next_queue, path = peer->order.queue[q].path;
+        const struct prs_wire_rail *other = &peer->path[path].peer;
+        struct prs_link_remote where = {.lid = other->lid, .mtu = other->mtu, .reads = other->reads};
+        int error = 0, r;
+
+        memcpy(where.gid, other->gid, sizeof(where.gid));
+        r = peer->nic->connect(peer->queue[q], &remote->queue[q], &where, &error);
+        if (r == PRS_AGAIN)
+            return try_later(peer, progress, path, error);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data)
+{
+    const char *rest = strchr(peer->description, ' ');
+    char text[sizeof(peer->description)];
+
+    peer->private_bytes = private_data->bytes;
+    memcpy(peer->private_data, private_data->data, private_data->bytes);
+    peer->stream_fd = stream->fd;
+    stream->fd = -1;
+    memcpy(peer->remote, stream->remote, sizeof(peer->remote));
+    rest = strstr(rest ? rest : "", " over");
+    snprintf(text, sizeof(text), "peer %s%s", peer->remote, rest ? rest : "");
+    memcpy(peer->description, text, sizeof(text));
+    PRS_INFO("connected: %s", peer->description);
+    if (peer->failover)
+        prs_watch_add(peer);
+}
+
+/* ---- close ---- */
+
+void prs_peer_close(struct prs_peer *peer)
+{
+    if (!peer)
+        return;
+    if (peer->fabric->owner != getpid()) {
+        /* In a forked child: queues and connection belong to the parent; copied memory ends with the child. */
+        if (peer->stream_fd >= 0)
+            close(peer->stream_fd);
+        return;
+    }
+    if (peer->failover)
+        prs_watch_remove(peer);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->link[i])
+            prs_nic_kill_link(peer->link[i]);
+    prs_order_fail(&peer->order, -ECANCELED);
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        if (!peer->link[i])
+            continue;
+        peer->link[i]->stream_fd = peer->stream_fd;
+        peer->nic->close(peer->link[i]);
+    }
+    prs_recovery_close(peer);
+    prs_records_close(peer);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->inline_mr[i])
+            prs_verbs.dereg_mr(peer->inline_mr[i]);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->sizes_mr[i])
+            prs_verbs.dereg_mr(peer->sizes_mr[i]);
+    if (peer->sizes)
+        munmap(peer->sizes, SIZES_BYTES);
+    if (peer->inline_bytes)
+        munmap(peer->inline_bytes, peer->inline_room);
+    if (peer->stream_fd >= 0) {
+        /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
+         * shutdown() is needed, since a forked child may hold the descriptor too. */
+        const char farewell = PRS_NOTE_FAREWELL;
+
+        if (send(peer->stream_fd, &farewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            PRS_DEBUG("%s: had closed before us", peer->remote);
+        shutdown(peer->stream_fd, SHUT_WR);
+        close(peer->stream_fd);
+    }
+    prs_order_fini(&peer->order);
+    prs_failover_close(peer);
+    free(peer->arriving);
+    free(peer);
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One usable NIC port: its name, location and abilities. */
+#ifndef TRANSPORT_RAIL_H
+#define TRANSPORT_RAIL_H
+
+#include "transport/host/config.h"
+#include "transport/nic/domain.h"
+#include <perseus/perseus.h>
+
+/* Where a rail is in its network. Subnet managers, DHCP and the kernel change it, so each connection reads it anew. */
+struct prs_rail_address {
+    uint8_t gid[16];
+    int gid_index;
+    uint16_t lid;
+    uint8_t mtu;       /* enum ibv_mtu */
+    bool grh_required; /* an InfiniBand port that takes no packet without a global header */
+};
+
+struct prs_rail {
+    struct prs_domain *domain;
+    struct prs_rail_info info;
+    struct prs_rail_address address; /* when the fabric was opened */
+    uint8_t port;
+    uint64_t max_message_bytes;
+};
+
+/* Examine one port of an open device. Return 0, or 1: the port is unusable, for the reason in why. */
+int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
+                   char *why, size_t why_bytes);
+
+/* Read where the rail is now; if that fails, because its port is down for example, where it was. */
+void prs_rail_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out);
+
+#endif

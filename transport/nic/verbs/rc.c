@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reliable connected queues: the NIC keeps the order. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/verbs/gid.h"
+#include "transport/nic/nic.h"
+#include "transport/nic/verbs/receives.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
+enum {
+    /* 0.08 ms, in which a running receiver replenishes its queue. With 0.64 ms, a sender of counted puts that is faster
+     * than its receiver transfers only a quarter of the time. */
+    MIN_RNR_TIMER = 6,
+    RNR_FOREVER = 7, /* a slow receiver is not an error */
+    MAX_READS = 16,  /* reads and atomics in flight on a queue */
+    POST_MOST = 32,  /* requests of one call of the driver, and so of one doorbell */
+};
+
+struct rc_queue {
+    struct prs_queue base;
+    unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
+    uint32_t name;         /* among those that share its completion queue */
+    uint64_t wr_id_high;   /* name << 32 */
+    uint32_t start;
+    bool connected;
+    struct prs_receives receives;
+};
+
+struct rc_link {
+    struct prs_link base;
+    struct ibv_cq *own_cq; /* NULL: shared */
+    const struct prs_config *config;
+    int traffic_class;
+    int service_level;
+    uint32_t loopback_depth;
+    struct prs_receive_sizes receives;
+    struct prs_cqs *cqs;
+    struct prs_cq *cq;   /* one of them */
+    uint32_t cq_entries; /* of it: room for everything that may complete at once */
+    struct ibv_wc wc[PRS_POLL_MOST];
+    /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
+     * Each is linked to the next. */
+    struct ibv_send_wr wr[POST_MOST + 1];
+    struct ibv_sge sge[POST_MOST];
+};
+
+static struct rc_link *to_rc_link(struct prs_link *link)
+{
+    return (struct rc_link *)link; /* base is its first member */
+}
+
+static struct rc_queue *to_rc_queue(struct prs_queue *queue)
+{
+    return (struct rc_queue *)queue;
+}
+
+/* ---- queues ---- */
+
+static void prepare_requests(struct rc_link *link)
+{
+    for (uint32_t i = 0; i < POST_MOST; i++) {
+        link->wr[i].next = &link->wr[i + 1];
+        link->wr[i].sg_list = &link->sge[i];
+    }
+}
+
+static void prepare_flags(struct rc_queue *queue)
+{
+    queue->wr_id_high = (uint64_t)queue->name << 32;
+    for (unsigned i = 0; i < 8; i++)
+        queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
+                              (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
+                              (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
+}
+
+static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t depth, uint32_t receive_depth)
+{
+    struct ibv_qp_init_attr attr = {
+        .send_cq = link->cq->cq,
+        .recv_cq = link->cq->cq,
+        .cap = {.max_send_wr = depth,
+                .max_recv_wr = receive_depth,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = PRS_INLINE_BYTES},
+        .qp_type = IBV_QPT_RC,
+    };
+
+    /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
+    if (link->base.queue_count && !link->base.queue[0]->takes_inline)
+        attr.cap.max_inline_data = 0;
+    queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+    if (!queue->base.qp && !link->base.queue_count) { /* some devices have no inline data at all */
+        attr.cap.max_inline_data = 0;
+        errno = 0;
+        queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+    }
+    queue->base.takes_inline = attr.cap.max_inline_data >= PRS_INLINE_BYTES;
+    return queue->base.qp
+               ? 0
+               : prs_nic_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
+}
+
+static int to_init(struct rc_link *link, struct rc_queue *queue)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .pkey_index = (uint16_t)link->config->pkey_index,
+        .port_num = link->base.rail->port,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                           (link->base.rail->domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0),
+    };
+    int r = prs_verbs.modify_qp(queue->base.qp, &attr,
+                                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+
+    return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
+}
+
+/* NULL is allowed: a loopback queue that was never used. */
+static void queue_close(struct prs_queue *base)
+{
+    struct rc_queue *queue = to_rc_queue(base);
+    struct prs_cqs *cqs;
+
+    if (!queue)
+        return;
+    cqs = to_rc_link(base->link)->cqs;
+    prs_cqs_silence(cqs, queue->name);
+    /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
+    if (base->qp && prs_verbs.destroy_qp(base->qp))
+        PRS_WARN("%s: cannot destroy queue pair %u", base->link->rail->info.name, base->qp->qp_num);
+    prs_cqs_unname(cqs, queue->name);
+    free(queue);
+}
+
+static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const struct prs_receive_sizes *sizes,
+                      struct prs_queue **out)
+{
+    struct rc_link *link = to_rc_link(base);
+    struct rc_queue *queue = calloc(1, sizeof(*queue));
+    int r;
+
+    if (!queue)
+        return prs_nic_fail(base->rail, ENOMEM, "queue");
+    queue->base = (struct prs_queue){.link = base, .id = id};
+    r = prs_cqs_name(link->cqs, &queue->base, &queue->name);
+    if (r) {
+        free(queue);
+        return r;
+    }
+    r = create_qp(link, queue, depth, sizes->depth);
+    if (!r)
+        r = to_init(link, queue);
+    if (!r && getrandom(&queue->start, sizeof(queue->start), 0) != sizeof(queue->start))
+        r = prs_nic_fail(base->rail, errno, "getrandom");
+    queue->start &= 0xffffff;
+    if (!r)
+        prepare_flags(queue);
+    if (!r)
+        r = prs_receives_open(&queue->receives, &queue->base, queue->name, sizes, NULL);
+    if (r) {
+        queue_close(&queue->base);
+        return r;
+    }
+    *out = &queue->base;
+    return 0;
+}
+
+static void rc_close(struct prs_link *base)
+{
+    struct rc_link *link = to_rc_link(base);
+
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        queue_close(base->queue[i]);
+    queue_close(base->loopback);
+    if (link->cq)
+        prs_cqs_release(link->cqs, link->cq, link->cq_entries);
+    prs_cqs_drop(link->cqs);
+    free(base->queue);
+    free(link);
+}
+
+static int open_cq(struct rc_link *link, const struct prs_link_options *options)
+{
+    uint32_t entries = options->queues * (options->depth + link->receives.depth) + options->loopback_depth;
+    int r;
+
+    link->cqs = options->shared;
+    if (link->cqs)
+        prs_cqs_hold(link->cqs);
+    r = link->cqs ? 0 : prs_cqs_open(options->rail, false, &link->cqs);
+    if (!r)
+        r = prs_cqs_reserve(link->cqs, entries, &link->cq);
+    if (r)
+        return r;
+    link->cq_entries = entries;
+    link->own_cq = options->shared ? NULL : link->cq->cq;
+    link->base.cqs = options->shared;
+    link->base.overrun = &link->cq->overrun;
+    return 0;
+}
+
+static int open_queues(struct prs_link *base, const struct prs_link_options *options)
+{
+    base->queue = calloc(options->queues, sizeof(*base->queue));
+    if (!base->queue)
+        return prs_nic_fail(base->rail, ENOMEM, "link");
+    for (; base->queue_count < options->queues; base->queue_count++) {
+        int r = queue_open(base, options->ids[base->queue_count], options->depth, &to_rc_link(base)->receives,
+                           &base->queue[base->queue_count]);
+
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+static int rc_open(const struct prs_link_options *options, struct prs_link **out)
+{
+    struct rc_link *link = calloc(1, sizeof(*link));
+    int r;
+
+    if (!link)
+        return prs_nic_fail(options->rail, ENOMEM, "link");
+    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = options->rail, .own = *options->own};
+    link->config = options->config;
+    link->traffic_class = options->traffic_class;
+    link->service_level = options->service_level;
+    link->loopback_depth = options->loopback_depth;
+    link->receives = prs_receives_sizes(options->receive_depth);
+    prepare_requests(link);
+    r = open_cq(link, options);
+    if (!r)
+        r = open_queues(&link->base, options);
+    if (r) {
+        rc_close(&link->base);
+        return r;
+    }
+    *out = &link->base;
+    return 0;
+}
+
+static const struct prs_config *config_of(const struct prs_queue *base)
+{
+    return to_rc_link(base->link)->config;
+}
+
+static void rc_address(const struct prs_queue *base, struct prs_queue_address *out)
+{
+    struct ibv_ece ece = {0};
+
+    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = ((const struct rc_queue *)base)->start};
+    if (!config_of(base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece || prs_verbs.query_ece(base->qp, &ece))
+        return; /* the library or the device has none */
+    out->ece.vendor = ece.vendor_id;
+    out->ece.options = ece.options;
+    out->ece.mask = ece.comp_mask;
+}
+
+static uint8_t rc_reads(const struct prs_rail *rail)
+{
+    int most = rail->domain->attr.max_qp_rd_atom;
+
+    return (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+}
+
+/* ---- connect ---- */
+
+/* Within a subnet of InfiniBand the LID is enough, unless the port wants more. Between subnets, packets go to a router,
+ * by the LID under which it knows the remote port. */
+static struct ibv_ah_attr address_vector(const struct rc_link *link, const struct prs_link_remote *remote)
+{
+    const struct prs_rail_address *own = &link->base.own;
+    bool is_roce = link->base.rail->info.is_roce, near = !is_roce && prs_gid_same_subnet(own->gid, remote->gid);
+    uint16_t flid = prs_gid_flid(remote->gid);
+    struct ibv_ah_attr ah = {.dlid = remote->lid,
+                             .sl = (uint8_t)link->service_level,
+                             .port_num = link->base.rail->port,
+                             .is_global = !near || own->grh_required};
+
+    if (!ah.is_global)
+        return ah;
+    if (!near && !is_roce && flid)
+        ah.dlid = flid;
+    memcpy(ah.grh.dgid.raw, remote->gid, sizeof(remote->gid));
+    ah.grh.sgid_index = (uint8_t)own->gid_index;
+    ah.grh.hop_limit = 255;
+    ah.grh.traffic_class = (uint8_t)link->traffic_class;
+    return ah;
+}
+
+static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
+                               const struct prs_link_remote *remote)
+{
+    uint8_t mtu = link->base.own.mtu;
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)(mtu < remote->mtu ? mtu : remote->mtu),
+        .dest_qp_num = address->number,
+        .rq_psn = address->start & 0xffffff,
+        .max_dest_rd_atomic = rc_reads(link->base.rail),
+        .min_rnr_timer = MIN_RNR_TIMER,
+        .ah_attr = address_vector(link, remote),
+    };
+
+    return prs_verbs.modify_qp(queue->base.qp, &attr,
+                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const struct prs_link_remote *remote)
+{
+    int most = link->base.rail->domain->attr.max_qp_init_rd_atom;
+    uint8_t own = (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = (uint8_t)link->config->timeout,
+        .retry_cnt = (uint8_t)link->config->retry_count,
+        .rnr_retry = RNR_FOREVER,
+        .sq_psn = queue->start,
+        .max_rd_atomic = own < remote->reads ? own : remote->reads,
+    };
+
+    return prs_verbs.modify_qp(queue->base.qp, &attr,
+                               IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                   IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+/* Take over what the other side's NIC can do; the driver drops what this one cannot. */
+static void negotiate(struct rc_queue *queue, const struct prs_queue_address *address)
+{
+    struct ibv_ece ece = {
+        .vendor_id = address->ece.vendor, .options = address->ece.options, .comp_mask = address->ece.mask};
+    int r;
+
+    if (!ece.vendor_id || !config_of(&queue->base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece)
+        return;
+    r = prs_verbs.set_ece(queue->base.qp, &ece);
+    if (r)
+        PRS_INFO("%s: no enhanced connection establishment with this peer: %s", queue->base.link->rail->info.name,
+                 strerror(r > 0 ? r : -r));
+}
+
+static int rc_connect(struct prs_queue *base, const struct prs_queue_address *address,
+                      const struct prs_link_remote *remote, int *error)
+{
+    struct rc_link *link = to_rc_link(base->link);
+    struct rc_queue *queue = to_rc_queue(base);
+    int r;
+
+    if (queue->connected)
+        return 0;
+    negotiate(queue, address);
+    r = to_ready_to_receive(link, queue, address, remote);
+    if (r == ETIMEDOUT || r == EHOSTUNREACH || r == ENETUNREACH) {
+        *error = r; /* no ARP reply yet, or an unstable link */
+        return PRS_AGAIN;
+    }
+    if (r)
+        return prs_nic_fail(link->base.rail, r, "queue pair to RTR; is the remote GID in the same network?");
+    r = to_ready_to_send(link, queue, remote);
+    if (r)
+        return prs_nic_fail(link->base.rail, r, "queue pair to RTS");
+    queue->connected = true;
+    return 0;
+}
+
+static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
+{
+    struct prs_link_remote self = {.lid = base->own.lid, .mtu = base->own.mtu, .reads = rc_reads(base->rail)};
+    const struct prs_receive_sizes none = prs_receives_sizes(0);
+    struct prs_queue_address address;
+    int error, r;
+
+    memcpy(self.gid, base->own.gid, sizeof(self.gid));
+    if (!base->loopback) {
+        r = queue_open(base, id, to_rc_link(base)->loopback_depth, &none, &base->loopback);
+        if (r)
+            return r;
+    }
+    rc_address(base->loopback, &address);
+    r = rc_connect(base->loopback, &address, &self, &error);
+    if (r > 0)
+        r = prs_nic_fail(base->rail, error, "cannot connect a queue to itself");
+    *out = base->loopback;
+    return r;
+}
+
+/* ---- data path ---- */
+
+static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
+                                uint32_t position)
+{
+    static const uint8_t opcodes[] = {[PRS_WR_WRITE] = IBV_WR_RDMA_WRITE,
+                                      [PRS_WR_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
+                                      [PRS_WR_READ] = IBV_WR_RDMA_READ,
+                                      [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
+    struct ibv_sge *sge = out->sg_list;
+
+    out->wr_id = queue->wr_id_high | position;
+    out->num_sge = in->len_bytes != 0;
+    out->opcode = opcodes[in->opcode];
+    out->send_flags = queue->ibv_flags[in->flags];
+    out->imm_data = htonl(in->imm);
+    if (unlikely(in->opcode == PRS_WR_ADD)) {
+        const struct prs_domain *domain = queue->base.link->rail->domain;
+
+        sge->addr = (uintptr_t)domain->scratch; /* receives the old value, which is not used */
+        sge->lkey = domain->scratch_mr->lkey;
+        sge->length = in->len_bytes;
+        out->wr.atomic.remote_addr = in->remote_addr;
+        out->wr.atomic.rkey = in->remote_key;
+        out->wr.atomic.compare_add = in->value;
+        return;
+    }
+    *sge = (struct ibv_sge){in->local_addr, in->len_bytes, in->local_key};
+    out->wr.rdma.remote_addr = in->remote_addr;
+    out->wr.rdma.rkey = in->remote_key;
+}
+
+static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
+{
+    struct rc_queue *queue = to_rc_queue(base);
+    struct rc_link *link = to_rc_link(base->link);
+    uint32_t position = first;
+    struct ibv_send_wr *bad;
+    int r;
+
+    do { /* a chain has at least one request */
+        uint32_t left = first + count - position, now = left < POST_MOST ? left : POST_MOST;
+        struct ibv_send_wr *last = &link->wr[now - 1];
+
+        for (uint32_t i = 0; i < now; i++, position++)
+            fill_request(queue, &link->wr[i], &ring[position & mask], position);
+        last->next = NULL;
+        r = ibv_post_send(queue->base.qp, link->wr, &bad);
+        last->next = last + 1;
+    } while (!r && position != first + count);
+    return r > 0 ? -r : r;
+}
+
+static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
+{
+    prs_nic_error_event(wc, out->queue, out);
+    if (wc->status == IBV_WC_RETRY_EXC_ERR) {
+        out->error = -ETIMEDOUT;
+        out->cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
+    } else if (wc->status == IBV_WC_WR_FLUSH_ERR) {
+        out->cause = "the queue was closed by an earlier error, here or at the peer";
+    }
+}
+
+static int fill_arrival(struct rc_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
+{
+    out->kind = PRS_EVENT_ARRIVAL;
+    out->value = ntohl(wc->imm_data);
+    out->bytes = wc->byte_len;
+    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
+        return -EPROTO;
+    return prs_receives_consume(&queue->receives);
+}
+
+/* Return 0 or -errno. */
+static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, struct prs_event *out)
+{
+    struct rc_queue *queue = to_rc_queue(base);
+
+    out->queue = base->id;
+    if (wc->wr_id & PRS_ARRIVAL_BIT) {
+        if (likely(wc->status == IBV_WC_SUCCESS))
+            return fill_arrival(queue, wc, out);
+        queue->receives.flushed++;
+        fill_error(wc, out);
+        return 0;
+    }
+    out->value = (uint32_t)wc->wr_id;
+    out->kind = PRS_EVENT_DONE;
+    if (unlikely(wc->status != IBV_WC_SUCCESS))
+        fill_error(wc, out);
+    return 0;
+}
+
+static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
+{
+    struct prs_queue *const *queue = link->cqs->queue; /* nobody else makes queues */
+    const struct ibv_wc *wc = link->wc;
+
+    for (int i = 0; i < count; i++, wc++) {
+        int r = fill_event(queue[prs_cqs_name_of(wc)], wc, &events[i]);
+
+        if (unlikely(r))
+            return r;
+    }
+    return count;
+}
+
+static uint32_t rc_taken(const struct prs_queue *queue)
+{
+    return prs_receives_taken(&((const struct rc_queue *)queue)->receives);
+}
+
+static bool rc_drained(const struct prs_link *link)
+{
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        if (!prs_receives_drained(&((const struct rc_queue *)link->queue[i])->receives))
+            return false;
+    return true;
+}
+
+/* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
+static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
+{
+    uint32_t kept = cqs->at;
+    int count = 0, r = 0;
+
+    for (uint32_t i = cqs->at; i < cqs->count; i++) {
+        struct prs_queue *queue = prs_cqs_find(cqs, &cqs->wc[i]);
+
+        if (queue->link != link || count == PRS_POLL_MOST || r)
+            cqs->wc[kept++] = cqs->wc[i];
+        else if ((r = fill_event(queue, &cqs->wc[i], &events[count])) == 0)
+            count++;
+    }
+    cqs->count = kept;
+    return r ? r : count;
+}
+
+static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *events)
+{
+    struct prs_cqs *cqs = link->cqs;
+    int count, more = 1;
+
+    prs_spin_lock(&cqs->locked);
+    while ((count = take_own_locked(cqs, link, events)) == 0 && more > 0)
+        more = prs_cqs_poll_locked(cqs);
+    prs_spin_unlock(&cqs->locked);
+    return more < 0 ? more : count;
+}
+
+static int rc_poll(struct prs_link *base, struct prs_event *events)
+{
+    struct rc_link *link = to_rc_link(base);
+    int count;
+
+    if (unlikely(!link->own_cq))
+        return poll_own_of_shared(base, events);
+    count = ibv_poll_cq(link->own_cq, PRS_POLL_MOST, link->wc);
+    if (likely(count <= 0))
+        return count < 0 ? -EIO : 0;
+    return fill_events(link, count, events);
+}
+
+static PRS_OUTLINED int take_any_locked(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events)
+{
+    int count = 0, r;
+
+    while (cqs->at < cqs->count && count < PRS_POLL_MOST) {
+        const struct ibv_wc *wc = &cqs->wc[cqs->at];
+        struct prs_queue *queue = prs_cqs_find(cqs, wc);
+
+        if (unlikely(queue == &prs_cqs_silent)) {
+            cqs->at++;
+            continue;
+        }
+        if (unlikely(!queue->link->user)) {
+            r = prs_cqs_hold_back_locked(cqs);
+            if (r)
+                return r;
+            continue;
+        }
+        if (*link && *link != queue->link)
+            break;
+        *link = queue->link;
+        cqs->at++;
+        r = fill_event(queue, wc, &events[count]);
+        if (unlikely(r))
+            return r;
+        count++;
+    }
+    return count;
+}
+
+static int rc_poll_shared(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events, bool *more)
+{
+    int count = 0;
+
+    *link = NULL;
+    prs_spin_lock(&cqs->locked);
+    if (likely(cqs->at == cqs->count))
+        count = prs_cqs_poll_locked(cqs);
+    if (count >= 0 && cqs->at != cqs->count)
+        count = take_any_locked(cqs, link, events);
+    *more = cqs->at != cqs->count;
+    prs_spin_unlock(&cqs->locked);
+    return count;
+}
+
+const struct prs_nic_ops prs_nic_rc = {
+    .name = "rc",
+    .in_order = true,
+    .fence = true,
+    .adds = true,
+    .open = rc_open,
+    .close = rc_close,
+    .address = rc_address,
+    .reads = rc_reads,
+    .connect = rc_connect,
+    .loopback = rc_loopback,
+    .post = rc_post,
+    .taken = rc_taken,
+    .drained = rc_drained,
+    .poll = rc_poll,
+    .poll_shared = rc_poll_shared,
+};

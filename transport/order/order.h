@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order engine of one peer. Order is decided here, and for the policy drain over several peers in order_drain.h;
+ * nowhere else. Pure: no verbs, no clock, no thread, no allocation after prs_order_init().
+ *
+ *   admit     prs_order_put / get / signal / probe   an op becomes work requests, each with a queue and a position
+ *   post      prs_order_take                         the requests that wait on one queue become a chain
+ *   complete  prs_order_complete                     all requests of that queue up to a position are retired
+ *   fail over prs_order_path_stop / down / up        what a lost path has not delivered is replayed over another
+ *   arrive    prs_arrivals_add (arrival.h)           the receiving half
+ *
+ * Positions count the requests of a queue, modulo 2^32. A request takes its slot of the send queue when it is admitted
+ * and gives it back when a *signaled* request at its position or a later one completes, as in the hardware.
+ *
+ * How each policy keeps a signal after the puts of its group:
+ *   - in_order and nic_fence remember, for each group and queue, the position of the last put. When at most one queue
+ *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
+ *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
+ *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
+ *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
+ *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another. Under adaptive
+ *     routing a set, which is a plain write, waits for all puts of its group; an atomic stays after them by itself.
+ *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
+ *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
+ * Held signals leave in the order in which they were admitted. */
+#ifndef TRANSPORT_ORDER_H
+#define TRANSPORT_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "transport/order/policy.h"
+#include "transport/order/tally.h"
+#include <perseus/perseus.h>
+
+enum {
+    PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask: the data queues, and a probe queue for each rail */
+    PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
+    PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
+    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* group numbers count modulo this; then a signal may wait for more puts */
+    PRS_ORDER_HELD = 32,                /* signals that may be held; one more is PRS_BUSY */
+    PRS_ORDER_LAZY = 16,                /* at most this many lazy requests on a queue come before one is signaled */
+    /* A request this long gains nothing from being batched with others. It is posted at once, signaled, and has a
+     * notification of its own, so that neither side waits for the bytes of other requests. */
+    PRS_ORDER_PROMPT_BYTES = 8192,
+    PRS_ORDER_SURE_PARTS = 8, /* requests that a notified put may always have, over however many queues */
+    PRS_ORDER_BATCH = 16,     /* requests on one queue after which the caller posts without waiting for more */
+};
+
+enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
+enum prs_wr_flags { PRS_WR_SIGNALED = 1, PRS_WR_FENCE = 2, PRS_WR_INLINE = 4 };
+
+/* One work request, for any NIC. For PRS_WR_ADD the NIC's back end says where the old value goes. */
+struct prs_wr { /* in the order in which back ends copy it: first what is local, then what is remote */
+    uint64_t local_addr;
+    uint32_t len_bytes;
+    uint32_t local_key;
+    uint64_t remote_addr;
+    uint32_t remote_key;
+    uint32_t imm;
+    uint64_t value; /* PRS_WR_ADD */
+    uint8_t opcode;
+    uint8_t flags;
+};
+
+struct prs_order_path {   /* one rail to the peer */
+    uint32_t local_rail;  /* index into a region's local keys */
+    uint32_t remote_rail; /* index into the peer's struct prs_keys */
+    float rate;           /* bytes per microsecond: at first the speed of the link, then as measured */
+    uint64_t since_ns;    /* start of the interval that the next measurement covers; 0: idle */
+    uint64_t done_bytes;  /* in that interval */
+    uint64_t inflight_bytes;
+    uint32_t turn; /* which of its queues the last long put took */
+};
+
+/* What a request needs to leave over another path than its own. */
+struct prs_order_aim {
+    const uint32_t *local_keys; /* by local rail; NULL: the payload is in inline_bytes, or there is none */
+    const uint32_t *path_keys;  /* remote keys by path; NULL: those in remote_keys */
+    struct prs_keys remote_keys;
+};
+
+struct prs_order_queue {
+    /* Rings of mask + 1 slots, indexed by position. */
+    struct prs_wr *wr;
+    struct prs_op **owner;
+    struct prs_order_aim *aim; /* NULL: a lost path is not replaced by another */
+    uint8_t *inline_bytes;     /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
+    uint32_t inline_key;       /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
+    uint32_t mask;
+    uint32_t head;     /* next position to admit */
+    uint32_t posted;   /* next to post */
+    uint32_t tail;     /* next to retire */
+    uint32_t signaled; /* the position after the last signaled request */
+    bool eager;        /* a caller waits for a request that is not posted yet */
+    uint32_t path;
+    uint32_t local_rail; /* of the path */
+    uint32_t remote_rail;
+    uint32_t run;           /* length of the run that ends with the request before head */
+    uint64_t run_next;      /* run_key() of the message that would continue this run; 0: none may */
+    uint32_t last_read;     /* position after the last read; 0: none */
+    uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
+    uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
+    uint64_t backlog_bytes;
+    uint32_t immediates; /* admitted since the queue was connected */
+    uint32_t carrier;    /* of a lost path: the queue that replays its requests */
+};
+
+struct prs_order_group {
+    uint64_t used;  /* mask of the queues for which last[] holds a position */
+    uint32_t *last; /* [data_queues] */
+    bool unfenced;  /* puts since the last fenced signal */
+};
+
+struct prs_order_held {
+    struct prs_op *op;
+    struct prs_signal signal;
+    struct prs_keys keys;
+    uint64_t need;           /* mask of the queues that have not completed need_position yet */
+    uint32_t *need_position; /* [data_queues] */
+};
+
+struct prs_order_stats {
+    uint64_t puts, gets, signals, fences, drains, merged, bytes;
+    uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
+};
+
+struct prs_order {
+    enum prs_policy policy;
+    uint32_t max_ops;
+    uint32_t ops;          /* in flight */
+    uint32_t signaled;     /* signaled requests in flight, whether or not anyone waits for them */
+    uint32_t data_queues;  /* the first queues */
+    uint32_t probe_queues; /* the queues after them */
+    uint32_t path_count;
+    uint32_t max_run; /* messages that may share an immediate */
+
+    /* What the NIC promises (nic.h). */
+    bool in_order;       /* the requests of a queue take effect in the order of posting */
+    bool ordered_writes; /* also writes without immediate: not under adaptive routing */
+    bool fence;          /* a request with PRS_WR_FENCE waits for the earlier ones of its queue */
+    /* What follows from policy and number of queues. */
+    bool tracks_groups; /* groups remember where their puts went: nic_fence, and in_order over several queues */
+    bool may_hold;      /* signals may be held until completions come */
+    bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
+
+    uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
+    uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
+    uint64_t split_bytes; /* a longer put is cut over queues */
+    uint64_t whole_bytes; /* a longer put may be more than one request: split_bytes or adaptive_bytes */
+    /* A longer put is a plain write, which the network may route adaptively, followed on its queue by a short write
+     * with the immediate. ~0: never. */
+    uint64_t adaptive_bytes;
+    uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
+    uint32_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
+    bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
+    uint64_t max_part_bytes; /* of one request */
+    uint64_t dirty;          /* mask of the queues with requests to post */
+    bool stalled;            /* drain: nothing starts until the held signal has left */
+    uint32_t held_first, held_count;
+    uint64_t signal_used;    /* mask of the queues for which signal_last[] holds the position of the last signal */
+    uint32_t *signal_last;   /* [data_queues] */
+    struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
+    uint64_t record_addr;    /* of the peer's ring for them */
+    uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
+    uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
+    uint32_t last_touch;                /* likewise, of prs_order_touch() */
+    struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
+    struct prs_order_stats stats;
+    void *room;                    /* one piece of memory for all below, as large as these options need */
+    struct prs_order_path *path;   /* [path_count] */
+    struct prs_order_queue *queue; /* [data_queues + probe_queues] */
+    struct prs_order_group *group; /* [PRS_ORDER_GROUPS]; NULL under counted, where tags stand for them */
+    struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
+    uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
+    uint32_t lost;                 /* mask of those of them whose requests are replayed */
+    uint32_t standby;              /* mask of the paths that are used only while all others are stopped */
+    uint32_t resting;              /* mask of those of them that seem to have much to do, and so get nothing */
+    uint32_t probes_lost;          /* mask of those of them whose probe queue completes nothing any more */
+    uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
+    uint32_t self_path;            /* of prs_order_self() */
+    uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
+};
+
+struct prs_order_options {
+    enum prs_policy policy; /* not auto */
+    bool in_order;          /* nic.h; without it, messages share no immediate */
+    bool fence;             /* nic.h */
+    uint32_t max_ops;
+    uint32_t path_count;
+    uint32_t queues_per_path;
+    uint32_t depth;       /* slots of each send queue; a power of two */
+    uint32_t probe_depth; /* likewise, of each probe queue; 0: depth */
+    uint64_t max_part_bytes;
+    uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
+    bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
+    bool failover;                             /* keep what a replay needs; see prs_order_can_fail_over() */
+    uint32_t standby;                          /* mask of the paths that are used only while all others are stopped */
+    struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
+};
+
+/* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
+int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
+void prs_order_fini(struct prs_order *order);
+/* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
+ * Call it before the first op. Return 0 or -ENOMEM. */
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+                          const uint64_t *credit_word);
+
+/* Let notified puts too be plain writes with a short notification: give the address of the peer's array of sizes. */
+void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint32_t *size_key);
+
+/* Admit an op. local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
+int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
+int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
+int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
+/* Admit a request to ourselves, for the probe queue of one path, at first path 0. op may be NULL. The window does not
+ * bound it, because the ops in the window may wait for it. Return 0 or PRS_BUSY. */
+int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
+/* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no order
+ * only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path, and must
+ * live as long as the engine. Return 0 or PRS_BUSY. */
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value);
+/* Admit a write of no bytes, on the queue of words and without an op: its completion shows that the peer is alive. One
+ * at a time. Return 0 or PRS_BUSY. */
+int prs_order_touch(struct prs_order *order);
+/* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
+ * in flight and ask again. This may admit a record: look at dirty. */
+int prs_order_settle(struct prs_order *order);
+/* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode. Return 0 or
+ * PRS_BUSY. */
+int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
+
+struct prs_chain {
+    uint32_t queue;
+    uint32_t first; /* position */
+    uint32_t count;
+};
+/* Make a chain of the requests that wait on one queue; the caller must post it now. Return false when none waits. */
+bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
+
+/* Return true when all requests of the path's probe queue are complete. */
+static inline bool prs_order_probe_idle(const struct prs_order *order, uint32_t path)
+{
+    const struct prs_order_queue *queue = &order->queue[order->data_queues + path];
+
+    return queue->head == queue->tail;
+}
+
+/* Return true when all requests of prs_order_self() are complete. */
+static inline bool prs_order_self_idle(const struct prs_order *order)
+{
+    return prs_order_probe_idle(order, order->self_path);
+}
+
+/* Return true when no signaled request is in flight and nothing waits to be posted. */
+static inline bool prs_order_idle(const struct prs_order *order)
+{
+    return order->signaled == 0 && !order->dirty;
+}
+
+/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many
+ * ops are done, or -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
+int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
+
+/* ---- a path is lost, order_path.c ----
+ * The caller makes sure that nothing of the lost path can take effect any more, at either side, before it asks the
+ * receiver what it has taken. */
+
+/* May paths be lost? The policy must be counted: then signals are records, which the receiver takes once, and no
+ * request but a notified or counted one tells the peer anything. */
+static inline bool prs_order_can_fail_over(const struct prs_order *order)
+{
+    return order->queue[0].aim;
+}
+
+struct prs_order_replay {
+    uint32_t taken;    /* requests that the receiver had, though no completion said so */
+    uint32_t replayed; /* requests that leave again */
+    uint64_t bytes;    /* of those */
+};
+
+/* Choose the path no more, and post nothing on it. Completions of it may still come. Return 0, or -ENETDOWN: it is the
+ * last path, or lost paths are not replaced. */
+int prs_order_path_stop(struct prs_order *order, uint32_t path);
+/* Admit a write of no bytes that tells the receiver to look at its TCP stream. Return 0 or PRS_BUSY. */
+int prs_order_knock(struct prs_order *order);
+/* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has taken
+ * from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest over
+ * another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the receiver
+ * cannot have taken so many. Look at dirty. */
+int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
+/* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long there.
+ * Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with that, or
+ * -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
+int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
+/* The requests that wait so, oldest first: begin with *at = 0. Return NULL after the last. The caller gives each the
+ * remote key of the path over which they are to leave. */
+struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);
+/* From now on requests of prs_order_self() go to the probe queue of this path, after those that wait. Return 0, or
+ * PRS_BUSY (nothing changed): one of the other path is in flight, and would be overtaken, or there is no room. */
+int prs_order_self_over(struct prs_order *order, uint32_t path);
+/* Have all requests of a lost path been replayed? */
+bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path);
+/* The path has new queues, which are connected. Return 0 or PRS_BUSY: not all of its old requests were replayed yet. */
+int prs_order_path_up(struct prs_order *order, uint32_t path);
+
+/* Give every op in flight or held this status: nothing will complete any more. */
+void prs_order_fail(struct prs_order *order, int status);
+
+#endif

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order engine: a path is lost, and another carries its requests.
+ *
+ * A request of a lost path is done if the receiver must have it, and else leaves again. The receiver says how many
+ * immediates it has taken from each queue. Since the queue kept order, it has everything before the last of them:
+ *   - a write with immediate that was not taken has told the receiver nothing, so neither side has reused any memory
+ *     for which it stands: it may be written again. So may the plain writes that precede it.
+ *   - a plain write that no immediate follows is one whose op is pending: its caller has told nobody of it.
+ *   - a word (credits) is replayed after the words before it and before those that are newer.
+ *   - a read is done only when its data is here. What was taken after it says nothing of that, unless it was fenced.
+ * All requests of a queue go to one other queue, its carrier, in their order, as there is room. */
+#include <errno.h>
+
+#include "transport/order/order_cut.h"
+#include "transport/order/order_queue.h"
+#include "transport/order/stripe.h"
+#include "transport/order/wire.h"
+
+/* A stopped path seems to have so much to do that no request is ever given to it. As a float it is exact. */
+#define STOPPED_BACKLOG (1ull << 60)
+
+/* A standby path seems to have more to do than a path that works ever has, and less than a stopped one. */
+#define STANDBY_BACKLOG (1ull << 44)
+
+static uint32_t queue_on_path(const struct prs_order *order, uint32_t path, uint32_t k)
+{
+    return k * order->path_count + path;
+}
+
+static uint32_t queues_per_path(const struct prs_order *order)
+{
+    return order->data_queues / order->path_count;
+}
+
+void prs_order_rest(struct prs_order *order)
+{
+    uint32_t all = (1u << order->path_count) - 1;
+    /* MUTANT(order) a standby path rests while another works: s/all & ~order->standby & ~order->stopped/false/ */
+    bool rests = all & ~order->standby & ~order->stopped;
+    uint32_t change = order->standby & ~order->stopped & (rests ? ~order->resting : order->resting);
+
+    for (uint32_t left = change; left; left &= left - 1) {
+        uint32_t path = lowest(left);
+
+        order->path[path].inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+        order->path[path].since_ns = order->path[path].done_bytes =
+            0; /* what it did at rest says nothing of its rate */
+        for (uint32_t k = 0; k < queues_per_path(order); k++)
+            order->queue[queue_on_path(order, path, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+    }
+    order->resting ^= change;
+}
+
+int prs_order_path_stop(struct prs_order *order, uint32_t path)
+{
+    uint32_t stopped = order->stopped | 1u << path;
+    struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
+
+    /* MUTANT(order) the last path is not stopped: s/|| stopped == (1u << order->path_count) - 1// */
+    if (!prs_order_can_fail_over(order) || stopped == (1u << order->path_count) - 1)
+        return -ENETDOWN;
+    if (order->stopped == stopped)
+        return 0;
+    order->stopped = stopped;
+    order->path[path].inflight_bytes += STOPPED_BACKLOG;
+    for (uint32_t k = 0; k < queues_per_path(order); k++) {
+        uint32_t index = queue_on_path(order, path, k);
+
+        /* MUTANT(order) nothing is posted on a stopped path: delete */
+        order->dirty &= ~(1ull << index);
+        /* MUTANT(order) nothing new goes to a stopped path: delete */
+        order->queue[index].backlog_bytes += STOPPED_BACKLOG;
+        /* MUTANT(order) a stopped path extends no run: delete */
+        end_run(&order->queue[index]);
+    }
+    prs_order_rest(order);
+    prs_order_backlogs(order, stripes);
+    order->small_queue = prs_stripe_fastest(stripes, order->data_queues, 0);
+    return 0;
+}
+
+int prs_order_knock(struct prs_order *order)
+{
+    uint32_t index = order->small_queue;
+    struct prs_order_queue *queue = &order->queue[index];
+
+    if (queue_full(queue))
+        return PRS_BUSY;
+    *admit_request(order, index, &order->no_op) =
+        (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = prs_imm_make_bare(PRS_BARE_NOTE, 0)};
+    queue->immediates++;
+    set_aim(queue, NULL, NULL, NULL);
+    end_run(queue);
+    return 0;
+}
+
+/* ---- down ---- */
+
+static uint32_t count_immediates(const struct prs_order_queue *queue, uint32_t from, uint32_t to)
+{
+    uint32_t count = 0;
+
+    for (; from != to; from++)
+        count += queue->wr[from & queue->mask].opcode == PRS_WR_WRITE_IMM;
+    return count;
+}
+
+/* How many of the immediates in flight on the queue has the receiver taken? */
+static uint32_t taken_in_flight(const struct prs_order_queue *queue, uint32_t taken)
+{
+    return taken - (queue->immediates - count_immediates(queue, queue->tail, queue->head));
+}
+
+/* The position after the request with the last of so many immediates in flight. */
+static uint32_t end_of_taken(const struct prs_order_queue *queue, uint32_t immediates)
+{
+    uint32_t end = queue->tail;
+
+    for (uint32_t at = queue->tail; immediates; at++) {
+        if (queue->wr[at & queue->mask].opcode == PRS_WR_WRITE_IMM) {
+            end = at + 1;
+            immediates--;
+        }
+    }
+    return end;
+}
+
+/* Reads before this position have their data: a request that was taken has waited for them. */
+static uint32_t end_of_read(const struct prs_order_queue *queue, uint32_t end)
+{
+    for (uint32_t at = end; at != queue->tail; at--)
+        if (queue->wr[(at - 1) & queue->mask].flags & PRS_WR_FENCE)
+            return at;
+    return queue->tail;
+}
+
+/* Retire the requests before that position, except for reads without data. Their owner becomes NULL. Return how many
+ * ops are done with that. */
+static uint32_t retire_taken(struct prs_order *order, struct prs_order_queue *queue, uint32_t end)
+{
+    uint32_t read_end = end_of_read(queue, end), done = 0;
+
+    for (uint32_t at = queue->tail; at != end; at++) {
+        uint32_t slot = at & queue->mask;
+
+        /* MUTANT(order) a read before what was taken is replayed: s/queue->wr[slot].opcode == PRS_WR_READ &&/0 &&/ */
+        /* MUTANT(order) a read before a fence that was taken is done: s/&& at - queue->tail >= read_end - queue->tail// */
+        if (queue->wr[slot].opcode == PRS_WR_READ && at - queue->tail >= read_end - queue->tail)
+            continue;
+        done += prs_order_retire(queue->owner[slot]);
+        queue->owner[slot] = NULL;
+    }
+    order->no_op.parts = 1u << 31;
+    return done;
+}
+
+/* No completion of this queue comes any more. */
+static void forget_signaled(struct prs_order *order, struct prs_order_queue *queue)
+{
+    for (uint32_t at = queue->tail; at != queue->head; at++)
+        /* MUTANT(order) lost requests complete no more: delete */
+        order->signaled -= (queue->wr[at & queue->mask].flags & PRS_WR_SIGNALED) != 0;
+    queue->posted = queue->signaled = queue->head;
+    queue->eager = false;
+}
+
+static uint32_t choose_carrier(const struct prs_order *order, uint32_t path, uint32_t k)
+{
+    uint32_t other = path;
+
+    do
+        other = (other + 1) % order->path_count;
+    while (order->stopped >> other & 1); /* ends: one path is not stopped */
+    return queue_on_path(order, other, k);
+}
+
+int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out)
+{
+    uint32_t each = queues_per_path(order), done = 0;
+
+    *out = (struct prs_order_replay){0};
+    for (uint32_t k = 0; k < each; k++) {
+        const struct prs_order_queue *queue = &order->queue[queue_on_path(order, path, k)];
+
+        /* MUTANT(order) the receiver has taken only what was posted: delete */
+        if (taken_in_flight(queue, taken[k]) > count_immediates(queue, queue->tail, queue->posted))
+            return -EPROTO;
+    }
+    for (uint32_t k = 0; k < each; k++) {
+        uint32_t index = queue_on_path(order, path, k);
+        struct prs_order_queue *queue = &order->queue[index];
+
+        forget_signaled(order, queue);
+        /* MUTANT(order) what was taken is not replayed: delete */
+        done += retire_taken(order, queue, end_of_taken(queue, taken_in_flight(queue, taken[k])));
+        for (uint32_t at = queue->tail; at != queue->head; at++) {
+            bool again = queue->owner[at & queue->mask];
+
+            out->taken += !again;
+            out->replayed += again;
+            out->bytes += again ? queue->wr[at & queue->mask].len_bytes : 0;
+        }
+        queue->carrier = choose_carrier(order, path, k);
+        order->replaying |= 1ull << index;
+        if (order->word_queue == index) {
+            order->word_queue = queue->carrier;
+            order->last_word = order->last_touch = 0;
+        }
+    }
+    order->lost |= 1u << path;
+    order->ops -= done;
+    prs_order_replay(order);
+    return (int)done;
+}
+
+int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
+{
+    uint32_t index = order->data_queues + path, done = 0;
+    struct prs_order_queue *queue = &order->queue[index];
+
+    if (order->probes_lost >> path & 1)
+        return 0;
+    for (uint32_t at = queue->tail; at != queue->posted; at++) {
+        *word = queue->wr[at & queue->mask].remote_addr;
+        /* MUTANT(order) a lost probe queue has added nothing: delete */
+        if (queue->wr[at & queue->mask].opcode == PRS_WR_ADD)
+            return -ENETDOWN;
+    }
+    forget_signaled(order, queue);
+    order->dirty &= ~(1ull << index);
+    for (uint32_t at = queue->tail; at != queue->head; at++) {
+        uint32_t slot = at & queue->mask;
+
+        if (queue->wr[slot].opcode != PRS_WR_READ)
+            continue;
+        done += prs_order_retire(queue->owner[slot]);
+        queue->owner[slot] = NULL;
+    }
+    while (queue->tail != queue->head && !queue->owner[queue->tail & queue->mask])
+        queue->tail++;
+    order->ops -= done;
+    order->probes_lost |= 1u << path;
+    return (int)done;
+}
+
+struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at)
+{
+    struct prs_order_queue *queue = &order->queue[order->data_queues + order->self_path];
+
+    if (!(order->probes_lost >> order->self_path & 1))
+        return NULL;
+    while (*at < queue->head - queue->tail) {
+        uint32_t slot = (queue->tail + (*at)++) & queue->mask;
+
+        if (queue->owner[slot])
+            return &queue->wr[slot];
+    }
+    return NULL;
+}
+
+int prs_order_self_over(struct prs_order *order, uint32_t path)
+{
+    struct prs_order_queue *from = &order->queue[order->data_queues + order->self_path];
+    struct prs_order_queue *to = &order->queue[order->data_queues + path];
+
+    /* MUTANT(order) signals are not overtaken where another rail raises them: delete */
+    if (!prs_order_self_idle(order) && !(order->probes_lost >> order->self_path & 1))
+        return PRS_BUSY;
+    /* MUTANT(order) what waits needs room on the other path: delete */
+    if (to->head - to->tail + (from->head - from->tail) > to->mask + 1)
+        return PRS_BUSY;
+    for (; from->tail != from->head; from->tail++) {
+        uint32_t slot = from->tail & from->mask;
+        const struct prs_wr *old = &from->wr[slot];
+        struct prs_wr *wr;
+
+        if (!from->owner[slot])
+            continue;
+        wr = admit_request(order, order->data_queues + path, from->owner[slot]);
+        *wr = *old;
+        wr->flags = 0;
+        if (old->opcode == PRS_WR_WRITE)
+            copy_inline(to, wr, &old->value, sizeof(old->value));
+    }
+    from->posted = from->signaled = from->head;
+    order->self_path = path;
+    return 0;
+}
+
+/* ---- replay ---- */
+
+/* Let the request in that slot leave over the carrier, which has room. */
+static void move_request(struct prs_order *order, struct prs_order_queue *from, uint32_t slot)
+{
+    uint32_t index = from->carrier;
+    struct prs_order_queue *to = &order->queue[index];
+    const struct prs_order_aim *aim = &from->aim[slot];
+    const struct prs_wr *old = &from->wr[slot];
+    struct prs_wr *wr = admit_request(order, index, from->owner[slot]);
+
+    *wr = *old;
+    /* MUTANT(order) a replayed record still follows its reads: s/old->flags & PRS_WR_FENCE/0/ */
+    wr->flags = old->flags & PRS_WR_FENCE;
+    to->aim[wr - to->wr] = *aim;
+    /* MUTANT(order) a replayed immediate counts: delete */
+    to->immediates += wr->opcode == PRS_WR_WRITE_IMM;
+    /* MUTANT(order) a replay has its own copy of the payload: s/old->flags & PRS_WR_INLINE/0/ */
+    if (old->flags & PRS_WR_INLINE)
+        copy_inline(to, wr, (const void *)(uintptr_t)old->local_addr, old->len_bytes);
+    else if (aim->local_keys)
+        /* MUTANT(order) a replay shows the local key of its rail: delete */
+        wr->local_key = aim->local_keys[to->local_rail];
+    /* MUTANT(order) a replay shows the remote key of its rail: s/if (wr->len_bytes)/if (0)/ */
+    if (wr->len_bytes)
+        wr->remote_key = aim->path_keys ? aim->path_keys[to->path] : aim->remote_keys.rkey[to->remote_rail];
+    end_run(to);
+    if (wr->opcode == PRS_WR_READ)
+        /* MUTANT(order) a strong signal knows where reads are replayed: delete */
+        to->last_read = to->head;
+    add_backlog(order, index, wr->len_bytes);
+    if (!path_is_stopped(order, index))
+        return;
+    /* The carrier was lost in its turn. Its own carrier follows. */
+    order->dirty &= ~(1ull << index);
+    if (order->lost >> to->path & 1)
+        order->replaying |= 1ull << index;
+}
+
+/* Replay a queue as far as its carrier has room. Return true if anything moved. */
+static bool replay_queue(struct prs_order *order, uint32_t index)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    bool moved = false;
+
+    for (; queue->tail != queue->head; queue->tail++) {
+        uint32_t slot = queue->tail & queue->mask;
+
+        if (queue->owner[slot]) {
+            /* MUTANT(order) a replay needs a slot: delete */
+            if (queue_full(&order->queue[queue->carrier]))
+                return moved;
+            move_request(order, queue, slot);
+            moved = true;
+        }
+        queue->backlog_bytes -= queue->wr[slot].len_bytes;
+        order->path[queue->path].inflight_bytes -= queue->wr[slot].len_bytes;
+    }
+    queue->posted = queue->signaled = queue->head;
+    order->replaying &= ~(1ull << index);
+    return moved;
+}
+
+void prs_order_replay(struct prs_order *order)
+{
+    bool moved;
+
+    do {
+        moved = false;
+        for (uint64_t left = order->replaying; left; left &= left - 1)
+            moved |= replay_queue(order, lowest(left));
+    } while (moved && order->replaying);
+}
+
+/* ---- up ---- */
+
+bool prs_order_path_is_empty(const struct prs_order *order, uint32_t path)
+{
+    for (uint32_t k = 0; k < queues_per_path(order); k++)
+        if (order->queue[queue_on_path(order, path, k)].tail != order->queue[queue_on_path(order, path, k)].head)
+            return false;
+    return true;
+}
+
+int prs_order_path_up(struct prs_order *order, uint32_t path)
+{
+    /* MUTANT(order) a path comes back empty: delete */
+    if (!prs_order_path_is_empty(order, path))
+        return PRS_BUSY;
+    for (uint32_t k = 0; k < queues_per_path(order); k++) {
+        struct prs_order_queue *queue = &order->queue[queue_on_path(order, path, k)];
+
+        queue->backlog_bytes = 0;
+        /* MUTANT(order) new queues count from nothing: delete */
+        queue->immediates = 0;
+    }
+    order->path[path].inflight_bytes = 0;
+    order->path[path].since_ns = 0;
+    order->path[path].done_bytes = 0;
+    order->stopped &= ~(1u << path);
+    order->lost &= ~(1u << path);
+    order->probes_lost &= ~(1u << path);
+    order->resting &= ~(1u << path);
+    prs_order_rest(order);
+    return 0;
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/peer/failover.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "transport/peer/peer.h"
+#include "transport/peer/recovery.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
+enum {
+    EXPECT_MS = 1000, /* look for a note that was announced so long; afterwards, now and then */
+};
+
+int prs_failover_open(struct prs_peer *peer)
+{
+    pthread_mutexattr_t attr;
+
+    if (!prs_order_can_fail_over(&peer->order))
+        return 0;
+    peer->failover = calloc(1, sizeof(*peer->failover));
+    if (!peer->failover)
+        return prs_fail(-ENOMEM, "no memory to replace rails");
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&peer->failover->lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+    return 0;
+}
+
+void prs_failover_close(struct prs_peer *peer)
+{
+    if (!peer->failover)
+        return;
+    pthread_mutex_destroy(&peer->failover->lock);
+    free(peer->failover);
+    peer->failover = NULL;
+}
+
+void prs_failover_lock(const struct prs_peer *peer)
+{
+    if (peer->failover)
+        pthread_mutex_lock(&peer->failover->lock);
+}
+
+void prs_failover_unlock(const struct prs_peer *peer)
+{
+    if (peer->failover)
+        pthread_mutex_unlock(&peer->failover->lock);
+}
+
+bool prs_failover_is_down(const struct prs_peer *peer, uint32_t path)
+{
+    return peer->failover && peer->failover->path[path].stage != PRS_PATH_UP &&
+           peer->failover->path[path].stage != PRS_PATH_JOINED;
+}
+
+/* ---- fence ---- */
+
+void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why)
+{
+    struct prs_failover_path *lost = &peer->failover->path[path];
+
+    snprintf(lost->why, sizeof(lost->why), "%s", why);
+    prs_nic_stop_queues(peer->link[path]);
+    lost->since_ns = prs_clock_ns();
+    if (lost->stage == PRS_PATH_UP)
+        lost->lost_ns = lost->since_ns;
+    lost->stage = PRS_PATH_DRAINING;
+    peer->failover->active |= 1u << path;
+}
+
+/* What the owner has posted since the thread fenced a path is flushed, and so sent again as all that was not taken. */
+void prs_failover_catch_up(struct prs_peer *peer)
+{
+    for (uint32_t left = peer->failover->fenced; left; left &= left - 1)
+        (void)prs_order_path_stop(&peer->order, (uint32_t)__builtin_ctz(left)); /* the thread leaves one path */
+    peer->failover->fenced = 0;
+    peer->failover->attended = false;
+}
+
+bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why)
+{
+    struct prs_failover *failover = peer->failover;
+
+    if (!failover || peer->stream_fd < 0 || peer->remote_closed)
+        return false;
+    if (prs_failover_is_down(peer, path))
+        return true;
+    if (prs_order_path_stop(&peer->order, path))
+        return false; /* the last one */
+    prs_failover_fence(peer, path, why);
+    return true;
+}
+
+void prs_failover_expect_note(struct prs_peer *peer)
+{
+    peer->failover->expect_until_ns = prs_clock_ns() + EXPECT_MS * 1000000ull;
+}
+
+/* ---- the stream ---- */
+
+void prs_failover_send(struct prs_peer *peer, const struct prs_wire_note *note)
+{
+    /* It fits the buffer of the socket: few are sent in the life of a peer. If the connection is broken, reading from
+     * it tells why. */
+    if (send(peer->stream_fd, note, sizeof(*note), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*note))
+        PRS_DEBUG("%s: cannot be told of a failure: %s", peer->remote, strerror(errno));
+}
+
+void prs_failover_tell_failure(struct prs_peer *peer, const char *why)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_FAILED};
+
+    if (!peer->failover || peer->stream_fd < 0 || peer->remote_closed)
+        return;
+    snprintf(note.why, sizeof(note.why), "%s", why);
+    prs_failover_send(peer, &note);
+}
+
+void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note)
+{
+    struct prs_failover_path *lost = &peer->failover->path[note->path];
+
+    memcpy(lost->taken, note->taken, sizeof(lost->taken));
+    lost->told = true;
+    peer->failover->expect_until_ns = 0;
+}
+
+bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note)
+{
+    const struct prs_failover_path *path;
+
+    if (!peer->failover || note->path >= peer->path_count)
+        return false;
+    path = &peer->failover->path[note->path];
+    /* What was sent before a side gave the path up comes before it says so, since the stream keeps order. */
+    return (note->type == PRS_NOTE_DOWN && note->epoch == path->epoch && !path->told) ||
+           prs_recovery_expects(peer, note);
+}
+
+static int take_note(struct prs_peer *peer, struct prs_wire_note *note)
+{
+    char why[sizeof(note->why) + 32];
+
+    if (note->type == PRS_NOTE_FAILED) {
+        note->why[sizeof(note->why) - 1] = 0;
+        return prs_peer_fail(peer, -ECONNRESET, "the peer at %s has failed: %s", peer->remote, note->why);
+    }
+    if (!prs_failover_expects(peer, note))
+        return prs_peer_fail(peer, -EPROTO,
+                             "the peer at %s sent a note of type %u about path %u, queues %u, unexpected", peer->remote,
+                             note->type, note->path, note->epoch);
+    if (prs_recovery_take(peer, note))
+        return 0;
+    note->why[sizeof(note->why) - 1] = 0;
+    snprintf(why, sizeof(why), "the other side lost it: %s", note->why);
+    if (!prs_failover_start(peer, note->path, why))
+        return prs_peer_fail(peer, -ENETDOWN, "no rail is left: %s", why);
+    prs_failover_told(peer, note);
+    return 0;
+}
+
+int prs_failover_read(struct prs_peer *peer)
+{
+    struct prs_failover none = {0}, *at = peer->failover ? peer->failover : &none;
+
+    for (;;) {
+        ssize_t n = recv(peer->stream_fd, (char *)&at->in + at->in_bytes,
+                         at->in_bytes ? sizeof(at->in) - at->in_bytes : 1, MSG_DONTWAIT);
+        int r;
+
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? PRS_AGAIN : -errno;
+        if (n == 0)
+            return -ECONNRESET;
+        if (at->in.type == PRS_NOTE_FAREWELL) {
+            peer->remote_closed = true;
+            return 0;
+        }
+        at->in_bytes += (uint32_t)n;
+        if (!peer->failover)
+            return prs_peer_fail(peer, -EPROTO, "the peer at %s sent a byte %#x", peer->remote, at->in.type);
+        if (at->in_bytes < sizeof(at->in))
+            continue;
+        at->in_bytes = 0;
+        r = take_note(peer, &at->in);
+        if (r)
+            return r;
+    }
+}
+
+/* ---- drain, agree, replay ---- */
+
+void prs_failover_tell(struct prs_peer *peer, uint32_t path)
+{
+    struct prs_wire_note note = {
+        .type = PRS_NOTE_DOWN, .path = (uint8_t)path, .epoch = peer->failover->path[path].epoch};
+
+    for (uint32_t k = 0; k < peer->queues_per_path; k++)
+        note.taken[k] = peer->nic->taken(peer->link[path]->queue[k]);
+    snprintf(note.why, sizeof(note.why), "%s", peer->failover->path[path].why);
+    prs_failover_send(peer, &note);
+    peer->failover->path[path].stage = PRS_PATH_AGREEING;
+}
+
+/* The loopback queue of a lost path has failed too. Sets in device memory that were in flight are raised again by another
+ * rail. An add cannot be: it could be done twice. */
+static int end_loopback(struct prs_peer *peer, uint32_t path)
+{
+    uint64_t word;
+
+    if (prs_order_probe_lost(&peer->order, path, &word) >= 0)
+        return 0;
+    return prs_peer_fail(peer, -ENETDOWN,
+                         "%s is lost while it added to the word %#llx in device memory here, and nothing tells whether "
+                         "that was done: %s",
+                         peer->link[path]->rail->info.name, (unsigned long long)word, peer->failover->path[path].why);
+}
+
+int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
+{
+    peer->failover->loopbacks |= 1u << path; /* even if another error of the path is the one that gives it up */
+    if (!prs_failover_is_down(peer, path))
+        return PRS_AGAIN;
+    if (peer->failover->path[path].stage != PRS_PATH_DOWN)
+        return 0; /* replay() does it */
+    return end_loopback(peer, path);
+}
+
+static int finish_replay(struct prs_peer *peer, uint32_t path)
+{
+    int r = peer->failover->loopbacks >> path & 1 ? end_loopback(peer, path) : 0;
+
+    if (r)
+        return r;
+    /* Credits and flushes have waited for this: no completion may come that would start them. */
+    return peer->records ? prs_records_raise(peer) : 0;
+}
+
+static int replay(struct prs_peer *peer, uint32_t path)
+{
+    struct prs_failover_path *lost = &peer->failover->path[path];
+    const struct prs_rail_info *own = &peer->link[path]->rail->info;
+    struct prs_order_replay replay;
+    int r;
+
+    lost->stage = PRS_PATH_DOWN;
+    peer->failover->active &= ~(1u << path);
+    prs_recovery_allow(peer, path);
+    if (peer->order.lost >> path & 1) /* new queues, over which nothing was sent yet */
+        return finish_replay(peer, path);
+    r = prs_order_path_down(&peer->order, path, lost->taken, &replay);
+    if (r < 0)
+        return prs_peer_fail(peer, r, "the peer at %s has taken more from %s:%d than was sent", peer->remote, own->name,
+                             own->port);
+    PRS_WARN("%s:%d to %s:%u at %s is lost: %s. The other rails go on: %u requests (%llu bytes) are sent again, %u had "
+             "arrived; agreed after %.1f ms",
+             own->name, own->port, peer->path[path].peer.name, peer->path[path].peer.port, peer->remote, lost->why,
+             replay.replayed, (unsigned long long)replay.bytes, replay.taken,
+             (double)(prs_clock_ns() - lost->since_ns) / 1e6);
+    return finish_replay(peer, path);
+}
+
+/* Return 0 or -errno (the peer has failed). */
+static int step_path(struct prs_peer *peer, uint32_t path)
+{
+    struct prs_failover_path *lost = &peer->failover->path[path];
+    uint64_t now_ns = prs_clock_ns();
+
+    if (lost->stage == PRS_PATH_DRAINING) {
+        if (!peer->nic->drained(peer->link[path]))
+            return now_ns - lost->since_ns < PRS_FAILOVER_DRAIN_MS * 1000000ull
+                       ? 0
+                       : prs_peer_fail(peer, -EIO, "%s did not flush its queues within %d ms after: %s",
+                                       peer->link[path]->rail->info.name, PRS_FAILOVER_DRAIN_MS, lost->why);
+        prs_failover_tell(peer, path);
+        (void)prs_order_knock(&peer->order); /* without room for it, the other side looks a little later */
+    }
+    if (lost->told)
+        return replay(peer, path);
+    if (peer->order.lost >> path & 1)
+        return 0; /* nobody waits for it: nothing was sent over these queues */
+    if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
+        return prs_peer_fail(
+            peer, -ETIMEDOUT,
+            "%s:%d is lost (%s), and %s has not said within %u ms what it has taken: it makes no progress",
+            peer->link[path]->rail->info.name, peer->link[path]->rail->info.port, lost->why, peer->remote,
+            peer->fabric->config.timeout_ms);
+    return 0;
+}
+
+int prs_failover_step(struct prs_peer *peer)
+{
+    int r = 0;
+
+    if (!peer->remote_closed)
+        (void)prs_failover_read(peer); /* the end of the stream is noticed by check_peer_alive() */
+    if (peer->error)
+        return peer->error;
+    for (uint32_t left = peer->failover->active; left && !r; left &= left - 1)
+        r = step_path(peer, (uint32_t)__builtin_ctz(left));
+    if (peer->failover->expect_until_ns && prs_clock_ns() > peer->failover->expect_until_ns)
+        peer->failover->expect_until_ns = 0;
+    return r;
+}

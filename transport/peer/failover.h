@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One of several rails to a peer is lost: its messages go on over the others (decisions/0014).
+ *
+ *   fence   the queues of the path go to the error state: nothing of the other side arrives on them any more
+ *   drain   every receive has completed or was flushed: so it is known what has arrived
+ *   agree   each side tells the other, over the TCP stream, how many immediates it has taken from each queue
+ *   replay  the order engine retires what has arrived and sends the rest over another path (order_path.c)
+ *
+ * Where the rail comes back, both sides connect new queues (recovery.h).
+ *
+ * Each side fences before it tells, and replays only after it was told. So no write of the lost path can land after its
+ * replay, or in memory that was reused. Messages that start meanwhile take the other paths at once.
+ *
+ * The owner of a peer may have no reason to poll it: it has nothing to send or to receive there. So a thread of the
+ * process (watch.c) answers for it: it fences, drains and tells. What it polls meanwhile it keeps for the owner, who
+ * alone takes arrivals and completions, uses the order engine, and replays. */
+#ifndef TRANSPORT_FAILOVER_H
+#define TRANSPORT_FAILOVER_H
+
+#include <pthread.h>
+
+#include "transport/nic/nic.h"
+
+struct prs_peer;
+
+enum { PRS_FAILOVER_DRAIN_MS = 10000 /* a NIC flushes a queue in far less */ };
+
+enum prs_path_stage {
+    PRS_PATH_UP,
+    PRS_PATH_DRAINING,
+    PRS_PATH_AGREEING, /* the other side was told */
+    PRS_PATH_DOWN,
+    PRS_PATH_JOINED, /* it has new queues, which receive; it sends when the other side says that it does too */
+};
+
+/* How far the side that offers new queues is. */
+enum prs_attempt {
+    PRS_ATTEMPT_NONE,
+    PRS_ATTEMPT_OFFERED,
+    PRS_ATTEMPT_CONNECTING, /* the other side has accepted */
+    PRS_ATTEMPT_TRYING,     /* a write of no bytes is on its way over each queue */
+    PRS_ATTEMPT_GIVEN_UP,   /* the other side was told; until it answers */
+    PRS_ATTEMPT_ENDED,      /* the owner is to close the queues */
+};
+
+/* What travels on the TCP stream once the peers are connected. A farewell is its first byte alone. */
+enum prs_note_type {
+    PRS_NOTE_FAREWELL = 'C', /* the sender has closed: the end of the stream is deliberate */
+    PRS_NOTE_FAILED = 'F',   /* the sender's peer has an error */
+    PRS_NOTE_DOWN = 'D',     /* the sender has fenced the path */
+    PRS_NOTE_OFFER = 'O',    /* the sender has new queues for it */
+    PRS_NOTE_ACCEPT = 'A',   /* and so has the other side, which has connected them */
+    PRS_NOTE_READY = 'R',    /* so have we, and they work: use them */
+};
+
+struct prs_wire_note {
+    uint8_t type;
+    uint8_t path;
+    uint8_t epoch; /* how often the path has had new queues: those of which the note speaks */
+    uint8_t reserved;
+    union {
+        struct {
+            uint32_t taken[PRS_ORDER_MAX_QUEUES_PER_RAIL]; /* DOWN: immediates, by queue of the path */
+            char why[188];                                 /* DOWN, FAILED */
+        };
+        struct { /* OFFER, ACCEPT */
+            struct prs_link_remote where;
+            struct prs_queue_address queue[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+        };
+    };
+};
+static_assert(sizeof(struct prs_link_remote) == 20 && sizeof(struct prs_queue_address) == 20 &&
+                  sizeof(struct prs_wire_note) == 344,
+              "part of the wire format");
+
+/* A member of watch.c's list, under its lock. */
+struct prs_watched {
+    struct prs_watched *next;
+    struct prs_peer *peer; /* NULL: not in the list */
+    bool due;              /* to be looked at */
+};
+
+struct prs_failover_path {
+    enum prs_path_stage stage;
+    bool told; /* the other side has sent its counts */
+    uint32_t taken[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+    uint64_t since_ns;
+    char why[320];
+    /* Recovery. */
+    uint8_t epoch; /* of the queues that link[] has, or of the last that were given up */
+    uint64_t lost_ns;
+    uint64_t again_ns; /* not before that */
+    uint8_t failures;  /* attempts in a row that have failed, some at most */
+    enum prs_attempt attempt;
+    bool asked;     /* the other side offers queues: those in `theirs` */
+    bool accepted;  /* the other side has accepted ours, and `theirs` has its own */
+    bool confirmed; /* READY has come */
+    struct prs_wire_note theirs;
+    struct prs_link *next; /* new queues that are not used yet */
+    uint32_t done;         /* of them: connected, or tried */
+};
+
+struct prs_failover {
+    /* Recursive. Protects this struct, the stream, and the completion queues and receives of the links. The owner holds
+     * it while it makes progress or fails the peer. What is not protected belongs to the owner. */
+    pthread_mutex_t lock;
+    bool attended;          /* the thread has done something since the owner's last progress */
+    uint32_t fenced;        /* mask of the paths that the thread has fenced: the order engine does not know it yet */
+    struct prs_event *kept; /* what the thread has polled, for the owner */
+    uint32_t kept_count, kept_room;
+    struct prs_watched watched; /* for watch.c */
+    uint32_t active;            /* mask of the paths that are draining or agreeing */
+    uint32_t loopbacks;         /* mask of the paths whose loopback queue has failed too */
+    uint32_t recovering;        /* mask of the paths that may come back */
+    uint32_t looks;             /* since the last look after them */
+    uint64_t look_ns;           /* when the next is due */
+    uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
+    struct prs_wire_note in;
+    uint32_t in_bytes;
+    struct prs_failover_path path[PRS_MAX_RAILS];
+};
+
+/* Make the state, if the peer's order engine can replace a path. Return 0 or -ENOMEM. */
+int prs_failover_open(struct prs_peer *peer);
+/* Undo it: the other side cannot fail over. */
+void prs_failover_close(struct prs_peer *peer);
+
+/* Nothing happens where rails cannot be replaced. */
+void prs_failover_lock(const struct prs_peer *peer);
+void prs_failover_unlock(const struct prs_peer *peer);
+
+/* Move the queues of a path to the error state, so that nothing of the other side arrives there any more. */
+void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why);
+/* Note what the other side has taken of a path that is fenced here. */
+void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
+/* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
+ * left. */
+bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
+/* Send a note. If that fails, reading from the stream tells why. */
+void prs_failover_send(struct prs_peer *peer, const struct prs_wire_note *note);
+/* Tell the other side what this one has taken of a path that is drained. */
+void prs_failover_tell(struct prs_peer *peer, uint32_t path);
+/* For the owner: give up the paths that the thread has fenced. */
+void prs_failover_catch_up(struct prs_peer *peer);
+
+/* Give a path up. Return false, and change nothing, if no other can replace it. */
+bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why);
+/* The other side has sent a note, which may arrive a little later: look for it at each progress. */
+void prs_failover_expect_note(struct prs_peer *peer);
+/* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has failed). */
+int prs_failover_step(struct prs_peer *peer);
+/* Read what has come on the stream, up to a farewell. Return 0 (it has come), PRS_AGAIN, or -errno: the stream has
+ * ended without it, or the peer has failed. */
+int prs_failover_read(struct prs_peer *peer);
+/* Tell the other side that this peer has failed, so that it need not wait. */
+void prs_failover_tell_failure(struct prs_peer *peer, const char *why);
+
+/* The loopback queue of a path has failed. Return 0, PRS_AGAIN (the path is not given up) or -errno (the peer has
+ * failed). */
+int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path);
+
+/* Is the path given up, so that failures of its queues are no news? */
+bool prs_failover_is_down(const struct prs_peer *peer, uint32_t path);
+
+#endif

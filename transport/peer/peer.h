@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One connection to one remote rank. setup.c makes and ends it, peer.c moves data. */
+#ifndef TRANSPORT_PEER_H
+#define TRANSPORT_PEER_H
+
+#include "transport/order/arrival.h"
+#include "transport/peer/failover.h"
+#include "transport/peer/handshake.h"
+#include "transport/nic/nic.h"
+#include "transport/order/order.h"
+#include "transport/peer/records.h"
+#include "transport/nic/region.h"
+
+enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the TCP stream, each a system call */
+
+/* A pair of rails. */
+struct prs_path {
+    int local_rail;    /* index in the fabric */
+    uint32_t position; /* of this rail in the set of the caller; that of a standby rail comes after it */
+    struct prs_rail_address own;
+    struct prs_wire_rail peer; /* as the other side described it */
+};
+
+/* Peers of one thread that want to make progress though nothing has arrived for them. */
+struct prs_peer_list {
+    struct prs_peer *first;
+};
+
+struct prs_peer {
+    /* Used by every call. */
+    int error; /* 0 or the sticky -errno */
+    uint32_t unposted;
+    uint32_t path_count;
+    bool measured;                   /* several paths: completions are timed */
+    bool offers;                     /* it has connected: where a path comes back, it makes the first step */
+    bool exclusive_adds;             /* as in struct prs_peer_options */
+    bool unlisted;                   /* there is a list, and it is not in it */
+    bool shares;                     /* its thread polls shared completion queues for it */
+    bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
+    uint32_t idle_polls;
+    uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
+    struct prs_peer_list *list; /* of its thread */
+    struct prs_peer *next_listed;
+    struct prs_failover *failover; /* NULL: a lost rail ends the peer */
+    const struct prs_nic_ops *nic;
+    prs_notify_fn *on_notify;
+    void *user;
+    uint64_t rail_mask; /* rails of the fabric that the paths use: a region must be on all of them */
+    struct prs_link *link[PRS_MAX_RAILS];
+    struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
+    struct prs_records *records;            /* NULL: neither side sends its signals as records */
+    struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
+    uint64_t doorbells, work_requests, completions, arrivals, notifications;
+    struct prs_order order;
+    struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
+    /* Set once. */
+    const struct prs_fabric *fabric;
+    struct prs_cq_group
+        *cqs; /* while it is being made: where its links find completion queues; NULL: they have their own */
+    int traffic_class;
+    int service_level; /* on InfiniBand */
+    uint32_t queues;   /* data queues of all paths */
+    uint32_t queues_per_path;
+    struct prs_path path[PRS_MAX_RAILS];
+    uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the probe queues that raise signals */
+    size_t inline_room;
+    struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
+    uint64_t *sizes;                         /* [PRS_NOTIFY_IDS], strict: the peer writes them. NULL: it must not */
+    struct ibv_mr *sizes_mr[PRS_MAX_RAILS];  /* by path */
+    int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
+    bool stream_lost;                        /* the network of the TCP stream failed: writes show who is alive */
+    bool remote_closed;                      /* its farewell has arrived */
+    bool remote_gone;                        /* and long afterwards nothing more has arrived */
+    uint64_t touch_ns;                       /* when the next such write is due */
+    uint64_t farewell_ns;     /* a request that nobody waits for failed: a farewell may come until then */
+    struct prs_event failure; /* of that request */
+    char remote[PRS_ADDRESS_TEXT];
+    uint32_t private_bytes;
+    uint8_t private_data[PRS_PRIVATE_DATA_BYTES];
+    char error_text[1024];
+    char description[1024];
+};
+
+/* Fail the peer: log the error, stop the queues, fail all ops. Only the first error counts. Return its code. */
+int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+
+/* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place of
+ * prs_peer_progress(). */
+
+/* The thread polls this group. From now on events of the peer reach it, and it joins the list when it wants to make
+ * progress: always, if not all of its completion queues are of the group. Return 0 or -ENOMEM. */
+int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct prs_peer_list *list);
+/* Handle events of this link of it; count may be the -errno of polling. Return 0 or -errno: the peer has failed now. */
+int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count);
+/* It was in the list, and was taken from it. It joins again if it wants to. Return how much was done, or the sticky
+ * -errno. */
+int prs_peer_attend(struct prs_peer *peer);
+/* Now and then: if nothing has arrived since the last call, are the other process and the rails alive? Return 0 or
+ * -errno. */
+int prs_peer_look(struct prs_peer *peer);
+
+/* Read a byte at addr through each path's probe queue, with these keys. When op is done, everything that the paths'
+ * NICs had written there is visible. The probe queues must be open. Return 0, PRS_BUSY or -errno. */
+int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey);
+
+/* Make the probe queues, which read and write our own memory, unless they exist. Return 0 or -errno. */
+int prs_peer_open_probes(struct prs_peer *peer);
+
+#endif

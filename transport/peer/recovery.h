@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A lost rail comes back: the path gets new queues (NCCL_IB_RESILIENCY_PORT_RECOVERY; decisions/0014).
+ *
+ *   connector                                     listener
+ *   its port is up: makes queues, OFFER ->
+ *                                                 its port is up: makes queues, connects them, receives on them
+ *                                              <- ACCEPT
+ *   connects its queues, writes no bytes over each
+ *   they were answered: uses the path, READY ->
+ *                                                 uses the path
+ *
+ * Until ACCEPT either side may take as long as it likes: nobody waits. From then on each side that sees a failure gives
+ * the new queues up as in failover.h, by a DOWN that names their epoch, and the other side answers it. So a side that
+ * has sent learns what was taken, and neither makes queues again before it knows that those before are given up at both
+ * sides. The old queues are destroyed before the new ones take their place.
+ *
+ * The owner does the work, while it makes progress. The thread of watch.c only keeps notes for it, and answers a
+ * DOWN. */
+#ifndef TRANSPORT_RECOVERY_H
+#define TRANSPORT_RECOVERY_H
+
+#include "transport/peer/failover.h"
+
+/* The path is given up at both sides: it may come back. */
+void prs_recovery_allow(struct prs_peer *peer, uint32_t path);
+
+/* May the other side send this note now? Its path exists. */
+bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
+/* Keep an expected note. Return false: it is a DOWN about queues that are or were used. */
+bool prs_recovery_take(struct prs_peer *peer, const struct prs_wire_note *note);
+
+/* While paths may come back: go on with that now and then. For the owner. Return 0 or -errno (the peer has failed). */
+int prs_recovery_look(struct prs_peer *peer);
+
+/* Close the queues that are not used yet. */
+void prs_recovery_close(struct prs_peer *peer);
+
+#endif
