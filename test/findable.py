@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of test/README.md that names the source.
+"""Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of a README.md of
+tests that names the source.
 
-usage: findable.py ROOT. Also fails when test/README.md names a test that does not exist, or a --filter of a meson.build fits no test: the
-program would then run nothing, and pass.
+usage: findable.py ROOT. Tests are what lies below a folder "test". Also fails when a README.md there names a test that does
+not exist, or a --filter of a meson.build fits no test: the program would then run nothing, and pass.
 """
 import pathlib
 import re
@@ -25,6 +26,10 @@ def listed(root):
     return [name for name in names if (root / name).is_file()]
 
 
+def is_test(name):
+    return "test" in pathlib.PurePath(name).parts[:-1]
+
+
 def expression(pattern):
     """The regular expression of a pattern of Criterion: *, ?, and @(a|b), +(a|b), !(a)."""
     text, ends = "", []
@@ -41,12 +46,12 @@ def expression(pattern):
 
 def filters_that_fit_nothing(root, names):
     tests = []
-    for source in (pathlib.PurePath(name) for name in names if name.startswith("test/") and name.endswith((".c", ".cpp"))):
+    for source in (pathlib.PurePath(name) for name in names if is_test(name) and name.endswith((".c", ".cpp"))):
         text = (root / source).read_text()
         tests += [f"{suite}/{name}" for suite, name in TEST.findall(text)]
         tests += [f"{source.stem.removeprefix('test_')}/{name}" for name in MADE_BY_MACRO.findall(text)]
     for name in names:
-        if name.startswith("test/") and name.endswith("meson.build"):
+        if is_test(name) and name.endswith("meson.build"):
             for pattern in FILTER.findall((root / name).read_text()):
                 if not any(expression(pattern).fullmatch(test) for test in tests):
                     yield name, pattern
@@ -55,19 +60,21 @@ def filters_that_fit_nothing(root, names):
 def main():
     root = pathlib.Path(sys.argv[1])
     names = listed(root)
-    stems = {pathlib.PurePath(n).stem for n in names if n.startswith("test/") and pathlib.PurePath(n).name.startswith("test_")}
-    text = (root / "test/README.md").read_text()
+    stems = {pathlib.PurePath(n).stem for n in names if is_test(n) and pathlib.PurePath(n).name.startswith("test_")}
     named, failed = set(), False
-    for sources, tests in ROW.findall(text):
-        named.update(NAME.findall(sources))
-        for test in NAME.findall(tests):
-            if "/" in test and not (root / "test" / test).is_file():
-                print(f"test/README.md names {test}, which does not exist")
-                failed = True
+    for page in (name for name in names if is_test(name) and name.endswith("/README.md")):
+        _, tables, text = (root / page).read_text().partition("## Which test covers a source")
+        for sources, tests in ROW.findall(text) if tables else ():
+            named.update(NAME.findall(sources))
+            for test in NAME.findall(tests):
+                if "." in test and not any((folder / test).is_file() for folder in (root, (root / page).parent)):
+                    print(f"{page} names {test}, which does not exist")
+                    failed = True
     for name in names:
         path = pathlib.PurePath(name)
-        if name.startswith(FOLDERS) and path.suffix in SOURCES and f"test_{path.stem}" not in stems and name not in named:
-            print(f"{name}: no test/**/test_{path.stem}.*, and test/README.md does not name it")
+        if (name.startswith(FOLDERS) and not is_test(name) and path.suffix in SOURCES and f"test_{path.stem}" not in stems
+                and name not in named):
+            print(f"{name}: no test_{path.stem}.*, and no README.md of tests names it")
             failed = True
     for name, pattern in filters_that_fit_nothing(root, names):
         print(f"{name}: --filter '{pattern}' fits no test")

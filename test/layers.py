@@ -39,6 +39,9 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
     "tools/softnic": (set(), ()),
     "tools/sim": ({"tools/sim", "tools/common", "transport", "fused"}, ("nccl", "cuda_runtime")),
+    SN + "test": (None, ()),
+    "tools/hopper/test": (None, ()),
+    "tools/sim/test": (None, ()),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/faults makes of the end of a program, and that it leaves a world well. usage: judge.py FAULTS"""
+"""What tools/dev/faults makes of the end of a program, and that it leaves a world well. usage: judge.py FAULTS"""
 import importlib.machinery
 import importlib.util
 import random

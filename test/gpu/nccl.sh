@@ -22,8 +22,8 @@ bench=("$build/tools/perseus-nccl" --ranks "$ranks" --nccl "$nccl" --nccl-tests 
 small=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1M:x8 --iters 50 --rounds 3 --transports perseus,ib)
 whole=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1G:x8 --iters 10 --warmup 3 --rounds ${ROUNDS:-1})
 
-step cuda_rw 60 "$build/tools/softnic/softnic-run" --quiet -- "$build/test/softnic/cuda_rw" --least 20
-step cuda_rw_copier 60 "$build/tools/softnic/softnic-run" --quiet --copier -- "$build/test/softnic/cuda_rw" --least 20
+step cuda_rw 60 "$build/tools/softnic/softnic-run" --quiet -- "$build/tools/softnic/test/cuda_rw" --least 20
+step cuda_rw_copier 60 "$build/tools/softnic/softnic-run" --quiet --copier -- "$build/tools/softnic/test/cuda_rw" --least 20
 step ddp 100 test/gpu/ddp_losses.py --ranks "$ranks" --softnic "--nics 1 ${SOFTNIC:-}"
 step gpu_small 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${small[@]}"
 step host_small 120 "${bench[@]}" --host-staged "${small[@]}"

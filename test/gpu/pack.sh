@@ -9,7 +9,7 @@ folder=$(realpath "$2")
 cd "$build"
 for file in tools/perseus-perf tools/libperseus-perf-gpu.so tools/softnic/softnic-run tools/softnic/softnicctl \
         tools/softnic/lib/*.so* transport/libperseus.so* plugin/*.so* test/gpu/ring_gpu test/gpu/hardware_queues test/gpu/driver_lock tools/perseus-nccl tools/perseus-nccl-ranks \
-        tools/perseus-fused-bench fused/libperseus-fused.so* test/softnic/cuda_rw; do
+        tools/perseus-fused-bench fused/libperseus-fused.so* tools/softnic/test/cuda_rw; do
     [ -d "$file" ] && continue # Meson's folders of objects
     mkdir -p "$folder/build/$(dirname "$file")"
     cp -a "$file" "$folder/build/$file"

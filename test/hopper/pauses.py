@@ -7,7 +7,7 @@ usage: pauses.py SOFTNIC_RUN SOFTNICCTL TEST_HOPPER_NODES [--fault port|cut|queu
 port: a cable is pulled, and the NIC reports it. cut: nothing passes, and no port says so. queue: a queue pair fails. The rail is replaced when the last
 side has sent again what was lost: 200 ms after the event of a port, else 1 s more than the NIC retries, and BUSY_MS for a busy machine. The pause is the
 time of the slowest launch less that of the usual one; the emulator is slow, so BUSY_LAUNCH_MS more is allowed there. --standby: each rank has one rail,
-and another stands by. --json: the runs, one a line, for tools/record.py.
+and another stands by. --json: the runs, one a line, for tools/dev/record.py.
 """
 import argparse
 import json

@@ -672,7 +672,7 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* tools/faults takes a rail meanwhile, and sets how many launches there are. */
+/* tools/dev/faults takes a rail meanwhile, and sets how many launches there are. */
 Test(moe_nodes, launches_go_on, .timeout = 300)
 {
     const char *launches = getenv("PRS_TEST_LAUNCHES");

@@ -220,7 +220,7 @@ Test(nodes, fused_and_unfused_plans_share_a_proxy, .timeout = 300)
 }
 
 /* ---- a rail is lost ---- */
-/* tools/faults takes a rail meanwhile, and sets how many launches there are. */
+/* tools/dev/faults takes a rail meanwhile, and sets how many launches there are. */
 static void assert_launches_go_on(enum prs_fused_op op, enum prs_fused_path path, uint32_t world, bool apart)
 {
     const char *launches = getenv("PRS_TEST_LAUNCHES");

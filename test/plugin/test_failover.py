@@ -7,7 +7,7 @@ usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|que
 link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of the slowest
 iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again. --standby: each connection has one rail, and the
 other stands by: it carries data only while the first is lost. --json: the runs, one a line,
-for tools/record.py.
+for tools/dev/record.py.
 """
 import argparse
 import json

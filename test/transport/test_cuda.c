@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory in the transport, between two processes that start CUDA after the fabric is open. There is no GPU: the
- * driver is test/softnic/fake_cuda, where a CPU that touches device memory ends. */
+ * driver is tools/fake_cuda, where a CPU that touches device memory ends. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "test/transport/pair.h"
 #include <perseus/heap.h>
-#include "test/softnic/fake_cuda/driver.h"
+#include "tools/fake_cuda/driver.h"
 
 enum { DATA_BYTES = 3 << 20, SIGNAL_BYTES = 4096, RANKS = 2, ROUNDS = 40, SLICE = 70001 };
 
@@ -49,7 +49,7 @@ static void start_cuda(const struct pair *pair)
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         void *symbol = dlsym(library, symbols[i].name);
 
-        must(symbol, "not the driver of test/softnic/fake_cuda: no %s", symbols[i].name);
+        must(symbol, "not the driver of tools/fake_cuda: no %s", symbols[i].name);
         memcpy(symbols[i].where, &symbol, sizeof(symbol));
     }
     cu.counts(&have);

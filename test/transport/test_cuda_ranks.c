@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* More ranks than GPUs: eight processes share one or two, and rank 0 puts to all others from device memory to device
- * memory. The driver is test/softnic/fake_cuda, which copies later, on its own threads. The commands are those of
+ * memory. The driver is tools/fake_cuda, which copies later, on its own threads. The commands are those of
  * perseus-perf putsignal --gpu: all puts of an iteration, then the signals of each group. Every other iteration has
  * only puts, and its groups stay open. */
 #include <criterion/criterion.h>

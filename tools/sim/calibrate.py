@@ -3,7 +3,7 @@
 """Fit perseus-sim to perseus-perf over the software NIC with 2 ranks, predict 4 and 8 ranks, then measure them and compare.
 
     tools/sim/calibrate.py                    # with ./build; prints a table and a summary
-    tools/sim/calibrate.py --json > rows      # rows for tools/record.py
+    tools/sim/calibrate.py --json > rows      # rows for tools/dev/record.py
     tools/sim/calibrate.py --measured FILE    # with what an earlier run measured (doc/results/sim-calibration.json), after the model has changed
     tools/sim/calibrate.py --pack FOLDER      # copy all that is needed; there: FOLDER/tools/sim/calibrate.py
 

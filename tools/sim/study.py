@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the simulations behind a page or a plot of doc/simulator.md, and print their rows.
 
-    tools/sim/study.py paper | tools/record.py sim-paper --machine "any: a model" --command "tools/sim/study.py paper"
+    tools/sim/study.py paper | tools/dev/record.py sim-paper --machine "any: a model" --command "tools/sim/study.py paper"
     tools/sim/study.py --list
 
 Equal seeds give equal rows on any machine, except for times of the machine itself (statistics).

@@ -8,7 +8,7 @@
 
 #include "tools/softnic/memory/cuda_api.h"
 
-/* As in cuda.h (test/softnic/test_cuda_abi.c compares them). */
+/* As in cuda.h (tools/softnic/test/test_cuda_abi.c compares them). */
 struct sn_cu_copy2d {
     size_t src_x, src_y;
     int src_type;

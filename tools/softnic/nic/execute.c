@@ -13,7 +13,7 @@
 
 enum {
     SPIN_BYTES = 16 << 10,
-    SPIN_NS = 12000, /* about one small copy and its mark (test/softnic/test_cuda_rw.c prints the measured time) */
+    SPIN_NS = 12000, /* about one small copy and its mark (test_cuda_rw.c prints the measured time) */
 };
 
 uint64_t sn_rnr_ns(uint32_t code)

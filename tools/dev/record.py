@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the JSON lines of a measurement as doc/results/NAME.json, with what is needed to repeat it.
+
+usage: some-command --json | tools/dev/record.py NAME --machine "2 x H200" --command "some-command --json" [--commit C] [--note TEXT]
+Lines that are not JSON objects are left out; nothing on standard input is an error.
+"""
+import argparse
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("--machine", required=True)
+    parser.add_argument("--command", required=True)
+    parser.add_argument("--commit", help="of what was measured (default: HEAD)")
+    parser.add_argument("--note", default="")
+    args = parser.parse_args()
+    commit = args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
+                                           check=True).stdout.strip()
+    rows = [json.loads(line) for line in sys.stdin if line.lstrip().startswith("{")]
+    if not rows:
+        sys.exit("record: no JSON object on standard input")
+    head = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": args.machine, "command": args.command}
+    if args.note:
+        head["note"] = args.note
+    body = ",\n".join("    " + json.dumps(row) for row in rows)
+    text = json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + body + "\n  ]\n}\n"
+    json.loads(text)
+    path = ROOT / "doc/results" / (args.name + ".json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    print(f"{path.relative_to(ROOT)}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()
