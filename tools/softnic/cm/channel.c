@@ -23,6 +23,7 @@ struct cm_event {
 };
 
 static pthread_cond_t acked = PTHREAD_COND_INITIALIZER;
+static struct cm_channel *channels; /* that are not destroyed */
 
 static struct cm_channel *channel_of(struct cm_id *id)
 {
@@ -48,8 +49,13 @@ struct sn_rdma_channel *rdma_create_event_channel(void)
     channel->queued.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     channel->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (channel->abi.fd >= 0 && channel->queued.fd >= 0 && channel->timer.fd >= 0 &&
-        !watch(channel, &channel->queued) && !watch(channel, &channel->timer))
+        !watch(channel, &channel->queued) && !watch(channel, &channel->timer)) {
+        cm_lock();
+        channel->next = channels;
+        channels = channel;
+        cm_unlock();
         return &channel->abi;
+    }
     error = errno;
     rdma_destroy_event_channel(&channel->abi);
     errno = error;
@@ -64,11 +70,15 @@ static void close_if_open(int fd)
 
 void rdma_destroy_event_channel(struct sn_rdma_channel *abi)
 {
-    struct cm_channel *channel = (struct cm_channel *)abi;
+    struct cm_channel *channel = (struct cm_channel *)abi, **at = &channels;
 
     if (!channel)
         return;
     cm_lock();
+    while (*at && *at != channel)
+        at = &(*at)->next;
+    if (*at)
+        *at = channel->next;
     while (channel->ids) /* of a program that destroys the channel first: they get no more events */
         if (channel->ids->state == CM_ARRIVING)
             cm_id_free_locked(channel->ids);
@@ -373,26 +383,48 @@ static bool may_block(int fd)
     return flags >= 0 && !(flags & O_NONBLOCK);
 }
 
+/* Take the lock to use a channel. Programs destroy a channel while a thread of theirs asks for events, as rping does at
+ * its end. In the kernel such a thread waits on, since closing a descriptor does not wake who reads from it; here it
+ * may be awake, or be late to ask. It then waits for the end of the process, or to be cancelled. */
+static void lock_channel(const struct cm_channel *channel)
+{
+    const struct cm_channel *found;
+
+    cm_lock();
+    for (found = channels; found && found != channel; found = found->next) {
+    }
+    if (found)
+        return;
+    cm_unlock();
+    sn_log("rdma_get_cm_event: the channel was destroyed, so this thread waits until the process ends");
+    for (;;)
+        pause();
+}
+
 int rdma_get_cm_event(struct sn_rdma_channel *abi, struct sn_rdma_event **out)
 {
     struct cm_channel *channel = (struct cm_channel *)abi;
     struct cm_event *event;
-    bool migrate;
+    bool migrate, block;
 
     if (!channel || !out)
         return cm_fail(EINVAL);
     for (;;) {
-        struct pollfd fd = {.fd = abi->fd, .events = POLLIN};
+        struct pollfd fd = {.events = POLLIN};
 
-        if (poll(&fd, 1, may_block(abi->fd) ? -1 : 0) < 0)
+        lock_channel(channel);
+        fd.fd = abi->fd;
+        block = may_block(fd.fd);
+        cm_unlock();
+        if (poll(&fd, 1, block ? -1 : 0) < 0)
             return -1; /* EINTR */
-        cm_lock();
+        lock_channel(channel);
         event = event_get(channel);
         migrate = event && event->abi.event == SN_RDMA_CONNECT_REQUEST && event->counted->sync;
         cm_unlock();
         if (event)
             break;
-        if (!may_block(abi->fd) && !fd.revents)
+        if (!block && !fd.revents)
             return cm_fail(EAGAIN);
     }
     /* What comes for a synchronous listener is synchronous. */

@@ -31,7 +31,8 @@ struct cm_channel {
     struct cm_socket queued, timer; /* an eventfd and a timerfd */
     struct cm_event *events, **events_end;
     struct cm_id *ids;
-    uint64_t timer_ns; /* when the timer goes off; 0: not set */
+    struct cm_channel *next; /* of those that are not destroyed */
+    uint64_t timer_ns;       /* when the timer goes off; 0: not set */
 };
 
 enum cm_state {

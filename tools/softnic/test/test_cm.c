@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/softnic/test/cm_support.h"
 
@@ -277,6 +278,41 @@ Test(cm, threads_share_channels_and_ids)
 }
 
 /* ---- channels and synchronous calls ---- */
+
+/* Take events until there is an error. */
+static void *take_all(void *arg)
+{
+    struct sn_rdma_event *event;
+
+    while (!rdma_get_cm_event(arg, &event))
+        rdma_ack_cm_event(event);
+    return arg;
+}
+
+/* rping destroys its channel while a thread asks for events: that one may wait, be awake, or be about to ask. */
+Test(cm, who_asks_for_events_of_a_destroyed_channel_waits)
+{
+    enum { TRIES = 300 };
+    pthread_t thread;
+    void *result;
+
+    for (int i = 0; i < TRIES; i++) {
+        struct sn_rdma_channel *channel = channel_new();
+        struct sn_rdma_id *id = id_new(channel, SN_RDMA_PS_TCP);
+
+        cr_assert_eq(fcntl(channel->fd, F_SETFL, 0), 0, "block");
+        cr_assert_eq(pthread_create(&thread, NULL, take_all, channel), 0);
+        if (i % 2)
+            usleep((useconds_t)(i * 2));
+        cr_assert_eq(rdma_resolve_addr(id, NULL, at(DEVICE_1, PORT), 1000), 0); /* wakes the thread */
+        rdma_destroy_id(id);
+        rdma_destroy_event_channel(channel);
+        usleep(500);
+        pthread_cancel(thread);
+        cr_assert_eq(pthread_join(thread, &result), 0);
+        cr_assert_eq(result, PTHREAD_CANCELED, "try %d: the thread got an error", i);
+    }
+}
 
 Test(cm, an_id_takes_its_events_along_to_another_channel)
 {
