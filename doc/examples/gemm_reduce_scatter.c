@@ -30,18 +30,18 @@ static void body(struct rank *rank)
     struct prs_fused_config config = {
         .rank = rank->index, .world = RANKS, .device = rank->device, .allgather = allgather, .user = rank};
     /* B is [n, k], as torch.nn.Linear keeps its weight. */
-    struct prs_fused_shape shape = {.op = PRS_FUSED_REDUCE_SCATTER, .m = M, .n = N, .k = K, .b_is_n_k = 1};
+    struct prs_gemm_shape shape = {.op = PRS_GEMM_REDUCE_SCATTER, .m = M, .n = N, .k = K, .b_transposed = 1};
     /* For so small a product the plan would choose separate steps. A program passes NULL instead. */
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
     struct prs_fused_error error;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     struct prs_fused *ctx;
     cudaStream_t stream;
     uint16_t *host;
     void *a, *b, *c;
 
-    CHECK(prs_fused_open(&config, &ctx), prs_fused_error_text());                    /* collective: all ranks call it */
-    CHECK(prs_fused_plan_open(ctx, &shape, &tuning, &plan), prs_fused_error_text()); /* collective */
+    CHECK(prs_fused_open(&config, &ctx), prs_fused_error_text());                   /* collective: all ranks call it */
+    CHECK(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), prs_fused_error_text()); /* collective */
 
     a = upload(rank->index, (uint64_t)M * K);
     b = upload(100 + rank->index, (uint64_t)N * K);
@@ -50,9 +50,9 @@ static void body(struct rank *rank)
 
     /* No step of the host is needed between launches; they may also be captured into a graph. */
     for (int i = 0; i < LAUNCHES; i++) {
-        struct prs_fused_operands operands = {.a = a, .b = b, .c = c};
+        struct prs_gemm_operands operands = {.a = a, .b = b, .c = c};
 
-        CHECK(prs_fused_launch(plan, &operands, stream), prs_fused_error_text());
+        CHECK(prs_gemm_launch(plan, &operands, stream), prs_fused_error_text());
     }
     CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK(prs_fused_poll_error(ctx, &error), error.text); /* did every wait for another rank end? */
@@ -65,7 +65,7 @@ static void body(struct rank *rank)
     CHECK_CUDA(cudaFree(b));
     CHECK_CUDA(cudaFree(c));
     CHECK_CUDA(cudaStreamDestroy(stream));
-    prs_fused_plan_close(plan); /* collective */
+    prs_gemm_plan_close(plan); /* collective */
     prs_fused_close(ctx);
 }
 

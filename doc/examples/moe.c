@@ -70,7 +70,7 @@ static void body(struct rank *rank)
                                   .columns = COLUMNS,
                                   .experts = EXPERTS,
                                   .top_k = TOP_K,
-                                  .weights_are_n_h = 1};
+                                  .weights_transposed = 1};
     struct prs_moe_expert_rows *parts;
     struct prs_moe_batch batch = {0};
     struct prs_fused_error error;

@@ -62,7 +62,7 @@ static void body(struct rank *rank)
     CHECK_CUDA(cudaMalloc(&out, count * 2));
     CHECK_CUDA(cudaStreamCreate(&stream));
 
-    CHECK(prs_ring_attention(plan, q, k, v, out, NULL, stream), prs_fused_error_text());
+    CHECK(prs_attention_launch(plan, q, k, v, out, NULL, stream), prs_fused_error_text());
     CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK(prs_fused_poll_error(ctx, &error), error.text);
 

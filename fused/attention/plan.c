@@ -355,8 +355,8 @@ static int encode_inputs(struct prs_attention_plan *p, const void *q, const void
     return r;
 }
 
-int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out, float *lse,
-                       struct CUstream_st *stream)
+int prs_attention_launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out,
+                         float *lse, struct CUstream_st *stream)
 {
     int before, r;
     if (!q || !k || !v || !out)

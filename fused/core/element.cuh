@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The 16-bit elements of products. A kernel of each type is an instance of its own. DTYPE: enum prs_fused_dtype. */
+/* The 16-bit elements of products. A kernel of each type is an instance of its own. DTYPE: enum prs_dtype. */
 #ifndef PERSEUS_FUSED_ELEMENT_CUH
 #define PERSEUS_FUSED_ELEMENT_CUH
 

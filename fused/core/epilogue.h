@@ -15,7 +15,7 @@ struct prs_epilogue {
     const uint16_t *bias;    /* of the type of A and B, one per column of the product */
     const void *residual;    /* of the type of C */
     uint64_t residual_pitch; /* elements from one row of the residual to the next */
-    uint32_t activation;     /* enum prs_fused_activation */
+    uint32_t activation;     /* enum prs_activation */
     uint32_t gated;
     uint32_t any; /* 0: the result is the sum itself */
 };

@@ -13,41 +13,41 @@
 enum { MAX_CANDIDATES = 20 };
 
 /* The default first, so that a tie keeps it. */
-static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                                struct prs_fused_tuning *list)
+static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                                struct prs_gemm_tuning *list)
 {
-    uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    uint32_t count = 1, world = shape->op == PRS_GEMM_ALONE ? 1 : ctx->config.world;
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
-    uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
+    uint32_t ctas = shape->op == PRS_GEMM_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
     bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
     if (world == 1)
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
-        list[count++] = (struct prs_fused_tuning){.band = band, .mover = ctas};
+        list[count++] = (struct prs_gemm_tuning){.band = band, .mover = ctas};
         if (copies) /* the plan chooses the pieces along k */
-            list[count++] = (struct prs_fused_tuning){.band = band, .mover = PRS_MOVED_BY_COPY_ENGINES};
+            list[count++] = (struct prs_gemm_tuning){.band = band, .mover = PRS_MOVED_BY_COPY_ENGINES};
     }
     for (uint32_t segments = 1; copies && segments <= 4; segments++)
         list[count++] =
-            (struct prs_fused_tuning){.band = pairs, .mover = PRS_MOVED_BY_COPY_ENGINES, .segments = segments};
+            (struct prs_gemm_tuning){.band = pairs, .mover = PRS_MOVED_BY_COPY_ENGINES, .segments = segments};
     for (uint32_t tiles = 1; ctx->place.nodes > 1 && tiles <= 64; tiles *= 8)
         list[count++].tiles_per_signal = tiles;
-    list[count++] = (struct prs_fused_tuning){.spread = 1, .mover = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED, .mover = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED, .mover = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED, .mover = ctas};
+    list[count++] = (struct prs_gemm_tuning){.spread = 1, .mover = ctas};
+    list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_UNPACED, .mover = ctas};
+    list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_PACED, .mover = ctas};
+    list[count++] = (struct prs_gemm_tuning){.spread = 1, .paced = PRS_GEMM_UNPACED, .mover = ctas};
     return count;
 }
 
 /* Milliseconds per launch of the slowest rank. */
-static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                          const struct prs_fused_tuning *tuning, const struct prs_fused_operands *operands,
+static int time_candidate(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                          const struct prs_gemm_tuning *tuning, const struct prs_gemm_operands *operands,
                           uint32_t rounds, cudaStream_t stream, cudaEvent_t *events, float *slowest)
 {
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     float mine = 0, *all;
-    int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
+    int r = prs_gemm_plan_open(ctx, shape, tuning, &plan);
     if (r)
         return r;
     all = calloc(ctx->config.world, sizeof(*all));
@@ -57,7 +57,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
         if (!r)
-            r = prs_fused_launch(plan, operands, stream);
+            r = prs_gemm_launch(plan, operands, stream);
     }
     if (!r)
         r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
@@ -72,14 +72,15 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
     free(all);
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     return r;
 }
 
-int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_operands *operands,
-                 uint32_t rounds, cudaStream_t stream, struct prs_fused_tuning *best)
+int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                      const struct prs_gemm_operands *operands, uint32_t rounds, cudaStream_t stream,
+                      struct prs_gemm_tuning *best)
 {
-    struct prs_fused_tuning list[MAX_CANDIDATES];
+    struct prs_gemm_tuning list[MAX_CANDIDATES];
     cudaEvent_t events[2];
     uint32_t count = list_candidates(ctx, shape, list);
     float least = FLT_MAX;

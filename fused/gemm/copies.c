@@ -2,7 +2,7 @@
 #include "fused/gemm/copies.h"
 
 /* A piece, then its flag. */
-static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
+static int copy_piece(struct prs_gemm_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;
     const struct prs_schedule *s = &p->schedule;
@@ -25,7 +25,7 @@ static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
     return r ? r : prs_copy_stream_word(p->base.copies, flag, &args->sync.words->copying);
 }
 
-int prs_copies_enqueue(struct prs_fused_plan *p)
+int prs_copies_enqueue(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->schedule;
     int r = 0;

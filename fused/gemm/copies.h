@@ -7,6 +7,6 @@
 #include "fused/gemm/plan.h"
 
 /* Enqueues all copies of a launch on the plan's copy stream. 0 or -EIO. */
-int prs_copies_enqueue(struct prs_fused_plan *p);
+int prs_copies_enqueue(struct prs_gemm_plan *p);
 
 #endif

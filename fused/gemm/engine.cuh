@@ -17,12 +17,12 @@
 
 /* Compile-time shape of one kernel. */
 template <int DTYPE, int OP, int B_N_MAJOR, bool FAR = false> struct engine {
-    static constexpr int dtype = DTYPE; /* of A and B: enum prs_fused_dtype */
+    static constexpr int dtype = DTYPE; /* of A and B: enum prs_dtype */
     static constexpr int op = OP;
     static constexpr int b_n_major = B_N_MAJOR;
-    static constexpr bool gathers = OP == PRS_FUSED_ALLGATHER;
-    static constexpr bool reduces = OP == PRS_FUSED_REDUCE_SCATTER || OP == PRS_FUSED_ALLREDUCE;
-    static constexpr bool broadcasts = OP == PRS_FUSED_ALLREDUCE;
+    static constexpr bool gathers = OP == PRS_GEMM_ALLGATHER;
+    static constexpr bool reduces = OP == PRS_GEMM_REDUCE_SCATTER || OP == PRS_GEMM_ALLREDUCE;
+    static constexpr bool broadcasts = OP == PRS_GEMM_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr int slabs = gathers ? 1 : 2;           /* store buffers per warpgroup */
     static constexpr int cluster = 2;                       /* CTAs that multicast to each other */

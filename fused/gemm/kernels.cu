@@ -11,27 +11,27 @@ typedef void (*kernel_fn)(const struct prs_kernel_args);
 template <int DTYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, bool far)
 {
     static const kernel_fn near_table[4][2] = {
-        {fused_kernel<engine<DTYPE, PRS_FUSED_GEMM, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_GEMM, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 0>>,
-         fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 0>>, fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_ALONE, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALONE, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 0>>,
+         fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 1>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 1>>},
     };
     static const kernel_fn far_table[4][2] = {
         {NULL, NULL}, /* nothing is communicated */
-        {fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_FUSED_REDUCE_SCATTER, 1, true>>},
-        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_FUSED_ALLGATHER, 1, true>>},
-        {fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_FUSED_ALLREDUCE, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 1, true>>},
+        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 0, true>>,
+         fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 1, true>>},
     };
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
-static kernel_fn kernel_of(const struct prs_fused_shape *s, bool far)
+static kernel_fn kernel_of(const struct prs_gemm_shape *s, bool far)
 {
-    int b_n_major = !s->b_is_n_k;
+    int b_n_major = !s->b_transposed;
     return s->dtype == PRS_DTYPE_FP16 ? kernel_of_type<PRS_DTYPE_FP16>(s->op, b_n_major, far)
                                       : kernel_of_type<PRS_DTYPE_BF16>(s->op, b_n_major, far);
 }
@@ -39,10 +39,10 @@ static kernel_fn kernel_of(const struct prs_fused_shape *s, bool far)
 static int load(void)
 {
     int r = launch_load(begin_copies);
-    for (uint32_t op = PRS_FUSED_GEMM; op <= PRS_FUSED_ALLREDUCE; op++)
+    for (uint32_t op = PRS_GEMM_ALONE; op <= PRS_GEMM_ALLREDUCE; op++)
         for (uint32_t variant = 0; variant < 8 && r == 0; variant++) {
-            struct prs_fused_shape s = {};
-            s.op = (enum prs_fused_op)op, s.b_is_n_k = variant & 1, s.dtype = variant >> 1 & 1;
+            struct prs_gemm_shape s = {};
+            s.op = (enum prs_gemm_op)op, s.b_transposed = variant & 1, s.dtype = variant >> 1 & 1;
             kernel_fn kernel = kernel_of(&s, variant >> 2 != 0);
             r = kernel ? launch_load(kernel) : 0;
         }
@@ -52,13 +52,13 @@ static const bool added = prs_load_add(load);
 
 static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
-extern "C" int prs_kernels_prepare(const struct prs_fused_shape *s, bool far, uint32_t *clusters)
+extern "C" int prs_kernels_prepare(const struct prs_gemm_shape *s, bool far, uint32_t *clusters)
 {
     return launch_prepare(kernel_of(s, far), &shape, clusters);
 }
 
-extern "C" int prs_kernels_launch(const struct prs_fused_shape *s, const struct prs_kernel_args *args,
-                                  uint32_t clusters, cudaStream_t stream)
+extern "C" int prs_kernels_launch(const struct prs_gemm_shape *s, const struct prs_kernel_args *args, uint32_t clusters,
+                                  cudaStream_t stream)
 {
     return launch_kernel(kernel_of(s, args->schedule.place.nodes > 1), &shape, clusters, stream, *args);
 }

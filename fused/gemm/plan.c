@@ -17,14 +17,14 @@
 enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's coordinate in a tensor is a signed number */
 
 /* Bytes of one bank of what the other ranks write here. */
-static uint64_t bank_bytes(const struct prs_fused_plan *p)
+static uint64_t bank_bytes(const struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    if (s->place.world == 1 || s->op == PRS_FUSED_GEMM)
+    if (s->place.world == 1 || s->op == PRS_GEMM_ALONE)
         return 0;
-    if (s->op == PRS_FUSED_ALLGATHER && s->segments != 0)
+    if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0)
         return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
-    if (s->op == PRS_FUSED_ALLGATHER)
+    if (s->op == PRS_GEMM_ALLGATHER)
         return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0);
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
 }
@@ -34,26 +34,26 @@ static uint64_t flag_count(const struct prs_schedule *s)
 {
     if (s->segments != 0)
         return prs_schedule_segment_flag(s, s->place.world - 1, 0, 0);
-    if (s->op == PRS_FUSED_ALLGATHER)
+    if (s->op == PRS_GEMM_ALLGATHER)
         return prs_schedule_arrival(s, prs_schedule_gathered_slots(s), 0, 0);
     return prs_schedule_partial_flag(s, s->place.nodes * (s->place.local_ranks - 1), 0, 0);
 }
 
-static struct prs_fused_plan *self(struct prs_plan *p)
+static struct prs_gemm_plan *self(struct prs_plan *p)
 {
-    return (struct prs_fused_plan *)p;
+    return (struct prs_gemm_plan *)p;
 }
 
 /* Numbers of the plan's needs. */
 enum { STAGING, FLAGS, SIGNALS, TURNS }; /* the unfused path has no turns */
 
-static void fill_args(struct prs_fused_plan *p)
+static void fill_args(struct prs_gemm_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
     struct prs_schedule *s = &a->schedule;
     if (prs_tuning_copies(&p->info.tuning))
         s->segments = p->info.tuning.segments;
-    a->paced = p->info.tuning.paced == PRS_PACED;
+    a->paced = p->info.tuning.paced == PRS_GEMM_PACED;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
     s->group = p->info.tuning.tiles_per_signal;
     a->flag_bank = (uint32_t)flag_count(s);
@@ -61,13 +61,13 @@ static void fill_args(struct prs_fused_plan *p)
 }
 
 /* All banks of flags or counters. */
-static uint64_t flag_words(const struct prs_fused_plan *p)
+static uint64_t flag_words(const struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    return (s->op == PRS_FUSED_ALLGATHER && s->segments == 0 ? 2 : 1) * (uint64_t)p->args.flag_bank;
+    return (s->op == PRS_GEMM_ALLGATHER && s->segments == 0 ? 2 : 1) * (uint64_t)p->args.flag_bank;
 }
 
-static int need_workspace(struct prs_fused_plan *p)
+static int need_workspace(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     uint64_t counters = s->place.nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
@@ -91,7 +91,7 @@ static int need_workspace(struct prs_fused_plan *p)
     return s->segments != 0 ? prs_plan_copies(&p->base) : 0;
 }
 
-static int place_copies(struct prs_fused_plan *p)
+static int place_copies(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_tensor t = {.base = p->args.staging[0],
@@ -106,7 +106,7 @@ static int place_copies(struct prs_fused_plan *p)
 
 static int place(struct prs_plan *base)
 {
-    struct prs_fused_plan *p = self(base);
+    struct prs_gemm_plan *p = self(base);
     struct prs_kernel_args *a = &p->args;
     const struct prs_schedule *s = &a->schedule;
     if (base->needs == 0)
@@ -115,7 +115,7 @@ static int place(struct prs_plan *base)
         a->staging[peer] = base->memory[STAGING]->at[peer];
         a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
-        if (p->info.tuning.path == PRS_PATH_FUSED)
+        if (p->info.tuning.path == PRS_GEMM_PATH_FUSED)
             a->turns[peer] = (struct prs_turns *)base->memory[TURNS]->at[peer];
     }
     /* Banks begin at the same places for all plans. */
@@ -136,16 +136,16 @@ static int check_stride(char name, uint32_t ld, uint32_t columns)
                     name, ld, columns);
 }
 
-static int check_strides(const struct prs_fused *ctx, const struct prs_fused_shape *s)
+static int check_strides(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
 {
     int r = check_stride('A', s->lda, s->k);
     if (!r)
-        r = check_stride('B', s->ldb, s->b_is_n_k ? s->k : s->n);
+        r = check_stride('B', s->ldb, s->b_transposed ? s->k : s->n);
     if (!r)
         r = check_stride('C', s->ldc, prs_result_columns(s));
     if (r || !prs_has_gaps(s))
         return r;
-    if (s->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != prs_result_columns(s))
+    if (s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != prs_result_columns(s))
         return prs_fail(-EINVAL,
                         "fused: between nodes the rows of an all-reduce's C have no gaps, but ldc is %u for %u "
                         "columns",
@@ -153,17 +153,16 @@ static int check_strides(const struct prs_fused *ctx, const struct prs_fused_sha
     return 0;
 }
 
-static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
         return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
     if (shape->m > MOST_DIMENSION || shape->n > MOST_DIMENSION || shape->k > MOST_DIMENSION)
         return prs_fail(-EINVAL, "fused: product %u x %u x %u: no dimension may exceed %u", shape->m, shape->n,
                         shape->k, MOST_DIMENSION);
-    if (shape->op > PRS_FUSED_ALLREDUCE)
+    if (shape->op > PRS_GEMM_ALLREDUCE)
         return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
-    if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&
-        shape->m % ctx->config.world != 0)
+    if ((shape->op == PRS_GEMM_REDUCE_SCATTER || shape->op == PRS_GEMM_ALLGATHER) && shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
     if (shape->dtype > PRS_DTYPE_FP16)
         return prs_fail(-EINVAL, "fused: dtype %u: the A and B of a product are bf16 (%d) or fp16 (%d)", shape->dtype,
@@ -171,7 +170,7 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if (shape->c_dtype != 0 && shape->c_dtype != PRS_DTYPE_FP32)
         return prs_fail(-EINVAL, "fused: c_dtype %u: C has the type of A and B (0) or is fp32 (%d)", shape->c_dtype,
                         PRS_DTYPE_FP32);
-    if (shape->c_dtype != 0 && shape->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1)
+    if (shape->c_dtype != 0 && shape->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)
         return prs_fail(-EINVAL,
                         "fused: between nodes the C of an all-reduce has the type of A and B, and c_dtype is %u",
                         shape->c_dtype);
@@ -180,7 +179,7 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if (shape->gated && shape->n % 2 != 0)
         return prs_fail(
             -EINVAL, "fused: a gated product of %u columns: half of them are the gate, so they must be even", shape->n);
-    if (shape->c_anywhere && shape->op == PRS_FUSED_ALLREDUCE && shape->ldc != 0 &&
+    if (shape->c_anywhere && shape->op == PRS_GEMM_ALLREDUCE && shape->ldc != 0 &&
         shape->ldc != prs_result_columns(shape))
         return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
                         shape->ldc, prs_result_columns(shape));
@@ -194,30 +193,30 @@ enum { WITHOUT_LT = 1 }; /* cuBLASLt cannot run the shape on some rank */
  * ranks may not see that file. */
 struct finding {
     uint32_t found;
-    struct prs_fused_tuning tuning;
+    struct prs_gemm_tuning tuning;
 };
 static_assert(sizeof(struct finding) <= sizeof(((struct prs_hint *)NULL)->first), "a finding fits a hint");
 
 /* Without cuBLASLt a plan that only prefers the unfused path takes the fused one: it is slower, but right. */
-static int choose_path(struct prs_fused_plan *p, const struct prs_hint *agreed)
+static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
 {
-    bool demanded = p->wanted && p->wanted->path == PRS_PATH_UNFUSED;
+    bool demanded = p->wanted && p->wanted->path == PRS_GEMM_PATH_UNFUSED;
     int r = agreed && (agreed->flags & WITHOUT_LT) ? -ENOTSUP : prs_unfused_open(p);
     if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.place.world))
         return r;
     p->base.call.hint.flags |= WITHOUT_LT;
-    p->info.tuning.path = PRS_PATH_FUSED;
+    p->info.tuning.path = PRS_GEMM_PATH_FUSED;
     p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
     return need_workspace(p);
 }
 
 /* The ranks of an all-reduce store into the result of all; no rank begins to store before this one has begun the same
  * launch, and so has copied the result of the launch before. */
-static void need_result(struct prs_fused_plan *p)
+static void need_result(struct prs_gemm_plan *p)
 {
-    const struct prs_fused_shape *s = &p->shape;
+    const struct prs_gemm_shape *s = &p->shape;
     p->result = 0;
-    if (s->c_anywhere && s->op == PRS_FUSED_ALLREDUCE && p->args.schedule.place.world > 1 && p->inbox_rows < s->m)
+    if (s->c_anywhere && s->op == PRS_GEMM_ALLREDUCE && p->args.schedule.place.world > 1 && p->inbox_rows < s->m)
         p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
                                       (uint64_t)s->m * p->args.n * prs_result_element(s));
 }
@@ -226,7 +225,7 @@ static const char *const terms[] = {"operation",
                                     "m",
                                     "n",
                                     "k",
-                                    "b_is_n_k",
+                                    "b_transposed",
                                     "activation",
                                     "ldc",
                                     "gated",
@@ -243,17 +242,17 @@ static const char *const terms[] = {"operation",
                                     "tiles_per_signal",
                                     "bytes of arguments"};
 
-static void add_terms(struct prs_fused_plan *p)
+static void add_terms(struct prs_gemm_plan *p)
 {
-    const struct prs_fused_shape *sh = &p->shape;
-    const struct prs_fused_tuning *t = &p->info.tuning;
+    const struct prs_gemm_shape *sh = &p->shape;
+    const struct prs_gemm_tuning *t = &p->info.tuning;
     const uint64_t values[] = {sh->op,
                                sh->m,
                                sh->n,
                                sh->k,
-                               sh->b_is_n_k != 0,
+                               sh->b_transposed != 0,
                                sh->activation,
-                               sh->op == PRS_FUSED_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
+                               sh->op == PRS_GEMM_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
                                sh->gated != 0,
                                sh->c_anywhere != 0,
                                sh->dtype,
@@ -274,8 +273,8 @@ static void add_terms(struct prs_fused_plan *p)
 
 static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
-    struct prs_fused_plan *p = self(base);
-    const struct prs_fused_shape *shape = &p->shape;
+    struct prs_gemm_plan *p = self(base);
+    const struct prs_gemm_shape *shape = &p->shape;
     struct prs_fused *ctx = base->ctx;
     struct finding file = {0};
     uint32_t clusters, world = base->alone ? 1 : ctx->config.world, nodes = base->alone ? 1 : ctx->place.nodes;
@@ -283,7 +282,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     int r = check_shape(ctx, shape);
     if (r)
         return r;
-    p->info = (struct prs_fused_plan_info){.reason = NULL};
+    p->info = (struct prs_gemm_info){.reason = NULL};
     p->inbox_rows = 0;
     if (agreed)
         memcpy(&file, agreed->first, sizeof(file));
@@ -302,7 +301,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
                       shape->k, p->info.tuning.band);
     p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
-    r = p->info.tuning.path == PRS_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
+    r = p->info.tuning.path == PRS_GEMM_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
     need_result(p);
     add_terms(p);
     return r;
@@ -316,7 +315,7 @@ static void close_lt(struct prs_plan *base)
 
 static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
 {
-    struct prs_fused_plan *p = self(base);
+    struct prs_gemm_plan *p = self(base);
     return prs_kernels_launch(&p->shape, &p->args, p->info.tuning.clusters, stream);
 }
 
@@ -330,8 +329,8 @@ static int enqueue_copies(struct prs_plan *base)
     return prs_copies_enqueue(self(base));
 }
 
-int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                        const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
+int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
+                       struct prs_gemm_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "a matrix product",
                                                 .kind = PRS_CALL_GEMM,
@@ -342,33 +341,33 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
                                                 .kernel = launch_kernel,
                                                 .begin_copies = begin_copies,
                                                 .copies = enqueue_copies};
-    struct prs_fused_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
+    struct prs_gemm_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->base.sync = &p->args.sync;
-    p->base.alone = shape->op == PRS_FUSED_GEMM;
+    p->base.alone = shape->op == PRS_GEMM_ALONE;
     p->shape = *shape;
     p->rows = shape->m;
     p->wanted = tuning;
     return prs_plan_open(&p->base, (void **)out);
 }
 
-void prs_fused_plan_close(struct prs_fused_plan *p)
+void prs_gemm_plan_close(struct prs_gemm_plan *p)
 {
     prs_plan_close(p ? &p->base : NULL);
 }
 
-void prs_fused_plan_query(const struct prs_fused_plan *p, struct prs_fused_plan_info *info)
+void prs_gemm_plan_query(const struct prs_gemm_plan *p, struct prs_gemm_info *info)
 {
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
     info->shared_bytes = p->base.shared_bytes;
 }
 
-static int encode_inputs(struct prs_fused_plan *p)
+static int encode_inputs(struct prs_gemm_plan *p)
 {
-    const struct prs_fused_shape *sh = &p->shape;
-    bool gathers = sh->op == PRS_FUSED_ALLGATHER;
+    const struct prs_gemm_shape *sh = &p->shape;
+    bool gathers = sh->op == PRS_GEMM_ALLGATHER;
     uint64_t rows = gathers ? p->schedule.block_rows : p->rows;
     struct prs_tensor ta = {.base = p->operands.a,
                             .columns = sh->k,
@@ -378,7 +377,7 @@ static int encode_inputs(struct prs_fused_plan *p)
                             .swizzled = true};
     struct prs_tensor tb = {.base = p->operands.b, .pitch = sh->ldb, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
-    if (sh->b_is_n_k) { /* half of the columns of B per CTA */
+    if (sh->b_transposed) { /* half of the columns of B per CTA */
         tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
     } else {
         tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = PRS_TILE_K;
@@ -393,10 +392,10 @@ static int encode_inputs(struct prs_fused_plan *p)
 }
 
 /* A matrix that has the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
-static struct prs_tensor blocks_of(const struct prs_fused_plan *p, void *base, uint32_t columns, uint32_t pitch)
+static struct prs_tensor blocks_of(const struct prs_gemm_plan *p, void *base, uint32_t columns, uint32_t pitch)
 {
     const struct prs_schedule *s = &p->schedule;
-    bool one = p->shape.op == PRS_FUSED_REDUCE_SCATTER || p->args.whole != 0;
+    bool one = p->shape.op == PRS_GEMM_REDUCE_SCATTER || p->args.whole != 0;
     return (struct prs_tensor){.base = base,
                                .columns = columns,
                                .pitch = pitch,
@@ -406,7 +405,7 @@ static struct prs_tensor blocks_of(const struct prs_fused_plan *p, void *base, u
                                .swizzled = true};
 }
 
-static int encode_results(struct prs_fused_plan *p)
+static int encode_results(struct prs_gemm_plan *p)
 {
     void *c = p->operands.c;
     const struct prs_schedule *s = &p->schedule;
@@ -414,7 +413,7 @@ static int encode_results(struct prs_fused_plan *p)
     uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
-    if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
+    if (p->shape.op == PRS_GEMM_ALLREDUCE && s->place.world > 1) {
         home = prs_result_home(p, bytes);
         if (!home)
             return prs_fail(-EINVAL,
@@ -436,7 +435,7 @@ static int encode_results(struct prs_fused_plan *p)
 }
 
 /* What the operands ask for, for kernels of both paths. */
-static struct prs_epilogue epilogue_of(const struct prs_fused_plan *p)
+static struct prs_epilogue epilogue_of(const struct prs_gemm_plan *p)
 {
     struct prs_epilogue e = {.bias = p->operands.bias,
                              .residual = p->operands.residual,
@@ -447,11 +446,11 @@ static struct prs_epilogue epilogue_of(const struct prs_fused_plan *p)
     return e;
 }
 
-static int check_rows(const struct prs_fused_plan *p, const struct prs_fused_operands *x)
+static int check_rows(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
 {
     const struct prs_place *at = &p->args.schedule.place;
-    bool fused = p->info.tuning.path == PRS_PATH_FUSED;
-    bool divided = p->shape.op != PRS_FUSED_ALLREDUCE || (fused && at->nodes > 1);
+    bool fused = p->info.tuning.path == PRS_GEMM_PATH_FUSED;
+    bool divided = p->shape.op != PRS_GEMM_ALLREDUCE || (fused && at->nodes > 1);
     if (x->m > p->shape.m)
         return prs_fail(-EINVAL, "fused: a launch of %u rows: the plan was opened for at most %u", x->m, p->shape.m);
     if (divided && x->m % at->world != 0)
@@ -461,19 +460,19 @@ static int check_rows(const struct prs_fused_plan *p, const struct prs_fused_ope
     if (x->m_on_device && !fused)
         return prs_fail(-EINVAL,
                         "fused: m_on_device needs the fused path, and this plan takes the unfused one (%s): "
-                        "open it with tuning.path = PRS_PATH_FUSED",
+                        "open it with tuning.path = PRS_GEMM_PATH_FUSED",
                         p->info.reason);
     return 0;
 }
 
 /* Blocks must be whole, for one map of C, where the host does not know the rows, or the ranks do not divide them. */
-static void set_rows(struct prs_fused_plan *p)
+static void set_rows(struct prs_gemm_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
     const struct prs_place *at = &a->schedule.place;
-    enum prs_fused_op op = p->shape.op;
+    enum prs_gemm_op op = p->shape.op;
     const uint32_t *device = p->operands.m_on_device;
-    bool blocks = (op == PRS_FUSED_ALLGATHER || op == PRS_FUSED_ALLREDUCE) && at->world > 1;
+    bool blocks = (op == PRS_GEMM_ALLGATHER || op == PRS_GEMM_ALLREDUCE) && at->world > 1;
     p->rows = p->operands.m != 0 ? p->operands.m : p->shape.m;
     p->schedule = a->schedule;
     a->m = p->rows;
@@ -481,14 +480,14 @@ static void set_rows(struct prs_fused_plan *p)
     a->most_rows = p->shape.m;
     a->row_step = 1;
     a->whole = blocks && (device || p->rows % at->world != 0);
-    if (device && op != PRS_FUSED_ALLREDUCE)
+    if (device && op != PRS_GEMM_ALLREDUCE)
         a->row_step = at->world;
-    if (device && blocks && (op == PRS_FUSED_ALLGATHER || at->nodes > 1))
+    if (device && blocks && (op == PRS_GEMM_ALLGATHER || at->nodes > 1))
         a->row_step = PRS_PUSH_ROWS * at->world;
     prs_schedule_rows(&p->schedule, p->rows, a->whole != 0 && !device);
 }
 
-static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
+static int launch_fused(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     struct prs_tensor kept = blocks_of(p, p->operands.gathered, p->shape.k, 0);
     int r = encode_inputs(p);
@@ -500,7 +499,7 @@ static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
     return r ? r : prs_plan_launch(&p->base, stream);
 }
 
-static int check_operands(const struct prs_fused_plan *p, const struct prs_fused_operands *x)
+static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
 {
     if (!x->a || !x->b || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
         return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", x->a, x->b,
@@ -509,14 +508,14 @@ static int check_operands(const struct prs_fused_plan *p, const struct prs_fused
         return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
     if ((uintptr_t)x->gathered % 16 != 0)
         return prs_fail(-EINVAL, "fused: gathered %p: the pointer must be 16-byte aligned", x->gathered);
-    if (x->gathered && p->shape.op != PRS_FUSED_ALLGATHER)
+    if (x->gathered && p->shape.op != PRS_GEMM_ALLGATHER)
         return prs_fail(-EINVAL, "fused: gathered is set, but operation %d gathers nothing", (int)p->shape.op);
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
     return check_rows(p, x);
 }
 
-int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
+int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, struct CUstream_st *stream)
 {
     int before, r = check_operands(p, x);
     bool copies;
@@ -531,7 +530,7 @@ int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *
     if (copies)
         p->operands.c = p->base.memory[p->result - 1]->at[0];
     p->args.epilogue = epilogue_of(p);
-    if (p->info.tuning.path == PRS_PATH_UNFUSED)
+    if (p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else
         r = launch_fused(p, stream);

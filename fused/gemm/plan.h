@@ -13,40 +13,40 @@ static inline uint64_t prs_pitch(uint32_t ld, uint32_t columns)
 }
 
 /* Columns of C. */
-static inline uint32_t prs_result_columns(const struct prs_fused_shape *s)
+static inline uint32_t prs_result_columns(const struct prs_gemm_shape *s)
 {
     return s->gated ? s->n / 2 : s->n;
 }
 
-/* Of C and the residual: enum prs_fused_dtype. */
-static inline uint32_t prs_result_dtype(const struct prs_fused_shape *s)
+/* Of C and the residual: enum prs_dtype. */
+static inline uint32_t prs_result_dtype(const struct prs_gemm_shape *s)
 {
     return s->c_dtype != 0 ? s->c_dtype : s->dtype;
 }
 
 /* Bytes of an element of C. */
-static inline uint32_t prs_result_element(const struct prs_fused_shape *s)
+static inline uint32_t prs_result_element(const struct prs_gemm_shape *s)
 {
     return prs_result_dtype(s) == PRS_DTYPE_FP32 ? 4 : 2;
 }
 
 /* Whether rows of A, B or C have gaps. */
-static inline bool prs_has_gaps(const struct prs_fused_shape *s)
+static inline bool prs_has_gaps(const struct prs_gemm_shape *s)
 {
-    return (s->lda != 0 && s->lda != s->k) || (s->ldb != 0 && s->ldb != (s->b_is_n_k ? s->k : s->n)) ||
+    return (s->lda != 0 && s->lda != s->k) || (s->ldb != 0 && s->ldb != (s->b_transposed ? s->k : s->n)) ||
            (s->ldc != 0 && s->ldc != prs_result_columns(s));
 }
 
-struct prs_fused_plan {
+struct prs_gemm_plan {
     struct prs_plan base;
-    struct prs_fused_shape shape;
-    struct prs_fused_plan_info info;
-    const struct prs_fused_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
-    struct prs_kernel_args args;           /* all but the maps of A, B and C, which each launch fills */
-    struct prs_fused_operands operands;    /* of the launch that is being enqueued */
-    uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
-    struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
-    struct prs_lt *lt;            /* unfused path; else NULL */
+    struct prs_gemm_shape shape;
+    struct prs_gemm_info info;
+    const struct prs_gemm_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
+    struct prs_kernel_args args;          /* all but the maps of A, B and C, which each launch fills */
+    struct prs_gemm_operands operands;    /* of the launch that is being enqueued */
+    uint32_t rows;                        /* of that launch; while the plan is opened, and with m_on_device, the most */
+    struct prs_schedule schedule;         /* of the launch that is being enqueued, as far as the host knows it */
+    struct prs_lt *lt;                    /* unfused path; else NULL */
     /* Unfused path: launches of up to so many rows are added up by inboxes, in the memory of this need. */
     uint32_t inbox_rows, inbox;
     /* 1 + number of the need for results that are copied to C; 0: the ranks store into C. */
@@ -54,7 +54,7 @@ struct prs_fused_plan {
 };
 
 /* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
-static inline const struct prs_symmetric *prs_result_home(const struct prs_fused_plan *p, uint64_t bytes)
+static inline const struct prs_symmetric *prs_result_home(const struct prs_gemm_plan *p, uint64_t bytes)
 {
     return p->result != 0 ? p->base.memory[p->result - 1] : prs_symmetric_find(p->base.ctx, p->operands.c, bytes);
 }

@@ -26,7 +26,7 @@ enum {
 };
 
 struct prs_schedule {
-    uint32_t op; /* enum prs_fused_op */
+    uint32_t op; /* enum prs_gemm_op */
     struct prs_place place;
     uint32_t block_rows; /* rows of one block */
     uint32_t pairs;      /* ceil(block_rows / PRS_PAIR_M) */
@@ -206,9 +206,9 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
  * last call. */
 PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    if (s->op == PRS_FUSED_GEMM || s->place.world == 1)
+    if (s->op == PRS_GEMM_ALONE || s->place.world == 1)
         prs_schedule_own(s, at, u);
-    else if (s->op == PRS_FUSED_ALLGATHER)
+    else if (s->op == PRS_GEMM_ALLGATHER)
         prs_schedule_gather(s, at, u);
     else
         prs_schedule_reduce(s, c, at, u);
@@ -217,7 +217,7 @@ PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_curso
 /* The first row of a block in this rank's result. */
 PRS_SHARED uint32_t prs_schedule_result_row(const struct prs_schedule *s, uint32_t block)
 {
-    return s->op == PRS_FUSED_REDUCE_SCATTER ? 0 : block * s->block_rows;
+    return s->op == PRS_GEMM_REDUCE_SCATTER ? 0 : block * s->block_rows;
 }
 
 /* ---- partial sums: reduce-scatter, all-reduce ---- */
@@ -395,13 +395,13 @@ PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t
  * tiles column by column, each with all row tiles of the band; strips as in A. */
 PRS_SHARED uint32_t prs_schedule_lanes(const struct prs_schedule *s)
 {
-    return s->op == PRS_FUSED_ALLGATHER ? prs_schedule_strips(s) : s->columns;
+    return s->op == PRS_GEMM_ALLGATHER ? prs_schedule_strips(s) : s->columns;
 }
 
 /* How many row tiles have pieces: the second of a pair may have no rows, and then no chunk of A. */
 PRS_SHARED uint32_t prs_schedule_piece_rows(const struct prs_schedule *s)
 {
-    return s->op == PRS_FUSED_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
+    return s->op == PRS_GEMM_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
 }
 
 PRS_SHARED uint32_t prs_schedule_band_groups(const struct prs_schedule *s)
@@ -431,7 +431,7 @@ PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *
 {
     uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_band_rows(s, band);
     uint32_t lanes = prs_schedule_lanes(s), row = row_tile % tall, left;
-    uint32_t at = s->op == PRS_FUSED_ALLGATHER ? row * lanes + lane : lane * rows + row;
+    uint32_t at = s->op == PRS_GEMM_ALLGATHER ? row * lanes + lane : lane * rows + row;
     struct prs_piece_group g;
     g.band = band;
     g.first = at / s->group * s->group;
@@ -477,7 +477,7 @@ PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint
 
 PRS_SHARED uint32_t prs_schedule_group_counter(const struct prs_schedule *s, uint32_t to, uint32_t group)
 {
-    uint32_t tiles = s->op == PRS_FUSED_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->place.nodes - 1, 0);
+    uint32_t tiles = s->op == PRS_GEMM_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->place.nodes - 1, 0);
     return tiles + to * prs_schedule_groups(s) + group;
 }
 

@@ -29,10 +29,10 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     }
     int32_t x = (int32_t)(u.column * prs_epilogue_columns(&args.epilogue) + quarter * 64);
     int32_t y = (int32_t)(u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64);
-    int32_t z = E::op == PRS_FUSED_REDUCE_SCATTER ? 0 : (int32_t)u.block;
+    int32_t z = E::op == PRS_GEMM_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
         return;
-    if (E::op >= PRS_FUSED_ALLGATHER && args.whole != 0) {
+    if (E::op >= PRS_GEMM_ALLGATHER && args.whole != 0) {
         y += z * (int32_t)s->block_rows;
         z = 0;
     }

@@ -21,35 +21,35 @@ enum {
 };
 
 /* How often an element of the product, or of A, goes to the rank that needs it. The result of an all-reduce goes back. */
-static double journeys(const struct prs_fused_shape *shape)
+static double journeys(const struct prs_gemm_shape *shape)
 {
-    return shape->op == PRS_FUSED_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;
+    return shape->op == PRS_GEMM_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;
 }
 
 /* Bytes that one rank sends to the other ranks of its node. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
-static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+static double sent_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
-    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
-    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->local_ranks - 1) / at->local_ranks;
+    double elements = shape->op == PRS_GEMM_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_GEMM_ALONE ? 0 : (double)(at->local_ranks - 1) / at->local_ranks;
     return elements * 2 * shares * journeys(shape);
 }
 
 /* Bytes to other nodes: one block to each, for an all-reduce one each way. */
-static double far_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+static double far_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
-    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
-    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->nodes - 1) / at->world;
+    double elements = shape->op == PRS_GEMM_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_GEMM_ALONE ? 0 : (double)(at->nodes - 1) / at->world;
     return elements * 2 * shares * journeys(shape);
 }
 
-static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
+static double compute_us(const struct prs_gemm_shape *shape, uint32_t clusters)
 {
     return prs_compute_us(2.0 * shape->m * shape->n * shape->k, PRS_GEMM_FLOPS_PER_US, 2 * clusters);
 }
 
 /* How long the links are busy for each microsecond that the tensor cores are. */
-static double link_ratio(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+static double link_ratio(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     return sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US / compute_us(shape, clusters);
 }
@@ -66,44 +66,44 @@ struct way_times {
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
 static const uint32_t FEW_ROWS = 4096; /* of all ranks; from here on the fused kernel was always faster */
 
-static const struct way_times *way_times(const struct prs_fused_shape *shape)
+static const struct way_times *way_times(const struct prs_gemm_shape *shape)
 {
-    return shape->op == PRS_FUSED_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
+    return shape->op == PRS_GEMM_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
 }
 
 static const double SECOND_HOP_US = 1;           /* of a sum by inboxes; 4 x H200: 0.2 to 1.1 */
 static const double MOST_INBOX_BYTES = 16 << 20; /* of a product: its inbox takes 2 to 4 times that, in fp32 up to 6 */
 
-static uint32_t at_most(double rows, const struct prs_fused_shape *shape)
+static uint32_t at_most(double rows, const struct prs_gemm_shape *shape)
 {
     return rows < shape->m ? (uint32_t)rows : shape->m;
 }
 
-uint32_t prs_tuning_inbox_rows(const struct prs_fused_shape *shape, const struct prs_place *at)
+uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
-    bool sums = shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLREDUCE;
+    bool sums = shape->op == PRS_GEMM_REDUCE_SCATTER || shape->op == PRS_GEMM_ALLREDUCE;
     return sums && at->nodes == 1 && at->world > 1 ? at_most(MOST_INBOX_BYTES / (shape->n * 2.0), shape) : 0;
 }
 
 /* An all-reduce in one hop sends every row to every rank; in two, each rank adds up a part of it. */
-uint32_t prs_tuning_one_hop_rows(const struct prs_fused_shape *shape, const struct prs_place *at)
+uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
     double more = shape->n * 2.0 * (at->world - 1) * (1 - 2.0 / at->world);
-    if (shape->op != PRS_FUSED_ALLREDUCE || more <= 0)
+    if (shape->op != PRS_GEMM_ALLREDUCE || more <= 0)
         return most;
     rows = at_most(SECOND_HOP_US * PRS_STORE_BYTES_PER_US / more, shape);
     return rows < most ? rows : most;
 }
 
-static double unfused_sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+static double unfused_sent_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
-    return shape->op == PRS_FUSED_ALLREDUCE && prs_tuning_one_hop_rows(shape, at) == shape->m
+    return shape->op == PRS_GEMM_ALLREDUCE && prs_tuning_one_hop_rows(shape, at) == shape->m
                ? (double)shape->m * shape->n * 2 * (at->world - 1)
                : sent_bytes(shape, at);
 }
 
-static double unfused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+static double unfused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
     bool inbox = prs_tuning_inbox_rows(shape, at) == shape->m;
@@ -112,7 +112,7 @@ static double unfused_us(const struct prs_fused_shape *shape, const struct prs_p
 }
 
 /* A unit takes as long with few rows as with many. */
-static double fused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+static double fused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
     double units =
@@ -122,22 +122,22 @@ static double fused_us(const struct prs_fused_shape *shape, const struct prs_pla
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
-static uint32_t default_band(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+static uint32_t default_band(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M),
              columns = prs_ceil_div(shape->n, PRS_TILE_N);
     double ratio = link_ratio(shape, at, clusters);
     uint32_t band;
-    if (shape->op == PRS_FUSED_GEMM || world == 1)
+    if (shape->op == PRS_GEMM_ALONE || world == 1)
         return PRS_RASTER; /* nothing is communicated */
-    if (shape->op == PRS_FUSED_ALLGATHER) {
+    if (shape->op == PRS_GEMM_ALLGATHER) {
         /* A band should have as many units as clusters compute at a time. */
         band = prs_ceil_div(clusters, (world - 1) * columns);
         return band < 2 ? 2 : band > pairs ? pairs : band;
     }
     /* Small bands spread the traffic, which busy links need; large bands read A and B less often. With few bands the
      * rounds in which only the links or only the tensor cores work cost more than either. */
-    band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
+    band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_GEMM_ALLREDUCE ? 2 : 1;
     /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
      * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
      * 174, 136; 200, 184. */
@@ -148,13 +148,13 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
 
 /* Chooses what moves an all-gather's blocks on a single node, and in which pieces: whatever is faster, by playing the
  * copies and estimating the CTAs. Returns the time of the choice. */
-static double default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                             const struct prs_place *at, struct prs_fused_tuning *t)
+static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                             const struct prs_place *at, struct prs_gemm_tuning *t)
 {
     uint32_t band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, spread);
     if (ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
@@ -173,22 +173,22 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_fused
 /* Traffic is spread over the compute time that can hide it; a link that is the bottleneck is kept full. For an
  * all-gather whose link is busy most of the time bursts were better (8192: 422 us against 490), for one whose link is
  * mostly idle they were worse (16384: 3347 us against 2974). */
-static void default_pace(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_tuning *t)
+static void default_pace(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
 {
     double ratio = link_ratio(shape, at, t->clusters);
-    bool bursts = shape->op == PRS_FUSED_ALLGATHER && ratio > 0.6;
+    bool bursts = shape->op == PRS_GEMM_ALLGATHER && ratio > 0.6;
     if (t->paced == 0)
-        t->paced = bursts ? PRS_UNPACED : PRS_PACED;
+        t->paced = bursts ? PRS_GEMM_UNPACED : PRS_GEMM_PACED;
     if (t->spread == 0)
         t->spread = ratio < 1 ? 85 : 1;
 }
 
 /* gather_us: the time of an all-gather on a single node; 0 for others. */
-static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
-                    double gather_us, struct prs_fused_plan_info *info)
+static void predict(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_place *at,
+                    double gather_us, struct prs_gemm_info *info)
 {
     int rails = ctx->network ? ctx->network->rails.count : 1;
-    bool unfused = info->tuning.path == PRS_PATH_UNFUSED;
+    bool unfused = info->tuning.path == PRS_GEMM_PATH_UNFUSED;
     double sent = unfused ? unfused_sent_bytes(shape, at) : sent_bytes(shape, at), far = far_bytes(shape, at);
     double compute = compute_us(shape, info->tuning.clusters);
     double travel = sent / PRS_STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
@@ -216,14 +216,14 @@ static void gpu_word(const struct prs_fused *ctx, char word[sizeof(ctx->gpu)])
             *c = '_';
 }
 
-static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     static const struct prs_place alone = {.world = 1, .nodes = 1, .local_ranks = 1};
-    return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+    return shape->op == PRS_GEMM_ALONE ? &alone : &ctx->place;
 }
 
-static bool read_tuning(const char *path, const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                        struct prs_fused_tuning *t)
+static bool read_tuning(const char *path, const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                        struct prs_gemm_tuning *t)
 {
     const struct prs_place *at = place_of(ctx, shape);
     char own[sizeof(ctx->gpu)], gpu[64];
@@ -235,11 +235,11 @@ static bool read_tuning(const char *path, const struct prs_fused *ctx, const str
     gpu_word(ctx, own);
     while (fgets(line, sizeof(line), f)) {
         unsigned sms, op, m, n, k, nk, w, d;
-        struct prs_fused_tuning have = {0};
+        struct prs_gemm_tuning have = {0};
         if (sscanf(line, LINE, gpu, &sms, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.mover,
                    &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 16)
             continue;
-        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
+        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_transposed &&
             w == at->world && d == at->nodes && sms == ctx->sms && strcmp(gpu, own) == 0) {
             *t = have;
             found = true;
@@ -249,14 +249,13 @@ static bool read_tuning(const char *path, const struct prs_fused *ctx, const str
     return found;
 }
 
-bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     return path && read_tuning(path, ctx, shape, t);
 }
 
-int prs_tuning_append(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *t)
+int prs_tuning_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t)
 {
     const struct prs_place *at = place_of(ctx, shape);
     char gpu[sizeof(ctx->gpu)];
@@ -271,15 +270,15 @@ int prs_tuning_append(const struct prs_fused *ctx, const struct prs_fused_shape 
                         strerror(errno));
     gpu_word(ctx, gpu);
     written = fprintf(f, "v4 %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u\n", gpu, ctx->sms, (unsigned)shape->op,
-                      shape->m, shape->n, shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band,
+                      shape->m, shape->n, shape->k, shape->b_transposed, at->world, at->nodes, t->clusters, t->band,
                       t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
 }
 
-void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
-                     const struct prs_schedule *s, uint32_t *push, uint32_t *store)
+void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t, const struct prs_schedule *s,
+                     uint32_t *push, uint32_t *store)
 {
     double clocks = compute_us(shape, t->clusters) * t->spread / 100 * PRS_CLOCKS_PER_US;
     double tiles = prs_ceil_div(s->units, t->clusters), chunks;
@@ -287,38 +286,38 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     if (t->spread <= 1 || s->place.world == 1)
         return;
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
-    if (s->op == PRS_FUSED_ALLGATHER && !prs_tuning_copies(t)) {
+    if (s->op == PRS_GEMM_ALLGATHER && !prs_tuning_copies(t)) {
         chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, 2 * t->clusters); /* forwarded ones too */
-        *push =
-            (uint32_t)(clocks / (t->paced == PRS_PACED && s->place.local_ranks > 1 ? chunks * (s->place.local_ranks - 1)
-                                                                                   : chunks));
+        *push = (uint32_t)(clocks / (t->paced == PRS_GEMM_PACED && s->place.local_ranks > 1
+                                         ? chunks * (s->place.local_ranks - 1)
+                                         : chunks));
     }
 }
 
 /* Why the fused kernel cannot run this shape; NULL: it can. */
-static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
+static const char *obstacle(const struct prs_gemm_shape *shape, uint32_t world)
 {
     if (shape->n % 8 != 0 || shape->k % 8 != 0 || prs_result_columns(shape) % 8 != 0)
         return "k or the columns of B or C are no multiple of 8: rows are not 16-byte aligned, as the copy engine "
                "needs";
     if (shape->c_dtype != 0)
         return "C is fp32, and the fused kernels store 16-bit results only";
-    if (shape->op != PRS_FUSED_GEMM && shape->m % world != 0)
+    if (shape->op != PRS_GEMM_ALONE && shape->m % world != 0)
         return "the ranks do not divide m";
     return NULL;
 }
 
-bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
+bool prs_tuning_can_fuse(const struct prs_gemm_shape *shape, uint32_t world)
 {
     return !obstacle(shape, world);
 }
 
 /* Why the unfused path should be faster; NULL: it should not. */
-static const char *why_unfused(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+static const char *why_unfused(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     /* 512 rows, 2 nodes of 2, fused and unfused: reduce-scatter 160 and 115 us, all-gather 115 and 128. */
     if (at->nodes > 1)
-        return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_FUSED_ALLGATHER
+        return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_GEMM_ALLGATHER
                    ? "blocks of less than 256 rows: clusters would be half empty"
                    : NULL;
     if (at->world > 1 && shape->m < FEW_ROWS && unfused_us(shape, at, clusters) < fused_us(shape, at, clusters))
@@ -327,38 +326,38 @@ static const char *why_unfused(const struct prs_fused_shape *shape, const struct
 }
 
 /* What of the shape the unfused path cannot do; NULL: nothing. */
-static const char *only_fused(const struct prs_fused_shape *shape)
+static const char *only_fused(const struct prs_gemm_shape *shape)
 {
     if (prs_has_gaps(shape))
         return "with gaps between rows";
-    if (shape->gated && shape->op != PRS_FUSED_GEMM && shape->op != PRS_FUSED_ALLGATHER)
+    if (shape->gated && shape->op != PRS_GEMM_ALONE && shape->op != PRS_GEMM_ALLGATHER)
         return "gated, with a sum over ranks,";
     return NULL;
 }
 
-static int choose_path(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters,
-                       struct prs_fused_plan_info *info)
+static int choose_path(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
+                       struct prs_gemm_info *info)
 {
     const char *why = obstacle(shape, at->world), *only = only_fused(shape);
-    if (only && (why || info->tuning.path == PRS_PATH_UNFUSED))
+    if (only && (why || info->tuning.path == PRS_GEMM_PATH_UNFUSED))
         return prs_fail(-EINVAL, "fused: %u x %u x %u %s needs the fused path, which cannot take it: %s", shape->m,
                         shape->n, shape->k, only, why ? why : "the tuning forces the unfused one");
     if (only)
-        info->tuning.path = PRS_PATH_FUSED;
-    if (info->tuning.path == PRS_PATH_FUSED && why)
+        info->tuning.path = PRS_GEMM_PATH_FUSED;
+    if (info->tuning.path == PRS_GEMM_PATH_FUSED && why)
         return prs_fail(-EINVAL, "fused: %u x %u x %u cannot take the fused path, which the tuning forces: %s",
                         shape->m, shape->n, shape->k, why);
-    if (info->tuning.path == PRS_PATH_AUTO && !why)
+    if (info->tuning.path == PRS_GEMM_PATH_AUTO && !why)
         why = why_unfused(shape, at, clusters);
-    if (info->tuning.path == PRS_PATH_AUTO)
-        info->tuning.path = !why ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
+    if (info->tuning.path == PRS_GEMM_PATH_AUTO)
+        info->tuning.path = !why ? PRS_GEMM_PATH_FUSED : PRS_GEMM_PATH_UNFUSED;
     if (why)
         info->reason = why;
     return 0;
 }
 
 /* Limits absurd values of the caller or of a damaged file before derived quantities overflow. */
-static void limit(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+static void limit(const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
 {
     uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
     t->segments = t->segments > steps ? steps : t->segments;
@@ -366,12 +365,12 @@ static void limit(const struct prs_fused_shape *shape, struct prs_fused_tuning *
     t->tiles_per_signal = t->tiles_per_signal > MOST_TILES_PER_SIGNAL ? MOST_TILES_PER_SIGNAL : t->tiles_per_signal;
 }
 
-int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
-                      struct prs_fused_plan_info *info)
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                      const struct prs_gemm_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_gemm_info *info)
 {
     const struct prs_place *at = place_of(ctx, shape);
-    struct prs_fused_tuning *t = &info->tuning;
+    struct prs_gemm_tuning *t = &info->tuning;
     double gather_us = 0;
     int r;
     info->reason = "analytic default";
@@ -379,12 +378,12 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         *t = *wanted;
         info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
     }
-    if (t->path > PRS_PATH_UNFUSED)
+    if (t->path > PRS_GEMM_PATH_UNFUSED)
         return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
     if (t->mover > PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "fused: mover %u of the tuning does not exist", t->mover);
     r = choose_path(shape, at, clusters, info);
-    if (r == 0 && shape->op == PRS_FUSED_ALLGATHER && prs_tuning_copies(t) && !from_file)
+    if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && !from_file)
         r = prs_context_check_copies(ctx);
     if (r)
         return r;
@@ -392,7 +391,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->clusters = clusters;
     limit(shape, t);
     default_pace(shape, at, t);
-    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
+    if (shape->op != PRS_GEMM_ALLGATHER || at->world == 1)
         t->mover = 0;
     else if (at->nodes > 1)
         t->mover = PRS_MOVED_BY_CTAS;

@@ -8,35 +8,34 @@
 #include "fused/gemm/layout.h"
 
 /* Reads the entry of the file that PERSEUS_FUSED_TUNING names. False: there is none. */
-bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t);
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t);
 
 /* Decides every field of info->tuning, and predicts the time. wanted: values from the caller or the file (from_file),
  * or NULL. clusters: how many can run at once. 0, or -EINVAL: a field is wrong, or the fused path is forced and cannot
  * run. */
-int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
-                      struct prs_fused_plan_info *info);
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                      const struct prs_gemm_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_gemm_info *info);
 
 /* Whether copy engines move an all-gather's blocks. */
-static inline bool prs_tuning_copies(const struct prs_fused_tuning *t)
+static inline bool prs_tuning_copies(const struct prs_gemm_tuning *t)
 {
     return t->mover == PRS_MOVED_BY_COPY_ENGINES;
 }
 
 /* Whether the fused kernels can run the shape, even if they are slower. */
-bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);
+bool prs_tuning_can_fuse(const struct prs_gemm_shape *shape, uint32_t world);
 
 /* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of those
  * the most in one hop; 0: none. */
-uint32_t prs_tuning_inbox_rows(const struct prs_fused_shape *shape, const struct prs_place *at);
-uint32_t prs_tuning_one_hop_rows(const struct prs_fused_shape *shape, const struct prs_place *at);
+uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
+uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);
 
 /* SM clocks between two sends, by t->spread. */
-void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
-                     const struct prs_schedule *s, uint32_t *push, uint32_t *store);
+void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t, const struct prs_schedule *s,
+                     uint32_t *push, uint32_t *store);
 
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */
-int prs_tuning_append(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *t);
+int prs_tuning_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t);
 
 #endif

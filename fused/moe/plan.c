@@ -368,7 +368,7 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 /* A product whose weights are laid out as shape says. */
 static int enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, cudaStream_t stream)
 {
-    return prs_moe_enqueue_product(p, args, p->shape.weights_are_n_h != 0, stream);
+    return prs_moe_enqueue_product(p, args, p->shape.weights_transposed != 0, stream);
 }
 
 static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
@@ -427,7 +427,7 @@ static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
 
 static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_are_n_h != 0};
+    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_transposed != 0};
 }
 
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)

@@ -51,7 +51,7 @@ static int run_multiply(struct prs_moe_plan *p, cudaStream_t stream)
 
 int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, struct CUstream_st *stream)
 {
-    struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_are_n_k != 0};
+    struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_transposed != 0};
     int before, r;
     if (((uintptr_t)x->rows | (uintptr_t)x->weights | (uintptr_t)x->out) % 16 != 0 || !x->rows || !x->weights ||
         !x->out)

@@ -5,11 +5,11 @@
  * are connected by RDMA.
  *
  * Terms. W = world, the number of ranks; one rank = one GPU. A node holds up to PRS_MAX_LOCAL_RANKS ranks, and all
- * nodes hold as many. All matrices are row-major, bf16, or for products fp16 (prs_fused_shape.dtype); sums are fp32.
+ * nodes hold as many. All matrices are row-major, bf16, or for products fp16 (prs_gemm_shape.dtype); sums are fp32.
  * m, n, k are the dimensions of the product that a rank takes part in:
  *
  *     operation        A (this rank)    B (this rank)    C (this rank)    meaning
- *     GEMM             [m, k]           [k, n]           [m, n]           C = A B, no communication
+ *     ALONE            [m, k]           [k, n]           [m, n]           C = A B, no communication
  *     REDUCE_SCATTER   [m, k]           [k, n]           [m / W, n]       C = rows rank * m/W ... of the sum of all A B
  *     ALLGATHER        [m / W, k]       [k, n]           [m, n]           C = (the A of all ranks, stacked) B
  *     ALLREDUCE        [m, k]           [k, n]           [m, n]           C = the sum of all A B
@@ -51,7 +51,7 @@ extern "C" {
 #endif
 
 struct prs_fused;
-struct prs_fused_plan;
+struct prs_gemm_plan;
 struct CUstream_st;
 
 /** Ranks of one node. The number of nodes is not limited by it. */
@@ -109,16 +109,11 @@ PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);
 
 /* ---- matrix products ---- */
 
-enum prs_fused_op {
-    PRS_FUSED_GEMM = 0,
-    PRS_FUSED_REDUCE_SCATTER = 1,
-    PRS_FUSED_ALLGATHER = 2,
-    PRS_FUSED_ALLREDUCE = 3
-};
+enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
 
 /** What is applied to each element of the finished sum, in fp32: C = activation(sum + bias) + residual; for a gated
- * product see struct prs_fused_shape. */
-enum prs_fused_activation {
+ * product see struct prs_gemm_shape. */
+enum prs_activation {
     PRS_ACTIVATION_NONE = 0,
     PRS_ACTIVATION_RELU = 1,
     PRS_ACTIVATION_GELU = 2,      /**< x * (1 + erf(x / sqrt(2))) / 2 */
@@ -127,7 +122,7 @@ enum prs_fused_activation {
 };
 
 /** Of the elements of a product's matrices. */
-enum prs_fused_dtype {
+enum prs_dtype {
     PRS_DTYPE_BF16 = 0,
     PRS_DTYPE_FP16 = 1, /**< IEEE binary16, with subnormal numbers; what is above 65504 rounds to infinity */
     PRS_DTYPE_FP32 = 2  /**< of C only */
@@ -135,11 +130,11 @@ enum prs_fused_dtype {
 
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. Set all fields that are not
  * named to 0, so that a later version can add some. */
-struct prs_fused_shape {
-    enum prs_fused_op op;
-    uint32_t m, n, k;    /**< W divides m for REDUCE_SCATTER and ALLGATHER */
-    uint32_t b_is_n_k;   /**< B is [n, k] */
-    uint32_t activation; /**< enum prs_fused_activation */
+struct prs_gemm_shape {
+    enum prs_gemm_op op;
+    uint32_t m, n, k;      /**< W divides m for REDUCE_SCATTER and ALLGATHER */
+    uint32_t b_transposed; /**< B is [n, k] */
+    uint32_t activation;   /**< enum prs_activation */
     /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps the
      * plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
     uint32_t lda, ldb, ldc;
@@ -150,17 +145,17 @@ struct prs_fused_shape {
     /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks then
      * store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
-    uint32_t dtype; /**< enum prs_fused_dtype: of A, B, bias and gathered, and of sums that travel */
+    uint32_t dtype; /**< enum prs_dtype: of A, B, bias and gathered, and of sums that travel */
     /** PRS_DTYPE_FP32: C and residual are fp32, for weight gradients and logits; with residual = C a launch adds to what is
      * there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. 0: C and residual are of type dtype. */
     uint32_t c_dtype;
 };
 
-enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
+enum prs_gemm_path { PRS_GEMM_PATH_AUTO = 0, PRS_GEMM_PATH_FUSED = 1, PRS_GEMM_PATH_UNFUSED = 2 };
 
-/** How an SM sends. PRS_PACED: the next slab only after the one before has landed; ALLGATHER: to one rank after the
- * other. PRS_UNPACED: as many slabs as its buffers hold; ALLGATHER: to all ranks at once. */
-enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
+/** How an SM sends. PRS_GEMM_PACED: the next slab only after the one before has landed; ALLGATHER: to one rank after
+ * the other. PRS_GEMM_UNPACED: as many slabs as its buffers hold; ALLGATHER: to all ranks at once. */
+enum prs_gemm_pace { PRS_GEMM_UNPACED = 1, PRS_GEMM_PACED = 2 };
 
 /** What moves the blocks of an all-gather, or the keys and values of attention.
  *
@@ -170,24 +165,24 @@ enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
 enum prs_mover { PRS_MOVED_BY_COPY_ENGINES = 1, PRS_MOVED_BY_CTAS = 2 };
 
 /** A field that is 0 is chosen by the plan. The same on all ranks. */
-struct prs_fused_tuning {
-    uint32_t path;     /**< enum prs_fused_path */
+struct prs_gemm_tuning {
+    uint32_t path;     /**< enum prs_gemm_path */
     uint32_t clusters; /**< pairs of SMs that work, at most half the SMs */
     uint32_t band;     /**< row pairs (256 rows) that are communicated together */
     uint32_t mover;    /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
     uint32_t segments; /**< ALLGATHER by copy engines: pieces along k in which a band travels */
     uint32_t spread;   /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
-    uint32_t paced;    /**< enum prs_fused_pace */
+    uint32_t paced;    /**< enum prs_gemm_pace */
     /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
     uint32_t tiles_per_signal;
 };
 
 /** What a plan of a product has decided. */
-struct prs_fused_plan_info {
-    struct prs_fused_tuning tuning; /**< all fields decided */
-    uint64_t workspace_bytes;       /**< device memory on this rank beside A, B and C, of this plan alone */
-    uint64_t sent_bytes;            /**< per launch over NVLink, from this rank */
-    uint64_t far_bytes;             /**< per launch to other nodes, from this rank */
+struct prs_gemm_info {
+    struct prs_gemm_tuning tuning; /**< all fields decided */
+    uint64_t workspace_bytes;      /**< device memory on this rank beside A, B and C, of this plan alone */
+    uint64_t sent_bytes;           /**< per launch over NVLink, from this rank */
+    uint64_t far_bytes;            /**< per launch to other nodes, from this rank */
     /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
      * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. */
     double predicted_us;
@@ -197,19 +192,19 @@ struct prs_fused_plan_info {
 
 /** *Collective.* tuning NULL: the entry that rank 0 finds in its tuning file (PERSEUS_FUSED_TUNING), or the analytic
  * default. A shape takes the unfused path (cuBLASLt, then separate communication) when the fused kernel cannot run it,
- * because n or k is not a multiple of 8, or would be slower; prs_fused_plan_query() says so. -EINVAL: no path can run
+ * because n or k is not a multiple of 8, or would be slower; prs_gemm_plan_query() says so. -EINVAL: no path can run
  * it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
-PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                                const struct prs_fused_tuning *tuning, struct prs_fused_plan **out);
+PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                               const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
  * nothing. */
-PRS_API void prs_fused_plan_close(struct prs_fused_plan *plan);
+PRS_API void prs_gemm_plan_close(struct prs_gemm_plan *plan);
 /** Local; from any thread until the plan is closed. */
-PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_fused_plan_info *info);
+PRS_API void prs_gemm_plan_query(const struct prs_gemm_plan *plan, struct prs_gemm_info *info);
 
 /** What one launch works on: device memory, 16-byte aligned, not NULL. Set all fields that are not named to 0, so that a
  * later version can add some. */
-struct prs_fused_operands {
+struct prs_gemm_operands {
     const void *a, *b;
     void *c;
     /** [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
@@ -244,15 +239,15 @@ struct prs_fused_operands {
  * -EINVAL: a wrong pointer. -EIO: CUDA refuses the launch. The error of an earlier launch on this context, when one has
  * failed: then C is not valid, see prs_fused_poll_error().
  */
-PRS_API int prs_fused_launch(struct prs_fused_plan *plan, const struct prs_fused_operands *operands,
-                             struct CUstream_st *stream);
+PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_operands *operands,
+                            struct CUstream_st *stream);
 
 /** *Collective.* Times the candidates for this shape on the given operands (C is overwritten), `rounds` launches each,
  * and returns the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that
- * file. Waits for the launches. Errors: those of prs_fused_plan_open() and prs_fused_launch(). */
-PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                         const struct prs_fused_operands *operands, uint32_t rounds, struct CUstream_st *stream,
-                         struct prs_fused_tuning *best);
+ * file. Waits for the launches. Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
+PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                              const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
+                              struct prs_gemm_tuning *best);
 
 /* ---- MoE ---- */
 
@@ -281,8 +276,8 @@ struct prs_moe_shape {
     /** Rows of out on each rank, a multiple of 128; each expert that has rows takes whole 128s. 0: as many as can ever
      * arrive. May differ between ranks. */
     uint32_t capacity;
-    uint32_t weights_are_n_h; /**< the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
-    uint32_t activation;      /**< of the product: enum prs_fused_activation */
+    uint32_t weights_transposed; /**< the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
+    uint32_t activation;         /**< of the product: enum prs_activation */
     /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then a
      * multiple of 16. */
     uint32_t gated;
@@ -360,8 +355,8 @@ struct prs_moe_batch {
     /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
      * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
     void *maps;
-    /** Of a layer: the second product's weights, bf16 [E/W, I, H], or [E/W, H, I] with weights_are_n_h; I is N, gated
-     * N / 2. */
+    /** Of a layer: the second product's weights, bf16 [E/W, I, H], or [E/W, H, I] with weights_transposed; I is N,
+     * gated N / 2. */
     const void *down;
     const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
     /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole blocks. */
@@ -386,12 +381,12 @@ struct prs_moe_plan;
  * -ENOTSUP, -EIO. */
 PRS_API int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape,
                               const struct prs_moe_tuning *tuning, struct prs_moe_plan **out);
-/** Local, as prs_fused_plan_close(). */
+/** Local, as prs_gemm_plan_close(). */
 PRS_API void prs_moe_plan_close(struct prs_moe_plan *plan);
-/** Local, as prs_fused_plan_query(). */
+/** Local, as prs_gemm_plan_query(). */
 PRS_API void prs_moe_plan_query(const struct prs_moe_plan *plan, struct prs_moe_info *info);
 
-/** Enqueues one launch, by the rules of prs_fused_launch(). Rows beyond capacity are dropped, and choices of experts
+/** Enqueues one launch, by the rules of prs_gemm_launch(). Rows beyond capacity are dropped, and choices of experts
  * that do not exist are ignored: only batch->status says so. A plan with capacity 0 drops nothing. */
 PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch,
                                   struct CUstream_st *stream);
@@ -401,7 +396,7 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
- * above. batch->weights is not used. By the rules of prs_fused_launch(). */
+ * above. batch->weights is not used. By the rules of prs_gemm_launch(). */
 PRS_API int prs_moe_dispatch(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** What prs_moe_combine() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so that a
@@ -420,7 +415,7 @@ struct prs_moe_results {
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
  * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it is
- * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
+ * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of prs_gemm_launch(). */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
 
@@ -444,7 +439,7 @@ struct prs_moe_again {
  * prs_moe_combine() of the rows' gradients, unweighted.
  *
  * products are sums in fp32, in a fixed order; those of rows that only fill up are not defined. Any number of times
- * after a dispatch, by all ranks alike, by the rules of prs_fused_launch(). */
+ * after a dispatch, by all ranks alike, by the rules of prs_gemm_launch(). */
 PRS_API int prs_moe_dispatch_again(struct prs_moe_plan *plan, const struct prs_moe_again *again,
                                    struct CUstream_st *stream);
 
@@ -459,13 +454,13 @@ struct prs_moe_values {
 
 /** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged, down
  * to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the rules
- * of prs_fused_launch(). */
+ * of prs_gemm_launch(). */
 PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
                                   struct CUstream_st *stream);
 
 /** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
  * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with
- * shape.layer. By the rules of prs_fused_launch(), and of prs_moe_combine().
+ * shape.layer. By the rules of prs_gemm_launch(), and of prs_moe_combine().
  *
  * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own. */
 PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
@@ -473,16 +468,16 @@ PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch 
 /** What prs_moe_multiply() works on: device memory, 16-byte aligned. Set all fields that are not named to 0, so that a
  * later version can add some. */
 struct prs_moe_product {
-    const void *rows;         /**< bf16 [capacity, k], in the order of a dispatch */
-    const void *weights;      /**< bf16 [E/W, k, n] */
-    void *out;                /**< bf16 [capacity, n] */
-    uint32_t k, n;            /**< multiples of 8 */
-    uint32_t weights_are_n_k; /**< weights are [E/W, n, k] */
-    const void *maps;         /**< as in the dispatch; it may be NULL as there */
+    const void *rows;            /**< bf16 [capacity, k], in the order of a dispatch */
+    const void *weights;         /**< bf16 [E/W, k, n] */
+    void *out;                   /**< bf16 [capacity, n] */
+    uint32_t k, n;               /**< multiples of 8 */
+    uint32_t weights_transposed; /**< weights are [E/W, n, k] */
+    const void *maps;            /**< as in the dispatch; it may be NULL as there */
 };
 
 /** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined. Gradients
- * need it: weights transposed are the same memory with the other layout. By the rules of prs_fused_launch(), but not
+ * need it: weights transposed are the same memory with the other layout. By the rules of prs_gemm_launch(), but not
  * collective. */
 PRS_API int prs_moe_multiply(struct prs_moe_plan *plan, const struct prs_moe_product *product,
                              struct CUstream_st *stream);
@@ -503,7 +498,7 @@ struct prs_moe_activation {
  * the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
  * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All in
  * fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By the
- * rules of prs_fused_launch(), but not collective. */
+ * rules of prs_gemm_launch(), but not collective. */
 PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
                                     struct CUstream_st *stream);
 
@@ -595,14 +590,14 @@ struct prs_attention_info {
  * fit the limit. -ENOTSUP: the kernel does not fit this GPU. -EIO. */
 PRS_API int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                                     const struct prs_attention_tuning *tuning, struct prs_attention_plan **out);
-/** Local, as prs_fused_plan_close(). */
+/** Local, as prs_gemm_plan_close(). */
 PRS_API void prs_attention_plan_close(struct prs_attention_plan *plan);
-/** Local, as prs_fused_plan_query(). */
+/** Local, as prs_gemm_plan_query(). */
 PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, struct prs_attention_info *info);
 
-/** Enqueues one launch, by the rules of prs_fused_launch(). lse is 4-byte aligned, and may be NULL. */
-PRS_API int prs_ring_attention(struct prs_attention_plan *plan, const void *q, const void *k, const void *v, void *out,
-                               float *lse, struct CUstream_st *stream);
+/** Enqueues one launch, by the rules of prs_gemm_launch(). lse is 4-byte aligned, and may be NULL. */
+PRS_API int prs_attention_launch(struct prs_attention_plan *plan, const void *q, const void *k, const void *v,
+                                 void *out, float *lse, struct CUstream_st *stream);
 
 /* ---- errors and statistics ---- */
 

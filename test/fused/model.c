@@ -31,7 +31,7 @@ uint32_t *model_done(struct rank *r, uint32_t epoch, uint32_t slot)
 
 static bool reduces(const struct rank *r)
 {
-    return r->s.op != PRS_FUSED_ALLGATHER;
+    return r->s.op != PRS_GEMM_ALLGATHER;
 }
 
 /* The number of one half of one tile within a block. */
@@ -68,7 +68,7 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
         return;
     }
     me->result[x->unit.block * pieces + piece] = x->value;
-    if (s->op != PRS_FUSED_ALLREDUCE)
+    if (s->op != PRS_GEMM_ALLREDUCE)
         return;
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
         uint32_t local = (s->place.local_rank + p) % s->place.local_ranks;
@@ -274,9 +274,9 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
 static uint32_t expected(const struct rank *r, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t piece)
 {
     uint32_t sum = 0, tile = piece / HALVES, row_tile = tile / r->s.columns;
-    if (r->s.op == PRS_FUSED_ALLGATHER && block == rank)
+    if (r->s.op == PRS_GEMM_ALLGATHER && block == rank)
         return model_product(epoch, rank, block, piece);
-    if (r->s.op == PRS_FUSED_ALLGATHER) {
+    if (r->s.op == PRS_GEMM_ALLGATHER) {
         for (uint32_t step = 0; step < r->s.k_steps; step++)
             for (uint32_t i = 0; i < 2; i++)
                 if (row_tile * PRS_TILE_M + i * PRS_PUSH_ROWS < r->s.block_rows)
@@ -293,7 +293,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
     struct rank *r = &m->ranks[rank];
     uint32_t pieces = prs_schedule_tiles(&r->s) * HALVES;
     for (uint32_t block = 0; block < WORLD; block++) {
-        if (r->s.op == PRS_FUSED_REDUCE_SCATTER && block != rank)
+        if (r->s.op == PRS_GEMM_REDUCE_SCATTER && block != rank)
             continue;
         for (uint32_t piece = 0; piece < pieces; piece++) {
             uint32_t want = expected(r, rank, epoch, block, piece), have = r->result[block * pieces + piece];
@@ -310,9 +310,9 @@ static void restart_counters(struct rank *r, uint32_t epoch)
 {
     for (uint32_t kind = 0; kind < PRS_CLAIMS; kind++)
         watch_raise(&r->claimed[kind], 0);
-    for (uint32_t i = 0; r->s.op == PRS_FUSED_ALLGATHER && r->s.segments == 0 && i < r->flag_bank; i++)
+    for (uint32_t i = 0; r->s.op == PRS_GEMM_ALLGATHER && r->s.segments == 0 && i < r->flag_bank; i++)
         watch_raise(model_arrivals(r, epoch, i), 0);
-    for (uint32_t slot = 0; r->s.op == PRS_FUSED_ALLREDUCE && slot < WORLD; slot++)
+    for (uint32_t slot = 0; r->s.op == PRS_GEMM_ALLREDUCE && slot < WORLD; slot++)
         watch_raise(model_done(r, epoch, slot), 0);
 }
 
@@ -402,11 +402,11 @@ static bool spread_epoch(struct cluster *c, uint32_t epoch)
     const struct prs_schedule *s = &c->model->ranks[c->rank].s;
     if (s->segments != 0)
         return c->index != 0 || copy_epoch(c, epoch);
-    if (s->op == PRS_FUSED_ALLGATHER) {
+    if (s->op == PRS_GEMM_ALLGATHER) {
         uint32_t next = push_epoch(c, epoch);
         return s->place.nodes == 1 || far_forward_chunks(c, epoch, next);
     }
-    if (s->op != PRS_FUSED_ALLREDUCE)
+    if (s->op != PRS_GEMM_ALLREDUCE)
         return true;
     if (s->place.nodes > 1 && !far_forward_rows(c, epoch))
         return false;
@@ -456,7 +456,7 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
     /* Flags have the values that they have after FIRST_EPOCH launches; counters are zero. */
     for (uint32_t i = 0; r->s.segments != 0 && i < WORLD; i++)
         r->done[i] = FIRST_EPOCH;
-    for (uint32_t i = 0; (r->s.op != PRS_FUSED_ALLGATHER || r->s.segments != 0) && i < cells; i++)
+    for (uint32_t i = 0; (r->s.op != PRS_GEMM_ALLGATHER || r->s.segments != 0) && i < cells; i++)
         r->flags[i] = FIRST_EPOCH;
     init_far(r);
 }

@@ -37,7 +37,7 @@ Test(context, the_library_says_its_version)
 Test(context, closing_nothing_does_nothing)
 {
     prs_fused_close(NULL);
-    prs_fused_plan_close(NULL);
+    prs_gemm_plan_close(NULL);
 }
 
 static int give_all_mine(void *user, const void *mine, void *all, size_t bytes)

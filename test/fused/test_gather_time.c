@@ -17,7 +17,7 @@ struct row {
 static struct prs_schedule schedule_of(const struct row *r)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, r->gpus, 1, r->m, r->n, r->k, r->band);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, r->gpus, 1, r->m, r->n, r->k, r->band);
     s.segments = r->segments;
     return s;
 }
@@ -120,7 +120,7 @@ ParameterizedTest(struct row *row, gather_time, pushed_blocks_take_about_as_long
 {
     struct prs_schedule s;
     double us, spread = row->segments > 1 ? 2e-6 * row->m * row->n * row->k / 750 * row->segments / 100 : 0;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, row->gpus, 1, row->m, row->n, row->k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, row->gpus, 1, row->m, row->n, row->k, 1);
     us = prs_gather_pushed_us(&s, CLUSTERS, spread);
     cr_assert(fabs(us - row->usec) < 2 + 0.15 * row->usec, "%u GPUs, %ux%ux%u: %.1f, measured %.1f", row->gpus, row->m,
               row->n, row->k, us, row->usec);
@@ -129,7 +129,7 @@ ParameterizedTest(struct row *row, gather_time, pushed_blocks_take_about_as_long
 static double best_of(uint32_t gpus, uint32_t m, uint32_t n, uint32_t k, uint32_t *band, uint32_t *segments)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, gpus, 1, m, n, k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, gpus, 1, m, n, k, 1);
     return prs_gather_best_pieces(&s, CLUSTERS, band, segments);
 }
 
@@ -179,7 +179,7 @@ Test(gather_time, huge_products_are_estimated)
         double links = 2.0 * h->m * h->k * (h->gpus - 1) / h->gpus / 357e3, us, product;
         uint32_t band = 0, segments = 0;
         struct prs_schedule s;
-        prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, h->gpus, 1, h->m, h->n, h->k, 1);
+        prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, h->gpus, 1, h->m, h->n, h->k, 1);
         product = prs_gather_product_us(&s, CLUSTERS);
         us = prs_gather_best_pieces(&s, CLUSTERS, &band, &segments);
         cr_assert(us >= links && us >= product && us < 1.15 * (links + product), "row %u: %.0f for %.0f and %.0f", i,

@@ -44,58 +44,58 @@ static void run_soundly(const struct model_run *shape)
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
+    run_soundly(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
 }
 
 Test(protocol, reduce_scatter_with_a_short_last_band, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 700, 300, 64, .band = 2});
+    run_soundly(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 1, WORLD * 700, 300, 64, .band = 2});
 }
 
 Test(protocol, allreduce_ends_only_when_all_blocks_have_come, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
 }
 
 Test(protocol, pushed_rows_are_read_in_their_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
 }
 
 Test(protocol, copied_rows_are_not_overwritten_before_all_have_read_them, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
 }
 
 Test(protocol, nodes_reduce_scatter_relays_sums_of_its_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 768, 256, 64, .band = 1});
+    run_soundly(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 2, WORLD * 768, 256, 64, .band = 1});
 }
 
 Test(protocol, nodes_reduce_scatter_with_a_signal_for_many_tiles, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
+    run_soundly(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
 }
 
 Test(protocol, nodes_of_one_gpu_reduce_scatter, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 4, WORLD * 512, 256, 64, .band = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 4, WORLD * 512, 256, 64, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_allreduce_ends_only_when_rows_of_all_nodes_have_come, .timeout = 600)
 {
     /* The second tile of the last pair has no rows. */
-    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_forwarded_rows_are_read_in_their_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
+    run_soundly(&(struct model_run){PRS_GEMM_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
 }
 
 /* ---- few resident clusters, any number of rows ---- */
@@ -112,38 +112,37 @@ static void run_with_few_clusters(const struct model_run *shape)
 
 Test(protocol, one_resident_cluster_reduces, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
 }
 
 Test(protocol, one_resident_cluster_reduces_for_all, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
 }
 
 Test(protocol, one_resident_cluster_gathers, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
 }
 
 Test(protocol, one_resident_cluster_gathers_what_is_copied, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
 }
 
 Test(protocol, nodes_one_resident_cluster_reduces, .timeout = 600)
 {
-    run_with_few_clusters(
-        &(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
 }
 
 Test(protocol, nodes_one_resident_cluster_reduces_for_all, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_one_resident_cluster_gathers, .timeout = 600)
 {
-    run_with_few_clusters(&(struct model_run){PRS_FUSED_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
+    run_with_few_clusters(&(struct model_run){PRS_GEMM_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports the flag and the rank that it waits
@@ -165,10 +164,10 @@ static void lose_a_node(uint32_t op)
 
 Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_sums, .timeout = 300)
 {
-    lose_a_node(PRS_FUSED_REDUCE_SCATTER);
+    lose_a_node(PRS_GEMM_REDUCE_SCATTER);
 }
 
 Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_rows, .timeout = 300)
 {
-    lose_a_node(PRS_FUSED_ALLGATHER);
+    lose_a_node(PRS_GEMM_ALLGATHER);
 }

@@ -10,30 +10,30 @@ struct row {
 };
 
 static struct row shapes[] = {
-    {PRS_FUSED_GEMM, 1, 1, 4096, 4096, 4096, 8},
-    {PRS_FUSED_GEMM, 1, 1, 100, 40, 8, 8},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 1, 512, 256, 64, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 4000, 1384, 264, 3},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 13312, 512, 64, 5},
-    {PRS_FUSED_REDUCE_SCATTER, 8, 1, 16384, 264, 128, 4},
-    {PRS_FUSED_REDUCE_SCATTER, 3, 1, 7680, 1024, 192, 2},
-    {PRS_FUSED_ALLREDUCE, 4, 1, 8192, 8192, 2048, 1},
-    {PRS_FUSED_ALLREDUCE, 5, 1, 5 * 3000, 520, 72, 4},
-    {PRS_FUSED_ALLGATHER, 2, 1, 600, 512, 520, 1},
-    {PRS_FUSED_ALLGATHER, 4, 1, 4000, 2752, 4104, 3},
-    {PRS_FUSED_ALLGATHER, 8, 1, 8 * 2816, 264, 264, 4},
-    {PRS_FUSED_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1},
-    {PRS_FUSED_ALLGATHER, 5, 1, 5 * 2816, 520, 264, 2, 3},
+    {PRS_GEMM_ALONE, 1, 1, 4096, 4096, 4096, 8},
+    {PRS_GEMM_ALONE, 1, 1, 100, 40, 8, 8},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 1, 512, 256, 64, 1},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 1, 4000, 1384, 264, 3},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 1, 13312, 512, 64, 5},
+    {PRS_GEMM_REDUCE_SCATTER, 8, 1, 16384, 264, 128, 4},
+    {PRS_GEMM_REDUCE_SCATTER, 3, 1, 7680, 1024, 192, 2},
+    {PRS_GEMM_ALLREDUCE, 4, 1, 8192, 8192, 2048, 1},
+    {PRS_GEMM_ALLREDUCE, 5, 1, 5 * 3000, 520, 72, 4},
+    {PRS_GEMM_ALLGATHER, 2, 1, 600, 512, 520, 1},
+    {PRS_GEMM_ALLGATHER, 4, 1, 4000, 2752, 4104, 3},
+    {PRS_GEMM_ALLGATHER, 8, 1, 8 * 2816, 264, 264, 4},
+    {PRS_GEMM_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1},
+    {PRS_GEMM_ALLGATHER, 5, 1, 5 * 2816, 520, 264, 2, 3},
     /* several nodes */
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4096, 1024, 64, 2},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4000, 1384, 264, 3},
-    {PRS_FUSED_REDUCE_SCATTER, 3, 3, 3 * 1280, 512, 64, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 12, 3, 12 * 1536, 264, 64, 4},
-    {PRS_FUSED_ALLREDUCE, 16, 2, 16 * 700, 520, 72, 1},
-    {PRS_FUSED_ALLREDUCE, 6, 3, 6 * 256, 256, 64, 1},
-    {PRS_FUSED_ALLGATHER, 4, 2, 4000, 2752, 4104, 3},
-    {PRS_FUSED_ALLGATHER, 2, 2, 600, 512, 520, 1},
-    {PRS_FUSED_ALLGATHER, 12, 3, 12 * 1100, 264, 264, 2},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 2, 4096, 1024, 64, 2},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 2, 4000, 1384, 264, 3},
+    {PRS_GEMM_REDUCE_SCATTER, 3, 3, 3 * 1280, 512, 64, 1},
+    {PRS_GEMM_REDUCE_SCATTER, 12, 3, 12 * 1536, 264, 64, 4},
+    {PRS_GEMM_ALLREDUCE, 16, 2, 16 * 700, 520, 72, 1},
+    {PRS_GEMM_ALLREDUCE, 6, 3, 6 * 256, 256, 64, 1},
+    {PRS_GEMM_ALLGATHER, 4, 2, 4000, 2752, 4104, 3},
+    {PRS_GEMM_ALLGATHER, 2, 2, 600, 512, 520, 1},
+    {PRS_GEMM_ALLGATHER, 12, 3, 12 * 1100, 264, 264, 2},
 };
 
 static struct prs_schedule schedule_of(const struct row *r, uint32_t rank)
@@ -113,7 +113,7 @@ static uint32_t *rounds_of(const struct prs_schedule *s)
 ParameterizedTest(struct row *row, schedule, whatever_is_added_up_was_sent_in_an_earlier_round)
 {
     uint32_t *rounds[16];
-    if (row->op != PRS_FUSED_REDUCE_SCATTER && row->op != PRS_FUSED_ALLREDUCE)
+    if (row->op != PRS_GEMM_REDUCE_SCATTER && row->op != PRS_GEMM_ALLREDUCE)
         return;
     for (uint32_t rank = 0; rank < row->world; rank++) {
         struct prs_schedule s = schedule_of(row, rank);
@@ -146,7 +146,7 @@ ParameterizedTestParameters(schedule, every_partial_sum_has_a_place_of_its_own)
 /* Writers and readers agree where sums are, no two share a slot, and each rank's sum is in each result once. */
 ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_its_own)
 {
-    if (row->op != PRS_FUSED_REDUCE_SCATTER && row->op != PRS_FUSED_ALLREDUCE)
+    if (row->op != PRS_GEMM_REDUCE_SCATTER && row->op != PRS_GEMM_ALLREDUCE)
         return;
     for (uint32_t rank = 0; rank < row->world; rank++) {
         struct prs_schedule s = schedule_of(row, rank);
@@ -219,7 +219,7 @@ ParameterizedTestParameters(schedule, tiles_of_a_group_lie_together_and_every_pl
 ParameterizedTest(struct row *row, schedule, tiles_of_a_group_lie_together_and_every_place_is_taken_once)
 {
     struct prs_schedule s = schedule_of(row, 0);
-    if (s.op == PRS_FUSED_ALLGATHER)
+    if (s.op == PRS_GEMM_ALLGATHER)
         return;
     for (s.group = 1; s.group < 5000; s.group = s.group * 3 + 1) {
         uint8_t *taken = calloc(prs_schedule_tiles(&s), 1);
@@ -282,10 +282,10 @@ ParameterizedTest(struct row *row, schedule, chunks_cover_the_block_and_fill_the
     free(seen);
 }
 
-static struct row copied[] = {{PRS_FUSED_ALLGATHER, 4, 1, 4 * 1300, 300, 640, 1, 2},
-                              {PRS_FUSED_ALLGATHER, 3, 1, 3 * 1300, 600, 640, 4, 3},
-                              {PRS_FUSED_ALLGATHER, 8, 1, 8 * 256, 520, 64, 1, 1},
-                              {PRS_FUSED_ALLGATHER, 2, 1, 2 * 700, 520, 640, 3, 10}};
+static struct row copied[] = {{PRS_GEMM_ALLGATHER, 4, 1, 4 * 1300, 300, 640, 1, 2},
+                              {PRS_GEMM_ALLGATHER, 3, 1, 3 * 1300, 600, 640, 4, 3},
+                              {PRS_GEMM_ALLGATHER, 8, 1, 8 * 256, 520, 64, 1, 1},
+                              {PRS_GEMM_ALLGATHER, 2, 1, 2 * 700, 520, 640, 3, 10}};
 
 ParameterizedTestParameters(schedule, copies_come_in_the_order_in_which_units_need_them)
 {
@@ -336,7 +336,7 @@ Test(schedule, slots_of_one_owner_are_all_different)
         for (uint32_t owner = 0; owner < world; owner++) {
             struct prs_schedule s;
             uint32_t seen = 0;
-            prs_schedule_init(&s, PRS_FUSED_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1);
+            prs_schedule_init(&s, PRS_GEMM_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1);
             for (uint32_t sender = 0; sender < world; sender++)
                 if (sender != owner)
                     seen |= 1u << prs_schedule_slot(&s, sender, owner);

@@ -13,13 +13,13 @@ enum { CLUSTERS = 66 };
 
 static uint32_t nodes = 1;
 
-static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint32_t n, uint32_t k,
-                                         const struct prs_fused_tuning *wanted)
+static struct prs_gemm_info choose(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k,
+                                   const struct prs_gemm_tuning *wanted)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .local_ranks = 4 / nodes}};
-    struct prs_fused_shape shape = {op, m, n, k, 0};
-    struct prs_fused_plan_info info;
-    struct prs_fused_tuning read;
+    struct prs_gemm_shape shape = {op, m, n, k, 0};
+    struct prs_gemm_info info;
+    struct prs_gemm_tuning read;
     bool found = !wanted && prs_tuning_read(&ctx, &shape, &read);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, found ? &read : wanted, found, CLUSTERS, &info), 0);
@@ -28,9 +28,9 @@ static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint3
 
 Test(tuning, every_field_is_decided)
 {
-    for (enum prs_fused_op op = PRS_FUSED_GEMM; op <= PRS_FUSED_ALLREDUCE; op++) {
-        struct prs_fused_plan_info info = choose(op, 8192, 8192, 2048, NULL);
-        cr_assert_eq(info.tuning.path, PRS_PATH_FUSED);
+    for (enum prs_gemm_op op = PRS_GEMM_ALONE; op <= PRS_GEMM_ALLREDUCE; op++) {
+        struct prs_gemm_info info = choose(op, 8192, 8192, 2048, NULL);
+        cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_FUSED);
         cr_assert_eq(info.tuning.clusters, CLUSTERS);
         cr_assert(info.tuning.band > 0 && info.tuning.segments > 0);
         cr_assert(info.tuning.paced != 0 && info.tuning.spread > 0);
@@ -40,28 +40,28 @@ Test(tuning, every_field_is_decided)
 
 Test(tuning, what_the_caller_gives_stays)
 {
-    struct prs_fused_tuning wanted = {.clusters = 20, .band = 3, .spread = 40, .paced = PRS_UNPACED};
-    struct prs_fused_plan_info info = choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, &wanted);
+    struct prs_gemm_tuning wanted = {.clusters = 20, .band = 3, .spread = 40, .paced = PRS_GEMM_UNPACED};
+    struct prs_gemm_info info = choose(PRS_GEMM_REDUCE_SCATTER, 8192, 8192, 2048, &wanted);
     cr_assert_eq(info.tuning.clusters, 20);
     cr_assert_eq(info.tuning.band, 3);
     cr_assert_eq(info.tuning.spread, 40);
-    cr_assert_eq(info.tuning.paced, PRS_UNPACED);
+    cr_assert_eq(info.tuning.paced, PRS_GEMM_UNPACED);
 }
 
 Test(tuning, more_clusters_than_fit_are_not_used)
 {
-    struct prs_fused_tuning wanted = {.clusters = 100};
-    cr_assert_eq(choose(PRS_FUSED_GEMM, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
+    struct prs_gemm_tuning wanted = {.clusters = 100};
+    cr_assert_eq(choose(PRS_GEMM_ALONE, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
 }
 
 /* Values as a damaged file could have them. */
 Test(tuning, numbers_out_of_range_are_brought_down)
 {
-    struct prs_fused_tuning wanted = {
+    struct prs_gemm_tuning wanted = {
         .band = UINT32_MAX, .segments = UINT32_MAX, .spread = UINT32_MAX, .tiles_per_signal = UINT32_MAX, .mover = 1};
-    struct prs_fused_tuning t = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
+    struct prs_gemm_tuning t = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band);
     s.segments = t.segments;
     s.group = t.tiles_per_signal;
     cr_assert(t.segments <= 8192 / PRS_TILE_K, "%u segments", t.segments);
@@ -73,57 +73,57 @@ Test(tuning, numbers_out_of_range_are_brought_down)
 Test(tuning, a_path_that_does_not_exist_is_refused)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0};
-    struct prs_fused_tuning wanted = {.path = PRS_PATH_UNFUSED + 1};
-    struct prs_fused_plan_info info;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0};
+    struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_UNFUSED + 1};
+    struct prs_gemm_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, shapes_that_cannot_run_fused_say_why)
 {
-    cr_assert_eq(choose(PRS_FUSED_GEMM, 100, 30, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 1001, 256, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
-    cr_assert(strstr(choose(PRS_FUSED_GEMM, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
+    cr_assert_eq(choose(PRS_GEMM_ALONE, 100, 30, 64, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 1001, 256, 64, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert(strstr(choose(PRS_GEMM_ALONE, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
 }
 
 /* us, of MEASURED_ROWS rows in all; 4 and 2 x H200: doc/results/fused-path-4xH200.json, sums fused-path-inbox-4xH200.json. */
 enum { MEASURED = 5 };
 static const uint32_t MEASURED_ROWS[MEASURED] = {512, 768, 1024, 1536, 2048};
 static const struct measured_ways {
-    enum prs_fused_op op;
+    enum prs_gemm_op op;
     uint32_t world, n, k;
     double fused[MEASURED], unfused[MEASURED];
 } measured_ways[] = {
-    {PRS_FUSED_ALLGATHER, 2, 1024, 512, {19, 20, 20, 21, 21}, {22, 22, 23, 24, 25}},
-    {PRS_FUSED_ALLGATHER, 2, 1280, 8192, {98, 98, 100, 102, 111}, {49, 58, 76, 94, 118}},
-    {PRS_FUSED_ALLGATHER, 2, 2048, 2048, {36, 38, 40, 42, 44}, {28, 31, 36, 44, 52}},
-    {PRS_FUSED_ALLGATHER, 2, 3584, 4096, {62, 65, 61, 96, 99}, {47, 59, 71, 100, 128}},
-    {PRS_FUSED_ALLGATHER, 2, 7168, 8192, {110, 182, 186, 269, 354}, {113, 166, 210, 297, 383}},
-    {PRS_FUSED_ALLGATHER, 4, 1024, 512, {20, 21, 21, 22, 23}, {23, 23, 25, 25, 27}},
-    {PRS_FUSED_ALLGATHER, 4, 1280, 8192, {106, 116, 118, 127, 136}, {55, 68, 91, 114, 143}},
-    {PRS_FUSED_ALLGATHER, 4, 2048, 2048, {38, 40, 42, 48, 52}, {30, 34, 39, 49, 58}},
-    {PRS_FUSED_ALLGATHER, 4, 3584, 4096, {66, 74, 82, 129, 137}, {48, 64, 78, 110, 142}},
-    {PRS_FUSED_ALLGATHER, 4, 7168, 8192, {227, 234, 253, 381, 364}, {120, 176, 224, 318, 410}},
-    {PRS_FUSED_ALLREDUCE, 2, 2048, 256, {28, 31, 33, 39, 44}, {22, 28, 31, 38, 48}},
-    {PRS_FUSED_ALLREDUCE, 2, 2048, 2048, {44, 47, 49, 55, 62}, {27, 33, 39, 52, 66}},
-    {PRS_FUSED_ALLREDUCE, 2, 4096, 3584, {70, 84, 92, 121, 131}, {48, 64, 82, 116, 156}},
-    {PRS_FUSED_ALLREDUCE, 2, 8192, 1024, {52, 78, 84, 98, 121}, {56, 80, 104, 133, 168}},
-    {PRS_FUSED_ALLREDUCE, 2, 8192, 7168, {153, 218, 230, 264, 347}, {118, 176, 231, 318, 418}},
-    {PRS_FUSED_ALLREDUCE, 4, 2048, 256, {39, 41, 42, 56, 60}, {26, 29, 38, 48, 59}},
-    {PRS_FUSED_ALLREDUCE, 4, 2048, 2048, {55, 57, 59, 73, 79}, {31, 36, 44, 62, 76}},
-    {PRS_FUSED_ALLREDUCE, 4, 4096, 3584, {85, 93, 103, 142, 151}, {53, 72, 93, 130, 172}},
-    {PRS_FUSED_ALLREDUCE, 4, 8192, 1024, {89, 95, 102, 155, 173}, {68, 104, 120, 182, 234}},
-    {PRS_FUSED_ALLREDUCE, 4, 8192, 7168, {210, 223, 236, 364, 386}, {134, 188, 252, 372, 483}},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 2048, 256, {24, 27, 27, 30, 33}, {18, 22, 24, 29, 34}},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 2048, 2048, {41, 44, 46, 50, 55}, {23, 28, 32, 43, 51}},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 4096, 3584, {64, 74, 80, 114, 126}, {40, 52, 67, 94, 121}},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 8192, 1024, {41, 66, 66, 69, 91}, {41, 54, 69, 97, 123}},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 8192, 7168, {141, 212, 225, 252, 327}, {104, 153, 196, 284, 373}},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2048, 256, {31, 31, 31, 41, 42}, {21, 23, 26, 34, 40}},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2048, 2048, {48, 48, 48, 59, 59}, {26, 28, 34, 45, 58}},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 4096, 3584, {74, 77, 83, 124, 131}, {42, 60, 73, 104, 130}},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 8192, 1024, {68, 68, 68, 106, 107}, {48, 64, 80, 127, 154}},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 8192, 7168, {201, 212, 224, 324, 333}, {115, 162, 207, 312, 405}},
+    {PRS_GEMM_ALLGATHER, 2, 1024, 512, {19, 20, 20, 21, 21}, {22, 22, 23, 24, 25}},
+    {PRS_GEMM_ALLGATHER, 2, 1280, 8192, {98, 98, 100, 102, 111}, {49, 58, 76, 94, 118}},
+    {PRS_GEMM_ALLGATHER, 2, 2048, 2048, {36, 38, 40, 42, 44}, {28, 31, 36, 44, 52}},
+    {PRS_GEMM_ALLGATHER, 2, 3584, 4096, {62, 65, 61, 96, 99}, {47, 59, 71, 100, 128}},
+    {PRS_GEMM_ALLGATHER, 2, 7168, 8192, {110, 182, 186, 269, 354}, {113, 166, 210, 297, 383}},
+    {PRS_GEMM_ALLGATHER, 4, 1024, 512, {20, 21, 21, 22, 23}, {23, 23, 25, 25, 27}},
+    {PRS_GEMM_ALLGATHER, 4, 1280, 8192, {106, 116, 118, 127, 136}, {55, 68, 91, 114, 143}},
+    {PRS_GEMM_ALLGATHER, 4, 2048, 2048, {38, 40, 42, 48, 52}, {30, 34, 39, 49, 58}},
+    {PRS_GEMM_ALLGATHER, 4, 3584, 4096, {66, 74, 82, 129, 137}, {48, 64, 78, 110, 142}},
+    {PRS_GEMM_ALLGATHER, 4, 7168, 8192, {227, 234, 253, 381, 364}, {120, 176, 224, 318, 410}},
+    {PRS_GEMM_ALLREDUCE, 2, 2048, 256, {28, 31, 33, 39, 44}, {22, 28, 31, 38, 48}},
+    {PRS_GEMM_ALLREDUCE, 2, 2048, 2048, {44, 47, 49, 55, 62}, {27, 33, 39, 52, 66}},
+    {PRS_GEMM_ALLREDUCE, 2, 4096, 3584, {70, 84, 92, 121, 131}, {48, 64, 82, 116, 156}},
+    {PRS_GEMM_ALLREDUCE, 2, 8192, 1024, {52, 78, 84, 98, 121}, {56, 80, 104, 133, 168}},
+    {PRS_GEMM_ALLREDUCE, 2, 8192, 7168, {153, 218, 230, 264, 347}, {118, 176, 231, 318, 418}},
+    {PRS_GEMM_ALLREDUCE, 4, 2048, 256, {39, 41, 42, 56, 60}, {26, 29, 38, 48, 59}},
+    {PRS_GEMM_ALLREDUCE, 4, 2048, 2048, {55, 57, 59, 73, 79}, {31, 36, 44, 62, 76}},
+    {PRS_GEMM_ALLREDUCE, 4, 4096, 3584, {85, 93, 103, 142, 151}, {53, 72, 93, 130, 172}},
+    {PRS_GEMM_ALLREDUCE, 4, 8192, 1024, {89, 95, 102, 155, 173}, {68, 104, 120, 182, 234}},
+    {PRS_GEMM_ALLREDUCE, 4, 8192, 7168, {210, 223, 236, 364, 386}, {134, 188, 252, 372, 483}},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 2048, 256, {24, 27, 27, 30, 33}, {18, 22, 24, 29, 34}},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 2048, 2048, {41, 44, 46, 50, 55}, {23, 28, 32, 43, 51}},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 4096, 3584, {64, 74, 80, 114, 126}, {40, 52, 67, 94, 121}},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 8192, 1024, {41, 66, 66, 69, 91}, {41, 54, 69, 97, 123}},
+    {PRS_GEMM_REDUCE_SCATTER, 2, 8192, 7168, {141, 212, 225, 252, 327}, {104, 153, 196, 284, 373}},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 2048, 256, {31, 31, 31, 41, 42}, {21, 23, 26, 34, 40}},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 2048, 2048, {48, 48, 48, 59, 59}, {26, 28, 34, 45, 58}},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 4096, 3584, {74, 77, 83, 124, 131}, {42, 60, 73, 104, 130}},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 8192, 1024, {68, 68, 68, 106, 107}, {48, 64, 80, 127, 154}},
+    {PRS_GEMM_REDUCE_SCATTER, 4, 8192, 7168, {201, 212, 224, 324, 333}, {115, 162, 207, 312, 405}},
 };
 
 /* How much longer the chosen path takes than the best one. */
@@ -131,11 +131,11 @@ static double lost(const struct measured_ways *w, int i)
 {
     struct prs_fused ctx = {.config = {.world = w->world},
                             .place = {.world = w->world, .nodes = 1, .local_ranks = w->world}};
-    struct prs_fused_shape shape = {w->op, MEASURED_ROWS[i], w->n, w->k, 0};
-    struct prs_fused_plan_info info;
+    struct prs_gemm_shape shape = {w->op, MEASURED_ROWS[i], w->n, w->k, 0};
+    struct prs_gemm_info info;
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
-    return (info.tuning.path == PRS_PATH_FUSED ? w->fused[i] : w->unfused[i]) / fmin(w->fused[i], w->unfused[i]);
+    return (info.tuning.path == PRS_GEMM_PATH_FUSED ? w->fused[i] : w->unfused[i]) / fmin(w->fused[i], w->unfused[i]);
 }
 
 Test(tuning, of_few_rows_the_faster_way_is_taken)
@@ -155,15 +155,15 @@ Test(tuning, of_few_rows_the_faster_way_is_taken)
 
 Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on)
 {
-    for (enum prs_fused_op op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++)
+    for (enum prs_gemm_op op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
         for (uint32_t n = 256; n <= 16384; n += 256)
-            cr_assert_eq(choose(op, 4096, n, 4096, NULL).tuning.path, PRS_PATH_FUSED);
+            cr_assert_eq(choose(op, 4096, n, 4096, NULL).tuning.path, PRS_GEMM_PATH_FUSED);
 }
 
-static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_fused_op op, uint32_t m, uint32_t n)
+static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_gemm_op op, uint32_t m, uint32_t n)
 {
     struct prs_place at = {.world = world, .nodes = nodes_, .local_ranks = world / nodes_};
-    struct prs_fused_shape shape = {op, m, n, 1024, 1};
+    struct prs_gemm_shape shape = {op, m, n, 1024, 1};
     if (prs_tuning_inbox_rows(&shape, &at) < m)
         return 0;
     return prs_tuning_one_hop_rows(&shape, &at) < m ? 2 : 1;
@@ -172,24 +172,24 @@ static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_fused_op op, uint
 /* A second hop saves bytes only with more than two ranks; inboxes have a limit. */
 Test(tuning, few_rows_are_summed_in_one_hop_and_more_in_two)
 {
-    cr_assert_eq(hops(2, 1, PRS_FUSED_ALLREDUCE, 1024, 8192), 1);
-    cr_assert_eq(hops(2, 1, PRS_FUSED_ALLREDUCE, 1025, 8192), 0, "16 MB of sums");
-    cr_assert_eq(hops(4, 1, PRS_FUSED_ALLREDUCE, 8, 8192), 1);
-    cr_assert_eq(hops(4, 1, PRS_FUSED_ALLREDUCE, 32, 8192), 2, "4 x H200: 15.6 us, and 17.6 in one hop");
-    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLREDUCE, 4, 8192), 1);
-    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLREDUCE, 8, 8192), 2);
-    cr_assert_eq(hops(8, 1, PRS_FUSED_REDUCE_SCATTER, 1024, 8192), 1, "each rank needs a part only");
-    cr_assert_eq(hops(8, 1, PRS_FUSED_ALLGATHER, 8, 8192), 0);
-    cr_assert_eq(hops(4, 2, PRS_FUSED_ALLREDUCE, 8, 8192), 0, "between nodes");
-    cr_assert_eq(hops(1, 1, PRS_FUSED_ALLREDUCE, 8, 8192), 0, "alone");
+    cr_assert_eq(hops(2, 1, PRS_GEMM_ALLREDUCE, 1024, 8192), 1);
+    cr_assert_eq(hops(2, 1, PRS_GEMM_ALLREDUCE, 1025, 8192), 0, "16 MB of sums");
+    cr_assert_eq(hops(4, 1, PRS_GEMM_ALLREDUCE, 8, 8192), 1);
+    cr_assert_eq(hops(4, 1, PRS_GEMM_ALLREDUCE, 32, 8192), 2, "4 x H200: 15.6 us, and 17.6 in one hop");
+    cr_assert_eq(hops(8, 1, PRS_GEMM_ALLREDUCE, 4, 8192), 1);
+    cr_assert_eq(hops(8, 1, PRS_GEMM_ALLREDUCE, 8, 8192), 2);
+    cr_assert_eq(hops(8, 1, PRS_GEMM_REDUCE_SCATTER, 1024, 8192), 1, "each rank needs a part only");
+    cr_assert_eq(hops(8, 1, PRS_GEMM_ALLGATHER, 8, 8192), 0);
+    cr_assert_eq(hops(4, 2, PRS_GEMM_ALLREDUCE, 8, 8192), 0, "between nodes");
+    cr_assert_eq(hops(1, 1, PRS_GEMM_ALLREDUCE, 8, 8192), 0, "alone");
 }
 
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
-    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0}, odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
-    struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
-    struct prs_fused_plan_info info;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 63, 0}, odd = {PRS_GEMM_ALLREDUCE, 1024, 1028, 64, 0};
+    struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_FUSED};
+    struct prs_gemm_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
     ctx.place.nodes = 2, ctx.place.local_ranks = 2;
     cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, false, CLUSTERS, &info), -EINVAL);
@@ -199,10 +199,10 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
 {
     char path[] = "/tmp/perseus-tuning-XXXXXX";
     int fd = mkstemp(path);
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0},
-                           other = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1032, 0};
-    struct prs_fused_tuning first = {.band = 1}, second = {.band = 2, .spread = 33}, third = {.band = 4};
-    struct prs_fused_plan_info info;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0},
+                          other = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1032, 0};
+    struct prs_gemm_tuning first = {.band = 1}, second = {.band = 2, .spread = 33}, third = {.band = 4};
+    struct prs_gemm_info info;
     struct prs_fused here = {.place = {.world = 4, .nodes = 1, .local_ranks = 4}};
     cr_assert(fd >= 0);
     close(fd);
@@ -218,7 +218,7 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
     cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "fewer SMs");
     here.sms = 0, strcpy(here.gpu, "NVIDIA H800");
     cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "another GPU");
-    info = choose(PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, NULL);
+    info = choose(PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, NULL);
     cr_assert_eq(info.tuning.band, 2);
     cr_assert_eq(info.tuning.spread, 33);
     unlink(path);
@@ -226,11 +226,11 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
 
 Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 {
-    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 16384, 4096, 16384, 0};
-    struct prs_fused_tuning t = {.clusters = CLUSTERS, .spread = 50, .paced = PRS_UNPACED};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 16384, 4096, 16384, 0};
+    struct prs_gemm_tuning t = {.clusters = CLUSTERS, .spread = 50, .paced = PRS_GEMM_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2);
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     half = push;
     t.spread = 100;
@@ -243,34 +243,35 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 
 Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
 {
-    struct prs_fused_tuning wanted = {.mover = 1, .path = PRS_PATH_UNFUSED};
-    struct prs_fused_plan_info info;
+    struct prs_gemm_tuning wanted = {.mover = 1, .path = PRS_GEMM_PATH_UNFUSED};
+    struct prs_gemm_info info;
     nodes = 2;
-    info = choose(PRS_FUSED_ALLREDUCE, 1024, 1028, 64, NULL);
-    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    info = choose(PRS_GEMM_ALLREDUCE, 1024, 1028, 64, NULL);
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "multiple of 8") != NULL, "%s", info.reason);
-    cr_assert_gt(info.predicted_us, choose(PRS_FUSED_ALLREDUCE, 1024, 1024, 64, NULL).predicted_us, "nothing overlaps");
-    info = choose(PRS_FUSED_ALLREDUCE, 1026, 1024, 64, NULL);
-    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    cr_assert_gt(info.predicted_us, choose(PRS_GEMM_ALLREDUCE, 1024, 1024, 64, NULL).predicted_us, "nothing overlaps");
+    info = choose(PRS_GEMM_ALLREDUCE, 1026, 1024, 64, NULL);
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "do not divide m") != NULL, "%s", info.reason);
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 1024, 1024, 64, &wanted).tuning.path, PRS_PATH_UNFUSED, "as demanded");
-    info = choose(PRS_FUSED_ALLREDUCE, 256, 256, 64, NULL); /* 64 rows a rank */
-    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 1024, 1024, 64, &wanted).tuning.path, PRS_GEMM_PATH_UNFUSED, "as demanded");
+    info = choose(PRS_GEMM_ALLREDUCE, 256, 256, 64, NULL); /* 64 rows a rank */
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "256 rows") != NULL, "%s", info.reason);
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "faster all the same");
-    wanted.path = PRS_PATH_AUTO;
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.mover, PRS_MOVED_BY_CTAS);
+    cr_assert_eq(choose(PRS_GEMM_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_GEMM_PATH_FUSED,
+                 "faster all the same");
+    wanted.path = PRS_GEMM_PATH_AUTO;
+    cr_assert_eq(choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.mover, PRS_MOVED_BY_CTAS);
 }
 
 Test(tuning, copy_engines_move_the_blocks_where_they_can)
 {
     struct prs_fused ctx = {
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .shared_device = true};
-    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
-    struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, 0};
+    struct prs_gemm_tuning unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
+    struct prs_gemm_info info = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, NULL);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES);
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.mover, 0);
+    cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.mover, 0);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS, "a GPU's copies to itself need an SM");
@@ -284,8 +285,8 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
 /* 4 x 16 units of a band of 1 are less than two for each of 66 clusters, 4 x 32 are not. */
 Test(tuning, a_round_of_sums_has_work_for_all_clusters)
 {
-    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 4096, 1024, NULL).tuning.band, 2);
-    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, NULL).tuning.band, 1);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 8192, 4096, 1024, NULL).tuning.band, 2);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 8192, 8192, 2048, NULL).tuning.band, 1);
 }
 
 struct gather {
@@ -311,14 +312,14 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         {2, 24576, 2816, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 2861, 2960},
         {2, 16384, 8192, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 5961, 6400},
     };
-    static const struct prs_fused_tuning fused = {.path = PRS_PATH_FUSED};
+    static const struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED};
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct gather *r = &rows[i];
         struct prs_fused ctx = {.config = {.world = r->gpus},
                                 .place = {.world = r->gpus, .nodes = 1, .local_ranks = r->gpus}};
-        struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, r->m, r->n, r->k, 0};
-        struct prs_fused_plan_info info = {.predicted_us = 0};
-        const struct prs_fused_tuning *t = &info.tuning;
+        struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, r->m, r->n, r->k, 0};
+        struct prs_gemm_info info = {.predicted_us = 0};
+        const struct prs_gemm_tuning *t = &info.tuning;
         cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, false, CLUSTERS, &info), 0);
         cr_assert_eq(t->mover, r->mover, "row %u: %u", i, t->mover);
         cr_assert((r->band == 0 || t->band == r->band) && (r->segments == 0 || t->segments == r->segments),
@@ -330,19 +331,18 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 
 Test(tuning, what_the_caller_says_of_copies_stays)
 {
-    struct prs_fused_tuning band = {.band = 3, .mover = PRS_MOVED_BY_COPY_ENGINES}, engines = {.mover = 1},
-                            pieces = {.band = 1, .segments = 5, .mover = PRS_MOVED_BY_COPY_ENGINES};
-    struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &band);
+    struct prs_gemm_tuning band = {.band = 3, .mover = PRS_MOVED_BY_COPY_ENGINES}, engines = {.mover = 1},
+                           pieces = {.band = 1, .segments = 5, .mover = PRS_MOVED_BY_COPY_ENGINES};
+    struct prs_gemm_info info = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, &band);
     cr_assert_eq(info.tuning.band, 3);
     cr_assert_float_eq(info.predicted_us, 412, 12, "%.1f", info.predicted_us);
-    info = choose(PRS_FUSED_ALLGATHER, 4096, 1024, 4096, &engines);
+    info = choose(PRS_GEMM_ALLGATHER, 4096, 1024, 4096, &engines);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES, "though CTAs are faster");
     cr_assert_float_eq(info.predicted_us, 143, 10, "%.1f", info.predicted_us);
-    info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pieces);
+    info = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, &pieces);
     cr_assert(info.tuning.band == 1 && info.tuning.segments == 5, "%u:%u", info.tuning.band, info.tuning.segments);
     engines.segments = 4;
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 64, &engines).tuning.segments, 1,
-                 "as many as there are steps");
+    cr_assert_eq(choose(PRS_GEMM_ALLGATHER, 8192, 2048, 64, &engines).tuning.segments, 1, "as many as there are steps");
 }
 
 /* Each block crosses once: 2 nodes of 2, so a quarter of the matrix goes from each rank to the other node. */
@@ -350,9 +350,9 @@ Test(tuning, what_crosses_between_nodes_is_the_least_that_must)
 {
     uint64_t quarter = 8192ull * 8192 * 2 / 4;
     nodes = 2;
-    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, NULL).far_bytes, quarter);
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 2 * quarter);
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL).far_bytes, quarter);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 8192, 8192, 2048, NULL).far_bytes, quarter);
+    cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 2 * quarter);
+    cr_assert_eq(choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, NULL).far_bytes, quarter);
     nodes = 1;
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 0);
+    cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 0);
 }

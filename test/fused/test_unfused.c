@@ -115,7 +115,7 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
 static bool finish(struct rank *me)
 {
     struct prs_exchange nothing = {.word = PRS_EXCHANGE_BACK};
-    for (uint32_t i = 0; me->s.op != PRS_FUSED_ALLREDUCE && i + 1 < me->s.place.nodes; i++) {
+    for (uint32_t i = 0; me->s.op != PRS_GEMM_ALLREDUCE && i + 1 < me->s.place.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, &nothing, i);
         nic_post(&me->nic, &(struct nic_command){.to = &me->model->ranks[p.peer].signals[p.signal],
                                                  .value = me->epoch + 1,
@@ -195,7 +195,7 @@ static bool reduce(struct rank *me)
     struct model *m = me->model;
     const struct prs_schedule *s = &me->s;
     const struct prs_slice *slice = &m->slice;
-    bool all = s->op == PRS_FUSED_ALLREDUCE;
+    bool all = s->op == PRS_GEMM_ALLREDUCE;
     struct prs_exchange sums = {.slice = *slice,
                                 .source = prs_exchange_sent(slice, 0),
                                 .target = prs_exchange_received(slice, s->place.nodes, 0),
@@ -221,7 +221,7 @@ static bool reduce(struct rank *me)
 static bool check_result(struct rank *me, uint32_t epoch)
 {
     const struct prs_slice *slice = &me->model->slice;
-    bool all = me->s.op == PRS_FUSED_ALLREDUCE;
+    bool all = me->s.op == PRS_GEMM_ALLREDUCE;
     uint64_t first = all ? 0 : prs_slice_first(slice, me->s.place.rank) / 2;
     uint64_t count = (all ? slice->all : prs_slice_count(slice, me->s.place.rank)) / 2;
     for (uint64_t i = first; i < first + count; i++) {
@@ -242,7 +242,7 @@ static void *run_rank(void *arg)
 {
     struct rank *me = arg;
     struct model *m = me->model;
-    bool gathers = me->s.op == PRS_FUSED_ALLGATHER;
+    bool gathers = me->s.op == PRS_GEMM_ALLGATHER;
     for (uint32_t i = 1; i <= m->epochs; i++)
         if ((me->s.place.node + 1 == me->s.place.nodes && watch_leaves(&m->watch, i)) ||
             !(gathers ? gather(me) : reduce(me)) || !finish(me) || (!gathers && !check_result(me, me->epoch - 1)))
@@ -277,7 +277,7 @@ static struct model *run_model(const struct shape *x, uint32_t epochs, uint32_t 
     struct model *m = calloc(1, sizeof(*m));
     pthread_t threads[WORLD];
     cr_assert_not_null(m);
-    m->slice = prs_slice_of(x->elements, WORLD, x->op == PRS_FUSED_ALLREDUCE);
+    m->slice = prs_slice_of(x->elements, WORLD, x->op == PRS_GEMM_ALLREDUCE);
     m->epochs = epochs;
     watch_init(&m->watch, WORLD, WORLD / x->nodes, lost_after);
     for (uint32_t r = 0; r < WORLD; r++)
@@ -315,36 +315,36 @@ static void run_soundly(uint32_t op, uint32_t nodes, uint64_t elements, uint64_t
 
 Test(unfused, sums_for_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 12, 1);
+    run_soundly(PRS_GEMM_REDUCE_SCATTER, 2, WORLD * 12, 1);
 }
 
 Test(unfused, sums_of_nodes_of_one_gpu, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_REDUCE_SCATTER, 4, WORLD * 12, 3);
+    run_soundly(PRS_GEMM_REDUCE_SCATTER, 4, WORLD * 12, 3);
 }
 
 Test(unfused, rows_of_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_ALLGATHER, 2, WORLD * 12, 1);
+    run_soundly(PRS_GEMM_ALLGATHER, 2, WORLD * 12, 1);
 }
 
 Test(unfused, rows_of_nodes_of_one_gpu, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_ALLGATHER, 4, WORLD * 12, 3);
+    run_soundly(PRS_GEMM_ALLGATHER, 4, WORLD * 12, 3);
 }
 
 Test(unfused, a_finished_share_is_credit_too, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_ALLREDUCE, 2, WORLD * 16, 2);
-    run_soundly(PRS_FUSED_ALLREDUCE, 4, WORLD * 16, 6);
+    run_soundly(PRS_GEMM_ALLREDUCE, 2, WORLD * 16, 2);
+    run_soundly(PRS_GEMM_ALLREDUCE, 4, WORLD * 16, 6);
 }
 
 /* 26 elements: slices of 8, the last of 2; and 10, where two ranks have none: rank 0 has something to put, but gets
  * nothing to add from node 1. */
 Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
 {
-    run_soundly(PRS_FUSED_ALLREDUCE, 2, 26, 2);
-    run_soundly(PRS_FUSED_ALLREDUCE, 2, 10, 1);
+    run_soundly(PRS_GEMM_ALLREDUCE, 2, 26, 2);
+    run_soundly(PRS_GEMM_ALLREDUCE, 2, 10, 1);
 }
 
 /* ---- sums by inboxes ---- */
@@ -391,7 +391,7 @@ Test(unfused, banks_of_an_inbox_do_not_overlap)
 /* The ranks of one node stop between two launches: every waiting thread reports its wait, and all end. */
 Test(unfused, a_lost_node_is_named_by_whoever_waits_for_it, .timeout = 300)
 {
-    for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++) {
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++) {
         unsigned waits, awaited;
         struct model *m = run_model(&(struct shape){op, 2, WORLD * 16}, 100, 20);
         cr_assert_eq(watch_load(&m->watch.failed), 2);

@@ -13,12 +13,12 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
     return 0; /* corpus/tuning */
 }
 
-static void play(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t)
+static void play(const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t)
 {
     struct prs_schedule s;
 
     fuzz_accepted++;
-    fuzz_require(t->path == PRS_PATH_FUSED || t->path == PRS_PATH_UNFUSED, "path %u", t->path);
+    fuzz_require(t->path == PRS_GEMM_PATH_FUSED || t->path == PRS_GEMM_PATH_UNFUSED, "path %u", t->path);
     fuzz_require(t->clusters > 0 && t->clusters <= CLUSTERS, "%u clusters", t->clusters);
     prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, shape->n, shape->k, t->band);
     s.segments = t->segments;
@@ -30,9 +30,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static int fd = -1;
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .sms = 132};
-    struct prs_fused_shape shapes[] = {{PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0},
-                                       {PRS_FUSED_REDUCE_SCATTER, 4096, 4096, 1024, 0},
-                                       {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0}};
+    struct prs_gemm_shape shapes[] = {{PRS_GEMM_ALLGATHER, 8192, 2048, 8192, 0},
+                                      {PRS_GEMM_REDUCE_SCATTER, 4096, 4096, 1024, 0},
+                                      {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0}};
     char path[64];
 
     if (fd < 0) {
@@ -42,8 +42,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     }
     fuzz_require(ftruncate(fd, 0) == 0 && pwrite(fd, data, bytes, 0) == (ssize_t)bytes, "no memory");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        struct prs_fused_plan_info info;
-        struct prs_fused_tuning read;
+        struct prs_gemm_info info;
+        struct prs_gemm_tuning read;
         bool found = prs_tuning_read(&ctx, &shapes[i], &read);
 
         memset(&info, 0, sizeof(info));

@@ -363,19 +363,19 @@ def memory_of_torch_is_imported(group, rounds=20):
     buffer = symm.empty(m * n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
     pointers = list(symm.rendezvous(buffer, dist.group.WORLD).buffer_ptrs)
     lib.check(lib.prs_fused_import(group.handle, (ctypes.c_void_p * group.world)(*pointers), m * n * 2), "prs_fused_import")
-    plan = group._open("prs_fused_plan_open", group.handle, ctypes.byref(lib.prs_fused_shape(op=lib.PRS_FUSED_ALLREDUCE, m=m, n=n, k=k, b_is_n_k=1)), None)
+    plan = group._open("prs_gemm_plan_open", group.handle, ctypes.byref(lib.prs_gemm_shape(op=lib.PRS_GEMM_ALLREDUCE, m=m, n=n, k=k, b_transposed=1)), None)
     worst = 0.0
     for _ in range(rounds):
         a, w = operands("matmul_all_reduce", m, n, k, group.world)
         buffer.fill_(float("nan"))
         torch.cuda.synchronize()
         dist.barrier()
-        x = lib.prs_fused_operands(a=a.data_ptr(), b=w.data_ptr(), c=pointers[group.rank])
-        group.launch(lib.prs_fused_launch, plan, ctypes.byref(x))
+        x = lib.prs_gemm_operands(a=a.data_ptr(), b=w.data_ptr(), c=pointers[group.rank])
+        group.launch(lib.prs_gemm_launch, plan, ctypes.byref(x))
         worst = max(worst, error(buffer.view(m, n), unfused("matmul_all_reduce", a, w, group.world)))
     group.check()
     torch.cuda.synchronize()
-    lib.prs_fused_plan_close(plan)
+    lib.prs_gemm_plan_close(plan)
     lib.check(lib.prs_fused_free(group.handle, pointers[group.rank]), "prs_fused_free")
     return {"rounds": rounds, "error": worst}, worst < 0.05
 

@@ -269,12 +269,12 @@ static uint32_t key_b(uint32_t rank)
 /* All ranks of an all-reduce have the same bias and the same residual. */
 static uint32_t key_bias(const struct ranks_product *p, uint32_t rank)
 {
-    return 5000 + (p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : rank);
+    return 5000 + (p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : rank);
 }
 
 static uint32_t key_residual(const struct ranks_product *p, uint32_t rank)
 {
-    return 6000 + (p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : rank);
+    return 6000 + (p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : rank);
 }
 
 /* Elements from one row to the next. */
@@ -289,7 +289,7 @@ static uint32_t columns_of(const struct ranks_product *p)
     return p->shape.gated ? p->shape.n / 2 : p->shape.n;
 }
 
-static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
+static uint64_t rows_of(const struct ranks_product *p, enum prs_gemm_op split)
 {
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
@@ -328,7 +328,7 @@ static float residual_element(const struct ranks_product *p, uint32_t key, uint6
 static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
 {
     uint64_t each = ((uint64_t)p->shape.m * columns_of(p) + p->world - 1) / p->world;
-    uint32_t owner = p->shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
+    uint32_t owner = p->shape.op == PRS_GEMM_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
     return owner / (p->world / p->nodes);
 }
 
@@ -385,23 +385,24 @@ static struct estimate finished(const struct ranks_product *p, uint32_t rank, ui
 static struct estimate product(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
                                uint64_t column, uint64_t result)
 {
-    const struct prs_fused_shape *s = &p->shape;
-    bool reduces = s->op == PRS_FUSED_REDUCE_SCATTER || s->op == PRS_FUSED_ALLREDUCE;
+    const struct prs_gemm_shape *s = &p->shape;
+    bool reduces = s->op == PRS_GEMM_REDUCE_SCATTER || s->op == PRS_GEMM_ALLREDUCE;
     uint64_t k = s->k, a_row = row;
     double total = 0, partials = 0, magnitude = 0, node = 0;
     uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, result);
-    if (s->op == PRS_FUSED_REDUCE_SCATTER)
-        a_row += rank * rows_of(p, PRS_FUSED_REDUCE_SCATTER);
+    if (s->op == PRS_GEMM_REDUCE_SCATTER)
+        a_row += rank * rows_of(p, PRS_GEMM_REDUCE_SCATTER);
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
         uint32_t a_rank = reduces ? t : rank, b_rank = reduces ? t : rank;
         uint64_t r = a_row;
         double sum = 0;
-        if (s->op == PRS_FUSED_ALLGATHER) {
+        if (s->op == PRS_GEMM_ALLGATHER) {
             a_rank = (uint32_t)(row / (s->m / p->world));
             r = row % (s->m / p->world);
         }
         for (uint64_t i = 0; i < k; i++) {
-            uint64_t where = s->b_is_n_k ? column * pitch_of(s->ldb, s->k) + i : i * pitch_of(s->ldb, s->n) + column;
+            uint64_t where =
+                s->b_transposed ? column * pitch_of(s->ldb, s->k) + i : i * pitch_of(s->ldb, s->n) + column;
             double x =
                 (double)input(p, key_a(epoch, a_rank), r * pitch_of(s->lda, s->k) + i) * input(p, key_b(b_rank), where);
             sum += x;
@@ -443,7 +444,7 @@ static bool is_untouched(const struct ranks_product *p, uint32_t rank, const voi
 /* A result has a gap after it. */
 static uint64_t result_room(const struct ranks_product *p)
 {
-    return (rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * (is_wide(p) ? 4 : 2) + 511) /
+    return (rows_of(p, PRS_GEMM_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * (is_wide(p) ? 4 : 2) + 511) /
            256 * 256;
 }
 
@@ -453,10 +454,10 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
     struct ranks_product launch = *m->p;
     const struct ranks_product *p = &launch;
     uint64_t columns = columns_of(p), pitch = pitch_of(p->shape.ldc, (uint32_t)columns);
-    uint64_t most = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch;
+    uint64_t most = rows_of(p, PRS_GEMM_REDUCE_SCATTER) * pitch;
     uint64_t room = result_room(p) / (is_wide(p) ? 4 : 2), rows, count, step, checked = 0, beyond = 0;
     launch.shape.m = p->rows ? p->rows[epoch] : p->shape.m;
-    rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * columns;
+    rows = rows_of(p, PRS_GEMM_REDUCE_SCATTER), count = rows * columns;
     step = count / (p->epochs > 16 ? FEW_SAMPLES : SAMPLES) + 1;
     char first[160] = "";
     for (uint64_t i = 0; i < count; i++) {
@@ -517,7 +518,7 @@ static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const 
 
 /* The launches of one rank. */
 struct launches {
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *kept[RANKS_EPOCHS_MAX], *bias, *residual;
     uint32_t *rows; /* on the device */
     cudaStream_t stream;
@@ -540,16 +541,16 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
     int r = 0;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
         uint64_t begin_ns = prs_clock_ns();
-        r = prs_fused_launch(
+        r = prs_gemm_launch(
             l->plan,
-            &(struct prs_fused_operands){.a = l->a[e],
-                                         .b = l->b,
-                                         .c = l->c[e],
-                                         .bias = l->bias,
-                                         .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual,
-                                         .gathered = l->kept[e],
-                                         .m = p->rows && !p->on_device ? p->rows[e] : 0,
-                                         .m_on_device = p->on_device ? l->rows + e : NULL},
+            &(struct prs_gemm_operands){.a = l->a[e],
+                                        .b = l->b,
+                                        .c = l->c[e],
+                                        .bias = l->bias,
+                                        .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual,
+                                        .gathered = l->kept[e],
+                                        .m = p->rows && !p->on_device ? p->rows[e] : 0,
+                                        .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
         if (r == 0 && timed)
             r = await_and_print(l, e, begin_ns);
@@ -576,12 +577,12 @@ static int enqueue_replays(const struct ranks_product *p, const struct launches 
     return r;
 }
 
-static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_fused_plan *plan)
+static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_gemm_plan *plan)
 {
     const struct ranks_product *p = m->p;
-    const struct prs_fused_shape *s = &p->shape;
-    uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * pitch_of(s->lda, s->k);
-    uint64_t b_count = s->b_is_n_k ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
+    const struct prs_gemm_shape *s = &p->shape;
+    uint64_t a_count = rows_of(p, PRS_GEMM_ALLGATHER) * pitch_of(s->lda, s->k);
+    uint64_t b_count = s->b_transposed ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
     uint64_t bytes = result_room(p), kept = ((uint64_t)s->m + 1) * s->k * 2; /* and a row after it */
     struct launches l = {.plan = plan, .b = ranks_upload_of(s->dtype, key_b(rank), b_count)};
     uint16_t *host = malloc(bytes > kept ? bytes : kept);
@@ -643,15 +644,15 @@ static void multiply_rank(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct multiply *m = user;
     struct prs_fused *ctx = NULL;
-    struct prs_fused_plan *plan = NULL;
+    struct prs_gemm_plan *plan = NULL;
     int r;
     set_up(m->p);
     r = ranks_open(self, m->p->nodes, m->p->timeout_ms, &ctx);
     if (!r)
-        r = prs_fused_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
+        r = prs_gemm_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
     if (!r)
         r = run_epochs(m, rank, ctx, plan);
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
     if (r)
         __atomic_store_n(&m->v->result, r, __ATOMIC_RELAXED);
@@ -677,8 +678,8 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
         filled.nodes = 1;
     if (filled.timeout_ms == 0)
         filled.timeout_ms = 60000; /* a busy host is slow */
-    if (filled.tuning.path == PRS_PATH_AUTO)
-        filled.tuning.path = PRS_PATH_FUSED;
+    if (filled.tuning.path == PRS_GEMM_PATH_AUTO)
+        filled.tuning.path = PRS_GEMM_PATH_FUSED;
     if (filled.apart)
         ranks_run_apart(p->world, filled.nodes, multiply_rank, &shared->m);
     else
@@ -689,7 +690,7 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
 
 void ranks_assert_right(const struct ranks_product *p)
 {
-    const struct prs_fused_shape *s = &p->shape;
+    const struct prs_gemm_shape *s = &p->shape;
     unsigned long long seed = 0; /* processes of their own print theirs */
     struct ranks_verdict v;
     if (!p->apart) {

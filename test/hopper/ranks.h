@@ -50,7 +50,7 @@ float ranks_float(uint16_t v);
 /* Returns memory of the current device that holds the first `count` elements of a key. */
 void *ranks_upload(uint32_t key, uint64_t count);
 
-/* The same for an element type of products (enum prs_fused_dtype). */
+/* The same for an element type of products (enum prs_dtype). */
 float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at);
 uint16_t ranks_bits(uint32_t dtype, float v); /* rounds to nearest even */
 float ranks_value(uint32_t dtype, uint16_t bits);
@@ -60,8 +60,8 @@ enum ranks_residual { RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C };
 
 /* One product on all ranks: `epochs` launches without a wait in between, and a check of each. */
 struct ranks_product {
-    struct prs_fused_shape shape;
-    struct prs_fused_tuning tuning; /* path: PRS_PATH_AUTO means fused here */
+    struct prs_gemm_shape shape;
+    struct prs_gemm_tuning tuning; /* path: PRS_GEMM_PATH_AUTO means fused here */
     uint32_t world, epochs, timeout_ms;
     uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
     uint32_t nodes;   /* over which the ranks are split; 0: one */

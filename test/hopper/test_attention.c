@@ -191,7 +191,7 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
         open_tensors(u->row, rank, e, &t[e]);
     (void)cudaDeviceSynchronize();
     for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
-        r = prs_ring_attention(plan, t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, stream);
+        r = prs_attention_launch(plan, t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, stream);
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -5;
     prs_attention_plan_close(plan);
@@ -442,8 +442,8 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
     cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &narrow_blocks, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
-    cr_assert_eq(prs_ring_attention(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
-    cr_assert_eq(prs_ring_attention(plan, x, x, x, x, (float *)(x + 2), NULL), -EINVAL);
+    cr_assert_eq(prs_attention_launch(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
+    cr_assert_eq(prs_attention_launch(plan, x, x, x, x, (float *)(x + 2), NULL), -EINVAL);
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }
@@ -466,11 +466,11 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     x = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
     if (rank != 2)
-        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), 0);
+        cr_assert_eq(prs_attention_launch(plan, x, x, x, out, NULL, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_poll_error(ctx, &lost->error[rank]);
     if (rank != 2)
-        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), -ETIMEDOUT, "the first error stays");
+        cr_assert_eq(prs_attention_launch(plan, x, x, x, out, NULL, NULL), -ETIMEDOUT, "the first error stays");
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }

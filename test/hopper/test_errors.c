@@ -15,8 +15,8 @@
 enum { MOST_RANKS = 4, BEFORE_ABORT_US = 100000, LIMIT_MS = 0 /* the default, ten minutes: no test lasts that long */ };
 
 struct job {
-    struct prs_fused_shape shape;
-    struct prs_fused_tuning tuning;
+    struct prs_gemm_shape shape;
+    struct prs_gemm_tuning tuning;
     uint32_t launching; /* ranks below it launch */
     uint32_t aborts_at; /* this rank aborts while its kernel waits */
     struct prs_fused_error error[MOST_RANKS];
@@ -33,34 +33,34 @@ static void *abort_soon(void *ctx)
 static void launch_and_abort(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct job *job = user;
-    const struct prs_fused_shape *shape = &job->shape;
+    const struct prs_gemm_shape *shape = &job->shape;
     struct prs_fused *ctx;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     pthread_t watchdog;
     void *a, *b, *c;
     cr_assert_eq(ranks_open(self, 0, LIMIT_MS, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, shape, &job->tuning, &plan), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_gemm_plan_open(ctx, shape, &job->tuning, &plan), 0, "%s", prs_fused_error_text());
     a = ranks_upload(1, (uint64_t)shape->m * shape->k);
     b = ranks_upload(2, (uint64_t)shape->n * shape->k);
     cr_assert_eq(cudaMalloc(&c, (size_t)shape->m * shape->n * 2), cudaSuccess);
     if (rank == job->aborts_at)
         (void)pthread_create(&watchdog, NULL, abort_soon, ctx);
     if (rank < job->launching)
-        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){.a = a, .b = b, .c = c}, NULL), 0);
+        cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){.a = a, .b = b, .c = c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     if (rank == job->aborts_at)
         (void)pthread_join(watchdog, NULL);
     (void)prs_fused_poll_error(ctx, &job->error[rank]);
     job->next[rank] =
-        rank < job->launching ? prs_fused_launch(plan, &(struct prs_fused_operands){.a = a, .b = b, .c = c}, NULL) : 0;
-    prs_fused_plan_close(plan);
+        rank < job->launching ? prs_gemm_launch(plan, &(struct prs_gemm_operands){.a = a, .b = b, .c = c}, NULL) : 0;
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 /* Rank 0 aborts; rank 1 waits for rank 2 too, and ends with it. */
-static void assert_abort_ends_launches(enum prs_fused_path path)
+static void assert_abort_ends_launches(enum prs_gemm_path path)
 {
-    struct job job = {.shape = {PRS_FUSED_REDUCE_SCATTER, 768, 256, 64, 1}, .tuning = {.path = path}, .launching = 2};
+    struct job job = {.shape = {PRS_GEMM_REDUCE_SCATTER, 768, 256, 64, 1}, .tuning = {.path = path}, .launching = 2};
     hopper_setup(3, 4, 0);
     hopper_forgive_late_writes();
     ranks_run(3, launch_and_abort, &job);
@@ -75,17 +75,18 @@ static void assert_abort_ends_launches(enum prs_fused_path path)
 
 Test(errors, an_abort_ends_launches_that_wait, .timeout = 120)
 {
-    assert_abort_ends_launches(PRS_PATH_FUSED);
+    assert_abort_ends_launches(PRS_GEMM_PATH_FUSED);
 }
 
 Test(errors, an_abort_ends_unfused_launches_that_wait, .timeout = 120)
 {
-    assert_abort_ends_launches(PRS_PATH_UNFUSED);
+    assert_abort_ends_launches(PRS_GEMM_PATH_UNFUSED);
 }
 
 Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 120)
 {
-    struct job job = {.shape = {PRS_FUSED_GEMM, 64, 64, 64, 1}, .tuning = {.path = PRS_PATH_FUSED}, .launching = 1};
+    struct job job = {
+        .shape = {PRS_GEMM_ALONE, 64, 64, 64, 1}, .tuning = {.path = PRS_GEMM_PATH_FUSED}, .launching = 1};
     hopper_setup(1, 4, 0);
     ranks_run(1, launch_and_abort, &job);
     cr_assert_eq(job.error[0].code, -ECANCELED);
@@ -123,18 +124,18 @@ static void play_round(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct round *round = user;
     uint32_t world = self->team->world;
-    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 768, 256, 64, 1};
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 768, 256, 64, 1};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
     struct prs_fused_config config = {rank, world, (int)rank, 0, meet_if_allowed, self};
     struct prs_fused_error error;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     struct prs_fused *ctx;
     void *a, *b, *c;
     (void)cudaSetDevice((int)rank);
     may_meet = true;
     cr_assert_eq(prs_fused_open(&config, &ctx), 0, "%s", prs_fused_error_text());
     round->freed[rank] = freed;
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0, "%s", prs_fused_error_text());
     may_meet = !round->loses_one;
     if (round->loses_one && rank == world - 1) {
         round->hanging = ctx;
@@ -143,13 +144,13 @@ static void play_round(uint32_t rank, struct ranks_self *self, void *user)
     a = ranks_upload(1, (uint64_t)shape.m * shape.k);
     b = ranks_upload(2, (uint64_t)shape.n * shape.k);
     cr_assert_eq(cudaMalloc(&c, (size_t)shape.m * shape.n * 2), cudaSuccess);
-    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){.a = a, .b = b, .c = c}, NULL), 0);
+    cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){.a = a, .b = b, .c = c}, NULL), 0);
     if (round->loses_one)
         (void)abort_soon(ctx);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     round->result[rank] = prs_fused_poll_error(ctx, &error);
     freed = 0;
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
     cr_assert(!round->loses_one || freed == 0, "memory was freed that the lost rank may write to");
 }

@@ -6,7 +6,7 @@
 #include "test/hopper/ranks.h"
 
 /* Two clusters a rank, and K of several strips, so that other lanes than the first wait for rows. */
-static void assert_ordered(enum prs_fused_op op, uint32_t world, struct prs_fused_tuning tuning)
+static void assert_ordered(enum prs_gemm_op op, uint32_t world, struct prs_gemm_tuning tuning)
 {
     ranks_assert_right(&(struct ranks_product){
         .shape = {op, 256 * world, 264, 584, 1}, .tuning = tuning, .world = world, .epochs = 3, .sms = 4});
@@ -14,34 +14,34 @@ static void assert_ordered(enum prs_fused_op op, uint32_t world, struct prs_fuse
 
 Test(memory_order, of_reduce_scatter, .timeout = 600)
 {
-    assert_ordered(PRS_FUSED_REDUCE_SCATTER, 3, (struct prs_fused_tuning){.paced = PRS_UNPACED, .spread = 1});
+    assert_ordered(PRS_GEMM_REDUCE_SCATTER, 3, (struct prs_gemm_tuning){.paced = PRS_GEMM_UNPACED, .spread = 1});
 }
 
 Test(memory_order, of_allreduce, .timeout = 600)
 {
-    assert_ordered(PRS_FUSED_ALLREDUCE, 2, (struct prs_fused_tuning){0});
+    assert_ordered(PRS_GEMM_ALLREDUCE, 2, (struct prs_gemm_tuning){0});
 }
 
 Test(memory_order, of_allgather, .timeout = 600)
 {
-    assert_ordered(PRS_FUSED_ALLGATHER, 2, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_CTAS});
+    assert_ordered(PRS_GEMM_ALLGATHER, 2, (struct prs_gemm_tuning){.mover = PRS_MOVED_BY_CTAS});
 }
 
 Test(memory_order, of_allgather_by_copy_engine, .timeout = 600)
 {
-    assert_ordered(PRS_FUSED_ALLGATHER, 2, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1});
+    assert_ordered(PRS_GEMM_ALLGATHER, 2, (struct prs_gemm_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1});
 }
 
 /* More units than the cluster's slots for them, so that each slot is used again. */
 Test(memory_order, of_one_cluster, .timeout = 600)
 {
-    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_GEMM, 1024, 520, 136, 1}, .world = 1, .sms = 2});
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_GEMM_ALONE, 1024, 520, 136, 1}, .world = 1, .sms = 2});
 }
 
 /* Words without flags, whose order nothing makes; more launches than banks. */
 Test(memory_order, of_sums_in_one_hop, .timeout = 600)
 {
-    for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op += 2)
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op += 2)
         ranks_assert_right(&(struct ranks_product){
-            .shape = {op, 6, 264, 8, 1}, .tuning = {.path = PRS_PATH_UNFUSED}, .world = 3, .epochs = 5, .sms = 4});
+            .shape = {op, 6, 264, 8, 1}, .tuning = {.path = PRS_GEMM_PATH_UNFUSED}, .world = 3, .epochs = 5, .sms = 4});
 }

@@ -114,14 +114,14 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
                                         .out = device(wide),
                                         .k = w->hidden,
                                         .n = columns_of(w),
-                                        .weights_are_n_k = w->n_k,
+                                        .weights_transposed = w->n_k,
                                         .maps = x->kept.maps};
     x->of_rows = (struct prs_moe_product){.rows = x->back.of_columns,
                                           .weights = x->kept.weights,
                                           .out = device(rows * w->hidden * 2),
                                           .k = columns_of(w),
                                           .n = w->hidden,
-                                          .weights_are_n_k = !w->n_k,
+                                          .weights_transposed = !w->n_k,
                                           .maps = x->kept.maps};
 }
 
@@ -361,7 +361,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
                                   .experts = w->experts,
                                   .top_k = w->top_k,
                                   .capacity = rank == w->world - 1 ? w->capacity_of_last : 0,
-                                  .weights_are_n_h = w->n_k,
+                                  .weights_transposed = w->n_k,
                                   .activation = w->activation,
                                   .gated = w->gated,
                                   .layer = 1};

@@ -101,7 +101,7 @@ static void open_calls(struct calls *x, struct ranks_self *self, uint32_t rank, 
                                            .out = device((size_t)x->capacity * HIDDEN * 2),
                                            .k = 2 * INNER,
                                            .n = HIDDEN,
-                                           .weights_are_n_k = 1};
+                                           .weights_transposed = 1};
 }
 
 static void close_calls(struct calls *x)

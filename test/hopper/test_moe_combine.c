@@ -413,7 +413,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
                                   .columns = columns_of(w),
                                   .experts = w->experts,
                                   .top_k = w->top_k,
-                                  .weights_are_n_h = !w->k_n,
+                                  .weights_transposed = !w->k_n,
                                   .activation = w->activation,
                                   .gated = w->gated,
                                   .layer = w->what == LAYER};

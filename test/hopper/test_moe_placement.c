@@ -157,7 +157,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
                                   .columns = HIDDEN,
                                   .experts = w->ranks * ROOM,
                                   .top_k = TOP,
-                                  .weights_are_n_h = 1,
+                                  .weights_transposed = 1,
                                   .logical_experts = EXPERTS,
                                   .replicas = REPLICAS};
     struct prs_moe_results results = {.out = NULL};

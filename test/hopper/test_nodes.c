@@ -18,11 +18,11 @@
 
 struct row {
     uint32_t world, nodes, m, n, k, nk, epochs;
-    struct prs_fused_tuning tuning;
+    struct prs_gemm_tuning tuning;
     uint32_t replays;
 };
 
-static void assert_rows_right(enum prs_fused_op op, const struct row *rows, size_t count)
+static void assert_rows_right(enum prs_gemm_op op, const struct row *rows, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         ranks_assert_right(&(struct ranks_product){.shape = {op, rows[i].m, rows[i].n, rows[i].k, rows[i].nk},
@@ -45,7 +45,7 @@ static const struct row rows[] = {
 Test(nodes, reduce_scatter_is_right, .timeout = 900)
 {
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, rows, sizeof(rows) / sizeof(*rows));
+    assert_rows_right(PRS_GEMM_REDUCE_SCATTER, rows, sizeof(rows) / sizeof(*rows));
 }
 
 /* As in test_fused.c: a rank that held back a tile which another waits for would make them wait in a circle. */
@@ -53,24 +53,24 @@ Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 900)
 {
     static const struct row row = {4, 2, 2048, 512, 320, 1, 2, {.band = 1, .clusters = 1}};
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, &row, 1);
+    assert_rows_right(PRS_GEMM_REDUCE_SCATTER, &row, 1);
 }
 
 Test(nodes, allgather_is_right, .timeout = 900)
 {
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_ALLGATHER, rows, sizeof(rows) / sizeof(*rows));
+    assert_rows_right(PRS_GEMM_ALLGATHER, rows, sizeof(rows) / sizeof(*rows));
 }
 
 Test(nodes, allreduce_is_right, .timeout = 900)
 {
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
+    assert_rows_right(PRS_GEMM_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
 Test(nodes, rows_of_all_nodes_are_kept, .timeout = 900)
 {
-    struct ranks_product p = {.shape = {PRS_FUSED_ALLGATHER, 1632, 328, 136, 1},
+    struct ranks_product p = {.shape = {PRS_GEMM_ALLGATHER, 1632, 328, 136, 1},
                               .tuning = {.band = 1},
                               .world = 4,
                               .nodes = 2,
@@ -78,7 +78,7 @@ Test(nodes, rows_of_all_nodes_are_kept, .timeout = 900)
                               .epochs = 2};
     ranks_need_a_device();
     ranks_assert_right(&p);
-    p.tuning.path = PRS_PATH_UNFUSED;
+    p.tuning.path = PRS_GEMM_PATH_UNFUSED;
     ranks_assert_right(&p);
 }
 
@@ -87,7 +87,7 @@ Test(nodes, a_gated_allreduce_is_right, .timeout = 900)
 {
     ranks_need_a_device();
     ranks_assert_right(
-        &(struct ranks_product){.shape = {PRS_FUSED_ALLREDUCE, 1632, 656, 136, 1, PRS_ACTIVATION_SILU, .gated = 1},
+        &(struct ranks_product){.shape = {PRS_GEMM_ALLREDUCE, 1632, 656, 136, 1, PRS_ACTIVATION_SILU, .gated = 1},
                                 .world = 4,
                                 .nodes = 2,
                                 .bias = true,
@@ -96,20 +96,20 @@ Test(nodes, a_gated_allreduce_is_right, .timeout = 900)
 
 Test(nodes, fp16_products_are_right, .timeout = 900)
 {
-    for (enum prs_fused_op op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++)
+    for (enum prs_gemm_op op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
         for (uint32_t nk = 0; nk < 2; nk++) {
             struct ranks_product p = {
                 .shape = {op, 816, 264, 72, nk, .dtype = PRS_DTYPE_FP16}, .world = 4, .nodes = 2, .epochs = 2};
             ranks_need_a_device();
             ranks_assert_right(&p);
-            p.tuning.path = PRS_PATH_UNFUSED;
+            p.tuning.path = PRS_GEMM_PATH_UNFUSED;
             p.shape.n = 37;
             ranks_assert_right(&p);
         }
 }
 
 /* One resident cluster does all work, forwarding included, whatever the number of rows of each launch. */
-static void assert_one_cluster_is_enough(enum prs_fused_op op)
+static void assert_one_cluster_is_enough(enum prs_gemm_op op)
 {
     static const uint32_t ROWS[] = {1024, 4, 516, 640, 256, 1024};
     ranks_need_a_device();
@@ -125,72 +125,74 @@ static void assert_one_cluster_is_enough(enum prs_fused_op op)
 
 Test(nodes, reduce_scatter_needs_one_resident_cluster, .timeout = 900)
 {
-    assert_one_cluster_is_enough(PRS_FUSED_REDUCE_SCATTER);
+    assert_one_cluster_is_enough(PRS_GEMM_REDUCE_SCATTER);
 }
 
 Test(nodes, allgather_needs_one_resident_cluster, .timeout = 900)
 {
-    assert_one_cluster_is_enough(PRS_FUSED_ALLGATHER);
+    assert_one_cluster_is_enough(PRS_GEMM_ALLGATHER);
 }
 
 Test(nodes, allreduce_needs_one_resident_cluster, .timeout = 900)
 {
-    assert_one_cluster_is_enough(PRS_FUSED_ALLREDUCE);
+    assert_one_cluster_is_enough(PRS_GEMM_ALLREDUCE);
 }
 
 /* ---- the unfused path ---- */
 /* Shapes that the fused kernels cannot run (n or k is no multiple of 8); one GPU per node, three nodes, a captured
  * graph. */
 static const struct row odd_rows[] = {
-    {4, 2, 148, 103, 51, 1, 4, {.path = PRS_PATH_UNFUSED}},  {4, 2, 64, 64, 36, 0, 3, {.path = PRS_PATH_UNFUSED}},
-    {2, 2, 70, 37, 40, 1, 3, {.path = PRS_PATH_UNFUSED}},    {6, 3, 66, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
-    {4, 2, 60, 35, 24, 1, 2, {.path = PRS_PATH_UNFUSED}, 4},
+    {4, 2, 148, 103, 51, 1, 4, {.path = PRS_GEMM_PATH_UNFUSED}},
+    {4, 2, 64, 64, 36, 0, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
+    {2, 2, 70, 37, 40, 1, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
+    {6, 3, 66, 41, 24, 0, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
+    {4, 2, 60, 35, 24, 1, 2, {.path = PRS_GEMM_PATH_UNFUSED}, 4},
 };
 
 Test(nodes, unfused_reduce_scatter_is_right, .timeout = 900)
 {
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
+    assert_rows_right(PRS_GEMM_REDUCE_SCATTER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 Test(nodes, unfused_allgather_is_right, .timeout = 900)
 {
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_ALLGATHER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
+    assert_rows_right(PRS_GEMM_ALLGATHER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 /* Also m that the number of ranks does not divide, and ranks with nothing to add up. */
 Test(nodes, unfused_allreduce_is_right, .timeout = 900)
 {
     static const struct row more[] = {
-        {4, 2, 1003, 96, 24, 1, 3, {.path = PRS_PATH_UNFUSED}},
-        {4, 2, 1, 9, 8, 1, 3, {.path = PRS_PATH_UNFUSED}},
-        {6, 3, 65, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {4, 2, 1003, 96, 24, 1, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
+        {4, 2, 1, 9, 8, 1, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
+        {6, 3, 65, 41, 24, 0, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
     };
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_ALLREDUCE, more, sizeof(more) / sizeof(*more));
-    assert_rows_right(PRS_FUSED_ALLREDUCE, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
+    assert_rows_right(PRS_GEMM_ALLREDUCE, more, sizeof(more) / sizeof(*more));
+    assert_rows_right(PRS_GEMM_ALLREDUCE, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 /* A fast product and slow sums: without credit, a fast rank would put the next launch's sums over the last launch's. */
 Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
 {
     static const struct row many[] = {
-        {4, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
-        {2, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
+        {4, 2, 400, 103, 1, 1, 12, {.path = PRS_GEMM_PATH_UNFUSED}},
+        {2, 2, 400, 103, 1, 1, 12, {.path = PRS_GEMM_PATH_UNFUSED}},
     };
     ranks_need_a_device();
-    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, many, sizeof(many) / sizeof(*many));
-    assert_rows_right(PRS_FUSED_ALLGATHER, many, sizeof(many) / sizeof(*many));
-    assert_rows_right(PRS_FUSED_ALLREDUCE, many, sizeof(many) / sizeof(*many));
+    assert_rows_right(PRS_GEMM_REDUCE_SCATTER, many, sizeof(many) / sizeof(*many));
+    assert_rows_right(PRS_GEMM_ALLGATHER, many, sizeof(many) / sizeof(*many));
+    assert_rows_right(PRS_GEMM_ALLREDUCE, many, sizeof(many) / sizeof(*many));
 }
 
 /* Both kinds of kernels wait for one proxy, and hand on to each other when they last looked at its state. */
 static void launch_both_paths(uint32_t rank, struct ranks_self *self, void *user)
 {
-    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
-    struct prs_fused_plan *plans[2];
+    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    struct prs_gemm_plan *plans[2];
     struct prs_fused_error error;
     struct prs_fused *ctx;
     void *a, *b, *c;
@@ -200,13 +202,13 @@ static void launch_both_paths(uint32_t rank, struct ranks_self *self, void *user
     b = ranks_upload(2, 256 * 64);
     cr_assert_eq(cudaMalloc(&c, 512 * 256 * 2), cudaSuccess);
     for (int i = 0; i < 2; i++)
-        cr_assert_eq(prs_fused_plan_open(ctx, &shapes[i], NULL, &plans[i]), 0);
+        cr_assert_eq(prs_gemm_plan_open(ctx, &shapes[i], NULL, &plans[i]), 0);
     for (int i = 0; i < 4; i++)
-        cr_assert_eq(prs_fused_launch(plans[i % 2], &(struct prs_fused_operands){a, b, c}, NULL), 0);
+        cr_assert_eq(prs_gemm_launch(plans[i % 2], &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     ((int *)user)[rank] = prs_fused_poll_error(ctx, &error);
     for (int i = 0; i < 2; i++)
-        prs_fused_plan_close(plans[i]);
+        prs_gemm_plan_close(plans[i]);
     prs_fused_close(ctx);
 }
 
@@ -221,7 +223,7 @@ Test(nodes, fused_and_unfused_plans_share_a_proxy, .timeout = 300)
 
 /* ---- a rail is lost ---- */
 /* tools/dev/faults takes a rail meanwhile, and sets how many launches there are. */
-static void assert_launches_go_on(enum prs_fused_op op, enum prs_fused_path path, uint32_t world, bool apart)
+static void assert_launches_go_on(enum prs_gemm_op op, enum prs_gemm_path path, uint32_t world, bool apart)
 {
     const char *launches = getenv("PRS_TEST_LAUNCHES");
     if (apart)
@@ -239,42 +241,42 @@ static void assert_launches_go_on(enum prs_fused_op op, enum prs_fused_path path
 
 Test(nodes, launches_of_allreduce_go_on, .timeout = 300)
 {
-    assert_launches_go_on(PRS_FUSED_ALLREDUCE, PRS_PATH_AUTO, 2, false);
+    assert_launches_go_on(PRS_GEMM_ALLREDUCE, PRS_GEMM_PATH_AUTO, 2, false);
 }
 
 Test(nodes, launches_of_reduce_scatter_go_on, .timeout = 300)
 {
-    assert_launches_go_on(PRS_FUSED_REDUCE_SCATTER, PRS_PATH_AUTO, 2, false);
+    assert_launches_go_on(PRS_GEMM_REDUCE_SCATTER, PRS_GEMM_PATH_AUTO, 2, false);
 }
 
 Test(nodes, launches_of_unfused_allgather_go_on, .timeout = 300)
 {
-    assert_launches_go_on(PRS_FUSED_ALLGATHER, PRS_PATH_UNFUSED, 2, false);
+    assert_launches_go_on(PRS_GEMM_ALLGATHER, PRS_GEMM_PATH_UNFUSED, 2, false);
 }
 
 /* Two ranks of a node share its two rails. Each node has NICs of its own, so that a rail that stands by is always there. */
 Test(nodes, launches_over_a_rail_each_go_on, .timeout = 300)
 {
-    assert_launches_go_on(PRS_FUSED_ALLREDUCE, PRS_PATH_AUTO, 4, true);
+    assert_launches_go_on(PRS_GEMM_ALLREDUCE, PRS_GEMM_PATH_AUTO, 4, true);
 }
 
 /* ---- closing ---- */
 static void launch_and_close(uint32_t rank, struct ranks_self *self, void *user)
 {
-    static const struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
-    struct prs_fused_plan *plan;
+    static const struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct prs_gemm_plan *plan;
     struct prs_fused *ctx;
     uint64_t before_ns;
     void *a, *b, *c;
 
     cr_assert_eq(ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0);
     a = ranks_upload(1, 1024 * 64);
     b = ranks_upload(2, 256 * 64);
     cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
-    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
+    cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     before_ns = prs_clock_ns();
     prs_fused_close(ctx);
     ((uint64_t *)user)[rank] = prs_clock_ns() - before_ns;
@@ -302,7 +304,7 @@ Test(nodes, every_rank_settles_before_a_proxy_stops, .timeout = 300)
 
 /* ---- ranks that do not launch ---- */
 struct lost {
-    struct prs_fused_shape shape;
+    struct prs_gemm_shape shape;
     uint32_t first;  /* this rank and all after it do not launch */
     bool zero_later; /* rank 0 launches after the launches of the others have ended */
     bool no_network; /* rank 0 loses its queues to rank `first` */
@@ -324,18 +326,18 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
 {
     struct lost *lost = user;
     struct prs_fused *ctx;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     uint32_t ranks[4];
     void *a, *b, *c;
     cr_assert_eq(ranks_open(self, 2, lost->timeout_ms ? lost->timeout_ms : RANKS_PATIENCE_MS, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &lost->shape, NULL, &plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &lost->shape, NULL, &plan), 0);
     a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
     b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
     cr_assert_eq(cudaMalloc(&c, lost->shape.m / 4 * lost->shape.n * 2), cudaSuccess);
     if (rank == 0 && lost->zero_later)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     if (rank < lost->first)
-        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
+        cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     if (rank == 0 && lost->no_network)
         lose_queues(ctx, lost->first);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
@@ -344,14 +346,14 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     lost->result[rank] = prs_fused_poll_error(ctx, &lost->error[rank]);
     (void)ranks_allgather(self, &rank, ranks, sizeof(rank)); /* until then the lost ranks keep their connections */
     prs_fused_abort(ctx); /* ranks that have seen no error would wait for the others to close */
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
 {
-    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     char want[64];
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
@@ -372,8 +374,8 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
  * fails too instead of using them. */
 Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 {
-    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
@@ -394,8 +396,8 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
  * nor those of its node. */
 Test(nodes, a_failed_network_ends_waits_long_before_their_limit, .timeout = 600)
 {
-    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
@@ -446,19 +448,19 @@ cudaError_t __wrap_cudaMemcpyAsync(void *to, const void *from, size_t bytes, enu
 
 static void open_with_a_failing_copy(uint32_t rank, struct ranks_self *self, void *user)
 {
-    static const struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1};
+    static const struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 1024, 256, 64, 1};
     struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, self, rank + 1};
-    struct prs_fused_plan *plan = NULL;
+    struct prs_gemm_plan *plan = NULL;
     struct prs_fused *ctx;
     int *result = user;
     (void)cudaSetDevice((int)rank);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     copies_until_failure = rank == 1;
-    result[rank] = prs_fused_plan_open(ctx, &shape, NULL, &plan);
+    result[rank] = prs_gemm_plan_open(ctx, &shape, NULL, &plan);
     cr_assert_eq(copies_until_failure, 0, "nothing was copied: the test tests nothing");
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0, "rank %u, the second time: %s", rank,
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "rank %u, the second time: %s", rank,
                  prs_fused_error_text());
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
@@ -474,41 +476,41 @@ Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .time
 
 /* A launch puts what the plan says, once. */
 struct counted {
-    struct prs_fused_shape shape;
-    struct prs_fused_plan_info info[4];
+    struct prs_gemm_shape shape;
+    struct prs_gemm_info info[4];
     struct prs_fused_traffic traffic[4];
 };
 
 static void count_traffic(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct counted *counted = user;
-    const struct prs_fused_shape *shape = &counted->shape;
-    struct prs_fused_tuning tuning = {.tiles_per_signal = 4, .band = 2};
+    const struct prs_gemm_shape *shape = &counted->shape;
+    struct prs_gemm_tuning tuning = {.tiles_per_signal = 4, .band = 2};
     struct prs_fused *ctx;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     void *a, *b, *c;
     cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, shape, &tuning, &plan), 0);
-    prs_fused_plan_query(plan, &counted->info[rank]);
+    cr_assert_eq(prs_gemm_plan_open(ctx, shape, &tuning, &plan), 0);
+    prs_gemm_plan_query(plan, &counted->info[rank]);
     a = ranks_upload(1, (uint64_t)shape->m * shape->k);
     b = ranks_upload(2, (uint64_t)shape->n * shape->k);
     cr_assert_eq(prs_fused_alloc(ctx, (size_t)shape->m * shape->n * 2, &c), 0);
-    if (shape->op == PRS_FUSED_REDUCE_SCATTER)
-        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
-    else if (shape->op == PRS_FUSED_ALLGATHER)
-        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
+    if (shape->op == PRS_GEMM_REDUCE_SCATTER)
+        cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
+    else if (shape->op == PRS_GEMM_ALLGATHER)
+        cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     else
-        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
+        cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     prs_fused_traffic(ctx, &counted->traffic[rank]);
     cr_assert_eq(prs_fused_free(ctx, c), 0);
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 600)
 {
-    struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1}};
+    struct counted counted = {.shape = {PRS_GEMM_REDUCE_SCATTER, 4096, 512, 64, 1}};
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     ranks_run(4, count_traffic, &counted);
@@ -523,7 +525,7 @@ Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 
 /* Two nodes, each of which has two rails. */
 static void assert_rails(uint32_t ranks, uint32_t each)
 {
-    struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 512, 64, 1}};
+    struct counted counted = {.shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 512, 64, 1}};
     ranks_need_a_device();
     hopper_setup(ranks, 4, 0);
     ranks_run(ranks, count_traffic, &counted);
@@ -571,12 +573,12 @@ Test(nodes, ranks_of_a_node_have_no_connection, .timeout = 600)
 Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
 {
     static const struct {
-        struct prs_fused_shape shape;
+        struct prs_gemm_shape shape;
         uint64_t puts, bytes;
     } odd[] = {
-        {{PRS_FUSED_REDUCE_SCATTER, 400, 33, 24, 1}, 1, 100 * 33 * 2},
-        {{PRS_FUSED_ALLGATHER, 400, 33, 24, 1}, 1, 100 * 24 * 2},
-        {{PRS_FUSED_ALLREDUCE, 402, 32, 24, 1}, 2, 2 * 402 * 32 * 2 / 4},
+        {{PRS_GEMM_REDUCE_SCATTER, 400, 33, 24, 1}, 1, 100 * 33 * 2},
+        {{PRS_GEMM_ALLGATHER, 400, 33, 24, 1}, 1, 100 * 24 * 2},
+        {{PRS_GEMM_ALLREDUCE, 402, 32, 24, 1}, 2, 2 * 402 * 32 * 2 / 4},
     };
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
@@ -584,8 +586,8 @@ Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .time
         struct counted counted = {.shape = odd[i].shape};
         ranks_run(4, count_traffic, &counted);
         for (int rank = 0; rank < 4; rank++) {
-            const struct prs_fused_plan_info *info = &counted.info[rank];
-            cr_assert_eq(info->tuning.path, PRS_PATH_UNFUSED);
+            const struct prs_gemm_info *info = &counted.info[rank];
+            cr_assert_eq(info->tuning.path, PRS_GEMM_PATH_UNFUSED);
             cr_assert(strstr(info->reason, "multiple of 8") || strstr(info->reason, "divide m"), "%s", info->reason);
             cr_assert_eq(counted.traffic[rank].puts, odd[i].puts);
             cr_assert_eq(counted.traffic[rank].signals, 2);

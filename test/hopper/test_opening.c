@@ -79,12 +79,12 @@ static void close_with_echo(struct prs_fused *ctx)
 }
 
 static const struct ways {
-    struct prs_fused_shape shape;
-    struct prs_fused_tuning tuning;
+    struct prs_gemm_shape shape;
+    struct prs_gemm_tuning tuning;
 } ways[] = {
-    {{PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1}, {.path = PRS_PATH_FUSED}},
-    {{PRS_FUSED_ALLREDUCE, 64, 64, 64, 1}, {.path = PRS_PATH_AUTO}}, /* unfused by choice */
-    {{PRS_FUSED_ALLGATHER, 1024, 256, 64, 1}, {.mover = 1}},
+    {{PRS_GEMM_ALLREDUCE, 1024, 256, 64, 1}, {.path = PRS_GEMM_PATH_FUSED}},
+    {{PRS_GEMM_ALLREDUCE, 64, 64, 64, 1}, {.path = PRS_GEMM_PATH_AUTO}}, /* unfused by choice */
+    {{PRS_GEMM_ALLGATHER, 1024, 256, 64, 1}, {.mover = 1}},
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]), MEETINGS = 100 };
 
@@ -94,16 +94,16 @@ Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeou
         struct echo e = {0};
         struct prs_fused *ctx = open_with_echo(&e);
         for (uint32_t at = 1; at < MEETINGS; at++) {
-            struct prs_fused_plan *plan = NULL;
+            struct prs_gemm_plan *plan = NULL;
             int r;
             e = (struct echo){.error_at = at, .greeted = true};
-            r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
+            r = prs_gemm_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
             cr_assert_eq(r, e.told, "way %u, word %u: %d", way, at, r);
             cr_assert_eq(e.ignored, 0, "way %u, word %u: went on for %u meetings", way, at, e.ignored);
             if (!r) {
                 cr_assert_gt(at, 1);
                 e.error_at = 0;
-                prs_fused_plan_close(plan);
+                prs_gemm_plan_close(plan);
                 break;
             }
             cr_assert_not_null(strstr(prs_fused_error_text(), "rank 1"), "%s", prs_fused_error_text());
@@ -118,13 +118,13 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
         struct echo e = {0};
         struct prs_fused *ctx = open_with_echo(&e);
         for (uint32_t at = 1; at < MEETINGS; at++) {
-            struct prs_fused_plan *plan = NULL;
+            struct prs_gemm_plan *plan = NULL;
             int r;
             e = (struct echo){.lost_at = at, .greeted = true};
-            r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
+            r = prs_gemm_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
             if (!r) {
                 cr_assert_gt(at, 1);
-                prs_fused_plan_close(plan);
+                prs_gemm_plan_close(plan);
                 break;
             }
             cr_assert_eq(r, -EXDEV, "way %u, offer %u: %d", way, at, r);
@@ -141,8 +141,8 @@ Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_attention_tuning tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_attention_plan *attention = NULL;
-    struct prs_fused_plan *plan = NULL;
-    cr_assert_eq(prs_fused_plan_open(ctx, &ways[WAYS - 1].shape, &ways[WAYS - 1].tuning, &plan), -EINVAL);
+    struct prs_gemm_plan *plan = NULL;
+    cr_assert_eq(prs_gemm_plan_open(ctx, &ways[WAYS - 1].shape, &ways[WAYS - 1].tuning, &plan), -EINVAL);
     cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &tuning, &attention), -EINVAL);
     cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
@@ -159,7 +159,7 @@ Test(opening, what_differs_between_ranks_is_named, .timeout = 60)
     struct prs_attention_shape attention_shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_moe_shape moe_shape = {.tokens = 64, .hidden = 64, .columns = 64, .experts = 4, .top_k = 2};
     struct prs_attention_plan *attention;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     struct prs_moe_plan *moe;
     struct echo e = {0};
     struct prs_fused *ctx = open_with_echo(&e);
@@ -167,7 +167,7 @@ Test(opening, what_differs_between_ranks_is_named, .timeout = 60)
     e.more = 1;
     for (uint32_t i = 0; i < 4; i++) {
         int r = i == 0   ? prs_fused_alloc(ctx, 4096, &memory)
-                : i == 1 ? prs_fused_plan_open(ctx, &ways[0].shape, &ways[0].tuning, &plan)
+                : i == 1 ? prs_gemm_plan_open(ctx, &ways[0].shape, &ways[0].tuning, &plan)
                 : i == 2 ? prs_moe_plan_open(ctx, &moe_shape, NULL, &moe)
                          : prs_attention_plan_open(ctx, &attention_shape, NULL, &attention);
         cr_assert_eq(r, -EINVAL, "call %u: %d", i, r);
@@ -199,7 +199,7 @@ Test(opening, ranks_with_another_library_or_gpu_are_named, .timeout = 60)
 struct both {
     int result[2];
     char text[2][256];
-    struct prs_fused_plan_info info[2];
+    struct prs_gemm_info info[2];
     atomic_uint met[2]; /* how many all-gathers each has begun */
     const char *file;
 };
@@ -222,14 +222,15 @@ static void keep_result(struct both *both, uint32_t rank, int r)
 /* The result of an all-reduce must lie in symmetric memory. */
 static void tune_into_wrong_memory(uint32_t rank, struct ranks_self *self, void *user)
 {
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 512, 256, 64, 1};
     struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
-    struct prs_fused_tuning best;
+    struct prs_gemm_tuning best;
     void *a = ranks_upload(1, 512 * 64), *b = ranks_upload(2, 256 * 64), *c, *other;
     cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
     cr_assert_eq(cudaMalloc(&other, 512 * 256 * 2), cudaSuccess);
-    keep_result(user, rank,
-                prs_autotune(ctx, &shape, &(struct prs_fused_operands){a, b, rank == 1 ? other : c}, 1, NULL, &best));
+    keep_result(
+        user, rank,
+        prs_gemm_autotune(ctx, &shape, &(struct prs_gemm_operands){a, b, rank == 1 ? other : c}, 1, NULL, &best));
     (void)prs_fused_free(ctx, c);
     prs_fused_close(ctx);
 }
@@ -283,9 +284,9 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
 {
     struct both *both = user;
     struct counted_self counted = {self, &both->met[rank]};
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 256, 64, 1};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 256, 64, 1};
     struct prs_fused *ctx = open_rank(rank, counted_allgather, &counted);
-    struct prs_fused_plan *plan = NULL;
+    struct prs_gemm_plan *plan = NULL;
     unsigned met = atomic_load(&both->met[0]);
     FILE *f;
     while (rank == 0 && atomic_load(&both->met[1]) <= met)
@@ -295,10 +296,10 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
         cr_assert(f && fprintf(f, "v4 emulated_Hopper_GPU 4 3 4096 256 64 1 2 1 : 0 1 0 0 0 33 0\n") > 0);
         (void)fclose(f);
     }
-    keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
+    keep_result(both, rank, prs_gemm_plan_open(ctx, &shape, NULL, &plan));
     if (both->result[rank] == 0)
-        prs_fused_plan_query(plan, &both->info[rank]);
-    prs_fused_plan_close(plan);
+        prs_gemm_plan_query(plan, &both->info[rank]);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
@@ -323,11 +324,11 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
 /* Rank 1 has a tuning that rank 0 does not have: the field is named, not only that something differs. */
 static void open_with_own_tuning(uint32_t rank, struct ranks_self *self, void *user)
 {
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED, .band = 1 + rank};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED, .band = 1 + rank};
     struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
-    struct prs_fused_plan *plan;
-    keep_result(user, rank, prs_fused_plan_open(ctx, &shape, &tuning, &plan));
+    struct prs_gemm_plan *plan;
+    keep_result(user, rank, prs_gemm_plan_open(ctx, &shape, &tuning, &plan));
     prs_fused_close(ctx);
 }
 
@@ -345,12 +346,12 @@ Test(opening, a_tuning_that_differs_is_named, .timeout = 60)
 /* Rank 1 makes another call. */
 static void make_another_call(uint32_t rank, struct ranks_self *self, void *user)
 {
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 2048, 256, 64, 1};
     struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     void *memory;
     keep_result(user, rank,
-                rank == 0 ? prs_fused_plan_open(ctx, &shape, NULL, &plan) : prs_fused_alloc(ctx, 4096, &memory));
+                rank == 0 ? prs_gemm_plan_open(ctx, &shape, NULL, &plan) : prs_fused_alloc(ctx, 4096, &memory));
     prs_fused_close(ctx);
 }
 
@@ -369,14 +370,14 @@ static void open_with_few_sms(uint32_t rank, struct ranks_self *self, void *user
 {
     const uint32_t *most = user;
     struct prs_fused_config config = {rank, 2, (int)rank, 0, ranks_allgather, self, 0, most[rank]};
-    struct prs_fused_shape gemm = {PRS_FUSED_ALLREDUCE, 2048, 512, 64, 1};
+    struct prs_gemm_shape gemm = {PRS_GEMM_ALLREDUCE, 2048, 512, 64, 1};
     struct prs_attention_shape attention = {1, 8, 8, 128, 1024, 0, 0, 0};
     struct prs_moe_shape moe = {.tokens = 64, .hidden = 64, .columns = 512, .experts = 4, .top_k = 2};
     struct prs_attention_info attention_info;
     struct prs_attention_plan *attention_plan;
-    struct prs_fused_plan_info gemm_info;
+    struct prs_gemm_info gemm_info;
     struct prs_moe_info moe_info;
-    struct prs_fused_plan *gemm_plan;
+    struct prs_gemm_plan *gemm_plan;
     struct prs_moe_plan *moe_plan;
     struct prs_fused *ctx;
     (void)cudaSetDevice((int)rank);
@@ -386,10 +387,10 @@ static void open_with_few_sms(uint32_t rank, struct ranks_self *self, void *user
         return;
     }
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &gemm, NULL, &gemm_plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &gemm, NULL, &gemm_plan), 0);
     cr_assert_eq(prs_moe_plan_open(ctx, &moe, NULL, &moe_plan), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &attention, NULL, &attention_plan), 0);
-    prs_fused_plan_query(gemm_plan, &gemm_info);
+    prs_gemm_plan_query(gemm_plan, &gemm_info);
     prs_moe_plan_query(moe_plan, &moe_info);
     prs_attention_plan_query(attention_plan, &attention_info);
     cr_assert_leq(2 * gemm_info.tuning.clusters, most[rank], "%u clusters", gemm_info.tuning.clusters);
@@ -398,7 +399,7 @@ static void open_with_few_sms(uint32_t rank, struct ranks_self *self, void *user
     cr_assert_leq(attention_info.tuning.ctas, most[rank], "%u CTAs", attention_info.tuning.ctas);
     prs_attention_plan_close(attention_plan);
     prs_moe_plan_close(moe_plan);
-    prs_fused_plan_close(gemm_plan);
+    prs_gemm_plan_close(gemm_plan);
     prs_fused_close(ctx);
 }
 
@@ -457,19 +458,20 @@ static int costly_allgather(void *user, const void *mine, void *all, size_t byte
 /* One of each kind. */
 static int open_kind(struct prs_fused *ctx, uint32_t kind, void **plan)
 {
-    static const struct prs_fused_shape gemm = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
-    static const struct prs_fused_shape gather = {PRS_FUSED_ALLGATHER, 512, 256, 64, 1};
-    static const struct prs_fused_tuning fused = {.path = PRS_PATH_FUSED}, unfused = {.path = PRS_PATH_UNFUSED};
-    static const struct prs_fused_tuning copies = {.path = PRS_PATH_FUSED, .mover = PRS_MOVED_BY_COPY_ENGINES};
+    static const struct prs_gemm_shape gemm = {PRS_GEMM_ALLREDUCE, 512, 256, 64, 1};
+    static const struct prs_gemm_shape gather = {PRS_GEMM_ALLGATHER, 512, 256, 64, 1};
+    static const struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED},
+                                        unfused = {.path = PRS_GEMM_PATH_UNFUSED};
+    static const struct prs_gemm_tuning copies = {.path = PRS_GEMM_PATH_FUSED, .mover = PRS_MOVED_BY_COPY_ENGINES};
     static const struct prs_attention_shape attention = {1, 2, 2, 128, 512, 0, 0, 0};
     static const struct prs_moe_shape moe = {.tokens = 64, .hidden = 64, .columns = 64, .experts = 4, .top_k = 2};
     switch (kind) {
     case 0:
-        return prs_fused_plan_open(ctx, &gemm, &fused, (struct prs_fused_plan **)plan);
+        return prs_gemm_plan_open(ctx, &gemm, &fused, (struct prs_gemm_plan **)plan);
     case 1:
-        return prs_fused_plan_open(ctx, &gemm, &unfused, (struct prs_fused_plan **)plan);
+        return prs_gemm_plan_open(ctx, &gemm, &unfused, (struct prs_gemm_plan **)plan);
     case 2:
-        return prs_fused_plan_open(ctx, &gather, &copies, (struct prs_fused_plan **)plan);
+        return prs_gemm_plan_open(ctx, &gather, &copies, (struct prs_gemm_plan **)plan);
     case 3:
         return prs_moe_plan_open(ctx, &moe, NULL, (struct prs_moe_plan **)plan);
     case 4:
@@ -483,7 +485,7 @@ enum { KINDS = 6 };
 static void close_kind(struct prs_fused *ctx, uint32_t kind, void *plan)
 {
     if (kind <= 2)
-        prs_fused_plan_close(plan);
+        prs_gemm_plan_close(plan);
     else if (kind == 3)
         prs_moe_plan_close(plan);
     else if (kind == 4)
@@ -521,17 +523,17 @@ Test(opening, where_memory_is_there_it_costs_one_exchange, .timeout = 60)
 
 /* The layers of a 70B Llama on four GPUs, at 67 batch sizes, by the paths that the plans choose and by one path. */
 struct batch_sizes {
-    struct prs_fused_tuning tuning;
+    struct prs_gemm_tuning tuning;
     struct cost cost[4];
 };
 
 static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *user)
 {
-    static const struct prs_fused_shape layers[] = {{PRS_FUSED_ALLGATHER, 0, 2560, 8192, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 0, 8192, 2048, 1},
-                                                    {PRS_FUSED_ALLGATHER, 0, 14336, 8192, 1},
-                                                    {PRS_FUSED_REDUCE_SCATTER, 0, 8192, 7168, 1}};
-    static struct prs_fused_plan *plans[4][4 * 67];
+    static const struct prs_gemm_shape layers[] = {{PRS_GEMM_ALLGATHER, 0, 2560, 8192, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 0, 8192, 2048, 1},
+                                                   {PRS_GEMM_ALLGATHER, 0, 14336, 8192, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 0, 8192, 7168, 1}};
+    static struct prs_gemm_plan *plans[4][4 * 67];
     struct prs_fused_config config = {rank, 4, (int)rank, 0, costly_allgather, self};
     struct prs_fused *ctx;
     struct batch_sizes *sizes = user;
@@ -541,21 +543,21 @@ static void open_every_batch_size(uint32_t rank, struct ranks_self *self, void *
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     for (uint32_t size = 8; size <= 67 * 8; size += 8)
         for (uint32_t i = 0; i < 4; i++) {
-            struct prs_fused_shape shape = layers[i];
+            struct prs_gemm_shape shape = layers[i];
             shape.m = size;
-            cr_assert_eq(prs_fused_plan_open(ctx, &shape, &sizes->tuning, &plans[rank][count++]), 0, "%s",
+            cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &sizes->tuning, &plans[rank][count++]), 0, "%s",
                          prs_fused_error_text());
         }
     sizes->cost[rank] = cost;
     while (count > 0)
-        prs_fused_plan_close(plans[rank][--count]);
+        prs_gemm_plan_close(plans[rank][--count]);
     prs_fused_close(ctx);
 }
 
 Test(opening, plans_of_many_batch_sizes_share_memory, .timeout = 300)
 {
     hopper_setup(4, 132, 0);
-    for (uint32_t path = PRS_PATH_AUTO; path <= PRS_PATH_UNFUSED; path++) {
+    for (uint32_t path = PRS_GEMM_PATH_AUTO; path <= PRS_GEMM_PATH_UNFUSED; path++) {
         struct batch_sizes sizes = {.tuning = {.path = path}};
         ranks_run(4, open_every_batch_size, &sizes);
         for (int rank = 0; rank < 4; rank++) {
@@ -573,47 +575,47 @@ Test(opening, plans_of_many_batch_sizes_share_memory, .timeout = 300)
 static void reduce_into_imported_memory(uint32_t rank, struct ranks_self *self, void *user)
 {
     enum { ROWS = 512, COLUMNS = 256, K = 64, BYTES = ROWS * COLUMNS * 2 };
-    struct prs_fused_tuning tuning = {.path = *(const enum prs_fused_path *)user};
-    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, ROWS, COLUMNS, K, 1};
-    struct prs_fused_operands x = {.a = ranks_upload(1 + rank, ROWS * K), .b = ranks_upload(7 + rank, COLUMNS * K)};
+    struct prs_gemm_tuning tuning = {.path = *(const enum prs_gemm_path *)user};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, ROWS, COLUMNS, K, 1};
+    struct prs_gemm_operands x = {.a = ranks_upload(1 + rank, ROWS * K), .b = ranks_upload(7 + rank, COLUMNS * K)};
     struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
     static uint16_t want[2][ROWS * COLUMNS], have[2][ROWS * COLUMNS];
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     void *own, *all[2], *lent;
     cr_assert_eq(cudaMalloc(&own, BYTES), cudaSuccess);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0);
     cr_assert_eq(prs_fused_alloc(ctx, BYTES, &lent), 0);
     x.c = own;
-    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "not symmetric yet");
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), -EINVAL, "not symmetric yet");
     (void)ranks_allgather(self, &own, all, sizeof(own));
     cr_assert_eq(prs_fused_import(ctx, all, BYTES), 0, "%s", prs_fused_error_text());
-    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
     x.c = lent;
-    cr_assert_eq(prs_fused_launch(plan, &x, NULL), 0);
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     cr_assert_eq(cudaMemcpy(want[rank], lent, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
     cr_assert_eq(cudaMemcpy(have[rank], own, BYTES, cudaMemcpyDeviceToHost), cudaSuccess);
     cr_assert_eq(memcmp(want[rank], have[rank], BYTES), 0, "rank %u: other bits in imported memory", rank);
     cr_assert_eq(prs_fused_free(ctx, own), 0);
     x.c = own;
-    cr_assert_eq(prs_fused_launch(plan, &x, NULL), -EINVAL, "given up");
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), -EINVAL, "given up");
     cr_assert_eq(prs_fused_free(ctx, own), -EINVAL, "given up twice");
     cr_assert_eq(cudaFree(own), cudaSuccess);
     cr_assert_eq(prs_fused_free(ctx, lent), 0);
-    prs_fused_plan_close(plan);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 Test(opening, results_may_lie_in_imported_memory, .timeout = 60)
 {
-    enum prs_fused_path path = PRS_PATH_FUSED;
+    enum prs_gemm_path path = PRS_GEMM_PATH_FUSED;
     hopper_setup(2, 4, 0);
     ranks_run(2, reduce_into_imported_memory, &path);
 }
 
 Test(opening, unfused_results_may_lie_in_imported_memory, .timeout = 60)
 {
-    enum prs_fused_path path = PRS_PATH_UNFUSED;
+    enum prs_gemm_path path = PRS_GEMM_PATH_UNFUSED;
     hopper_setup(2, 4, 0);
     ranks_run(2, reduce_into_imported_memory, &path);
 }
@@ -640,32 +642,32 @@ Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout =
 Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 60)
 {
     struct prs_fused_config config = {.world = 1};
-    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 8, UINT32_MAX - 7, 8, 1};
-    struct prs_fused_plan *plan;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 8, UINT32_MAX - 7, 8, 1};
+    struct prs_gemm_plan *plan;
     struct prs_fused *ctx;
     hopper_setup(1, 4, 0);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
     shape.n = 8, shape.m = 1u << 31;
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
     prs_fused_close(ctx);
 }
 
 Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 60)
 {
     struct prs_fused_config config = {.world = 1};
-    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 8, 8, 8, 1};
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_UNFUSED};
-    struct prs_fused_plan *plan;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 8, 8, 8, 1};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_UNFUSED};
+    struct prs_gemm_plan *plan;
     struct prs_fused *ctx;
     void *x;
     hopper_setup(1, 4, 0);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0);
     cr_assert_eq(cudaMalloc(&x, 128), cudaSuccess);
-    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){NULL, x, x}, NULL), -EINVAL);
-    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){x, NULL, x}, NULL), -EINVAL);
-    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){x, x, NULL}, NULL), -EINVAL);
-    prs_fused_plan_close(plan);
+    cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){NULL, x, x}, NULL), -EINVAL);
+    cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){x, NULL, x}, NULL), -EINVAL);
+    cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){x, x, NULL}, NULL), -EINVAL);
+    prs_gemm_plan_close(plan);
     prs_fused_close(ctx);
 }

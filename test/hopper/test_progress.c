@@ -20,15 +20,15 @@ enum family { GEMM, MOE, ATTENTION };
 struct kernel {
     const char *name;
     enum family family;
-    enum prs_fused_op op;
+    enum prs_gemm_op op;
     uint32_t mover, mode;
 };
 
 static const struct kernel gemm_kernels[] = {
-    {"all-gather by CTAs", GEMM, PRS_FUSED_ALLGATHER, PRS_MOVED_BY_CTAS, 0},
-    {"all-gather by copy engines", GEMM, PRS_FUSED_ALLGATHER, PRS_MOVED_BY_COPY_ENGINES, 0},
-    {"reduce-scatter", GEMM, PRS_FUSED_REDUCE_SCATTER, 0, 0},
-    {"all-reduce", GEMM, PRS_FUSED_ALLREDUCE, 0, 0},
+    {"all-gather by CTAs", GEMM, PRS_GEMM_ALLGATHER, PRS_MOVED_BY_CTAS, 0},
+    {"all-gather by copy engines", GEMM, PRS_GEMM_ALLGATHER, PRS_MOVED_BY_COPY_ENGINES, 0},
+    {"reduce-scatter", GEMM, PRS_GEMM_REDUCE_SCATTER, 0, 0},
+    {"all-reduce", GEMM, PRS_GEMM_ALLREDUCE, 0, 0},
 };
 
 /* What MoE launches, as `mode`. THERE_AND_BACK: dispatch, combine, and both again for gradients. */
@@ -47,7 +47,7 @@ static const struct kernel attention_kernels[] = {
 struct work {
     const struct kernel *kernel;
     struct prs_fused *ctx;
-    struct prs_fused_plan *gemm;
+    struct prs_gemm_plan *gemm;
     struct prs_moe_plan *moe;
     struct prs_attention_plan *attention;
     struct prs_moe_batch batch;
@@ -68,14 +68,14 @@ static void *device(size_t bytes)
 
 static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
 {
-    struct prs_fused_shape shape = {w->kernel->op, 1024, 512, 128, 1};
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED, .mover = w->kernel->mover, .band = 1};
-    bool gathers = shape.op == PRS_FUSED_ALLGATHER, scatters = shape.op == PRS_FUSED_REDUCE_SCATTER;
-    int r = prs_fused_plan_open(w->ctx, &shape, &tuning, &w->gemm);
+    struct prs_gemm_shape shape = {w->kernel->op, 1024, 512, 128, 1};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED, .mover = w->kernel->mover, .band = 1};
+    bool gathers = shape.op == PRS_GEMM_ALLGATHER, scatters = shape.op == PRS_GEMM_REDUCE_SCATTER;
+    int r = prs_gemm_plan_open(w->ctx, &shape, &tuning, &w->gemm);
     w->a = ranks_upload(rank, (uint64_t)shape.m / (gathers ? world : 1) * shape.k);
     w->b = ranks_upload(100 + rank, (uint64_t)shape.n * shape.k);
     w->bytes = (size_t)shape.m / (scatters ? world : 1) * shape.n * 2;
-    if (shape.op != PRS_FUSED_ALLREDUCE)
+    if (shape.op != PRS_GEMM_ALLREDUCE)
         w->result = device(w->bytes);
     else if (!r)
         r = prs_fused_alloc(w->ctx, w->bytes, &w->result);
@@ -170,14 +170,14 @@ static int open_work(struct work *w, uint32_t rank, uint32_t world)
 
 static int launch_work(const struct work *w, cudaStream_t stream)
 {
-    struct prs_fused_operands operands = {.a = w->a, .b = w->b, .c = w->result};
+    struct prs_gemm_operands operands = {.a = w->a, .b = w->b, .c = w->result};
     switch (w->kernel->family) {
     case GEMM:
-        return prs_fused_launch(w->gemm, &operands, stream);
+        return prs_gemm_launch(w->gemm, &operands, stream);
     case MOE:
         return launch_moe(w, stream);
     default:
-        return prs_ring_attention(w->attention, w->a, w->b, w->a, w->result, NULL, stream);
+        return prs_attention_launch(w->attention, w->a, w->b, w->a, w->result, NULL, stream);
     }
 }
 
@@ -185,9 +185,9 @@ static void close_work(struct work *w)
 {
     prs_attention_plan_close(w->attention);
     prs_moe_plan_close(w->moe);
-    if (w->kernel->family == GEMM && w->kernel->op == PRS_FUSED_ALLREDUCE && w->result)
+    if (w->kernel->family == GEMM && w->kernel->op == PRS_GEMM_ALLREDUCE && w->result)
         (void)prs_fused_free(w->ctx, w->result);
-    prs_fused_plan_close(w->gemm);
+    prs_gemm_plan_close(w->gemm);
     prs_fused_close(w->ctx);
 }
 

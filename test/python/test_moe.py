@@ -431,7 +431,7 @@ class Refused(unittest.TestCase):
         names = [name for name, _ in lib.prs_moe_shape._fields_]
         self.assertEqual([names[i] for i in (moe.TOKENS, moe.HIDDEN, moe.COLUMNS, moe.EXPERTS, moe.TOP_K, moe.CAPACITY, moe.LINEAR_LAYOUT, moe.ACTIVATION,
                                              moe.GATED, moe.LAYER, moe.LOGICAL_EXPERTS, moe.REPLICAS)],
-                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_are_n_h", "activation", "gated", "layer",
+                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_transposed", "activation", "gated", "layer",
                           "logical_experts", "replicas"])
         self.assertEqual(len(names), moe.SIZES)
         self.assertEqual(len(lib.prs_moe_row._fields_), moe.ORIGIN_WORDS)

@@ -361,7 +361,7 @@ class Refused(unittest.TestCase):
     def test_numbers_are_those_of_the_header(self):
         lib = perseus.library()
         self.assertEqual([ops.GEMM, ops.REDUCE_SCATTER, ops.ALLGATHER, ops.ALLREDUCE],
-                         [lib.PRS_FUSED_GEMM, lib.PRS_FUSED_REDUCE_SCATTER, lib.PRS_FUSED_ALLGATHER, lib.PRS_FUSED_ALLREDUCE])
+                         [lib.PRS_GEMM_ALONE, lib.PRS_GEMM_REDUCE_SCATTER, lib.PRS_GEMM_ALLGATHER, lib.PRS_GEMM_ALLREDUCE])
         self.assertEqual(ops._PRODUCTS, {torch.bfloat16: lib.PRS_DTYPE_BF16, torch.float16: lib.PRS_DTYPE_FP16})
         self.assertEqual(ops._FP32, lib.PRS_DTYPE_FP32)
         self.assertEqual(ops.MOE_STATUS_WORDS * 4, ctypes.sizeof(lib.prs_moe_status))

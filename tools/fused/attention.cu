@@ -46,7 +46,7 @@ static void poison(const struct run *r)
 
 static void launch(struct run *r, const struct bench_attention_tensors *in)
 {
-    BENCH_CALL(prs_ring_attention(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream));
+    BENCH_CALL(prs_attention_launch(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream));
 }
 
 static void open_inputs(const struct run *r, const struct bench_attention *p, struct bench_attention_tensors *in)

@@ -108,7 +108,7 @@ static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult
     BENCH_CUDA(cudaEventDestroy(to));
 }
 
-struct bench_lt *bench_lt_open(const struct prs_fused_shape *s, bool wide, const void *a, const void *b, void *c,
+struct bench_lt *bench_lt_open(const struct prs_gemm_shape *s, bool wide, const void *a, const void *b, void *c,
                                cudaStream_t stream)
 {
     const struct lt_library *lib = lt_library();
@@ -121,9 +121,10 @@ struct bench_lt *bench_lt_open(const struct prs_fused_shape *s, bool wide, const
     int count = 0;
     LT(lib->create(&lt->handle));
     LT(lib->desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    if (s->b_is_n_k)
+    if (s->b_transposed)
         LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
-    LT(lib->layout(&lt->b, type, s->b_is_n_k ? s->k : s->n, s->b_is_n_k ? s->n : s->k, s->b_is_n_k ? s->k : s->n));
+    LT(lib->layout(&lt->b, type, s->b_transposed ? s->k : s->n, s->b_transposed ? s->n : s->k,
+                   s->b_transposed ? s->k : s->n));
     LT(lib->layout(&lt->a, type, s->k, s->m, s->k));
     LT(lib->layout(&lt->c, wide ? CUDA_R_32F : type, s->n, s->m, s->n));
     LT(lib->preference(&preference));
@@ -186,13 +187,13 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
 }
 
 /* elements: how many one rank contributes (all-gather) or receives (reduce-scatter). */
-int bench_nccl_run(struct bench_nccl *n, const struct prs_fused_shape *s, const void *send, void *receive,
+int bench_nccl_run(struct bench_nccl *n, const struct prs_gemm_shape *s, const void *send, void *receive,
                    size_t elements, cudaStream_t stream)
 {
     int type = s->dtype == PRS_DTYPE_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
-    if (s->op == PRS_FUSED_ALLGATHER)
+    if (s->op == PRS_GEMM_ALLGATHER)
         return n->all_gather(send, receive, elements, type, n->comm, stream);
-    if (s->op == PRS_FUSED_REDUCE_SCATTER)
+    if (s->op == PRS_GEMM_REDUCE_SCATTER)
         return n->reduce_scatter(send, receive, elements, type, NCCL_SUM, n->comm, stream);
     return n->all_reduce(send, receive, elements, type, NCCL_SUM, n->comm, stream);
 }

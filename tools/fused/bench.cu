@@ -20,7 +20,7 @@ struct run {
     struct bench_rank *rank;
     struct bench_problem problem;
     struct prs_fused *ctx;
-    struct prs_fused_plan *plan;
+    struct prs_gemm_plan *plan;
     struct bench_lt *lt;
     struct bench_nccl *nccl;
     cudaStream_t stream;
@@ -34,41 +34,41 @@ struct run {
 };
 
 /* ---- the four methods ---- */
-static struct prs_fused_operands operands_of(const struct run *r)
+static struct prs_gemm_operands operands_of(const struct run *r)
 {
     return {r->a, r->b, r->c, r->bias, r->residual, r->all_a};
 }
 
 static void run_own(struct run *r)
 {
-    struct prs_fused_operands operands = operands_of(r);
-    BENCH_CALL(prs_fused_launch(r->plan, &operands, r->stream));
+    struct prs_gemm_operands operands = operands_of(r);
+    BENCH_CALL(prs_gemm_launch(r->plan, &operands, r->stream));
 }
 
 /* For --kill-rank-after: after a launch has failed, later ones are refused. bench_lose_rank() checks for the error. */
 static void launch_own(void *user)
 {
     struct run *r = (struct run *)user;
-    struct prs_fused_operands operands = operands_of(r);
-    (void)prs_fused_launch(r->plan, &operands, r->stream);
+    struct prs_gemm_operands operands = operands_of(r);
+    (void)prs_gemm_launch(r->plan, &operands, r->stream);
 }
 
 static size_t slice_elements(const struct run *r)
 {
-    const struct prs_fused_shape *s = &r->problem.shape;
-    size_t rows = s->op == PRS_FUSED_ALLREDUCE ? s->m : s->m / r->rank->world;
-    return rows * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n);
+    const struct prs_gemm_shape *s = &r->problem.shape;
+    size_t rows = s->op == PRS_GEMM_ALLREDUCE ? s->m : s->m / r->rank->world;
+    return rows * (s->op == PRS_GEMM_ALLGATHER ? s->k : s->n);
 }
 
 static void run_compute(struct run *r)
 {
-    bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
+    bool gathers = r->problem.shape.op == PRS_GEMM_ALLGATHER;
     bench_lt_run(r->lt, gathers ? r->gathered : r->a, r->b, r->partial ? r->partial : r->c, r->stream);
 }
 
 static void run_communicate(struct run *r)
 {
-    bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
+    bool gathers = r->problem.shape.op == PRS_GEMM_ALLGATHER;
     if (r->nccl)
         BENCH_CALL(bench_nccl_run(r->nccl, &r->problem.shape, gathers ? r->a : r->partial, gathers ? r->gathered : r->c,
                                   slice_elements(r), r->stream));
@@ -77,7 +77,7 @@ static void run_communicate(struct run *r)
 static void run_method(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
+    bool gathers = r->problem.shape.op == PRS_GEMM_ALLGATHER;
     if (method == OWN)
         run_own(r);
     if (method == COMMUNICATE || (method == UNFUSED && gathers))
@@ -163,7 +163,7 @@ static const struct bench_timed_calls CALLS = {negate, prepare, run_method, keep
 static void measure(struct run *r)
 {
     /* What is done beside product and communication has no baseline here. */
-    uint32_t talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL && !bench_finishes(&r->problem);
+    uint32_t talks = r->problem.shape.op != PRS_GEMM_ALONE && r->nccl != NULL && !bench_finishes(&r->problem);
     r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
     r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;
     r->timed.methods = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
@@ -178,11 +178,11 @@ static bool report(struct run *r)
 {
     const struct bench_verdict *v = &r->verdict;
     const double *usec = r->timed.usec;
-    const struct prs_fused_shape *s = &r->problem.shape;
+    const struct prs_gemm_shape *s = &r->problem.shape;
     struct bench_row row;
     memset(&row, 0, sizeof(row));
     row.shape = *s, row.bias = r->problem.bias, row.residual = r->problem.residual, row.keeps = r->all_a != NULL;
-    prs_fused_plan_query(r->plan, &row.info);
+    prs_gemm_plan_query(r->plan, &row.info);
     row.gpus = r->problem.world;
     row.own_us = usec[OWN], row.compute_us = usec[COMPUTE];
     row.comm_us = usec[COMMUNICATE], row.unfused_us = usec[UNFUSED];
@@ -192,7 +192,7 @@ static bool report(struct run *r)
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* NaN, which is never larger, means not measured */
     row.speedup =
-        bench_finishes(&r->problem) ? NAN : (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
+        bench_finishes(&r->problem) ? NAN : (s->op == PRS_GEMM_ALONE ? row.compute_us : row.unfused_us) / row.own_us;
     row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
     row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)) + r->timed.differing;
     row.max_rel_error = bench_max(r->rank, v->max_rel_error);
@@ -255,7 +255,7 @@ static uint64_t prepare_soak(struct run *r, struct sets *s, size_t a_bytes)
 static bool soak(struct run *r)
 {
     const struct bench_options *o = r->options;
-    const struct prs_fused_shape *shape = &r->problem.shape;
+    const struct prs_gemm_shape *shape = &r->problem.shape;
     struct sets s;
     double bad, differences;
     memset(&s, 0, sizeof(s));
@@ -284,17 +284,17 @@ static void open_run(struct run *r)
         BENCH_CUDA(cudaMalloc(&r->bias, (size_t)p->shape.n * 2));
     if (p->residual)
         BENCH_CUDA(cudaMalloc(&r->residual, c));
-    if (o->keep_gathered && p->shape.op == PRS_FUSED_ALLGATHER)
+    if (o->keep_gathered && p->shape.op == PRS_GEMM_ALLGATHER)
         BENCH_CUDA(cudaMalloc(&r->all_a, all_a_bytes(r)));
     bench_fill_inputs(p, r->a, r->b, r->stream);
     bench_fill_finish(p, r->bias, r->residual, r->stream);
     bench_poison(r->c, c, r->stream);
     if (o->no_baselines == 0) {
-        if (p->shape.op == PRS_FUSED_ALLGATHER) {
+        if (p->shape.op == PRS_GEMM_ALLGATHER) {
             BENCH_CUDA(cudaMalloc(&r->gathered, a * p->world));
             BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * p->world, r->stream));
         }
-        if ((p->shape.op != PRS_FUSED_ALLGATHER && p->shape.op != PRS_FUSED_GEMM) || bench_finishes(p)) {
+        if ((p->shape.op != PRS_GEMM_ALLGATHER && p->shape.op != PRS_GEMM_ALONE) || bench_finishes(p)) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
         r->lt = bench_lt_open(&p->shape, !r->partial && bench_words_c(p) == 2, r->gathered ? r->gathered : r->a, r->b,
@@ -306,7 +306,7 @@ static void open_run(struct run *r)
 static void close_run(struct run *r)
 {
     BENCH_CUDA(cudaDeviceSynchronize());
-    prs_fused_plan_close(r->plan);
+    prs_gemm_plan_close(r->plan);
     prs_fused_free(r->ctx, r->c);
     bench_lt_close(r->lt);
     BENCH_CUDA(cudaFree(r->a));
@@ -320,14 +320,14 @@ static void close_run(struct run *r)
 static bool run_shape(struct run *r)
 {
     struct prs_fused_error error;
-    struct prs_fused_tuning tuning = r->options->tuning;
-    struct prs_fused_operands operands;
+    struct prs_gemm_tuning tuning = r->options->tuning;
+    struct prs_gemm_operands operands;
     bool good;
     open_run(r);
     operands = operands_of(r);
     if (r->options->autotune)
-        BENCH_CALL(prs_autotune(r->ctx, &r->problem.shape, &operands, 10, r->stream, &tuning));
-    BENCH_CALL(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
+        BENCH_CALL(prs_gemm_autotune(r->ctx, &r->problem.shape, &operands, 10, r->stream, &tuning));
+    BENCH_CALL(prs_gemm_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
     if (r->options->kill_after != 0)
         bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
     measure(r);
@@ -373,8 +373,8 @@ static int run_rank(struct bench_rank *rank, void *user)
             for (uint32_t layout = 0; layout < 2; layout++)
                 if ((o->kernels >> op & 1) != 0 && (o->layouts >> layout & 1) != 0) {
                     r.problem.shape = o->shapes[i];
-                    r.problem.shape.op = (enum prs_fused_op)op;
-                    r.problem.shape.b_is_n_k = layout, r.problem.shape.dtype = o->dtype;
+                    r.problem.shape.op = (enum prs_gemm_op)op;
+                    r.problem.shape.b_transposed = layout, r.problem.shape.dtype = o->dtype;
                     r.problem.shape.c_dtype = o->wide ? PRS_DTYPE_FP32 : 0;
                     r.problem.shape.activation = o->activation, r.problem.shape.gated = o->gated;
                     r.problem.bias = o->bias, r.problem.residual = o->residual;

@@ -45,8 +45,8 @@ struct bench_options {
     uint32_t one_device, no_baselines, autotune, json;
     uint32_t corrupt;    /* change an element of this timed launch's result before the check; 0: never */
     uint32_t kill_after; /* ms until the last rank's process dies, which the others must report; 0: it does not die */
-    struct prs_fused_tuning tuning;
-    struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
+    struct prs_gemm_tuning tuning;
+    struct prs_gemm_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
     uint32_t activation, gated, bias, residual, dtype, wide; /* of every product; wide: C is fp32 */
     uint32_t keep_gathered;                                  /* the all-gather also keeps the A of all ranks */
@@ -55,9 +55,9 @@ struct bench_options {
     const char *commit;
 };
 
-extern const char *const BENCH_KERNELS[4];     /* by enum prs_fused_op */
-extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_fused_activation, then NULL */
-extern const char *const BENCH_DTYPES[3];      /* by enum prs_fused_dtype, then NULL */
+extern const char *const BENCH_KERNELS[4];     /* by enum prs_gemm_op */
+extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_activation, then NULL */
+extern const char *const BENCH_DTYPES[3];      /* by enum prs_dtype, then NULL */
 
 /* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
@@ -96,7 +96,7 @@ void bench_start_cross(struct bench_start *s, cudaStream_t stream);
 
 /* ---- inputs and checks (check.cu) ---- */
 struct bench_problem {
-    struct prs_fused_shape shape;
+    struct prs_gemm_shape shape;
     uint32_t rank, world, nodes, seed_a, seed_b, samples;
     uint32_t bias, residual;
 };
@@ -117,7 +117,7 @@ size_t bench_columns_c(const struct bench_problem *p);
 uint32_t bench_words_c(const struct bench_problem *p); /* of 16 bits, in an element of C */
 /* Is the result more than the sum? */
 bool bench_finishes(const struct bench_problem *p);
-/* dtype: enum prs_fused_dtype. */
+/* dtype: enum prs_dtype. */
 void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which,
                 cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
@@ -133,22 +133,22 @@ uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathere
 /* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
 /* wide: C is fp32. */
-struct bench_lt *bench_lt_open(const struct prs_fused_shape *shape, bool wide, const void *a, const void *b, void *c,
+struct bench_lt *bench_lt_open(const struct prs_gemm_shape *shape, bool wide, const void *a, const void *b, void *c,
                                cudaStream_t stream);
 void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
 void bench_lt_close(struct bench_lt *lt);
 
 struct bench_nccl;
 struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl, or ranks share a device */
-int bench_nccl_run(struct bench_nccl *nccl, const struct prs_fused_shape *shape, const void *send, void *receive,
+int bench_nccl_run(struct bench_nccl *nccl, const struct prs_gemm_shape *shape, const void *send, void *receive,
                    size_t elements, cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
 
 /* ---- rows of the GEMM kernels (gemm_row.cu) ---- */
 struct bench_row {
-    struct prs_fused_shape shape;
+    struct prs_gemm_shape shape;
     uint32_t bias, residual, keeps; /* keeps: the gathered A is a second result */
-    struct prs_fused_plan_info info;
+    struct prs_gemm_info info;
     struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */

@@ -44,7 +44,7 @@ static __device__ double element(const struct bench_problem &p, uint32_t seed, u
 static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
 {
     uint64_t each = ((uint64_t)p.shape.m * (p.shape.n / (1 + p.shape.gated)) + p.world - 1) / p.world;
-    uint32_t owner = p.shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : p.rank;
+    uint32_t owner = p.shape.op == PRS_GEMM_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : p.rank;
     return owner / (p.world / p.nodes);
 }
 
@@ -60,20 +60,20 @@ static __device__ struct sum sum_of(const struct bench_problem &p, uint64_t row,
                                     uint64_t at)
 {
     uint64_t lane = threadIdx.x % 32, k = p.shape.k, block = p.shape.m / p.world;
-    bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
-    uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row;
+    bool reduces = p.shape.op == PRS_GEMM_REDUCE_SCATTER || p.shape.op == PRS_GEMM_ALLREDUCE;
+    uint64_t a_row = p.shape.op == PRS_GEMM_REDUCE_SCATTER ? p.rank * rows + row : row;
     double total = 0, partials = 0, magnitude = 0, node = 0;
     uint32_t locals = p.world / p.nodes, owner = owner_node(p, at);
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
         uint64_t r = a_row;
         double sum = 0, size = 0;
-        if (p.shape.op == PRS_FUSED_ALLGATHER) {
+        if (p.shape.op == PRS_GEMM_ALLGATHER) {
             a_rank = (uint32_t)(row / block);
             r = row % block;
         }
         for (uint64_t i = lane; i < k; i += 32) {
-            uint64_t where = p.shape.b_is_n_k ? column * k + i : i * p.shape.n + column;
+            uint64_t where = p.shape.b_transposed ? column * k + i : i * p.shape.n + column;
             double x = element(p, p.seed_a, a_rank, BENCH_A, r * k + i) * element(p, p.seed_b, b_rank, BENCH_B, where);
             sum += x;
             size += fabs(x);
@@ -113,7 +113,7 @@ static __device__ struct sum finished(const struct bench_problem &p, struct sum 
                                       uint64_t column)
 {
     /* Ranks of an all-reduce finish the same sum, so they have the same bias and residual. */
-    uint32_t rank = p.shape.op == PRS_FUSED_ALLREDUCE ? 0 : p.rank, columns = p.shape.n / (1 + p.shape.gated);
+    uint32_t rank = p.shape.op == PRS_GEMM_ALLREDUCE ? 0 : p.rank, columns = p.shape.n / (1 + p.shape.gated);
     double x = s.value, y = up.value, error = s.error + fabs(s.value) * rounding(p);
     if (p.bias) {
         x += element(p, p.seed_b, rank, BENCH_BIAS, column);
@@ -204,12 +204,12 @@ struct bench_verdict bench_sums_verdict(const struct bench_sums *sums, uint64_t 
 
 size_t bench_rows_a(const struct bench_problem *p)
 {
-    return p->shape.op == PRS_FUSED_ALLGATHER ? p->shape.m / p->world : p->shape.m;
+    return p->shape.op == PRS_GEMM_ALLGATHER ? p->shape.m / p->world : p->shape.m;
 }
 
 size_t bench_rows_c(const struct bench_problem *p)
 {
-    return p->shape.op == PRS_FUSED_REDUCE_SCATTER ? p->shape.m / p->world : p->shape.m;
+    return p->shape.op == PRS_GEMM_REDUCE_SCATTER ? p->shape.m / p->world : p->shape.m;
 }
 
 size_t bench_columns_c(const struct bench_problem *p)
@@ -241,7 +241,7 @@ void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStre
 
 void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual, cudaStream_t stream)
 {
-    uint32_t rank = p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : p->rank;
+    uint32_t rank = p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : p->rank;
     if (bias)
         bench_fill(bias, p->shape.n, p->shape.dtype, p->seed_b, rank, BENCH_BIAS, stream);
     if (residual)

@@ -9,7 +9,7 @@
 
 #include <perseus/fused.h>
 
-/* Rounds to a 16-bit type, enum prs_fused_dtype, and back. */
+/* Rounds to a 16-bit type, enum prs_dtype, and back. */
 static __device__ __forceinline__ uint16_t bench_bits(uint32_t dtype, float x)
 {
     return dtype == PRS_DTYPE_FP16 ? __half_as_ushort(__float2half(x)) : __bfloat16_as_ushort(__float2bfloat16(x));

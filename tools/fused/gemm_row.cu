@@ -22,12 +22,12 @@ static struct text number(double v, int digits)
 
 static void print_json(const struct bench_row *r)
 {
-    const struct prs_fused_shape *s = &r->shape;
-    const struct prs_fused_tuning *t = &r->info.tuning;
+    const struct prs_gemm_shape *s = &r->shape;
+    const struct prs_gemm_tuning *t = &r->info.tuning;
     json_print(stdout, "{kernel:%s,dtype:%s,c_dtype:%s,layout:%s,M:%u,N:%u,K:%u,gpus:%u,nodes:%u,rails:%u,",
                BENCH_KERNELS[s->op], BENCH_DTYPES[s->dtype],
-               s->c_dtype == PRS_DTYPE_FP32 ? "fp32" : BENCH_DTYPES[s->dtype], s->b_is_n_k ? "nk" : "kn", s->m, s->n,
-               s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
+               s->c_dtype == PRS_DTYPE_FP32 ? "fp32" : BENCH_DTYPES[s->dtype], s->b_transposed ? "nk" : "kn", s->m,
+               s->n, s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
     json_print(stdout, "activation:%s,gated:%u,bias:%u,residual:%u,gathered:%u,", BENCH_ACTIVATIONS[s->activation],
                s->gated, r->bias, r->residual, r->keeps);
     json_print(stdout, "puts:%llu,signals:%llu,fences:%llu,far_bytes:%llu,", (unsigned long long)r->traffic.puts,
@@ -39,8 +39,8 @@ static void print_json(const struct bench_row *r)
     json_print(stdout,
                "sm_split:{path:%s,clusters:%u,band:%u,copy_engine:%u,segments:%u,paced:%u,"
                "spread:%u,group:%u,reason:%s},",
-               t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->mover, t->segments, t->paced,
-               t->spread, t->tiles_per_signal, r->info.reason);
+               t->path == PRS_GEMM_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->mover, t->segments,
+               t->paced, t->spread, t->tiles_per_signal, r->info.reason);
     json_print(stdout, "predicted_usec:%.1f,max_rel_err:%.2e,beyond_bound:%.0f,sampled:%llu,checked_launches:%llu,",
                r->info.predicted_us, r->max_rel_error, r->beyond, (unsigned long long)r->sampled,
                (unsigned long long)r->checked);
@@ -50,8 +50,8 @@ static void print_json(const struct bench_row *r)
 static void print_line(const struct bench_row *r)
 {
     static bool headed; /* only rank 0 prints */
-    const struct prs_fused_shape *s = &r->shape;
-    const struct prs_fused_tuning *t = &r->info.tuning;
+    const struct prs_gemm_shape *s = &r->shape;
+    const struct prs_gemm_tuning *t = &r->info.tuning;
     char shape[48];
     if (!headed)
         printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s\n", "kernel", "B", "shape", "us", "GEMM", "NCCL", "both",
@@ -59,9 +59,9 @@ static void print_line(const struct bench_row *r)
     headed = true;
     snprintf(shape, sizeof(shape), "%ux%ux%u", s->m, s->n, s->k);
     printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u pace %u spread %u%s; %.0f of %llu; %llu\n",
-           BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
-           number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
-           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->paced, t->spread,
+           BENCH_KERNELS[s->op], s->b_transposed ? "nk" : "kn", shape, number(r->own_us, 1).t,
+           number(r->compute_us, 1).t, number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
+           t->path == PRS_GEMM_PATH_FUSED ? "fused" : "unfused", t->band, t->paced, t->spread,
            t->mover == PRS_MOVED_BY_COPY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
            (unsigned long long)r->checked);
 }
@@ -77,7 +77,7 @@ void bench_report(const struct bench_row *r, bool json)
 
 void bench_report_soak(const struct bench_problem *p, const struct bench_options *o, double bad, double differences)
 {
-    const struct prs_fused_shape *s = &p->shape;
+    const struct prs_gemm_shape *s = &p->shape;
     if (o->json)
         json_print(stdout,
                    "{kernel:%s,soak:true,M:%u,N:%u,K:%u,gpus:%u,launches:%u,graph_replays:%u,copy_engine:%u,"

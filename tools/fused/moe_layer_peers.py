@@ -22,7 +22,7 @@ from moe_peers import OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist,
 from timed import Way, time_all  # noqa: E402
 
 SAMPLED_TOKENS = 16
-SILU = 4  # enum prs_fused_activation
+SILU = 4  # enum prs_activation
 MOST_ERROR = 1.2  # of NCCL's way
 
 

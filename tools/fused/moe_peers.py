@@ -33,7 +33,7 @@ from timed import Way, time_all  # noqa: E402
 PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8), "gpt-oss-120b": (2880, 2880, 128, 4)}
 SAMPLED_ROWS = 192
 # As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32, activation=u32, gated=u32, layer=u32,
+Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_transposed=u32, activation=u32, gated=u32, layer=u32,
                later=u32 * 8)
 Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
 OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes")  # of the command line, for the fields of Tuning

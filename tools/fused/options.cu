@@ -35,7 +35,7 @@ static bool parse_kernel(void *options, const char *name)
 static bool parse_shape(void *options, const char *text)
 {
     struct bench_options *o = (struct bench_options *)options;
-    struct prs_fused_shape *s = &o->shapes[o->shape_count];
+    struct prs_gemm_shape *s = &o->shapes[o->shape_count];
     struct prs_attention_shape *t = &o->attention.shapes[o->attention.shape_count];
     if (o->shape_count == BENCH_MAX_SHAPES || o->attention.shape_count == BENCH_MAX_SHAPES)
         return false;
@@ -158,11 +158,12 @@ static const struct option_row ROWS[] = {
     {OPTION_SET, "autotune", NULL, "time the candidates first and take the best", FIELD(autotune), 1},
     {OPTION_SET, "copy-engine", NULL, "tuning", FIELD(tuning.mover), PRS_MOVED_BY_COPY_ENGINES},
     {OPTION_SET, "copies-by-ctas", NULL, "tuning", FIELD(tuning.mover), PRS_MOVED_BY_CTAS},
-    {OPTION_SET, "paced", NULL, "tuning", FIELD(tuning.paced), PRS_PACED},
-    {OPTION_SET, "unpaced", NULL, "tuning", FIELD(tuning.paced), PRS_UNPACED},
-    {OPTION_SET, "fused", NULL, "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
+    {OPTION_SET, "paced", NULL, "tuning", FIELD(tuning.paced), PRS_GEMM_PACED},
+    {OPTION_SET, "unpaced", NULL, "tuning", FIELD(tuning.paced), PRS_GEMM_UNPACED},
+    {OPTION_SET, "fused", NULL, "refuse shapes that would take the unfused path", FIELD(tuning.path),
+     PRS_GEMM_PATH_FUSED},
     {OPTION_SET, "ragged", NULL, "MoE: ranks have different numbers of tokens", FIELD(moe.ragged), 1},
-    {OPTION_SET, "unfused", NULL, "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
+    {OPTION_SET, "unfused", NULL, "take the unfused path", FIELD(tuning.path), PRS_GEMM_PATH_UNFUSED},
 };
 
 static const struct option_table TABLE = {

@@ -27,7 +27,7 @@ from timed import Way, time_all  # noqa: E402
 SAMPLED_ROWS = 64
 OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
 # As in include/perseus/fused.h.
-Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_is_n_k=u32)
+Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_transposed=u32)
 Operands = struct("Operands", a=pointer, b=pointer, c=pointer)
 
 
@@ -49,12 +49,12 @@ class Perseus(Context):
 
     def plan(self, op, m, n, k):
         plan, shape = pointer(), Shape(OPS[op], m, n, k, 0)
-        self.check(self.lib.prs_fused_plan_open(self.handle, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_fused_plan_open")
+        self.check(self.lib.prs_gemm_plan_open(self.handle, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_gemm_plan_open")
         return plan
 
     def launch(self, op, plan, a, b, c):
         operands = Operands(*(t.data_ptr() for t in (a, b, c)))
-        self.check(self.lib.prs_fused_launch(plan, ctypes.byref(operands), pointer(torch.cuda.current_stream().cuda_stream)), op)
+        self.check(self.lib.prs_gemm_launch(plan, ctypes.byref(operands), pointer(torch.cuda.current_stream().cuda_stream)), op)
 
 
 def ways(op, perseus, plan, a, b, c, world, group):
@@ -176,7 +176,7 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
                beyond_bound=int(most(own.found[1], cpu_group)) + differing, checked_launches=own.checked, differing_elements=differing,
                torch=torch.__version__, commit=options.commit)
     dist.barrier(group=cpu_group)
-    perseus.lib.prs_fused_plan_close(plan)
+    perseus.lib.prs_gemm_plan_close(plan)
     perseus.free(c)
     return row
 

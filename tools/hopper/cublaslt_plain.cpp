@@ -12,11 +12,11 @@ extern "C" {
 }
 
 struct prs_lt {
-    struct prs_fused_shape shape;
+    struct prs_gemm_shape shape;
 };
 
 struct product_args {
-    struct prs_fused_shape shape;
+    struct prs_gemm_shape shape;
     const uint16_t *a, *b;
     const void *add;
     void *c;
@@ -27,15 +27,15 @@ template <int DTYPE, int C_DTYPE> static __global__ void multiply(const struct p
 {
     uint64_t n = p.shape.n, k = p.shape.k, all = p.shape.m * n;
     for (uint64_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
-        const uint16_t *a = p.a + at / n * k, *b = p.b + (p.shape.b_is_n_k ? at % n * k : at % n);
+        const uint16_t *a = p.a + at / n * k, *b = p.b + (p.shape.b_transposed ? at % n * k : at % n);
         float sum = p.add ? load_element<C_DTYPE>(p.add, at) : 0;
         for (uint64_t i = 0; i < k; i++)
-            sum += pair_low<DTYPE>(a[i]) * pair_low<DTYPE>(b[p.shape.b_is_n_k ? i : i * n]);
+            sum += pair_low<DTYPE>(a[i]) * pair_low<DTYPE>(b[p.shape.b_transposed ? i : i * n]);
         store_element<C_DTYPE>(p.c, at, sum);
     }
 }
 
-static void (*kernel_of(const struct prs_fused_shape &shape))(const struct product_args)
+static void (*kernel_of(const struct prs_gemm_shape &shape))(const struct product_args)
 {
     bool half = shape.dtype == PRS_DTYPE_FP16;
     if (prs_lt_result(&shape) == PRS_DTYPE_FP32)
@@ -45,7 +45,7 @@ static void (*kernel_of(const struct prs_fused_shape &shape))(const struct produ
 
 static const struct launch_shape few_threads = {1, 64, 0};
 
-extern "C" int prs_lt_open(void **, void *, const struct prs_fused_shape *shape, uint32_t, struct prs_lt **out)
+extern "C" int prs_lt_open(void **, void *, const struct prs_gemm_shape *shape, uint32_t, struct prs_lt **out)
 {
     uint32_t clusters;
     if (launch_prepare(kernel_of(*shape), &few_threads, &clusters) != 0)

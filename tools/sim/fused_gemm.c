@@ -67,7 +67,7 @@ static uint32_t *unit_at(struct rank_state *r, uint32_t block, uint32_t pair, ui
 
 static bool waits_first(const struct state *state)
 {
-    return state->op == PRS_FUSED_ALLGATHER; /* rows of A; the others wait for partial sums, after the product */
+    return state->op == PRS_GEMM_ALLGATHER; /* rows of A; the others wait for partial sums, after the product */
 }
 
 static void compute(struct sim *sim, uint32_t rank, uint32_t cluster)
@@ -121,7 +121,7 @@ static void finish_own(struct sim *sim, uint32_t rank, const struct prs_unit *u)
 {
     struct rank_state *r = &state_of(sim)->rank[rank];
 
-    for (uint32_t cta = 0; cta < 2 && state_of(sim)->op == PRS_FUSED_ALLREDUCE; cta++)
+    for (uint32_t cta = 0; cta < 2 && state_of(sim)->op == PRS_GEMM_ALLREDUCE; cta++)
         if (++r->row[u->pair * 2 + cta] == r->s.columns)
             broadcast(sim, rank, u->pair * 2 + cta);
 }
@@ -212,8 +212,8 @@ static struct prs_piece_group group_at(const struct prs_schedule *s, uint32_t in
     uint32_t each = prs_schedule_band_groups(s), band = index / each, at = index % each * s->group;
     uint32_t rows = prs_schedule_band_rows(s, band), lanes = prs_schedule_lanes(s), tall = s->band * 2;
 
-    return s->op == PRS_FUSED_ALLGATHER ? prs_schedule_group(s, band * tall + at / lanes, at % lanes)
-                                        : prs_schedule_group(s, band * tall + at % rows, at / rows);
+    return s->op == PRS_GEMM_ALLGATHER ? prs_schedule_group(s, band * tall + at / lanes, at % lanes)
+                                       : prs_schedule_group(s, band * tall + at % rows, at / rows);
 }
 
 static void take_group(struct sim *sim, uint32_t rank, uint32_t index)
@@ -328,7 +328,7 @@ static uint16_t count_needs(const struct prs_schedule *s, const struct prs_unit 
 {
     uint32_t need = 0;
 
-    if (s->op != PRS_FUSED_ALLGATHER)
+    if (s->op != PRS_GEMM_ALLGATHER)
         return (uint16_t)(prs_schedule_part(s, u->block) == PRS_PART_SEND
                               ? 0
                               : s->place.local_ranks - 1 + (u->block == s->place.rank ? 2 * (s->place.nodes - 1) : 0));
@@ -365,7 +365,7 @@ static int make_rank(struct state *state, uint32_t rank)
     for (uint32_t cluster = 0; cluster < CLUSTERS; cluster++)
         r->position[cluster] = cluster;
     r->units_left = s->units;
-    for (uint32_t row = 0; state->op == PRS_FUSED_ALLREDUCE && row < s->pairs * 2; row++)
+    for (uint32_t row = 0; state->op == PRS_GEMM_ALLREDUCE && row < s->pairs * 2; row++)
         r->rows_left += prs_schedule_tile_rows(s, row) ? s->place.world - 1 : 0;
     return 0;
 }
@@ -386,7 +386,7 @@ static void drop(struct state *state)
 int fused_gemm_play(const struct work *work, struct work_result *result)
 {
     static const struct sim_workload workload = {.start = start, .raised = raised, .call = computed};
-    static const uint32_t ops[] = {PRS_FUSED_REDUCE_SCATTER, PRS_FUSED_ALLREDUCE, PRS_FUSED_ALLGATHER};
+    static const uint32_t ops[] = {PRS_GEMM_REDUCE_SCATTER, PRS_GEMM_ALLREDUCE, PRS_GEMM_ALLGATHER};
     const struct options *o = work->options;
     struct state state = {.work = work,
                           .op = ops[o->kernel],

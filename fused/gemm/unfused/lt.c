@@ -104,18 +104,18 @@ static int load_api(void)
 }
 
 /* cuBLASLt has column-major matrices, so it computes the transpose of C as transpose(B) transpose(A). */
-static int describe(struct prs_lt *lt, const struct prs_fused_shape *s, int32_t sms)
+static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t sms)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
-    static const cudaDataType_t types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F}; /* by enum prs_fused_dtype */
+    static const cudaDataType_t types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F}; /* by enum prs_dtype */
     cudaDataType_t type = types[s->dtype];
-    uint64_t b_rows = s->b_is_n_k ? s->k : s->n, b_columns = s->b_is_n_k ? s->n : s->k;
+    uint64_t b_rows = s->b_transposed ? s->k : s->n, b_columns = s->b_transposed ? s->n : s->k;
     if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
         return -1;
     if (sms != 0 &&
         api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof(sms)) != CUBLAS_STATUS_SUCCESS)
         return -1;
-    if (s->b_is_n_k &&
+    if (s->b_transposed &&
         api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != CUBLAS_STATUS_SUCCESS)
         return -1;
     if (api.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
@@ -133,7 +133,7 @@ static int limit(cublasLtMatmulPreference_t preference)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     size_t workspace = PRS_LT_WORKSPACE;
-    uint32_t alignment = 16; /* prs_fused_launch() requires it */
+    uint32_t alignment = 16; /* prs_gemm_launch() requires it */
     uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
             CUBLAS_STATUS_SUCCESS ||
@@ -209,7 +209,7 @@ static int load_kernels(struct prs_lt *lt)
     return r;
 }
 
-int prs_lt_open(void **handle, void *workspace, const struct prs_fused_shape *shape, uint32_t sms, struct prs_lt **out)
+int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out)
 {
     struct prs_lt *lt;
     int r = load_api();

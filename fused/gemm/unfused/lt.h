@@ -13,9 +13,9 @@ struct prs_lt;
 enum { PRS_LT_WORKSPACE = 32 << 20 };
 
 /* The type of what cuBLASLt writes: sums that travel, and what is gated after it, have that of A and B. */
-static inline uint32_t prs_lt_result(const struct prs_fused_shape *s)
+static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 {
-    bool result = (s->op == PRS_FUSED_GEMM || s->op == PRS_FUSED_ALLGATHER) && !s->gated;
+    bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !s->gated;
     return result && s->c_dtype != 0 ? s->c_dtype : s->dtype;
 }
 
@@ -23,7 +23,7 @@ static inline uint32_t prs_lt_result(const struct prs_fused_shape *s)
  * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases it
  * after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall take
  * at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
-int prs_lt_open(void **handle, void *workspace, const struct prs_fused_shape *shape, uint32_t sms, struct prs_lt **out);
+int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
 void prs_lt_release(void *handle);
 /* add: is added to the product, laid out like C, may be C; or NULL. */

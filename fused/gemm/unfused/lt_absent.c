@@ -5,7 +5,7 @@
 #include "fused/gemm/unfused/lt.h"
 #include "transport/util/error.h"
 
-int prs_lt_open(void **handle, void *workspace, const struct prs_fused_shape *shape, uint32_t sms, struct prs_lt **out)
+int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out)
 {
     *out = NULL;
     return prs_fail(-ENOTSUP, "fused: %u x %u x %u needs cuBLASLt, and this library was built without its header",

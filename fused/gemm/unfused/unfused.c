@@ -10,45 +10,45 @@
 #include "transport/util/error.h"
 
 /* How the ranks divide the matrix that they exchange: the whole partial product, or the gathered A. */
-static struct prs_slice slice_of(const struct prs_fused_plan *p)
+static struct prs_slice slice_of(const struct prs_gemm_plan *p)
 {
-    const struct prs_fused_shape *s = &p->shape;
-    return prs_slice_of((uint64_t)p->rows * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
-                        s->op == PRS_FUSED_ALLREDUCE);
+    const struct prs_gemm_shape *s = &p->shape;
+    return prs_slice_of((uint64_t)p->rows * (s->op == PRS_GEMM_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
+                        s->op == PRS_GEMM_ALLREDUCE);
 }
 
 /* The memory of a gated product, which the epilogue makes C of. */
-static uint64_t product_bytes(const struct prs_fused_plan *p)
+static uint64_t product_bytes(const struct prs_gemm_plan *p)
 {
     return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * 2 : 0;
 }
 
 /* Where it is: after the gathered A of the most rows. */
-static uint64_t product_place(const struct prs_fused_plan *p)
+static uint64_t product_place(const struct prs_gemm_plan *p)
 {
     uint64_t bytes = (uint64_t)p->shape.m * p->shape.k * 2;
     return (bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
 }
 
-static uint64_t staging_bytes(const struct prs_fused_plan *p)
+static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 {
     struct prs_slice slice = slice_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
-    if (p->shape.op == PRS_FUSED_ALLGATHER && p->shape.gated)
+    if (p->shape.op == PRS_GEMM_ALLGATHER && p->shape.gated)
         return product_place(p) + product_bytes(p);
-    if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
+    if (far == 0 || p->shape.op == PRS_GEMM_ALLGATHER)
         return slice.all * 2;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
 
 /* One handle and one workspace serve all plans of a context, whose launches run one after the other. */
-static int open_lt(struct prs_fused_plan *p)
+static int open_lt(struct prs_gemm_plan *p)
 {
     struct prs_fused *ctx = p->base.ctx;
-    struct prs_fused_shape shape = p->shape;
+    struct prs_gemm_shape shape = p->shape;
     int r = ctx->lt.workspace.at ? 0 : prs_local_take(ctx, PRS_LT_WORKSPACE, 0, &ctx->lt.workspace);
     if (p->args.schedule.place.world == 1)
-        shape.op = PRS_FUSED_GEMM; /* no other rank adds to it */
+        shape.op = PRS_GEMM_ALONE; /* no other rank adds to it */
     if (!r)
         r = prs_lt_open(&ctx->lt.data, ctx->lt.workspace.at, &shape, ctx->config.max_sms, &p->lt);
     if (ctx->lt.data)
@@ -63,25 +63,25 @@ struct inbox_parts {
     uint32_t hops, vectors;        /* vectors: prs_inbox_bank_bytes() */
 };
 
-static struct inbox_parts inbox_parts(const struct prs_fused_plan *p, uint32_t rows)
+static struct inbox_parts inbox_parts(const struct prs_gemm_plan *p, uint32_t rows)
 {
     const struct prs_place *at = &p->args.schedule.place;
     uint32_t all = rows * p->shape.n, slice = (uint32_t)prs_slice_of(all, at->world, true).each; /* 16 MB at most */
-    if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
+    if (p->shape.op == PRS_GEMM_REDUCE_SCATTER)
         return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
     if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
         return (struct inbox_parts){all, all, 0, 1, 1};
     return (struct inbox_parts){all, slice, slice, 2, prs_result_dtype(&p->shape) == PRS_DTYPE_FP32 ? 3 : 2};
 }
 
-static uint64_t inbox_bytes(const struct prs_fused_plan *p, uint32_t rows)
+static uint64_t inbox_bytes(const struct prs_gemm_plan *p, uint32_t rows)
 {
     struct inbox_parts parts = inbox_parts(p, rows);
     return prs_inbox_bytes(prs_inbox_bank_bytes(p->args.schedule.place.local_ranks, parts.part, parts.vectors));
 }
 
 /* The most rows in one hop may need more than the most rows in two. */
-static void need_inbox(struct prs_fused_plan *p)
+static void need_inbox(struct prs_gemm_plan *p)
 {
     const struct prs_place *at = &p->args.schedule.place;
     uint32_t one = prs_tuning_one_hop_rows(&p->shape, at);
@@ -95,7 +95,7 @@ static void need_inbox(struct prs_fused_plan *p)
                              bytes > more ? bytes : more);
 }
 
-int prs_unfused_open(struct prs_fused_plan *p)
+int prs_unfused_open(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     bool far = s->place.nodes > 1;
@@ -108,7 +108,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
      * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has read
      * its own product, so products have memory of their own. Between nodes each plan awaits credit for its memory. */
-    pool = p->shape.op == PRS_FUSED_ALLGATHER ? PRS_POOL_UNFUSED : PRS_POOL_PRODUCTS;
+    pool = p->shape.op == PRS_GEMM_ALLGATHER ? PRS_POOL_UNFUSED : PRS_POOL_PRODUCTS;
     (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? PRS_POOL_NONE : pool},
                         staging_bytes(p));
     (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
@@ -145,7 +145,7 @@ int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream
 
 /* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
  * counterparts, waits for theirs, and copies those to the neighbours. */
-static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
+static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
@@ -158,13 +158,13 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
 }
 
 /* For the caller. */
-static int keep(struct prs_fused_plan *p, const void *gathered, cudaStream_t stream)
+static int keep(struct prs_gemm_plan *p, const void *gathered, cudaStream_t stream)
 {
     void *to = p->operands.gathered;
     return to ? prs_unfused_copy_rows(gathered, to, (uint64_t)p->rows * p->shape.k * 2, stream) : 0;
 }
 
-static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
+static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_exchange x = {.slice = slice_of(p),
@@ -183,7 +183,7 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 
 /* Adds up the partial sums that the ranks of this node have for a rank's slice, this rank's last; for its own slice
  * then the sums that other nodes sent. */
-static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, uint32_t rank, uint8_t *const *to,
+static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uint32_t rank, uint8_t *const *to,
                      uint32_t copies, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -199,7 +199,7 @@ static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, ui
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
         sum.c_dtype = prs_result_dtype(&p->shape);
-        sum.first = p->shape.op == PRS_FUSED_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
+        sum.first = p->shape.op == PRS_GEMM_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
         sum.columns = p->shape.n;
     }
     if (rank == s->place.rank && far != 0) {
@@ -211,7 +211,7 @@ static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, ui
 }
 
 /* Puts this node's sums to each counterpart, and waits for the counterparts' sums for the own slice. */
-static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, cudaStream_t stream)
+static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_exchange x = {.slice = *slice,
@@ -221,7 +221,7 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, c
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_PARTIAL,
-                             .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
+                             .credit = p->shape.op == PRS_GEMM_REDUCE_SCATTER};
     int r = 0;
     for (uint32_t i = 0; i + 1 < s->place.nodes && r == 0; i++) {
         uint8_t *to = p->args.staging[0] + prs_exchange_sent(slice, i);
@@ -233,10 +233,10 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, c
 
 /* Where the ranks store an all-reduce's result. A sum by inboxes would do with any memory, but C that is right for few
  * rows only would be a trap. */
-static int check_result(const struct prs_fused_plan *p)
+static int check_result(const struct prs_gemm_plan *p)
 {
     uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_result_element(&p->shape);
-    if (p->shape.op != PRS_FUSED_ALLREDUCE || p->shape.c_anywhere || prs_result_home(p, bytes))
+    if (p->shape.op != PRS_GEMM_ALLREDUCE || p->shape.c_anywhere || prs_result_home(p, bytes))
         return 0;
     return prs_fail(-EINVAL,
                     "fused: the result of an all-reduce (%p) must lie in memory of prs_fused_alloc() or "
@@ -245,7 +245,7 @@ static int check_result(const struct prs_fused_plan *p)
 }
 
 /* On one node, after the product, nothing else is needed. */
-static int sum_by_inbox(struct prs_fused_plan *p, cudaStream_t stream)
+static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     const struct prs_symmetric *inbox = p->base.memory[p->inbox];
     struct inbox_parts parts = inbox_parts(p, p->rows);
@@ -270,7 +270,7 @@ static int sum_by_inbox(struct prs_fused_plan *p, cudaStream_t stream)
 }
 
 /* The destinations of the sum: c here, and for an all-reduce c of every rank of this node. */
-static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
+static int reduce(struct prs_gemm_plan *p, void *c, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     const struct prs_symmetric *home = NULL;
@@ -281,7 +281,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     int r = check_result(p);
     if (r)
         return r;
-    if (p->shape.op == PRS_FUSED_ALLREDUCE) {
+    if (p->shape.op == PRS_GEMM_ALLREDUCE) {
         home = prs_result_home(p, slice.all * prs_result_element(&p->shape));
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
@@ -298,13 +298,13 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 }
 
 /* The residual, if cuBLASLt can add it. It may then be C itself, which the product overwrites. */
-static const void *added_by_lt(const struct prs_fused_plan *p)
+static const void *added_by_lt(const struct prs_gemm_plan *p)
 {
     return p->shape.activation == PRS_ACTIVATION_NONE && !p->shape.gated ? p->operands.residual : NULL;
 }
 
 /* Where cuBLASLt puts a product to which no other rank adds. */
-static void *product_of(const struct prs_fused_plan *p)
+static void *product_of(const struct prs_gemm_plan *p)
 {
     if (!p->shape.gated)
         return p->operands.c;
@@ -312,7 +312,7 @@ static void *product_of(const struct prs_fused_plan *p)
 }
 
 /* What is left of the epilogue of such a product. */
-static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
+static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     struct prs_unfused_finish f = {.epilogue = p->args.epilogue,
                                    .from = product_of(p),
@@ -329,11 +329,11 @@ static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
     return f.epilogue.any == 0 ? 0 : launched(prs_unfused_finish_result(&f, stream), "an epilogue");
 }
 
-int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
+int prs_unfused_launch(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     const void *a = p->operands.a, *b = p->operands.b;
     void *c = p->operands.c;
-    bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
+    bool gathers = p->shape.op == PRS_GEMM_ALLGATHER;
     int r = 0;
     if (p->args.schedule.place.world == 1) {
         r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), product_of(p), stream);
@@ -359,5 +359,5 @@ int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
     /* No rank may overwrite data that another still reads, and an all-reduce's result must have arrived everywhere. */
     if (p->args.schedule.place.nodes == 1)
         return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
-    return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");
+    return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_GEMM_ALLREDUCE, stream), "the end of a launch");
 }

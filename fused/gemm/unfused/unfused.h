@@ -22,10 +22,10 @@ extern "C" {
 #endif
 
 /* For decide() of a plan whose args.schedule has rank and world: cuBLASLt, and what memory is needed. */
-int prs_unfused_open(struct prs_fused_plan *plan);
-int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
+int prs_unfused_open(struct prs_gemm_plan *plan);
+int prs_unfused_launch(struct prs_gemm_plan *plan, cudaStream_t stream); /* of plan->operands */
 /* Whether the launch that is being enqueued adds up by inboxes: each rank then stores into its own C alone. */
-static inline bool prs_unfused_has_inbox(const struct prs_fused_plan *plan)
+static inline bool prs_unfused_has_inbox(const struct prs_gemm_plan *plan)
 {
     return plan->rows <= plan->inbox_rows;
 }
@@ -55,7 +55,7 @@ struct prs_unfused_sum {
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t elements;
     uint32_t near_count, far_count, copies;
-    uint32_t dtype, c_dtype; /* enum prs_fused_dtype: of the arrays, and of the sum */
+    uint32_t dtype, c_dtype; /* enum prs_dtype: of the arrays, and of the sum */
     /* Of the result: what is done to each sum, which one is the first here, and how many a row has. */
     struct prs_epilogue epilogue;
     uint64_t first;
@@ -78,7 +78,7 @@ struct prs_unfused_inbox_sum {
     uint32_t c_first; /* element of c at which this rank's part begins */
     struct prs_epilogue epilogue;
     uint32_t columns;        /* of the result */
-    uint32_t dtype, c_dtype; /* enum prs_fused_dtype: of the partial sums, and of the result */
+    uint32_t dtype, c_dtype; /* enum prs_dtype: of the partial sums, and of the result */
     uint32_t hops;           /* 2: c gets the parts of all ranks */
     uint32_t most_ctas;      /* the same on all ranks */
 };
@@ -93,7 +93,7 @@ struct prs_unfused_finish {
     uint8_t *to;
     uint64_t elements;
     uint32_t columns;
-    uint32_t dtype, from_dtype, c_dtype; /* enum prs_fused_dtype: of the bias, of `from`, and of `to` */
+    uint32_t dtype, from_dtype, c_dtype; /* enum prs_dtype: of the bias, of `from`, and of `to` */
 };
 int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStream_t stream);
 

@@ -86,8 +86,8 @@ class Group:
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
-            shape = lib.prs_fused_shape(op=op, m=key[-1], n=n, k=k, b_is_n_k=b_is_n_k, c_anywhere=1, dtype=dtype, c_dtype=c_dtype)
-            plan = self._new_plan(key, "fused", shape, lib.prs_fused_operands(), key[-1])
+            shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype, c_dtype=c_dtype)
+            plan = self._new_plan(key, "gemm", shape, lib.prs_gemm_operands(), key[-1])
         return plan
 
     def rows(self, m: int) -> int:
@@ -113,7 +113,7 @@ class Group:
 
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
-        return self._plans.get(key) or self._new_plan(key, "attention", self.library.prs_attention_shape(**fields), self.library.prs_fused_shape(), 0)
+        return self._plans.get(key) or self._new_plan(key, "attention", self.library.prs_attention_shape(**fields), self.library.prs_gemm_shape(), 0)
 
     # ---- launching ----
 

@@ -75,16 +75,16 @@ def host_cost(group: perseus.Group) -> dict[str, float]:
     emulated = group.library.emulated
     if emulated:
         group.place.synchronize()
-        launch, group.place, group.library.prs_fused_launch = (group.library.prs_fused_launch, group.place), _NoDevice(), lambda *_: 0
+        launch, group.place, group.library.prs_gemm_launch = (group.library.prs_gemm_launch, group.place), _NoDevice(), lambda *_: 0
     wait = (lambda: None) if emulated else torch.cuda.synchronize
     found["empty"] = per_call(lambda: torch.ops.perseus_bench.empty(a, b, name), wait)
     for op in OPS:
         found[op] = per_call(lambda: getattr(ops, op)(a, b, name), wait)
     found["fused_all_gather_matmul"] = per_call(lambda: ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False), wait)
     if emulated:
-        group.library.prs_fused_launch, group.place = launch
+        group.library.prs_gemm_launch, group.place = launch
         return found
-    found["launch"] = per_call(lambda: group.library.prs_fused_launch(plan.handle, plan.reference, group.place.stream()), wait)
+    found["launch"] = per_call(lambda: group.library.prs_gemm_launch(plan.handle, plan.reference, group.place.stream()), wait)
     return found
 
 

@@ -22,7 +22,7 @@ from ._group import Group, GroupLike, Plan, find, world_of
 from ._library import library
 from .ops import MOE_STATUS_WORDS, _bf16, _check_tensor, _define, _library, _ops
 
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_fused_activation; a test compares
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares
 (TOKENS, HIDDEN, COLUMNS, EXPERTS, TOP_K, CAPACITY, LINEAR_LAYOUT, ACTIVATION, GATED, LAYER, LOGICAL_EXPERTS, REPLICAS,
  SIZES) = range(13)  # in `sizes`: struct prs_moe_shape
 ORIGIN_WORDS = 4  # of struct prs_moe_row
@@ -225,7 +225,7 @@ def _moe_multiply(rows: torch.Tensor, weights: torch.Tensor, transposed: bool, m
     _check_tensor(group, op, "rows", rows, _bf16, (plan.info.capacity, k))
     _check_maps(op, group, plan, maps)
     out = _moe_multiply_fake(rows, weights, transposed, maps, sizes, group_name)
-    x = group.library.prs_moe_product(rows=place.read(rows), weights=place.read(weights), out=place.write(out), k=k, n=n, weights_are_n_k=transposed,
+    x = group.library.prs_moe_product(rows=place.read(rows), weights=place.read(weights), out=place.write(out), k=k, n=n, weights_transposed=transposed,
                                       maps=place.read(maps))
     group.launch(group.library.prs_moe_multiply, plan.handle, ctypes.byref(x))
     return out

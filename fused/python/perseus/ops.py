@@ -18,10 +18,10 @@ import torch
 from ._group import Group, GroupLike, find, name_of, world_of
 from ._library import PerseusError
 
-GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_fused_op; test/python/test_header.py compares
+GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_gemm_op; test/python/test_header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status
 _bf16 = torch.bfloat16
-_PRODUCTS = {torch.bfloat16: 0, torch.float16: 1}  # enum prs_fused_dtype of what products take
+_PRODUCTS = {torch.bfloat16: 0, torch.float16: 1}  # enum prs_dtype of what products take
 _FP32 = 2
 _library = torch.library.Library("perseus", "DEF")
 _fixed = (torch._C.Tag.needs_fixed_stride_order,)
@@ -109,7 +109,7 @@ def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
     operands.bias = None if bias is None else place.read(bias)
     operands.gathered = None if gathered is None else place.write(gathered)
-    group.launch(group.library.prs_fused_launch, plan.handle, plan.reference)
+    group.launch(group.library.prs_gemm_launch, plan.handle, plan.reference)
 
 
 def _all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -392,7 +392,7 @@ def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_nam
     plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world, causal=int(causal),
                            heads_first=int(heads_first), scale=scale)
     out, lse, place = torch.empty_like(q), q.new_empty(batch, heads_q, rows, dtype=torch.float32), group.place
-    group.launch(group.library.prs_ring_attention, plan.handle, place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse))
+    group.launch(group.library.prs_attention_launch, plan.handle, place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse))
     return out, lse
 
 
@@ -421,7 +421,7 @@ def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
     if capacity < 128 or capacity % 128:
         raise ValueError(f"perseus.{op}: capacity {capacity} is not a multiple of 128: perseus.moe_capacity() gives one that is always enough")
     plan = group.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=local * group.world, top_k=top_k, capacity=capacity,
-                     weights_are_n_h=int(transposed))
+                     weights_transposed=int(transposed))
     out = tokens.new_empty(capacity, columns)
     rows, expert_rows, status = (tokens.new_empty(*shape, dtype=torch.int32) for shape in ((capacity, 4), (local, 2), (MOE_STATUS_WORDS,)))
     batch, place = plan.operands, group.place
@@ -568,7 +568,7 @@ def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights
 def moe_capacity(*, max_tokens: int, hidden: int, columns: int, experts: int, top_k: int, group: GroupLike = None) -> int:
     """*Collective.* The rows of moe_dispatch_gemm() that are always enough: all tokens of all ranks on this one."""
     g = find(group)
-    plan = g.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, capacity=0, weights_are_n_h=0)
+    plan = g.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, capacity=0, weights_transposed=0)
     info = g.library.prs_moe_info()
     g.library.prs_moe_plan_query(plan.handle, ctypes.byref(info))
     return int(info.capacity)
