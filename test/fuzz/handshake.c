@@ -18,7 +18,7 @@ static void rail_fill(struct prs_wire_rail *rail, const char *name, int id)
                                    .mtu = 5,
                                    .reads = 16,
                                    .is_roce = 1,
-                                   .nic = PRS_WIRE_RC,
+                                   .queue_kind = "rc",
                                    .adds = 1};
     snprintf(rail->name, sizeof(rail->name), "%s", name);
 }

@@ -47,7 +47,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
                                            .mtu = 5,
                                            .reads = 16,
                                            .is_roce = 1,
-                                           .nic = PRS_WIRE_RC,
+                                           .queue_kind = "rc",
                                            .adds = 1};
     out[0] = n != 0;
     head.type = PRS_FRAME_HELLO;

@@ -2,21 +2,26 @@
 /* Which rails may be paired. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "transport/peer/handshake.h"
 
-static struct prs_wire_rail rail_of(enum prs_wire_nic nic)
+static struct prs_wire_rail rail_of(const char *queue_kind)
 {
-    return (struct prs_wire_rail){
-        .name = "some", .rail_id = -1, .plane_id = -1, .port = 1, .mtu = 5, .reads = 1, .nic = (uint8_t)nic};
+    struct prs_wire_rail rail = {.name = "some", .rail_id = -1, .plane_id = -1, .port = 1, .mtu = 5, .reads = 1};
+
+    snprintf(rail.queue_kind, sizeof(rail.queue_kind), "%s", queue_kind);
+    return rail;
 }
 
 Test(handshake, rails_of_different_kinds_of_queues_are_not_paired)
 {
-    struct prs_wire_rail rc = rail_of(PRS_WIRE_RC), srd = rail_of(PRS_WIRE_SRD);
+    struct prs_wire_rail rc = rail_of("rc"), srd = rail_of("srd");
     struct prs_wire_pair pair[PRS_MAX_RAILS];
 
     cr_assert_eq(prs_wire_pair_rails(&rc, 1, &srd, 1, pair), -ENETUNREACH);
+    cr_assert(strstr(prs_error_text(), "rc queues") && strstr(prs_error_text(), "srd queues"), "%s", prs_error_text());
     cr_assert_eq(prs_wire_pair_rails(&srd, 1, &rc, 1, pair), -ENETUNREACH);
     cr_assert_eq(prs_wire_pair_rails(&srd, 1, &srd, 1, pair), 1);
 }
@@ -33,8 +38,8 @@ Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-        struct prs_wire_rail ours[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
-        struct prs_wire_rail theirs[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_rail ours[2] = {rail_of("rc"), rail_of("rc")};
+        struct prs_wire_rail theirs[2] = {rail_of("rc"), rail_of("rc")};
         struct prs_wire_pair pair[PRS_MAX_RAILS];
 
         for (int k = 0; k < 2; k++) {
@@ -59,8 +64,8 @@ Test(handshake, standby_rails_are_paired_with_each_other)
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-        struct prs_wire_rail ours[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
-        struct prs_wire_rail theirs[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_rail ours[2] = {rail_of("rc"), rail_of("rc")};
+        struct prs_wire_rail theirs[2] = {rail_of("rc"), rail_of("rc")};
         struct prs_wire_pair pair[PRS_MAX_RAILS];
 
         for (int k = 0; k < 2; k++) {
@@ -76,13 +81,13 @@ Test(handshake, standby_rails_are_paired_with_each_other)
     }
 }
 
-Test(handshake, a_rail_of_no_known_kind_is_refused)
+Test(handshake, a_rail_without_a_kind_of_queues_is_refused)
 {
-    struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of(PRS_WIRE_SRD)}};
+    struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of("srd")}};
 
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), 0);
-    hello.rail[0].nic = 0; /* as a release without SRD sends it */
+    hello.rail[0].queue_kind[0] = 0;
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
-    hello.rail[0].nic = PRS_WIRE_SRD + 1;
-    cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
+    memset(hello.rail[0].queue_kind, 'x', sizeof(hello.rail[0].queue_kind));
+    cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO, "it does not end");
 }

@@ -89,7 +89,7 @@ static uint64_t guid_of(const char *name, const struct prs_nic_ops *nic)
 /* NCCL takes devices of equal guid for one chip. EFAs report what the cloud's firmware put there. */
 Test(rail, devices_without_a_guid_of_their_own_are_told_apart)
 {
-    static const struct prs_nic_ops srd = {.name = "srd"};
+    static const struct prs_nic_ops srd = {.name = "srd", .network = "EFA"};
 
     fake_verbs_install();
     cr_assert_eq(guid_of("fake0", &prs_nic_rc), guid_of("fake1", &prs_nic_rc), "two ports of one chip");

@@ -87,13 +87,15 @@ struct prs_event {
     const char *cause; /* usual cause */
 };
 
-enum { PRS_POLL_MOST = 16 };
+enum { PRS_POLL_MOST = 16, PRS_NIC_NAME_BYTES = 8 };
 
 struct prs_nic_ops {
-    const char *name;
-    bool in_order; /* taken() and drained() are there */
-    bool fence;    /* a request can be held until earlier ones of its queue are complete */
-    bool adds;     /* supports PRS_WR_ADD; see prs_domain.adds */
+    char name[PRS_NIC_NAME_BYTES]; /* of its kind of queues, also for the other side: unlike kinds do not connect */
+    const char *network;           /* of all its ports; NULL: the link layer of each port says what it is */
+    bool chip_guids;               /* what its devices report as a guid is that of a chip */
+    bool in_order;                 /* taken() and drained() are there */
+    bool fence;                    /* a request can be held until earlier ones of its queue are complete */
+    bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
 
     /* Create the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);

@@ -78,13 +78,13 @@ static void fill_pci_slot(struct prs_rail_info *info)
     snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
 }
 
-/* What EFAs report as a guid does not tell them apart, and other devices may report none. */
+/* A device may report none, or one that does not tell it from others. */
 static uint64_t chip_guid(const struct prs_domain *domain, const struct prs_rail_info *info)
 {
     uint64_t guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
     const char *text = info->pci_path[0] ? info->pci_path : info->name;
 
-    if (guid && domain->nic == &prs_nic_rc)
+    if (guid && domain->nic->chip_guids)
         return guid;
     for (guid = 0xcbf29ce484222325; *text; text++) /* FNV-1a */
         guid = (guid ^ (uint8_t)*text) * 0x100000001b3;
@@ -188,8 +188,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
         snprintf(why, why_bytes, "port state %d is not active (4): cable, switch or subnet manager?", attr.state);
         return 1;
     }
-    /* The link layer of an EFA is unspecified. */
-    if (domain->nic == &prs_nic_rc && attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
+    if (!domain->nic->network && attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
         attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
         snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
         return 1;
@@ -212,9 +211,9 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.port = port;
     snprintf(out->info.queue_kind, sizeof(out->info.queue_kind), "%s", domain->nic->name);
     snprintf(out->info.link, sizeof(out->info.link), "%s",
-             domain->nic != &prs_nic_rc ? "EFA"
-             : out->info.is_roce        ? "RoCE"
-                                        : "InfiniBand");
+             domain->nic->network ? domain->nic->network
+             : out->info.is_roce  ? "RoCE"
+                                  : "InfiniBand");
     out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
     out->info.atomics = domain->adds;

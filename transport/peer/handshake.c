@@ -233,8 +233,8 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
                                         .reads = rail->domain->nic->reads(rail),
                                         .is_roce = rail->info.is_roce,
                                         .adds = rail->domain->adds,
-                                        .standby = standby && i == rails->count - 1,
-                                        .nic = rail->domain->nic == &prs_nic_rc ? PRS_WIRE_RC : PRS_WIRE_SRD};
+                                        .standby = standby && i == rails->count - 1};
+        memcpy(out[i].queue_kind, rail->domain->nic->name, sizeof(out[i].queue_kind));
         snprintf(out[i].name, sizeof(out[i].name), "%.62s", rail->info.name);
         memcpy(out[i].gid, own[i].gid, sizeof(out[i].gid));
     }
@@ -242,7 +242,7 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 
 static bool can_pair(const struct prs_wire_rail *a, const struct prs_wire_rail *b)
 {
-    return a->nic == b->nic && a->is_roce == b->is_roce && a->standby == b->standby &&
+    return !strcmp(a->queue_kind, b->queue_kind) && a->is_roce == b->is_roce && a->standby == b->standby &&
            (a->plane_id < 0 || b->plane_id < 0 || a->plane_id == b->plane_id);
 }
 
@@ -283,10 +283,11 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
     list_rails(connector, connector_count, ours, sizeof(ours));
     list_rails(listener, listener_count, theirs, sizeof(theirs));
     if (!pairs)
-        return prs_fail(-ENETUNREACH,
-                        "no rail of the connector (%s) can reach one of the listener (%s): planes, link "
-                        "layers or kinds of queues (RC, EFA's SRD) differ",
-                        ours, theirs);
+        return prs_fail(
+            -ENETUNREACH,
+            "no rail of the connector (%s; %s queues) can reach one of the listener (%s; %s queues): planes, "
+            "link layers or kinds of queues differ",
+            ours, connector->queue_kind, theirs, listener->queue_kind);
     if (pairs != connector_count || pairs != listener_count)
         PRS_INFO("rails are unequal: %u pairs of the connector's %s and the listener's %s", pairs, ours, theirs);
     return (int)pairs;
@@ -297,10 +298,11 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
     if (count < 1 || count > PRS_MAX_RAILS)
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     for (uint32_t i = 0; i < count; i++)
-        if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || rail[i].mtu < 1 || rail[i].mtu > 5 || rail[i].reads < 1 ||
-            rail[i].standby > 1 || (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
-            return prs_fail(-EPROTO, "%s: rail %u: impossible name, MTU code %u, reads %u or kind of queues %u", remote,
-                            i, rail[i].mtu, rail[i].reads, rail[i].nic);
+        if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || !rail[i].queue_kind[0] ||
+            !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) || rail[i].mtu < 1 || rail[i].mtu > 5 ||
+            rail[i].reads < 1 || rail[i].standby > 1)
+            return prs_fail(-EPROTO, "%s: rail %u: impossible name, kind of queues, MTU code %u or reads %u", remote, i,
+                            rail[i].mtu, rail[i].reads);
     return 0;
 }
 

@@ -55,8 +55,6 @@ static_assert(sizeof(struct prs_frame_head) == 32, "part of the wire format");
 
 enum prs_frame_type { PRS_FRAME_HELLO = 1, PRS_FRAME_REPLY, PRS_FRAME_QUEUES, PRS_FRAME_READY, PRS_FRAME_REFUSE };
 
-enum prs_wire_nic { PRS_WIRE_RC = 1, PRS_WIRE_SRD };
-
 struct prs_wire_rail {
     char name[63];
     uint8_t standby; /* 1: it is used only while the other rails are lost */
@@ -69,10 +67,11 @@ struct prs_wire_rail {
     uint8_t mtu;
     uint8_t reads;
     uint8_t is_roce;
-    uint8_t nic;  /* enum prs_wire_nic */
     uint8_t adds; /* 1: the NIC performs atomics */
+    uint8_t reserved;
+    char queue_kind[PRS_NIC_NAME_BYTES]; /* prs_nic_ops.name */
 };
-static_assert(sizeof(struct prs_wire_rail) == 96, "part of the wire format");
+static_assert(sizeof(struct prs_wire_rail) == 104, "part of the wire format");
 
 struct prs_wire_private {
     uint32_t bytes;

@@ -605,6 +605,7 @@ static int rc_poll_shared(struct prs_cqs *cqs, struct prs_link **link, struct pr
 
 const struct prs_nic_ops prs_nic_rc = {
     .name = "rc",
+    .chip_guids = true,
     .in_order = true,
     .fence = true,
     .adds = true,

@@ -693,6 +693,7 @@ static void srd_kill(struct prs_link *base)
 
 const struct prs_nic_ops prs_nic_srd = {
     .name = "srd",
+    .network = "EFA",
     .in_order = false,
     .fence = false,
     .adds = false,
