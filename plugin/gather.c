@@ -210,7 +210,7 @@ static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_
         if (!r)
             r = wait_for(g, left, take);
     }
-    if (!r)
+    if (!r && all)
         memcpy(all, g->memory + slot_offset(g, g->round, 0), (size_t)g->ranks * GATHER_BYTES);
     return r;
 }

@@ -43,7 +43,8 @@ int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct p
                 uint32_t ranks, uint32_t timeout_ms, struct gather_info *info);
 /* Collective: connect the ring. Blocks for a limited time. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/* Collective, in the same order on every rank; all[] gets GATHER_BYTES from each. Blocks until all ranks have called
+/* Collective, in the same order on every rank; all[] gets GATHER_BYTES from each (NULL: the caller has failed, and only
+ * tells the others). Blocks until all ranks have called
  * it, for timeout_ms at most. Fails at once if a neighbour has died or closed, and always after one failure. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
 /* Call it after the team was closed. */

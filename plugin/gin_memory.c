@@ -26,6 +26,8 @@ static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint6
     struct prs_mem one = *mem;
     int r;
 
+    if (!mem->kind)
+        return prs_fail(-EINVAL, "GIN: registration of %p: its type is neither host (1) nor CUDA (2)", mem->addr);
     if (flags & GIN_MEMORY_STRICT)
         one.flags |= PRS_MEM_STRICT;
     r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->region);
@@ -45,53 +47,59 @@ static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint6
 
 static void free_window(struct gin_memory *memory)
 {
+    if (!memory)
+        return;
     prs_region_release(memory->strict);
     prs_region_release(memory->region);
     free(memory);
 }
 
-/* A rank whose registration failed takes part, too, so that all ranks fail and none waits. Return 0 or -errno. */
-static int gather_windows(struct gin_comm *comm, struct gin_memory *memory, const struct window_info *mine)
+/* A rank whose registration failed takes part, too, so that all ranks fail and none waits: memory and all may be NULL
+ * then. all: room for an allgather. Return 0 or -errno. */
+static int gather_windows(struct gin_comm *comm, struct gin_memory *memory, const struct window_info *mine,
+                          uint8_t *all)
 {
-    uint8_t *all = malloc((size_t)comm->ranks * GATHER_BYTES);
-    int r = all ? gather_run(&comm->gather, mine, sizeof(*mine), all)
-                : prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks);
+    int r = gather_run(&comm->gather, mine, sizeof(*mine), all);
 
+    if (mine->result < 0)
+        return mine->result;
     for (uint32_t rank = 0; rank < comm->ranks && !r; rank++) {
         struct window_info info;
 
         memcpy(&info, all + (size_t)rank * GATHER_BYTES, sizeof(info));
         if (info.result < 0)
-            r = rank == comm->rank ? info.result
-                                   : prs_fail(info.result, "GIN: rank %u could not register its window", rank);
+            r = prs_fail(info.result, "GIN: rank %u could not register its window", rank);
         memory->remote[rank] = (struct gin_remote){info.base, info.bytes, info.keys, info.signal_keys};
     }
-    free(all);
     return r;
 }
 
+/* kind 0 in mem: the caller has named an impossible type. */
 net_result gin_memory_register(void *coll_comm, const struct prs_mem *mem, bool is_device, uint64_t flags,
                                void **mhandle)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
-    struct window_info info = {0};
+    struct window_info info = {.base = (uintptr_t)mem->addr, .bytes = mem->len_bytes};
     struct gin_memory *memory;
+    uint8_t *all;
     int r;
 
     *mhandle = NULL;
     if (!comm)
         return result_from_errno(prs_fail(-EINVAL, "GIN: registration with a handle that is not a comm"));
+    all = malloc((size_t)comm->ranks * GATHER_BYTES);
     memory = calloc(1, sizeof(*memory) + comm->ranks * sizeof(memory->remote[0]));
-    if (!memory)
-        return result_from_errno(prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks));
-    memory->base = (uintptr_t)mem->addr;
-    memory->bytes = mem->len_bytes;
-    memory->is_device = is_device;
-    memory->ranks = comm->ranks;
-    info.base = memory->base;
-    info.bytes = memory->bytes;
-    info.result = register_both(comm, mem, flags, memory, &info);
-    r = gather_windows(comm, memory, &info);
+    if (!memory || !all) {
+        info.result = prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks);
+    } else {
+        memory->base = info.base;
+        memory->bytes = info.bytes;
+        memory->is_device = is_device;
+        memory->ranks = comm->ranks;
+        info.result = register_both(comm, mem, flags, memory, &info);
+    }
+    r = gather_windows(comm, memory, &info, all);
+    free(all);
     if (r < 0) {
         free_window(memory);
         return result_from_errno(r);
@@ -104,11 +112,7 @@ net_result rma_memory_reg(void *coll_comm, void *data, size_t size, int type, ui
 {
     struct prs_mem mem = {.addr = data, .len_bytes = size, .dmabuf_fd = -1};
 
-    *mhandle = NULL;
-    if (type != NET_PTR_HOST && type != NET_PTR_CUDA)
-        return result_from_errno(
-            prs_fail(-EINVAL, "GIN: registration of %p: type %d is neither host (1) nor CUDA (2)", data, type));
-    mem.kind = type == NET_PTR_CUDA ? PRS_MEM_CUDA : PRS_MEM_HOST;
+    mem.kind = type == NET_PTR_CUDA ? PRS_MEM_CUDA : type == NET_PTR_HOST ? PRS_MEM_HOST : 0;
     return gin_memory_register(coll_comm, &mem, type == NET_PTR_CUDA, flags, mhandle);
 }
 
