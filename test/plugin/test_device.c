@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
+#include "plugin/abi_gin.h"
 #include "test/support/settled_threads.h"
 #include "transport/util/clock.h"
 
@@ -156,6 +157,75 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
     old->close_listen(pair.listen);
     pair_close(&plugin, &pair);
     cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "init after the comms are closed");
+}
+
+/* What only older tables ask for, and how they refuse it. */
+Test(device, old_tables_refuse_what_is_impossible_by_name)
+{
+    void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL), *comm = library, *mhandle = library;
+    const struct net_v7 *v7 = dlsym(library, "ncclNetPlugin_v7");
+    const struct net_v8 *v8 = dlsym(library, "ncclNetPlugin_v8");
+    const struct net_v9 *v9 = dlsym(library, "ncclNetPlugin_v9");
+    const struct net_v10 *v10 = dlsym(library, "ncclNetPlugin_v10");
+    const struct net_v11 *v11 = dlsym(library, "ncclNetPlugin_v11");
+    uint8_t handle[NET_HANDLE_BYTES] = {0};
+    struct net_properties_v11 properties;
+    struct net_properties_v9 narrow;
+    struct net_vdevice_v9 members = {.count = NET_VDEVICE_MAX_V9 + 1};
+    int device = -1;
+
+    cr_assert_eq(v8->listen(0, handle, &comm), NET_INVALID_ARGUMENT, "listen before init");
+    cr_assert_eq(v8->connect(0, handle, &comm, NULL), NET_INVALID_ARGUMENT, "connect before init");
+    cr_assert_eq(v10->connect(0, NULL, handle, &comm, NULL), NET_INVALID_ARGUMENT, "connect before init, v10");
+    cr_assert_eq(v10->init(keep_warning, NULL), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(v7->reg(NULL, handle, -1, NET_PTR_HOST, &mhandle), NET_INVALID_ARGUMENT);
+    cr_assert(!mhandle && strstr(last_warning, "-1 bytes"), "%s", last_warning);
+    for (; members.count >= -1; members.count -= NET_VDEVICE_MAX_V9 + 2) {
+        cr_assert_eq(v9->make_vdevice(&device, &members), NET_INVALID_ARGUMENT, "%d members", members.count);
+        cr_assert(strstr(last_warning, "at most 4"), "%s", last_warning);
+    }
+    members = (struct net_vdevice_v9){.count = 2, .device = {0, 1}};
+    cr_assert_eq(v9->make_vdevice(&device, &members), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(v9->properties(device, &narrow), NET_SUCCESS);
+    cr_assert(narrow.vdevice.count == 2 && narrow.vdevice.device[1] == 1);
+    cr_assert_neq(v9->properties(99, &narrow), NET_SUCCESS);
+    cr_assert_neq(v11->properties(99, &properties), NET_SUCCESS);
+}
+
+/* A communicator of one rank: what the tables of GIN and RMA do with impossible and missing numbers. */
+Test(device, gin_and_rma_tables_refuse_what_is_impossible_by_name)
+{
+    void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+    const struct gin_v12 *v12 = dlsym(library, "ncclGinPlugin_v12");
+    const struct rma_v14 *v14 = dlsym(library, "ncclRmaPlugin_v14");
+    const struct rma_v15 *v15 = dlsym(library, "ncclRmaPlugin_v15");
+    struct rma_config_v14 config = {.contexts = 1, .traffic_class = -1, .rank_stride = -1};
+    struct net_properties_v11 properties11;
+    struct net_properties_v12 properties12;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *handles[] = {handle}, *context, *listen, *comm, *set = library;
+
+    cr_assert_eq(v12->init(&context, 1, keep_warning), NET_SUCCESS, "%s", last_warning);
+    cr_assert_neq(v12->properties(99, &properties11), NET_SUCCESS);
+    cr_assert_neq(v14->properties(99, &properties12), NET_SUCCESS);
+    cr_assert_eq(v12->listen(context, 0, handle, &listen), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(v12->connect(NULL, handles, 1, 1, 1, 1, listen, &comm), NET_INVALID_ARGUMENT, "rank 1 of 1");
+    cr_assert_null(comm);
+    cr_assert_eq(v12->connect(NULL, handles, 1, 0, 0, 1, listen, &comm), NET_SUCCESS, "no connections: one is made");
+    cr_assert_eq(v14->create_context(comm, &config, &set), NET_INVALID_ARGUMENT);
+    cr_assert(!set && strstr(last_warning, "stride -1"), "%s", last_warning);
+    set = library;
+    cr_assert_eq(v15->create_context(comm, &config, &set), NET_INVALID_ARGUMENT);
+    cr_assert_null(set);
+    config = (struct rma_config_v14){.traffic_class = 256};
+    cr_assert_eq(v14->create_context(comm, &config, &set), NET_INVALID_ARGUMENT);
+    cr_assert(strstr(last_warning, "256"), "%s", last_warning);
+    config.traffic_class = -1;
+    cr_assert_eq(v14->create_context(comm, &config, &set), NET_SUCCESS, "no contexts: one is made");
+    cr_assert_eq(v14->destroy_context(set), NET_SUCCESS);
+    cr_assert_eq(v12->close_coll(comm), NET_SUCCESS);
+    cr_assert_eq(v12->close_listen(listen), NET_SUCCESS);
+    cr_assert_eq(v12->finalize(context), NET_SUCCESS);
 }
 
 Test(device, a_virtual_device_joins_its_members)
