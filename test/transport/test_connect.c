@@ -116,6 +116,27 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
     prs_listener_close(listener);
 }
 
+/* By loopback, where no network has it. */
+Test(connect, a_listener_on_ipv6_is_reached, .fini = close_default)
+{
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    union prs_address address;
+    uint8_t cookie[16];
+
+    if (access("/proc/net/if_inet6", R_OK)) /* the kernel has none */
+        cr_skip_test("no IPv6 here");
+    setenv("NCCL_SOCKET_FAMILY", "AF_INET6", 1);
+    setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+    open_default();
+    listener = open_listener(&handle);
+    cr_assert_eq(prs_handle_parse(&handle, cookie, &address), 0, "%s", prs_error_text());
+    cr_assert(address.any.sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&address.v6.sin6_addr));
+    cr_assert_neq(address.v6.sin6_port, 0, "the handle has no port");
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
 /* ---- bad handles ---- */
 
 Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fini = close_default)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "test/transport/ends.h"
+#include "transport/nic/fabric.h"
 #include "transport/nic/verbs/verbs.h"
 #include "transport/util/clock.h"
 
@@ -79,6 +80,71 @@ Test(refuse, both_sides_learn_what_the_connector_cannot_do, .init = open_default
     cr_assert(strstr(prs_error_text(), "completion queue"), "%s", prs_error_text());
     prs_verbs.create_cq = create_cq;
     connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
+/* ---- a network that is not ready ---- */
+
+static int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+static struct {
+    enum ibv_qp_state state; /* the change that fails */
+    int error, left;         /* and how often it still does */
+} failing;
+
+static int fail_modify(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    if (attr->qp_state == failing.state && failing.left > 0) {
+        failing.left--;
+        return failing.error;
+    }
+    return modify_qp(qp, attr, mask);
+}
+
+/* Without an answer to ARP, RTR fails with one of three errors, and is tried again. Any other is final. */
+Test(refuse, a_connect_is_tried_again_while_the_network_is_not_ready, .init = open_default, .fini = close_default)
+{
+    enum { TRIES = 3 };
+    static const struct {
+        enum ibv_qp_state state;
+        int error, failures;
+        const char *text; /* NULL: it connects */
+    } rows[] = {
+        {IBV_QPS_RTR, ETIMEDOUT, 1, NULL},
+        {IBV_QPS_RTR, EHOSTUNREACH, TRIES, NULL},
+        {IBV_QPS_RTR, ENETUNREACH, TRIES, NULL},
+        {IBV_QPS_RTR, EHOSTUNREACH, TRIES + 1, "after 4 tries"},
+        {IBV_QPS_RTR, EINVAL, 1, "queue pair to RTR"},
+        {IBV_QPS_RTS, ENOMEM, 1, "queue pair to RTS"},
+        {IBV_QPS_RTS, ETIMEDOUT, 1, "queue pair to RTS"}, /* it asks the network nothing */
+    };
+    struct prs_listener *listener;
+    struct prs_rail_info info;
+    struct prs_handle handle;
+
+    cr_assert_eq(prs_rail_query(fabric, 0, &info), 0);
+    if (!info.in_order)
+        cr_skip_test("queues of SRD are connected to nobody");
+    fabric->config.mqp_retry_count = TRIES;
+    fabric->config.mqp_retry_ms = 1;
+    modify_qp = prs_verbs.modify_qp;
+    prs_verbs.modify_qp = fail_modify;
+    listener = open_listener(&handle);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_connector *connector = open_connector(&handle);
+        int connected, accepted;
+
+        failing.state = rows[i].state;
+        failing.error = rows[i].error;
+        failing.left = rows[i].failures;
+        drive(listener, NULL, connector, &connected, &accepted);
+        cr_assert_eq(failing.left, 0, "row %zu: %d failures are left", i, failing.left);
+        cr_assert_eq(connected, rows[i].text ? -rows[i].error : 0, "row %zu: %d", i, connected);
+        cr_assert_eq(accepted, rows[i].text ? -rows[i].error : 0, "row %zu: %d", i, accepted);
+        if (rows[i].text)
+            cr_assert(strstr(prs_error_text(), rows[i].text), "row %zu: %s", i, prs_error_text());
+        connect_once(listener, &handle);
+    }
+    prs_verbs.modify_qp = modify_qp;
     prs_listener_close(listener);
 }
 

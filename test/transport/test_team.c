@@ -279,6 +279,115 @@ Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini 
     close_hub();
 }
 
+/* ---- strangers ---- */
+
+enum { STAYS_MS = 30 /* a peer that is open for so long was not refused */ };
+
+/* Connect to `handle` with this private data, and let the hub accept. */
+static struct prs_peer *call_as(const struct prs_handle *handle, const void *data, uint32_t bytes)
+{
+    struct prs_peer_options options = {.traffic_class = -1, .private_data = data, .private_bytes = bytes};
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+    struct prs_connector *connector;
+    struct prs_peer *peer = NULL;
+
+    cr_assert_eq(prs_connect(fabric, &one_rail, handle, &options, &connector), 0, "%s", prs_error_text());
+    for (int r = PRS_AGAIN; r; r = prs_connector_step(connector, &peer)) {
+        cr_assert_geq(r, 0, "%s", prs_error_text());
+        cr_assert_geq(prs_team_progress(hub, CONTEXT), 0, "%s", prs_error_text());
+        cr_assert_lt(prs_clock_ms(), give_up);
+    }
+    return peer;
+}
+
+/* Let the hub go on for so long at most, and tell whether it has closed this peer. */
+static bool is_closed(struct prs_peer *peer, uint64_t wait_ms)
+{
+    for (uint64_t end = prs_clock_ms() + wait_ms; prs_clock_ms() < end;) {
+        cr_assert_geq(prs_team_progress(hub, CONTEXT), 0, "%s", prs_error_text());
+        if (prs_peer_progress(peer) < 0 || prs_peer_check_remote(peer) < 0)
+            return true;
+    }
+    return false;
+}
+
+/* What rank 1 of a team of two says to rank 0: its magic, rank, size, context and more. */
+static uint32_t learn_hello(uint32_t hello[PRS_PRIVATE_DATA_BYTES / 4])
+{
+    struct prs_peer_options accepting = {.traffic_class = -1};
+    struct prs_handle handles[2];
+    struct prs_listener *plain = open_listener(&handles[0]);
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = &one_rail,
+                                       .listener = open_listener(&handles[1]),
+                                       .handles = handles,
+                                       .rank = 1,
+                                       .size = 2,
+                                       .traffic_class = -1,
+                                       .timeout_ms = HEALTHY_MS};
+    struct prs_peer *peer, *accepted = NULL;
+    uint32_t bytes = 0;
+    struct prs_team *team;
+
+    cr_assert_eq(prs_team_open(&options, &team), 0, "%s", prs_error_text());
+    while (!accepted) {
+        cr_assert_geq(prs_team_peer(team, CONTEXT, 0, &peer), 0, "%s", prs_error_text());
+        cr_assert_geq(prs_team_progress(team, CONTEXT), 0, "%s", prs_error_text());
+        cr_assert_geq(prs_accept(plain, &accepting, &accepted), 0, "%s", prs_error_text());
+    }
+    memcpy(hello, prs_peer_private(accepted, &bytes), PRS_PRIVATE_DATA_BYTES);
+    prs_peer_close(accepted);
+    prs_team_close(team);
+    prs_listener_close(plain);
+    return bytes;
+}
+
+/* They have the cookie, as another team of the job may: what they say tells that they are of no use here. */
+Test(team, peers_that_are_not_of_the_team_are_closed_and_the_others_stay, .init = open_default, .fini = close_default,
+     .timeout = 300)
+{
+    static const struct {
+        int word; /* of the hello, which differs; -1: none */
+        uint32_t value;
+        int bytes; /* more or fewer than a hello has */
+    } strangers[] = {{-1, 0, -4}, {-1, 0, 4}, {0, 0x12345678, 0}, {1, 2, 0}, {1, UINT32_MAX, 0}, {2, 3, 0}};
+    uint32_t hello[PRS_PRIVATE_DATA_BYTES / 4], bytes = learn_hello(hello);
+    struct prs_handle handles[2];
+    struct prs_team_options options = {.fabric = fabric,
+                                       .rails = &one_rail,
+                                       .listener = open_listener(&handles[0]),
+                                       .handles = handles,
+                                       .size = 2,
+                                       .traffic_class = -1,
+                                       .timeout_ms = HEALTHY_MS};
+    struct prs_peer *member, *peer;
+
+    handles[1] = handles[0]; /* the hub calls nobody */
+    cr_assert_eq(prs_team_open(&options, &hub), 0, "%s", prs_error_text());
+    member = call_as(&handles[0], hello, bytes);
+    for (size_t i = 0; i < sizeof(strangers) / sizeof(*strangers); i++) {
+        uint32_t said[PRS_PRIVATE_DATA_BYTES / 4];
+
+        memcpy(said, hello, sizeof(said));
+        if (strangers[i].word >= 0)
+            said[strangers[i].word] = strangers[i].value;
+        peer = call_as(&handles[0], said, bytes + (uint32_t)strangers[i].bytes);
+        cr_assert(is_closed(peer, HEALTHY_MS), "stranger %zu was let in", i);
+        prs_peer_close(peer);
+        cr_assert_not(is_closed(member, STAYS_MS), "stranger %zu: the member was closed", i);
+    }
+    peer = call_as(&handles[0], hello, bytes);
+    cr_assert(is_closed(peer, HEALTHY_MS), "a second connection of the rank was let in");
+    prs_peer_close(peer);
+    cr_assert_not(is_closed(member, STAYS_MS));
+    hello[3]++; /* another context has room for it */
+    peer = call_as(&handles[0], hello, bytes);
+    cr_assert_not(is_closed(peer, STAYS_MS));
+    prs_peer_close(peer);
+    prs_peer_close(member);
+    prs_team_close(hub);
+}
+
 /* ---- threads ---- */
 
 enum { CALLERS = 12, CONTEXTS = 2 };
