@@ -20,7 +20,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     T + "order": ({T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
     T + "host": ({T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
     T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
-    T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util", T + "connect/setup"}, T_FORBIDDEN),
+    T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
     T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
     T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),

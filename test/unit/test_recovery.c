@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
+#include "transport/peer/links.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/recovery.h"
-#include "transport/connect/setup.h"
 #include "transport/util/clock.h"
 #include "transport/peer/watch.h"
 
@@ -165,7 +165,7 @@ static void open_side(struct side *side, int fd, bool offers)
     }
     cr_assert_eq(prs_order_init(&side->peer.order, &options), 0);
     for (uint32_t i = 0; i < PATHS; i++) {
-        cr_assert_eq(prs_setup_open_link(&side->peer, i, &side->fabric.rail[i].address, NULL, &side->peer.link[i]), 0);
+        cr_assert_eq(prs_links_open_path(&side->peer, i, &side->fabric.rail[i].address, NULL, &side->peer.link[i]), 0);
         side->peer.queue[i] = side->peer.link[i]->queue[0];
     }
     cr_assert_eq(prs_failover_open(&side->peer), 0);

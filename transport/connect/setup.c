@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/gid.h"
+#include "transport/peer/links.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
@@ -19,13 +19,10 @@
 
 enum {
     DEFAULT_MAX_OPS = 256,
-    LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
-    MOST_SLOTS = 256,                   /* of a queue: more in flight gains nothing, and every peer has them */
-    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
+    LIMIT_OPS = 1 << 20, /* far more than a queue of any device holds */
+    MOST_SLOTS = 256,    /* of a queue: more in flight gains nothing, and every peer has them */
     MAX_PART_BYTES = 1 << 30,
     MAX_SERVICE_LEVEL = 15,
-    /* Slots of a loopback queue, which raises signals and flushes: the caller of a full one tries again. */
-    LOOPBACK_DEPTH = 64,
 };
 
 int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
@@ -120,11 +117,6 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
     return wanted;
 }
 
-static uint32_t loopback_depth(uint32_t depth)
-{
-    return depth < LOOPBACK_DEPTH ? depth : LOOPBACK_DEPTH;
-}
-
 static bool routes_adaptively(const struct prs_peer *peer)
 {
     bool any = false;
@@ -143,7 +135,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
-                                      .probe_depth = loopback_depth(depth),
+                                      .probe_depth = prs_links_loopback_depth(depth),
                                       .split_queues = peer->fabric->config.split_queues,
                                       .adaptive_bytes =
                                           routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
@@ -170,54 +162,11 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
     return r ? r : prs_order_init(&peer->order, &order);
 }
 
-int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct prs_rail_address *own,
-                        const struct prs_wire_queues *remote, struct prs_link **out)
-{
-    const struct prs_config *config = &peer->fabric->config;
-    const struct prs_rail *rail = &peer->fabric->rail[peer->path[path].local_rail];
-    uint32_t most = rail->domain->max_receive_wr, depth = peer->order.queue[0].mask + 1;
-    uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
-    struct prs_cqs *shared = NULL;
-    int r = peer->cqs ? prs_cq_group_get(peer->cqs, rail, &shared) : 0;
-    struct prs_link_options options = {.rail = rail,
-                                       .config = config,
-                                       .own = own,
-                                       .traffic_class = peer->traffic_class,
-                                       .service_level =
-                                           rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
-                                       .queues = peer->queues_per_path,
-                                       .ids = ids,
-                                       .remote_gid = peer->path[path].peer.gid,
-                                       .remote = remote ? remote->queue : NULL,
-                                       .depth = depth,
-                                       .loopback_depth = loopback_depth(depth),
-                                       .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH,
-                                       .shared = shared};
-
-    if (r)
-        return r;
-    for (uint32_t k = 0; k < peer->queues_per_path; k++)
-        ids[k] = k * peer->path_count + path; /* numbered as in order.h */
-    return peer->nic->open(&options, out);
-}
-
-static int open_links(struct prs_peer *peer, const struct prs_wire_queues *remote)
-{
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        int r = prs_setup_open_link(peer, i, &peer->path[i].own, remote, &peer->link[i]);
-
-        if (r)
-            return r;
-        for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            peer->queue[k * peer->path_count + i] = peer->link[i]->queue[k];
-    }
-    return 0;
-}
-
 /* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
 static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
-    size_t each = (size_t)depth * PRS_INLINE_BYTES, loopback_each = (size_t)loopback_depth(depth) * PRS_INLINE_BYTES;
+    size_t each = (size_t)depth * PRS_INLINE_BYTES,
+           loopback_each = (size_t)prs_links_loopback_depth(depth) * PRS_INLINE_BYTES;
     uint32_t loopbacks = peer->failover ? peer->path_count : 1; /* that may raise signals */
 
     peer->inline_room = each * peer->queues + loopback_each * loopbacks;
@@ -321,7 +270,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     /* The thread of watch.c polls the queues of one peer alone. */
     peer->cqs = peer->failover || !peer->nic->poll_shared ? NULL : options->cqs;
     if (!r)
-        r = open_links(peer, remote);
+        r = prs_links_open(peer, remote);
     if (!r)
         r = open_inline(peer, depth);
     if (!r && signals_are_records(peer))
@@ -362,7 +311,7 @@ int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues
 
     if (!remote->counted)
         return 0;
-    r = prs_peer_open_probes(peer);
+    r = prs_links_open_loopbacks(peer);
     if (!r)
         r = prs_records_open(peer);
     if (!r)

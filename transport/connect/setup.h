@@ -43,10 +43,6 @@ struct prs_setup_progress {
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, const struct prs_wire_queues *remote, struct prs_peer **out);
-/* Create the queues of one path of it once more, for the rail where it is now. remote: as above. Return 0 or
- * -errno. */
-int prs_setup_open_link(const struct prs_peer *peer, uint32_t path, const struct prs_rail_address *own,
-                        const struct prs_wire_queues *remote, struct prs_link **out);
 /* Our queues, and our memory for records, as the other side needs to know them. */
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
 /* If the other side will send its signals as records, prepare to raise them. Return 0 or -errno. */

@@ -11,6 +11,7 @@
 
 #include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/gid.h"
+#include "transport/peer/links.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
@@ -248,37 +249,6 @@ int prs_peer_settle(struct prs_peer *peer)
     return posted < 0 ? posted : r;
 }
 
-int prs_peer_open_probes(struct prs_peer *peer)
-{
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        uint32_t id = peer->queues + i;
-        int r;
-
-        if (peer->queue[id])
-            continue;
-        r = peer->nic->loopback(peer->link[i], id, &peer->queue[id]);
-        if (r)
-            return r;
-    }
-    return 0;
-}
-
-int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey)
-{
-    struct prs_wr requests[PRS_MAX_RAILS];
-
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        const struct prs_domain *domain = peer->link[i]->rail->domain;
-
-        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch,
-                                      .local_key = domain->scratch_mr->lkey,
-                                      .remote_addr = addr,
-                                      .remote_key = rkey[i],
-                                      .len_bytes = 1};
-    }
-    return prs_order_probe(&peer->order, op, requests);
-}
-
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
     uint32_t rkey[PRS_MAX_RAILS];
@@ -293,7 +263,7 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
         op->status = 0; /* zero bytes: nothing was written there */
         return 0;
     }
-    r = prs_peer_open_probes(peer);
+    r = prs_links_open_loopbacks(peer);
     if (r)
         return r;
     for (uint32_t i = 0; i < peer->path_count; i++) {
@@ -304,7 +274,7 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
             at++; /* ends: the region is registered on all rails of the peer */
         rkey[i] = region->keys.rkey[at];
     }
-    r = prs_peer_probe(peer, op, (uintptr_t)addr, rkey);
+    r = prs_links_probe(peer, op, (uintptr_t)addr, rkey);
     return r ? r : post_or_batch(peer, post_now);
 }
 

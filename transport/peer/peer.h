@@ -99,11 +99,4 @@ int prs_peer_attend(struct prs_peer *peer);
  * -errno. */
 int prs_peer_look(struct prs_peer *peer);
 
-/* Read a byte at addr through each path's probe queue, with these keys. When op is done, everything that the paths'
- * NICs had written there is visible. The probe queues must be open. Return 0, PRS_BUSY or -errno. */
-int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey);
-
-/* Make the probe queues, which read and write our own memory, unless they exist. Return 0 or -errno. */
-int prs_peer_open_probes(struct prs_peer *peer);
-
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "transport/peer/links.h"
 #include "transport/peer/peer.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -121,7 +122,7 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
                 "arrived: it cannot be ordered after that data",
                 (unsigned long long)addr, domain->name);
     }
-    if (prs_peer_probe(peer, &records->flush, addr, rkey))
+    if (prs_links_probe(peer, &records->flush, addr, rkey))
         return PRS_AGAIN; /* no room: retried after the next completion */
     records->flush_covers = records->unordered;
     records->flushing = true;

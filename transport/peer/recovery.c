@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/peer/links.h"
 #include "transport/peer/peer.h"
-#include "transport/connect/setup.h"
 #include "transport/util/clock.h"
 #include "transport/util/log.h"
 
@@ -156,7 +156,7 @@ static int open_next(struct prs_peer *peer, uint32_t path)
     if (at->next)
         return 0;
     prs_rail_locate(peer->link[path]->rail, &peer->fabric->config, &own);
-    r = prs_setup_open_link(peer, path, &own, NULL, &at->next);
+    r = prs_links_open_path(peer, path, &own, NULL, &at->next);
     if (!r && at->next->queue[0]->takes_inline != peer->link[path]->queue[0]->takes_inline)
         r = prs_nic_fail(at->next->rail, EOPNOTSUPP, "new queues take inline data as the old ones did not");
     if (!r && peer->queue[id])
