@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
@@ -50,7 +51,7 @@ static void lose_rail(struct pair *pair, uint32_t message)
 
     if (pair->side != loss.side || message != loss.at)
         return;
-    prs_failover_lock(pair->peer); /* the thread of watch.c may be there */
+    prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
     if (loss.fault == RAIL_ERROR)
         prs_nic_kill_link(pair->peer->link[loss.path]);
     else if (loss.fault == QUEUE_ERROR)
@@ -58,7 +59,7 @@ static void lose_rail(struct pair *pair, uint32_t message)
     else
         __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
                          __ATOMIC_RELAXED);
-    prs_failover_unlock(pair->peer);
+    prs_peer_unlock(pair->peer);
 }
 
 static void progress(struct pair *pair)
@@ -72,9 +73,9 @@ static bool is_down(const struct pair *pair)
 {
     bool down;
 
-    prs_failover_lock(pair->peer);
+    prs_peer_lock(pair->peer);
     down = pair->peer->failover && pair->peer->failover->path[loss.path].stage == PRS_PATH_DOWN;
-    prs_failover_unlock(pair->peer);
+    prs_peer_unlock(pair->peer);
     return down;
 }
 
@@ -368,9 +369,9 @@ static void stay_busy(struct pair *pair)
     struct prs_op op;
 
     find_loss();
-    prs_failover_lock(pair->peer);
+    prs_peer_lock(pair->peer);
     must(prs_failover_start(pair->peer, loss.path, "the test gives it up"), "path %u is the last one", loss.path);
-    prs_failover_unlock(pair->peer);
+    prs_peer_unlock(pair->peer);
     while (!is_down(pair)) {
         pair_put(pair, &op, &put);
         usleep(200);
@@ -583,9 +584,9 @@ static void flap(struct pair *pair)
     if (port || flapping.port_is_down) {
         set_port(pair, !flapping.port_is_down);
     } else {
-        prs_failover_lock(pair->peer);
+        prs_peer_lock(pair->peer);
         prs_nic_kill_link(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss.path]);
-        prs_failover_unlock(pair->peer);
+        prs_peer_unlock(pair->peer);
     }
     flapping.faults++;
 }
@@ -596,9 +597,9 @@ static bool is_back(struct pair *pair)
     const struct prs_failover_path *at = &pair->peer->failover->path[loss.path];
     bool back;
 
-    prs_failover_lock(pair->peer);
+    prs_peer_lock(pair->peer);
     back = at->epoch && at->stage == PRS_PATH_UP && !pair->peer->link[loss.path]->stopped;
-    prs_failover_unlock(pair->peer);
+    prs_peer_unlock(pair->peer);
     return back && (prs_clock_ns() > flapping.heal_ns || loss.side == !pair->side);
 }
 

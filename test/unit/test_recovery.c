@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
+#include "transport/peer/fail.h"
 #include "transport/peer/links.h"
+#include "transport/peer/note.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
@@ -240,7 +242,7 @@ static void look(int s)
     sides[s].peer.failover->look_ns = 0;
     sides[s].peer.failover->looks = 1u << 20;
     if (sides[s].peer.failover->recovering)
-        cr_assert_eq(prs_recovery_look(&sides[s].peer), 0, "side %d: %s", s, sides[s].peer.error_text);
+        cr_assert_eq(prs_failover_recover(&sides[s].peer), 0, "side %d: %s", s, sides[s].peer.error_text);
     check("a look");
 }
 
@@ -420,7 +422,7 @@ ParameterizedTest(struct wrong *row, recovery, a_note_that_cannot_be_is_refused)
     open_sides();
     if (row->lost)
         give_path_up(A);
-    prs_failover_send(&sides[!row->to].peer, &note);
+    prs_note_send(&sides[!row->to].peer, &note);
     cr_assert_eq(prs_failover_read(&sides[row->to].peer), -EPROTO);
     cr_assert(strstr(sides[row->to].peer.error_text, "unexpected"), "%s", sides[row->to].peer.error_text);
     sides[0].peer.error = sides[1].peer.error = 0;
@@ -493,10 +495,10 @@ Test(recovery, the_thread_keeps_an_offer_for_the_owner)
         sides[A].peer.failover->look_ns = 0;
         sides[A].peer.failover->looks = 1u << 20;
         if (sides[A].peer.failover->recovering)
-            cr_assert_eq(prs_recovery_look(&sides[A].peer), 0);
-        prs_failover_lock(&sides[B].peer);
+            cr_assert_eq(prs_failover_recover(&sides[A].peer), 0);
+        prs_peer_lock(&sides[B].peer);
         asked = path_at(B)->asked;
-        prs_failover_unlock(&sides[B].peer);
+        prs_peer_unlock(&sides[B].peer);
         cr_assert(prs_clock_ms() < give_up);
     }
     cr_assert_eq(path_at(B)->stage, PRS_PATH_AGREEING);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/util/error.h"
 

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "transport/peer/fail.h"
+#include "transport/peer/note.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
@@ -42,24 +44,6 @@ void prs_failover_close(struct prs_peer *peer)
     peer->failover = NULL;
 }
 
-void prs_failover_lock(const struct prs_peer *peer)
-{
-    if (peer->failover)
-        pthread_mutex_lock(&peer->failover->lock);
-}
-
-void prs_failover_unlock(const struct prs_peer *peer)
-{
-    if (peer->failover)
-        pthread_mutex_unlock(&peer->failover->lock);
-}
-
-bool prs_failover_is_down(const struct prs_peer *peer, uint32_t path)
-{
-    return peer->failover && peer->failover->path[path].stage != PRS_PATH_UP &&
-           peer->failover->path[path].stage != PRS_PATH_JOINED;
-}
-
 /* ---- fence ---- */
 
 void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why)
@@ -90,7 +74,7 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why)
 
     if (!failover || peer->stream_fd < 0 || peer->remote_closed)
         return false;
-    if (prs_failover_is_down(peer, path))
+    if (prs_peer_lost_path(peer, path))
         return true;
     if (prs_order_path_stop(&peer->order, path))
         return false; /* the last one */
@@ -104,24 +88,6 @@ void prs_failover_expect_note(struct prs_peer *peer)
 }
 
 /* ---- the stream ---- */
-
-void prs_failover_send(struct prs_peer *peer, const struct prs_wire_note *note)
-{
-    /* It fits the buffer of the socket: few are sent in the life of a peer. If the connection is broken, reading from
-     * it tells why. */
-    if (send(peer->stream_fd, note, sizeof(*note), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*note))
-        PRS_DEBUG("%s: cannot be told of a failure: %s", peer->remote, strerror(errno));
-}
-
-void prs_failover_tell_failure(struct prs_peer *peer, const char *why)
-{
-    struct prs_wire_note note = {.type = PRS_NOTE_FAILED};
-
-    if (!peer->failover || peer->stream_fd < 0 || peer->remote_closed)
-        return;
-    snprintf(note.why, sizeof(note.why), "%s", why);
-    prs_failover_send(peer, &note);
-}
 
 void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note)
 {
@@ -205,7 +171,7 @@ void prs_failover_tell(struct prs_peer *peer, uint32_t path)
     for (uint32_t k = 0; k < peer->queues_per_path; k++)
         note.taken[k] = peer->nic->taken(peer->link[path]->queue[k]);
     snprintf(note.why, sizeof(note.why), "%s", peer->failover->path[path].why);
-    prs_failover_send(peer, &note);
+    prs_note_send(peer, &note);
     peer->failover->path[path].stage = PRS_PATH_AGREEING;
 }
 
@@ -226,7 +192,7 @@ static int end_loopback(struct prs_peer *peer, uint32_t path)
 int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
 {
     peer->failover->loopbacks |= 1u << path; /* even if another error of the path is the one that gives it up */
-    if (!prs_failover_is_down(peer, path))
+    if (!prs_peer_lost_path(peer, path))
         return PRS_AGAIN;
     if (peer->failover->path[path].stage != PRS_PATH_DOWN)
         return 0; /* replay() does it */
@@ -300,7 +266,7 @@ int prs_failover_step(struct prs_peer *peer)
     int r = 0;
 
     if (!peer->remote_closed)
-        (void)prs_failover_read(peer); /* the end of the stream is noticed by check_peer_alive() */
+        (void)prs_failover_read(peer); /* the end of the stream is noticed by prs_health_check() */
     if (peer->error)
         return peer->error;
     for (uint32_t left = peer->failover->active; left && !r; left &= left - 1)
@@ -308,4 +274,20 @@ int prs_failover_step(struct prs_peer *peer)
     if (peer->failover->expect_until_ns && prs_clock_ns() > peer->failover->expect_until_ns)
         peer->failover->expect_until_ns = 0;
     return r;
+}
+
+int prs_failover_recover(struct prs_peer *peer)
+{
+    if (!prs_recovery_is_due(peer))
+        return 0;
+    (void)prs_failover_read(peer); /* the end of the stream is noticed by prs_health_check() */
+    return peer->error ? peer->error : prs_recovery_step(peer);
+}
+
+int prs_failover_attend(struct prs_peer *peer)
+{
+    const struct prs_failover *failover = peer->failover;
+    int r = failover->active || failover->expect_until_ns ? prs_failover_step(peer) : 0;
+
+    return !r && failover->recovering ? prs_failover_recover(peer) : r;
 }

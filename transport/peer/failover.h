@@ -125,10 +125,6 @@ int prs_failover_open(struct prs_peer *peer);
 /* Undo it: the other side cannot fail over. */
 void prs_failover_close(struct prs_peer *peer);
 
-/* Nothing happens where rails cannot be replaced. */
-void prs_failover_lock(const struct prs_peer *peer);
-void prs_failover_unlock(const struct prs_peer *peer);
-
 /* Move the queues of a path to the error state, so that nothing of the other side arrives there any more. */
 void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why);
 /* Note what the other side has taken of a path that is fenced here. */
@@ -136,8 +132,6 @@ void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
 /* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
  * left. */
 bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
-/* Send a note. If that fails, reading from the stream tells why. */
-void prs_failover_send(struct prs_peer *peer, const struct prs_wire_note *note);
 /* Tell the other side what this one has taken of a path that is drained. */
 void prs_failover_tell(struct prs_peer *peer, uint32_t path);
 /* For the owner: give up the paths that the thread has fenced. */
@@ -149,17 +143,16 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why);
 void prs_failover_expect_note(struct prs_peer *peer);
 /* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has failed). */
 int prs_failover_step(struct prs_peer *peer);
+/* For paths that may come back, now and then. Return 0 or -errno (the peer has failed). */
+int prs_failover_recover(struct prs_peer *peer);
+/* Go on with paths that are given up or come back. Not only when nothing arrives: a busy peer may never be idle. Return 0
+ * or -errno (the peer has failed). */
+int prs_failover_attend(struct prs_peer *peer);
 /* Read what has come on the stream, up to a farewell. Return 0 (it has come), PRS_AGAIN, or -errno: the stream has
  * ended without it, or the peer has failed. */
 int prs_failover_read(struct prs_peer *peer);
-/* Tell the other side that this peer has failed, so that it need not wait. */
-void prs_failover_tell_failure(struct prs_peer *peer, const char *why);
-
 /* The loopback queue of a path has failed. Return 0, PRS_AGAIN (the path is not given up) or -errno (the peer has
  * failed). */
 int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path);
-
-/* Is the path given up, so that failures of its queues are no news? */
-bool prs_failover_is_down(const struct prs_peer *peer, uint32_t path);
 
 #endif

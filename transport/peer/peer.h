@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One connection to one remote rank. setup.c makes and ends it, peer.c moves data. */
+/* One connection to one remote rank. setup.c makes and ends it, peer.c and progress.c move data, health.c looks
+ * after it. */
 #ifndef TRANSPORT_PEER_H
 #define TRANSPORT_PEER_H
 
@@ -81,8 +82,25 @@ struct prs_peer {
     char description[1024];
 };
 
-/* Fail the peer: log the error, stop the queues, fail all ops. Only the first error counts. Return its code. */
-int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+/* The peer wants to make progress at the next round of its thread. */
+static inline void prs_peer_want_progress(struct prs_peer *peer)
+{
+    if (!peer->unlisted)
+        return;
+    peer->unlisted = false;
+    peer->next_listed = peer->list->first;
+    peer->list->first = peer;
+}
+
+/* Is the path given up, so that failures of its queues are no news? */
+static inline bool prs_peer_lost_path(const struct prs_peer *peer, uint32_t path)
+{
+    return peer->failover && peer->failover->path[path].stage != PRS_PATH_UP &&
+           peer->failover->path[path].stage != PRS_PATH_JOINED;
+}
+
+/* Post what was admitted. Return 0 or -errno (the peer has failed). */
+int prs_peer_post(struct prs_peer *peer);
 
 /* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place of
  * prs_peer_progress(). */

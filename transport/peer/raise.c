@@ -3,48 +3,14 @@
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
-#include "transport/util/fork.h"
-
-static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list */
-static struct prs_raise *claims;
-PRS_RENEW_IN_CHILD(claim, claim_lock)
-
-/* ---- claims ---- */
-
-/* Try to claim the word. */
-static bool claim(struct prs_raise *raise, uint64_t word)
-{
-    struct prs_raise *other;
-
-    raise->owner = getpid();
-    pthread_mutex_lock(&claim_lock);
-    for (other = claims; other && (other->word != word || other->owner != raise->owner); other = other->next)
-        ;
-    if (!other) {
-        raise->word = word;
-        raise->next = claims;
-        claims = raise;
-    }
-    pthread_mutex_unlock(&claim_lock);
-    return !other;
-}
 
 void prs_raise_drop(struct prs_raise *raise)
 {
-    struct prs_raise **at = &claims;
-
-    if (raise->stage == PRS_RAISE_IDLE)
-        return;
-    pthread_mutex_lock(&claim_lock);
-    while (*at && *at != raise)
-        at = &(*at)->next;
-    if (*at)
-        *at = raise->next;
-    pthread_mutex_unlock(&claim_lock);
+    prs_claim_drop(&raise->claim);
     raise->stage = PRS_RAISE_IDLE;
     raise->record = NULL;
 }
@@ -126,7 +92,7 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
                              "%s, which has no atomics and raises the signals that arrive here in device memory, is "
                              "lost: %s",
                              peer->link[0]->rail->info.name, peer->failover->path[0].why);
-    if (!claim(raise, record->addr))
+    if (!prs_claim_take(&raise->claim, record->addr))
         return await_claim(peer, raise, record);
     raise->refused_ns = 0;
     raise->stage = add ? PRS_RAISE_READING : PRS_RAISE_WRITING;
@@ -158,7 +124,7 @@ static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record)
                         .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
-    if (prs_failover_is_down(peer, path))
+    if (prs_peer_lost_path(peer, path))
         return PRS_AGAIN; /* its last requests are still in flight */
     if (path && !prs_mr_cache_device_key(&domain->mrs, record->addr, sizeof(record->value), &wr.remote_key))
         return fail_on_other_rail(peer, path, record->addr);
@@ -184,7 +150,7 @@ int prs_raise_over_living_rail(struct prs_peer *peer)
     uint32_t path = 0;
     int r;
 
-    while (path < peer->path_count && (prs_failover_is_down(peer, path) || !peer->link[path]->rail->domain->adds))
+    while (path < peer->path_count && (prs_peer_lost_path(peer, path) || !peer->link[path]->rail->domain->adds))
         path++;
     if (path == peer->path_count || path == peer->order.self_path)
         return 0;

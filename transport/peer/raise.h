@@ -12,9 +12,8 @@
 #ifndef TRANSPORT_RAISE_H
 #define TRANSPORT_RAISE_H
 
-#include <sys/types.h>
-
 #include "transport/order/tally.h"
+#include "transport/peer/claim.h"
 #include <perseus/perseus.h>
 
 struct prs_peer;
@@ -25,9 +24,7 @@ struct prs_raise {
     enum prs_raise_stage stage;
     struct prs_op op;                /* the read or the write in flight */
     const struct prs_record *record; /* READING: the record to continue with */
-    uint64_t word;                   /* claimed, unless IDLE */
-    struct prs_raise *next;          /* list of claims, under its lock */
-    pid_t owner;                     /* process: a forked child inherits its parent's claims in the list */
+    struct prs_claim claim;          /* of the word, unless IDLE */
     uint64_t refused_ns;             /* since when a claim has been refused: retry at each progress; 0: not refused */
     volatile uint64_t *landing;      /* receives the value that is read; registered on the first path */
     uint32_t landing_key;

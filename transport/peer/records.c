@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "transport/peer/fail.h"
 #include "transport/peer/links.h"
 #include "transport/peer/peer.h"
 #include "transport/util/compiler.h"

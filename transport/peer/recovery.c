@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "transport/peer/links.h"
+#include "transport/peer/note.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 #include "transport/util/log.h"
@@ -77,7 +78,7 @@ static void tell_nothing_taken(struct prs_peer *peer, uint32_t path, const char 
         .type = PRS_NOTE_DOWN, .path = (uint8_t)path, .epoch = (uint8_t)(path_of(peer, path)->epoch + 1)};
 
     snprintf(note.why, sizeof(note.why), "%s", why);
-    prs_failover_send(peer, &note);
+    prs_note_send(peer, &note);
 }
 
 bool prs_recovery_take(struct prs_peer *peer, const struct prs_wire_note *note)
@@ -114,7 +115,7 @@ static void send_queues(struct prs_peer *peer, uint32_t path, enum prs_note_type
     note.where.reads = peer->nic->reads(link->rail);
     for (uint32_t k = 0; k < peer->queues_per_path; k++)
         peer->nic->address(link->queue[k], &note.queue[k]);
-    prs_failover_send(peer, &note);
+    prs_note_send(peer, &note);
 }
 
 /* ---- queues ---- */
@@ -318,7 +319,7 @@ static void finish_try(struct prs_peer *peer, uint32_t path)
     at->attempt = PRS_ATTEMPT_NONE;
     use_again(peer, path);
     note.epoch = at->epoch;
-    prs_failover_send(peer, &note);
+    prs_note_send(peer, &note);
 }
 
 static void step_offering(struct prs_peer *peer, uint32_t path)
@@ -377,19 +378,25 @@ static void step_accepting(struct prs_peer *peer, uint32_t path)
 
 /* ---- the owner ---- */
 
-int prs_recovery_look(struct prs_peer *peer)
+bool prs_recovery_is_due(struct prs_peer *peer)
 {
     struct prs_failover *failover = peer->failover;
     uint64_t now_ns;
 
     if (++failover->looks < LOOK_CALLS || peer->stream_fd < 0 || peer->remote_closed)
-        return 0;
+        return false;
     failover->looks = 0;
     now_ns = prs_clock_ns();
     if (now_ns < failover->look_ns)
-        return 0;
+        return false;
     failover->look_ns = now_ns + LOOK_MS * 1000000ull;
-    (void)prs_failover_read(peer); /* the end of the stream is noticed by check_peer_alive() */
+    return true;
+}
+
+int prs_recovery_step(struct prs_peer *peer)
+{
+    struct prs_failover *failover = peer->failover;
+
     for (uint32_t left = failover->recovering; left && !peer->error; left &= left - 1) {
         uint32_t path = (uint32_t)__builtin_ctz(left);
 

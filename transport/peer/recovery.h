@@ -29,8 +29,10 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
 /* Keep an expected note. Return false: it is a DOWN about queues that are or were used. */
 bool prs_recovery_take(struct prs_peer *peer, const struct prs_wire_note *note);
 
-/* While paths may come back: go on with that now and then. For the owner. Return 0 or -errno (the peer has failed). */
-int prs_recovery_look(struct prs_peer *peer);
+/* For the owner, while paths may come back. Is the time to look after them? Then read the stream and make a step. */
+bool prs_recovery_is_due(struct prs_peer *peer);
+/* Go on with them. Return 0 or -errno (the peer has failed). */
+int prs_recovery_step(struct prs_peer *peer);
 
 /* Close the queues that are not used yet. */
 void prs_recovery_close(struct prs_peer *peer);

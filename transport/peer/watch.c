@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
@@ -50,7 +51,7 @@ static bool is_for_thread(const struct prs_peer *peer, const struct prs_wire_not
         return true;
     for (uint32_t i = 0; i < peer->path_count; i++)
         others += i != note->path && failover->path[i].stage == PRS_PATH_UP;
-    return others || prs_failover_is_down(peer, note->path);
+    return others || prs_peer_lost_path(peer, note->path);
 }
 
 /* Return false if no note for the thread is on the stream, which is unchanged then. */
@@ -68,7 +69,7 @@ static bool take_note(struct prs_peer *peer)
     if (prs_recovery_take(peer, &note))
         return true;
     note.why[sizeof(note.why) - 1] = 0;
-    if (!prs_failover_is_down(peer, note.path)) {
+    if (!prs_peer_lost_path(peer, note.path)) {
         snprintf(why, sizeof(why), "the other side lost it: %s", note.why);
         prs_failover_fence(peer, note.path, why);
         failover->fenced |= 1u << note.path;
@@ -140,7 +141,7 @@ static bool attend(struct prs_peer *peer)
         for (uint32_t left = peer->failover->active; left; left &= left - 1)
             again |= drain(peer, (uint32_t)__builtin_ctz(left));
     }
-    prs_failover_unlock(peer);
+    prs_peer_unlock(peer);
     return again;
 }
 

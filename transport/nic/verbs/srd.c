@@ -363,7 +363,7 @@ static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
 
 /* ---- what waits for another thread ---- */
 
-/* Of several failures the most informative one stays, as in take_events() of peer.c. */
+/* Of several failures the most informative one stays, as in take_events() of progress.c. */
 static void keep_failure(struct prs_srd_end *end, const struct prs_event *failure)
 {
     if (end->failure.kind != PRS_EVENT_ERROR || end->failure.error == -ECONNRESET)

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/peer/health.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "transport/nic/verbs/gid.h"
+#include "transport/peer/fail.h"
+#include "transport/peer/peer.h"
+#include "transport/peer/watch.h"
+#include "transport/util/clock.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
+enum {
+    /* Wait this long for the farewell of the other side after its queues are gone. */
+    FAREWELL_MS = 500,
+    TOUCH_MS = 1000, /* between two writes that ask whether the peer is alive */
+};
+
+/* What would let another rail replace one that is lost? */
+static const char *advice(const struct prs_peer *peer)
+{
+    const struct prs_config *config = &peer->fabric->config;
+
+    return !peer->nic->in_order ? ". These queues cannot replace a lost rail"
+           : !config->failover  ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces "
+                                  "it (a single rail: "
+                                  "with PERSEUS_STANDBY_RAIL=1)"
+           : peer->path_count == 1 && !config->standby
+               ? ". If only a rail is lost, PERSEUS_STANDBY_RAIL=1 at both sides replaces it"
+           : peer->order.policy != PRS_POLICY_COUNTED
+               ? ". Lost rails are replaced under PERSEUS_ORDER=counted, or auto, only"
+               : "";
+}
+
+/* A request has failed: name the rails of its queue. */
+static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
+{
+    uint32_t path = peer->order.queue[event->queue].path;
+    const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
+    const struct prs_wire_rail *other = &peer->path[path].peer;
+    char gid[64], own_gid[64];
+
+    prs_gid_text(other->gid, gid, sizeof(gid));
+    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
+    return prs_peer_fail(
+        peer, event->error, "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s%s",
+        event->text, event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
+        other->port, gid, peer->remote, event->cause, event->error == -ETIMEDOUT ? advice(peer) : "");
+}
+
+/* Is a request to the other side in flight that a caller waits for? Requests to ourselves, credits and unsignaled lazy
+ * puts do not count. */
+static bool has_awaited_requests(const struct prs_order *order)
+{
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        const struct prs_order_queue *queue = &order->queue[i];
+
+        for (uint32_t at = queue->tail; at != queue->head; at++) {
+            bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
+
+            if (!is_lazy && queue->owner[at & queue->mask] && queue->owner[at & queue->mask] != &order->no_op)
+                return true;
+        }
+    }
+    return order->held_count != 0;
+}
+
+/* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
+ * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
+ * A farewell may still be on its way: wait for it, but not here. */
+static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
+{
+    if (peer->failure.kind != PRS_EVENT_ERROR)
+        peer->failure = *failure;
+    peer->remote_gone |= peer->remote_closed || peer->stream_lost;
+    if (!peer->remote_gone && !peer->farewell_ns) {
+        peer->farewell_ns = prs_clock_ns() + FAREWELL_MS * 1000000ull;
+        peer->idle_start = PRS_PEER_IDLE_POLLS;
+    }
+}
+
+/* May another rail do what this request could not? Not if the request itself is wrong. */
+static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
+{
+    uint32_t path = peer->order.queue[failure->queue].path;
+    char why[128];
+
+    if (failure->error != -ETIMEDOUT && failure->error != -ECONNRESET && failure->error != -ENODEV)
+        return false;
+    snprintf(why, sizeof(why), "%s: %s", failure->text, failure->cause);
+    if (!prs_failover_start(peer, path, why))
+        return false;
+    return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
+}
+
+int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
+{
+    if ((failure->error == -ETIMEDOUT || failure->error == -ECONNRESET) && !has_awaited_requests(&peer->order)) {
+        suspend_failure(peer, failure);
+        return 0;
+    }
+    if (replace_path(peer, failure))
+        return 0;
+    if (failure->error == -ECONNRESET && peer->failure.kind == PRS_EVENT_ERROR)
+        return fail_completion(peer, &peer->failure); /* which closed the queue */
+    return fail_completion(peer, failure);
+}
+
+/* Return 0, or -errno: no farewell has come, so the request failed for another reason. */
+static PRS_COLD int await_farewell(struct prs_peer *peer)
+{
+    int r = prs_failover_read(peer);
+
+    if (peer->error)
+        return peer->error;
+    if (r == PRS_AGAIN && prs_clock_ns() < peer->farewell_ns)
+        return 0;
+    peer->farewell_ns = 0;
+    peer->idle_start = peer->idle_polls = 0;
+    if (r == PRS_AGAIN && replace_path(peer, &peer->failure)) { /* the other side lives */
+        peer->failure.kind = PRS_EVENT_DONE;
+        return 0;
+    }
+    if (r)
+        return fail_completion(peer, &peer->failure);
+    peer->remote_gone = true;
+    return 0;
+}
+
+/* The network of the TCP stream has failed, and with it the usual way to notice that a silent peer has died, but the
+ * network of the rails may be well. So write no bytes to the peer now and then: the NIC reports whether it answers. */
+static PRS_COLD int touch_peer(struct prs_peer *peer)
+{
+    uint64_t now_ns = prs_clock_ns();
+
+    if (peer->remote_gone || now_ns < peer->touch_ns || prs_order_touch(&peer->order))
+        return 0;
+    peer->touch_ns = now_ns + TOUCH_MS * 1000000ull;
+    return 0;
+}
+
+static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
+{
+    PRS_WARN(
+        "the TCP connection to %s was lost: %s; is the network of NCCL_SOCKET_IFNAME away? RDMA goes on, and shows "
+        "whether the peer is alive",
+        peer->remote, strerror(error));
+    if (peer->failover)
+        prs_watch_lose_stream(peer);
+    close(peer->stream_fd);
+    peer->stream_fd = -1;
+    peer->stream_lost = true;
+    if (peer->failover && peer->failover->active)
+        return prs_peer_fail(peer, -error, "no agreement with %s that a rail is lost: the TCP connection is lost too",
+                             peer->remote);
+    return touch_peer(peer);
+}
+
+/* Nothing has arrived for many polls: is the other process still alive? */
+static PRS_COLD int check_peer_alive(struct prs_peer *peer)
+{
+    int r;
+
+    peer->idle_polls = peer->idle_start;
+    if (peer->stream_lost)
+        return touch_peer(peer);
+    if (peer->stream_fd < 0)
+        return 0;
+    if (peer->remote_closed) {
+        /* The farewell came at the last check, and all earlier answers have arrived since then: no more will come. The
+         * NIC would report that too, but only after all its retries. */
+        peer->remote_gone = true;
+        return has_awaited_requests(&peer->order)
+                   ? prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight",
+                                   peer->remote, peer->order.ops)
+                   : 0;
+    }
+    r = prs_failover_read(peer); /* when it comes: an error, at the next check, only if we still send or wait */
+    if (r >= 0 || peer->error)
+        return peer->error;
+    if (r != -ECONNRESET && r != -EPIPE) /* a killed process causes these, too */
+        return lose_stream(peer, -r);
+    return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
+                         peer->remote);
+}
+
+/* waiting: someone waits for transfers of this path or for arrivals. A port that is down is replaced at once, if it can
+ * be, but is an error only after the NIC's retries. */
+static int check_rail(struct prs_peer *peer, uint32_t path, bool waiting)
+{
+    int rail = peer->path[path].local_rail;
+
+    if (prs_peer_lost_path(peer, path))
+        return prs_order_probe_idle(&peer->order, path) ? 0 : prs_fabric_check_rail(peer->fabric, rail, UINT64_MAX);
+    if (peer->failover && prs_fabric_check_rail(peer->fabric, rail, 0) < 0 &&
+        prs_failover_start(peer, path, prs_error_text()))
+        return 0;
+    return prs_fabric_check_rail(peer->fabric, rail, waiting ? prs_fabric_patience_ns(peer->fabric) : UINT64_MAX);
+}
+
+/* A lost device completes nothing any more, so waiting for its requests would never end. */
+static int check_rails(struct prs_peer *peer, bool waiting)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; i < peer->path_count && r == 0; i++) {
+        if (peer->fabric->config.return_async_events && __atomic_load_n(peer->link[i]->overrun, __ATOMIC_RELAXED))
+            return prs_peer_fail(peer, -EIO, "%s: a completion queue was overrun, so completions are lost",
+                                 peer->link[i]->rail->info.name);
+        r = check_rail(peer, i, waiting);
+    }
+    return r < 0 ? prs_peer_fail(peer, r, "%s%s", prs_error_text(), advice(peer)) : 0;
+}
+
+int prs_health_check(struct prs_peer *peer)
+{
+    int r;
+
+    if (peer->farewell_ns)
+        return await_farewell(peer);
+    if (peer->records && peer->records->raise.refused_ns)
+        return prs_records_raise(peer); /* a signal waits for another peer of this process */
+    r = check_rails(peer, has_awaited_requests(&peer->order));
+    return r < 0 ? r : check_peer_alive(peer);
+}
+
+int prs_peer_check_remote(struct prs_peer *peer)
+{
+    int r;
+
+    if (peer->error)
+        return prs_peer_error_again(peer);
+    prs_peer_lock(peer);
+    r = check_rails(peer, true); /* the other side may be unable to reach us */
+    prs_peer_unlock(peer);
+    if (r)
+        return r;
+    if (peer->remote_gone && peer->stream_lost)
+        return fail_completion(peer, &peer->failure);
+    return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
+                                             "the peer at %s has closed, so the awaited writes will never arrive; had "
+                                             "it an error (see its log), or was it aborted?",
+                                             peer->remote)
+                             : 0;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sending of what travels on the TCP stream once two peers are connected: struct prs_wire_note. */
+#ifndef TRANSPORT_NOTE_H
+#define TRANSPORT_NOTE_H
+
+struct prs_peer;
+struct prs_wire_note;
+
+/* Send a note. If that fails, reading from the stream tells why. */
+void prs_note_send(struct prs_peer *peer, const struct prs_wire_note *note);
+/* Tell the other side that this peer has failed, so that it need not wait. */
+void prs_note_tell_failure(struct prs_peer *peer, const char *why);
+
+#endif
