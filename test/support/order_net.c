@@ -240,7 +240,7 @@ bool net_complete(struct net *net, uint32_t q)
     const struct prs_order_queue *queue = &net->order.queue[q];
     uint32_t p = queue->tail;
 
-    if (net->order.stopped >> queue->path & 1)
+    if (net->order.path[queue->path].use >= PRS_PATH_STOPPED)
         return false;
     while (p != net->to_deliver[q] && !(net->posted[q][p % NET_DEPTH].flags & PRS_WR_SIGNALED))
         p++;

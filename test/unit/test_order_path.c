@@ -487,7 +487,8 @@ Test(order_path, sets_to_ourselves_leave_again_over_another_path)
     cr_assert_eq(prs_order_complete(&bench->order, 3, 3, 0), 1);
     cr_assert(own.status == 0 && prs_order_self_idle(&bench->order));
     cr_assert_eq(prs_order_path_up(&bench->order, 0), 0);
-    cr_assert_eq(bench->order.probes_lost, 0);
+    prs_order_probe_up(&bench->order, 0);
+    cr_assert_eq(bench->order.path[0].probe, PRS_PROBE_WORKS);
 }
 
 Test(order_path, sets_wait_for_room_on_the_other_path)
@@ -543,7 +544,7 @@ Test(order_path, a_standby_path_carries_requests_only_while_all_others_are_stopp
     static struct prs_op op[64];
     uint32_t used = 0;
 
-    bench->order.standby = 1u << 1;
+    bench->order.path[1].standby = true;
     prs_order_rest(&bench->order);
     cr_assert_eq(put(bench, &op[used++], 64, 1, PRS_GROUP_NONE, 0), 0);
     cr_assert_eq(put(bench, &op[used++], 1 << 20, 1, PRS_GROUP_NONE, 0), 0);
@@ -570,7 +571,7 @@ Test(order_path, a_standby_path_rests_again_when_it_comes_back)
     struct prs_order_replay replay;
     static struct prs_op op;
 
-    bench->order.standby = 1u << 1;
+    bench->order.path[1].standby = true;
     prs_order_rest(&bench->order);
     lose(bench, 1, 0, &replay);
     cr_assert_eq(prs_order_path_stop(&bench->order, 0), -ENETDOWN, "nothing would be left");

@@ -73,8 +73,10 @@ struct loss {
 static void lose_and_regain(struct net *net, const struct loss *loss)
 {
     uint32_t paths = net->order.path_count, first = loss->at_completion % paths, second = (first + 1) % paths;
-    uint32_t stopped = net->order.stopped;
+    uint32_t stopped = 0;
 
+    for (uint32_t i = 0; i < paths; i++)
+        stopped |= (uint32_t)(net->order.path[i].use >= PRS_PATH_STOPPED) << i;
     if (!loss->at_completion || net->completions < loss->at_completion)
         return;
     if (!net->has_lost)

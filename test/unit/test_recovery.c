@@ -232,7 +232,7 @@ static void read_notes(int s)
 
 static void step(int s)
 {
-    if (sides[s].peer.failover->active)
+    if (prs_failover_is_active(&sides[s].peer))
         cr_assert_eq(prs_failover_step(&sides[s].peer), 0, "side %d: %s", s, sides[s].peer.error_text);
     check("a step");
 }
@@ -241,8 +241,7 @@ static void look(int s)
 {
     sides[s].peer.failover->look_ns = 0;
     sides[s].peer.failover->looks = 1u << 20;
-    if (sides[s].peer.failover->recovering)
-        cr_assert_eq(prs_failover_recover(&sides[s].peer), 0, "side %d: %s", s, sides[s].peer.error_text);
+    cr_assert_eq(prs_failover_recover(&sides[s].peer), 0, "side %d: %s", s, sides[s].peer.error_text);
     check("a look");
 }
 
@@ -255,7 +254,8 @@ static void lose(int s)
 static bool both_use(uint8_t epoch)
 {
     return path_at(A)->stage == PRS_PATH_UP && path_at(B)->stage == PRS_PATH_UP && path_at(A)->epoch == epoch &&
-           path_at(B)->epoch == epoch && !(sides[A].peer.order.stopped | sides[B].peer.order.stopped);
+           path_at(B)->epoch == epoch && sides[A].peer.order.path[0].use == PRS_PATH_USED &&
+           sides[B].peer.order.path[0].use == PRS_PATH_USED;
 }
 
 static void go_on(void)
@@ -390,7 +390,9 @@ Test(recovery, without_the_variable_nothing_is_offered)
     open_sides();
     sides[A].fabric.config.recovery = sides[B].fabric.config.recovery = 0;
     give_path_up(A);
-    cr_assert_eq(sides[A].peer.failover->recovering | sides[B].peer.failover->recovering, 0);
+    for (int i = 0; i < 10; i++)
+        go_on();
+    cr_assert(path_at(A)->attempt == PRS_ATTEMPT_NONE && !path_at(A)->next && !path_at(B)->asked);
     close_sides();
 }
 
@@ -490,12 +492,11 @@ Test(recovery, the_thread_keeps_an_offer_for_the_owner)
     cr_assert(prs_failover_start(&sides[A].peer, 0, "lost by the test"));
     while (!asked) {
         (void)prs_failover_read(&sides[A].peer);
-        if (sides[A].peer.failover->active)
+        if (prs_failover_is_active(&sides[A].peer))
             cr_assert_eq(prs_failover_step(&sides[A].peer), 0);
         sides[A].peer.failover->look_ns = 0;
         sides[A].peer.failover->looks = 1u << 20;
-        if (sides[A].peer.failover->recovering)
-            cr_assert_eq(prs_failover_recover(&sides[A].peer), 0);
+        cr_assert_eq(prs_failover_recover(&sides[A].peer), 0);
         prs_peer_lock(&sides[B].peer);
         asked = path_at(B)->asked;
         prs_peer_unlock(&sides[B].peer);

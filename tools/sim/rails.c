@@ -139,7 +139,7 @@ void sim_rails_disconnect(struct sim_end *end)
 
 bool sim_rails_agreeing(const struct sim_end *end)
 {
-    return end->stream && (end->stream->bytes || (end->peer->failover && end->peer->failover->active));
+    return end->stream && (end->stream->bytes || (end->peer->failover && prs_failover_is_active(end->peer)));
 }
 
 void sim_rails_poll(struct sim_end *end)

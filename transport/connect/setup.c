@@ -154,7 +154,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
         order.path[i].local_rail = (uint32_t)peer->path[i].local_rail;
         order.path[i].remote_rail = remote_position[i];
         order.path[i].rate = (float)mbps / 8;
-        order.standby |= (uint32_t)peer->path[i].peer.standby << i;
+        order.path[i].standby = peer->path[i].peer.standby;
         if (rail->max_message_bytes < order.max_part_bytes)
             order.max_part_bytes = rail->max_message_bytes;
     }

@@ -133,7 +133,6 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
     }
-    order->standby = options->standby;
     prs_order_rest(order);
     return 0;
 }
@@ -491,20 +490,23 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests)
 {
+    uint32_t parts = 0;
+
     if (order->ops >= order->max_ops)
         return PRS_BUSY;
-    /* MUTANT(order) a probe waits until both sides have given a path up: delete */
-    if (order->stopped & ~order->lost)
-        return PRS_BUSY;
-    for (uint32_t i = 0; i < order->probe_queues; i++)
-        if (queue_full(&order->queue[order->data_queues + i]))
+    for (uint32_t i = 0; i < order->probe_queues; i++) {
+        /* MUTANT(order) a probe waits until both sides have given a path up:
+         * s/order->path[i].use == PRS_PATH_STOPPED ||// */
+        if (order->path[i].use == PRS_PATH_STOPPED || queue_full(&order->queue[order->data_queues + i]))
             return PRS_BUSY;
-    prs_op_start(op, order->probe_queues - (uint32_t)__builtin_popcount(order->lost));
+        parts += !prs_order_path_is_lost(order, i);
+    }
+    prs_op_start(op, parts);
     for (uint32_t i = 0; i < order->probe_queues; i++) {
         struct prs_wr *wr;
 
         /* MUTANT(order) a lost path is not probed: delete */
-        if (order->lost >> i & 1)
+        if (prs_order_path_is_lost(order, i))
             continue; /* what it has written is long there */
         wr = admit_request(order, order->data_queues + i, op);
         *wr = requests[i];

@@ -63,6 +63,21 @@ struct prs_wr { /* in the order in which back ends copy it: first what is local,
     uint8_t flags;
 };
 
+/* What the engine does with a path. failover.h has how far the two sides agree about it. */
+enum prs_path_use {
+    PRS_PATH_USED,
+    PRS_PATH_RESTING, /* on standby, while another path is used */
+    PRS_PATH_STOPPED, /* it carries nothing more: prs_order_path_stop() */
+    PRS_PATH_LOST,    /* and its requests are replayed: from prs_order_path_down() to prs_order_path_up() */
+};
+
+/* Its probe queue. */
+enum prs_probe_use {
+    PRS_PROBE_WORKS,
+    PRS_PROBE_FAILED, /* its owner knows that it has */
+    PRS_PROBE_LOST,   /* it completes nothing any more: prs_order_probe_lost() */
+};
+
 struct prs_order_path {   /* one rail to the peer */
     uint32_t local_rail;  /* index into a region's local keys */
     uint32_t remote_rail; /* index into the peer's struct prs_keys */
@@ -71,6 +86,9 @@ struct prs_order_path {   /* one rail to the peer */
     uint64_t done_bytes;  /* in that interval */
     uint64_t inflight_bytes;
     uint32_t turn; /* which of its queues the last long put took */
+    enum prs_path_use use;
+    enum prs_probe_use probe;
+    bool standby; /* it is used only while all others are stopped */
 };
 
 /* What a request needs to leave over another path than its own. */
@@ -172,11 +190,6 @@ struct prs_order {
     struct prs_order_queue *queue; /* [data_queues + probe_queues] */
     struct prs_order_group *group; /* [PRS_ORDER_GROUPS]; NULL under counted, where tags stand for them */
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
-    uint32_t stopped;              /* mask of the paths that carry nothing: see prs_order_path_stop() */
-    uint32_t lost;                 /* mask of those of them whose requests are replayed */
-    uint32_t standby;              /* mask of the paths that are used only while all others are stopped */
-    uint32_t resting;              /* mask of those of them that seem to have much to do, and so get nothing */
-    uint32_t probes_lost;          /* mask of those of them whose probe queue completes nothing any more */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint32_t self_path;            /* of prs_order_self() */
     uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
@@ -195,8 +208,7 @@ struct prs_order_options {
     uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
     bool failover;                             /* keep what a replay needs; see prs_order_can_fail_over() */
-    uint32_t standby;                          /* mask of the paths that are used only while all others are stopped */
-    struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
+    struct prs_order_path path[PRS_MAX_RAILS]; /* rails, rate, standby */
 };
 
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
@@ -274,6 +286,11 @@ static inline bool prs_order_can_fail_over(const struct prs_order *order)
     return order->queue[0].aim;
 }
 
+static inline bool prs_order_path_is_lost(const struct prs_order *order, uint32_t path)
+{
+    return order->path[path].use == PRS_PATH_LOST;
+}
+
 struct prs_order_replay {
     uint32_t taken;    /* requests that the receiver had, though no completion said so */
     uint32_t replayed; /* requests that leave again */
@@ -294,6 +311,8 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
  * Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with that, or
  * -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
 int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
+/* The path has a new probe queue. Nothing of the old one is left. */
+void prs_order_probe_up(struct prs_order *order, uint32_t path);
 /* The requests that wait so, oldest first: begin with *at = 0. Return NULL after the last. The caller gives each the
  * remote key of the path over which they are to leave. */
 struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);

@@ -34,34 +34,37 @@ static uint32_t queues_per_path(const struct prs_order *order)
 
 void prs_order_rest(struct prs_order *order)
 {
-    uint32_t all = (1u << order->path_count) - 1;
-    /* MUTANT(order) a standby path rests while another works: s/all & ~order->standby & ~order->stopped/false/ */
-    bool rests = all & ~order->standby & ~order->stopped;
-    uint32_t change = order->standby & ~order->stopped & (rests ? ~order->resting : order->resting);
+    bool rests = false;
 
-    for (uint32_t left = change; left; left &= left - 1) {
-        uint32_t path = lowest(left);
+    for (uint32_t i = 0; i < order->path_count; i++)
+        /* MUTANT(order) a standby path rests while another works: s/rests |=/(void)/ */
+        rests |= order->path[i].use < PRS_PATH_STOPPED && !order->path[i].standby;
+    for (uint32_t i = 0; i < order->path_count; i++) {
+        struct prs_order_path *path = &order->path[i];
 
-        order->path[path].inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
-        order->path[path].since_ns = order->path[path].done_bytes =
-            0; /* what it did at rest says nothing of its rate */
+        if (!path->standby || path->use >= PRS_PATH_STOPPED || rests == (path->use == PRS_PATH_RESTING))
+            continue;
+        path->use = rests ? PRS_PATH_RESTING : PRS_PATH_USED;
+        path->inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+        path->since_ns = path->done_bytes = 0; /* what it did at rest says nothing of its rate */
         for (uint32_t k = 0; k < queues_per_path(order); k++)
-            order->queue[queue_on_path(order, path, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
+            order->queue[queue_on_path(order, i, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
     }
-    order->resting ^= change;
 }
 
 int prs_order_path_stop(struct prs_order *order, uint32_t path)
 {
-    uint32_t stopped = order->stopped | 1u << path;
     struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
+    uint32_t others = 0;
 
-    /* MUTANT(order) the last path is not stopped: s/|| stopped == (1u << order->path_count) - 1// */
-    if (!prs_order_can_fail_over(order) || stopped == (1u << order->path_count) - 1)
-        return -ENETDOWN;
-    if (order->stopped == stopped)
+    if (order->path[path].use >= PRS_PATH_STOPPED)
         return 0;
-    order->stopped = stopped;
+    for (uint32_t i = 0; i < order->path_count; i++)
+        others += i != path && order->path[i].use < PRS_PATH_STOPPED;
+    /* MUTANT(order) the last path is not stopped: s/|| !others// */
+    if (!prs_order_can_fail_over(order) || !others)
+        return -ENETDOWN;
+    order->path[path].use = PRS_PATH_STOPPED;
     order->path[path].inflight_bytes += STOPPED_BACKLOG;
     for (uint32_t k = 0; k < queues_per_path(order); k++) {
         uint32_t index = queue_on_path(order, path, k);
@@ -170,7 +173,7 @@ static uint32_t choose_carrier(const struct prs_order *order, uint32_t path, uin
 
     do
         other = (other + 1) % order->path_count;
-    while (order->stopped >> other & 1); /* ends: one path is not stopped */
+    while (order->path[other].use >= PRS_PATH_STOPPED); /* ends: one path is not stopped */
     return queue_on_path(order, other, k);
 }
 
@@ -207,7 +210,7 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
             order->last_word = order->last_touch = 0;
         }
     }
-    order->lost |= 1u << path;
+    order->path[path].use = PRS_PATH_LOST;
     order->ops -= done;
     prs_order_replay(order);
     return (int)done;
@@ -218,7 +221,7 @@ int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
     uint32_t index = order->data_queues + path, done = 0;
     struct prs_order_queue *queue = &order->queue[index];
 
-    if (order->probes_lost >> path & 1)
+    if (order->path[path].probe == PRS_PROBE_LOST)
         return 0;
     for (uint32_t at = queue->tail; at != queue->posted; at++) {
         *word = queue->wr[at & queue->mask].remote_addr;
@@ -239,15 +242,20 @@ int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
     while (queue->tail != queue->head && !queue->owner[queue->tail & queue->mask])
         queue->tail++;
     order->ops -= done;
-    order->probes_lost |= 1u << path;
+    order->path[path].probe = PRS_PROBE_LOST;
     return (int)done;
+}
+
+void prs_order_probe_up(struct prs_order *order, uint32_t path)
+{
+    order->path[path].probe = PRS_PROBE_WORKS;
 }
 
 struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at)
 {
     struct prs_order_queue *queue = &order->queue[order->data_queues + order->self_path];
 
-    if (!(order->probes_lost >> order->self_path & 1))
+    if (order->path[order->self_path].probe != PRS_PROBE_LOST)
         return NULL;
     while (*at < queue->head - queue->tail) {
         uint32_t slot = (queue->tail + (*at)++) & queue->mask;
@@ -264,7 +272,7 @@ int prs_order_self_over(struct prs_order *order, uint32_t path)
     struct prs_order_queue *to = &order->queue[order->data_queues + path];
 
     /* MUTANT(order) signals are not overtaken where another rail raises them: delete */
-    if (!prs_order_self_idle(order) && !(order->probes_lost >> order->self_path & 1))
+    if (!prs_order_self_idle(order) && order->path[order->self_path].probe != PRS_PROBE_LOST)
         return PRS_BUSY;
     /* MUTANT(order) what waits needs room on the other path: delete */
     if (to->head - to->tail + (from->head - from->tail) > to->mask + 1)
@@ -322,7 +330,7 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
         return;
     /* The carrier was lost in its turn. Its own carrier follows. */
     order->dirty &= ~(1ull << index);
-    if (order->lost >> to->path & 1)
+    if (prs_order_path_is_lost(order, to->path))
         order->replaying |= 1ull << index;
 }
 
@@ -386,10 +394,7 @@ int prs_order_path_up(struct prs_order *order, uint32_t path)
     order->path[path].inflight_bytes = 0;
     order->path[path].since_ns = 0;
     order->path[path].done_bytes = 0;
-    order->stopped &= ~(1u << path);
-    order->lost &= ~(1u << path);
-    order->probes_lost &= ~(1u << path);
-    order->resting &= ~(1u << path);
+    order->path[path].use = PRS_PATH_USED;
     prs_order_rest(order);
     return 0;
 }

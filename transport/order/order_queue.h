@@ -114,7 +114,7 @@ static inline uint32_t lowest(uint64_t mask)
 
 static inline bool path_is_stopped(const struct prs_order *order, uint32_t index)
 {
-    return order->stopped >> order->queue[index].path & 1;
+    return order->path[order->queue[index].path].use >= PRS_PATH_STOPPED;
 }
 
 /* Remember how the request before head could leave over another path: with remote keys by path, or those of a caller's

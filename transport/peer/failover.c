@@ -55,16 +55,15 @@ void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why)
     lost->since_ns = prs_clock_ns();
     if (lost->stage == PRS_PATH_UP)
         lost->lost_ns = lost->since_ns;
-    lost->stage = PRS_PATH_DRAINING;
-    peer->failover->active |= 1u << path;
+    prs_failover_set_stage(peer->failover, path, PRS_PATH_DRAINING);
 }
 
 /* What the owner has posted since the thread fenced a path is flushed, and so sent again as all that was not taken. */
 void prs_failover_catch_up(struct prs_peer *peer)
 {
-    for (uint32_t left = peer->failover->fenced; left; left &= left - 1)
-        (void)prs_order_path_stop(&peer->order, (uint32_t)__builtin_ctz(left)); /* the thread leaves one path */
-    peer->failover->fenced = 0;
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (prs_failover_is_agreeing(peer->failover, i))
+            (void)prs_order_path_stop(&peer->order, i); /* unless it is; the thread leaves one path */
     peer->failover->attended = false;
 }
 
@@ -80,6 +79,15 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why)
         return false; /* the last one */
     prs_failover_fence(peer, path, why);
     return true;
+}
+
+bool prs_failover_is_active(const struct prs_peer *peer)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        any |= prs_failover_is_agreeing(peer->failover, i);
+    return any;
 }
 
 void prs_failover_expect_note(struct prs_peer *peer)
@@ -172,7 +180,7 @@ void prs_failover_tell(struct prs_peer *peer, uint32_t path)
         note.taken[k] = peer->nic->taken(peer->link[path]->queue[k]);
     snprintf(note.why, sizeof(note.why), "%s", peer->failover->path[path].why);
     prs_note_send(peer, &note);
-    peer->failover->path[path].stage = PRS_PATH_AGREEING;
+    prs_failover_set_stage(peer->failover, path, PRS_PATH_AGREEING);
 }
 
 /* The loopback queue of a lost path has failed too. Sets in device memory that were in flight are raised again by another
@@ -191,7 +199,10 @@ static int end_loopback(struct prs_peer *peer, uint32_t path)
 
 int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
 {
-    peer->failover->loopbacks |= 1u << path; /* even if another error of the path is the one that gives it up */
+    struct prs_order_path *lost = &peer->order.path[path];
+
+    if (lost->probe == PRS_PROBE_WORKS) /* even if another error of the path is the one that gives it up */
+        lost->probe = PRS_PROBE_FAILED;
     if (!prs_peer_lost_path(peer, path))
         return PRS_AGAIN;
     if (peer->failover->path[path].stage != PRS_PATH_DOWN)
@@ -201,7 +212,7 @@ int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
 
 static int finish_replay(struct prs_peer *peer, uint32_t path)
 {
-    int r = peer->failover->loopbacks >> path & 1 ? end_loopback(peer, path) : 0;
+    int r = peer->order.path[path].probe == PRS_PROBE_FAILED ? end_loopback(peer, path) : 0;
 
     if (r)
         return r;
@@ -216,10 +227,9 @@ static int replay(struct prs_peer *peer, uint32_t path)
     struct prs_order_replay replay;
     int r;
 
-    lost->stage = PRS_PATH_DOWN;
-    peer->failover->active &= ~(1u << path);
+    prs_failover_set_stage(peer->failover, path, PRS_PATH_DOWN);
     prs_recovery_allow(peer, path);
-    if (peer->order.lost >> path & 1) /* new queues, over which nothing was sent yet */
+    if (prs_order_path_is_lost(&peer->order, path)) /* new queues, over which nothing was sent yet */
         return finish_replay(peer, path);
     r = prs_order_path_down(&peer->order, path, lost->taken, &replay);
     if (r < 0)
@@ -250,7 +260,7 @@ static int step_path(struct prs_peer *peer, uint32_t path)
     }
     if (lost->told)
         return replay(peer, path);
-    if (peer->order.lost >> path & 1)
+    if (prs_order_path_is_lost(&peer->order, path))
         return 0; /* nobody waits for it: nothing was sent over these queues */
     if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
         return prs_peer_fail(
@@ -269,8 +279,8 @@ int prs_failover_step(struct prs_peer *peer)
         (void)prs_failover_read(peer); /* the end of the stream is noticed by prs_health_check() */
     if (peer->error)
         return peer->error;
-    for (uint32_t left = peer->failover->active; left && !r; left &= left - 1)
-        r = step_path(peer, (uint32_t)__builtin_ctz(left));
+    for (uint32_t i = 0; i < peer->path_count && !r; i++)
+        r = prs_failover_is_agreeing(peer->failover, i) ? step_path(peer, i) : 0;
     if (peer->failover->expect_until_ns && prs_clock_ns() > peer->failover->expect_until_ns)
         peer->failover->expect_until_ns = 0;
     return r;
@@ -286,8 +296,8 @@ int prs_failover_recover(struct prs_peer *peer)
 
 int prs_failover_attend(struct prs_peer *peer)
 {
-    const struct prs_failover *failover = peer->failover;
-    int r = failover->active || failover->expect_until_ns ? prs_failover_step(peer) : 0;
+    bool agreeing = prs_failover_is_active(peer);
+    int r = agreeing || peer->failover->expect_until_ns ? prs_failover_step(peer) : 0;
 
-    return !r && failover->recovering ? prs_failover_recover(peer) : r;
+    return r ? r : prs_failover_recover(peer);
 }

@@ -25,6 +25,9 @@ struct prs_peer;
 
 enum { PRS_FAILOVER_DRAIN_MS = 10000 /* a NIC flushes a queue in far less */ };
 
+/* How far a path is, on this side. What it carries is enum prs_path_use, which the order engine owns: it is stopped from
+ * DRAINING on (where the thread has fenced the path, once the owner knows), lost from DOWN on, and used again with UP.
+ * New queues may be lost too: a path then drains and agrees that is lost already. */
 enum prs_path_stage {
     PRS_PATH_UP,
     PRS_PATH_DRAINING,
@@ -105,13 +108,10 @@ struct prs_failover {
      * it while it makes progress or fails the peer. What is not protected belongs to the owner. */
     pthread_mutex_t lock;
     bool attended;          /* the thread has done something since the owner's last progress */
-    uint32_t fenced;        /* mask of the paths that the thread has fenced: the order engine does not know it yet */
     struct prs_event *kept; /* what the thread has polled, for the owner */
     uint32_t kept_count, kept_room;
     struct prs_watched watched; /* for watch.c */
-    uint32_t active;            /* mask of the paths that are draining or agreeing */
-    uint32_t loopbacks;         /* mask of the paths whose loopback queue has failed too */
-    uint32_t recovering;        /* mask of the paths that may come back */
+    uint32_t away;              /* paths that are not UP */
     uint32_t looks;             /* since the last look after them */
     uint64_t look_ns;           /* when the next is due */
     uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
@@ -119,6 +119,18 @@ struct prs_failover {
     uint32_t in_bytes;
     struct prs_failover_path path[PRS_MAX_RAILS];
 };
+
+static inline void prs_failover_set_stage(struct prs_failover *failover, uint32_t path, enum prs_path_stage stage)
+{
+    failover->away += (stage != PRS_PATH_UP) - (failover->path[path].stage != PRS_PATH_UP);
+    failover->path[path].stage = stage;
+}
+
+/* Is the path being given up? */
+static inline bool prs_failover_is_agreeing(const struct prs_failover *failover, uint32_t path)
+{
+    return failover->path[path].stage == PRS_PATH_DRAINING || failover->path[path].stage == PRS_PATH_AGREEING;
+}
 
 /* Make the state, if the peer's order engine can replace a path. Return 0 or -ENOMEM. */
 int prs_failover_open(struct prs_peer *peer);
@@ -139,6 +151,8 @@ void prs_failover_catch_up(struct prs_peer *peer);
 
 /* Give a path up. Return false, and change nothing, if no other can replace it. */
 bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why);
+/* Is any path being given up? */
+bool prs_failover_is_active(const struct prs_peer *peer);
 /* The other side has sent a note, which may arrive a little later: look for it at each progress. */
 void prs_failover_expect_note(struct prs_peer *peer);
 /* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has failed). */

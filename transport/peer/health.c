@@ -155,7 +155,7 @@ static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
     close(peer->stream_fd);
     peer->stream_fd = -1;
     peer->stream_lost = true;
-    if (peer->failover && peer->failover->active)
+    if (peer->failover && prs_failover_is_active(peer))
         return prs_peer_fail(peer, -error, "no agreement with %s that a rail is lost: the TCP connection is lost too",
                              peer->remote);
     return touch_peer(peer);

@@ -220,7 +220,7 @@ static PRS_OUTLINED int progress_locked(struct prs_peer *peer)
     if (unlikely(failover->attended))
         kept = take_kept_events(peer); /* before what is polled later */
     r = kept < 0 ? kept : progress(peer);
-    if (unlikely(failover->active || failover->recovering || failover->expect_until_ns) && r >= 0) {
+    if (unlikely(failover->away || failover->expect_until_ns) && r >= 0) {
         int attended = prs_failover_attend(peer);
 
         r = attended < 0 ? attended : r;

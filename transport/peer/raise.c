@@ -87,7 +87,7 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
             "atomics, so one of them could be lost; use PRS_SIGNAL_SET, or keep the word in host "
             "memory",
             (unsigned long long)record->addr, peer->link[0]->rail->info.name);
-    if (peer->failover && peer->failover->loopbacks & 1)
+    if (peer->order.path[0].probe != PRS_PROBE_WORKS)
         return prs_peer_fail(peer, -ENETDOWN,
                              "%s, which has no atomics and raises the signals that arrive here in device memory, is "
                              "lost: %s",

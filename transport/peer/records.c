@@ -190,19 +190,13 @@ int prs_records_raise(struct prs_peer *peer)
     struct prs_records *records = peer->records;
     struct prs_counts *counts = &records->counts;
     const struct prs_record *record;
+    int r;
 
     prs_raise_finish(&records->raise);
-    if (unlikely(peer->order.probes_lost)) { /* even if no record waits, sets may */
-        int r = prs_raise_over_living_rail(peer);
-
-        if (r)
-            return r;
-    }
+    r = unlikely(peer->failover) ? prs_raise_over_living_rail(peer) : 0; /* even if no record waits, sets may */
+    if (unlikely(r))
+        return r;
     while (counts->waiting) {
-        int r = peer->failover ? prs_raise_over_living_rail(peer) : 0;
-
-        if (r)
-            return r;
         record = records->raise.record;
         if (!record) {
             r = prs_counts_next(counts, &record);

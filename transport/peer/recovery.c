@@ -38,9 +38,8 @@ void prs_recovery_allow(struct prs_peer *peer, uint32_t path)
 {
     if (!peer->fabric->config.recovery)
         return;
-    peer->failover->recovering |= 1u << path;
     wait_ms(path_of(peer, path),
-            peer->order.lost >> path & 1 ? again_ms(peer) : (uint32_t)peer->fabric->config.recovery_ms);
+            prs_order_path_is_lost(&peer->order, path) ? again_ms(peer) : (uint32_t)peer->fabric->config.recovery_ms);
 }
 
 /* ---- notes ---- */
@@ -195,7 +194,7 @@ static void swap_links(struct prs_peer *peer, uint32_t path)
         peer->queue[peer->queues + path] = link->loopback;
     peer->path[path].own = link->own;
     memcpy(peer->path[path].peer.gid, at->theirs.where.gid, sizeof(at->theirs.where.gid));
-    peer->failover->loopbacks &= ~(1u << path);
+    prs_order_probe_up(&peer->order, path);
     if (peer->failure.kind == PRS_EVENT_ERROR && peer->order.queue[peer->failure.queue].path == path) {
         peer->failure.kind = PRS_EVENT_DONE; /* of the old queues: it says nothing of these */
         peer->farewell_ns = 0;
@@ -213,9 +212,8 @@ static void use_again(struct prs_peer *peer, uint32_t path)
     struct prs_failover_path *at = path_of(peer, path);
     const struct prs_rail_info *own = &peer->link[path]->rail->info;
 
-    at->stage = PRS_PATH_UP;
+    prs_failover_set_stage(peer->failover, path, PRS_PATH_UP);
     at->failures = 0;
-    peer->failover->recovering &= ~(1u << path);
     PRS_WARN("%s:%d to %s:%u at %s is used again, %.1f s after it was lost", own->name, own->port,
              peer->path[path].peer.name, peer->path[path].peer.port, peer->remote,
              (double)(prs_clock_ns() - at->lost_ns) / 1e9);
@@ -362,7 +360,7 @@ static void accept_queues(struct prs_peer *peer, uint32_t path)
         return;
     }
     swap_links(peer, path);
-    at->stage = PRS_PATH_JOINED;
+    prs_failover_set_stage(peer->failover, path, PRS_PATH_JOINED);
     send_queues(peer, path, PRS_NOTE_ACCEPT);
 }
 
@@ -383,7 +381,8 @@ bool prs_recovery_is_due(struct prs_peer *peer)
     struct prs_failover *failover = peer->failover;
     uint64_t now_ns;
 
-    if (++failover->looks < LOOK_CALLS || peer->stream_fd < 0 || peer->remote_closed)
+    if (!failover->away || !peer->fabric->config.recovery || ++failover->looks < LOOK_CALLS || peer->stream_fd < 0 ||
+        peer->remote_closed)
         return false;
     failover->looks = 0;
     now_ns = prs_clock_ns();
@@ -397,13 +396,11 @@ int prs_recovery_step(struct prs_peer *peer)
 {
     struct prs_failover *failover = peer->failover;
 
-    for (uint32_t left = failover->recovering; left && !peer->error; left &= left - 1) {
-        uint32_t path = (uint32_t)__builtin_ctz(left);
-
-        if (peer->offers && failover->path[path].stage == PRS_PATH_DOWN)
-            step_offering(peer, path);
+    for (uint32_t i = 0; i < peer->path_count && !peer->error; i++) {
+        if (peer->offers && failover->path[i].stage == PRS_PATH_DOWN)
+            step_offering(peer, i);
         else if (!peer->offers)
-            step_accepting(peer, path);
+            step_accepting(peer, i);
     }
     return peer->error;
 }

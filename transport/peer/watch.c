@@ -72,7 +72,6 @@ static bool take_note(struct prs_peer *peer)
     if (!prs_peer_lost_path(peer, note.path)) {
         snprintf(why, sizeof(why), "the other side lost it: %s", note.why);
         prs_failover_fence(peer, note.path, why);
-        failover->fenced |= 1u << note.path;
     }
     prs_failover_told(peer, &note);
     failover->attended = true;
@@ -138,8 +137,8 @@ static bool attend(struct prs_peer *peer)
     if (!peer->error && peer->stream_fd >= 0 && !peer->remote_closed) {
         while (take_note(peer))
             ;
-        for (uint32_t left = peer->failover->active; left; left &= left - 1)
-            again |= drain(peer, (uint32_t)__builtin_ctz(left));
+        for (uint32_t i = 0; i < peer->path_count; i++)
+            again |= drain(peer, i);
     }
     prs_peer_unlock(peer);
     return again;
