@@ -259,19 +259,22 @@ def _bias_gradient(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:
     return g.sum(0) if ctx.has_bias and ctx.needs_input_grad[3] else None
 
 
-def _as_operand(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-    """The gradient of a result, which may be fp32, as an operand of a product."""
-    return g.to(ctx.saved_tensors[0].dtype).contiguous()
+def _as_operand(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The gradient of a result, which may be fp32, as an operand of a product with a, which was saved. ctx.saved_tensors may be read once only:
+    torch.utils.checkpoint(use_reentrant=False) unpacks a tensor once."""
+    return g.to(a.dtype).contiguous()
 
 
 def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name, g = ctx.saved_tensors, ctx.group_name, _as_operand(ctx, g)
+    (a, b), name = ctx.saved_tensors, ctx.group_name
+    g = _as_operand(a, g)
     return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
             _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), name, g = ctx.saved_tensors, ctx.group_name, _as_operand(ctx, g)
+    (a, b), name = ctx.saved_tensors, ctx.group_name
+    g = _as_operand(a, g)
     of_bias = _bias_gradient(ctx, g)
     if not ctx.needs_input_grad[1]:
         return _ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None, of_bias, *ctx.rest
@@ -282,7 +285,8 @@ def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
 
 
 def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    (a, b), g = ctx.saved_tensors, _as_operand(ctx, g)  # g is the same on all ranks, as the result is
+    a, b = ctx.saved_tensors
+    g = _as_operand(a, g)  # the same on all ranks, as the result is
     return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None,
             _bias_gradient(ctx, g), *ctx.rest)
 
