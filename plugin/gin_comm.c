@@ -94,7 +94,7 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .listener = listener->listener,
         .handles = copy,
         .rank = comm->rank,
-        .size = comm->ranks,
+        .world = comm->ranks,
         .max_ops = GIN_MAX_OPS,
         .traffic_class = -1,
         /* Only GIN adds to NCCL's signals, and no kernel resets one while adds are in flight. */

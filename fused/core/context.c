@@ -17,8 +17,7 @@
 #include "transport/util/node.h"
 
 enum {
-    DEFAULT_TIMEOUT_MS = 600000, /* as long as NCCL's watchdog in torch waits */
-    LEAVING_MS = 5000,           /* how long a rank that closes waits for the others of its node */
+    LEAVING_MS = 5000, /* how long a rank that closes waits for the others of its node */
 };
 
 int prs_cuda_check(cudaError_t e, const char *what)
@@ -326,7 +325,7 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
         return prs_fail(-ENOMEM, "fused: no memory for a context");
     ctx->config = *config;
     if (ctx->config.timeout_ms == 0)
-        ctx->config.timeout_ms = DEFAULT_TIMEOUT_MS;
+        ctx->config.timeout_ms = PRS_KERNEL_TIMEOUT_MS;
     r = open_parts(ctx);
     if (!r) {
         *out = ctx;

@@ -110,7 +110,7 @@ int prs_network_register(struct prs_network *n, void *at, size_t bytes, bool sig
 
 static int open_proxy(struct prs_fused *ctx, struct prs_network *n)
 {
-    struct prs_proxy_options options = {.team = n->team, .context = CONTEXT, .ring_slots = RING_SLOTS};
+    struct prs_proxy_options options = {.team = n->team, .context_id = CONTEXT, .ring_slots = RING_SLOTS};
     struct prs_rail_info info;
     void *probe;
     int r = prs_cuda_check(cudaMalloc(&probe, sizeof(uint64_t)), "cudaMalloc");

@@ -5,6 +5,7 @@
 #ifndef PERSEUS_BOOTSTRAP_H
 #define PERSEUS_BOOTSTRAP_H
 
+#include <perseus/common.h>
 #include <perseus/perseus.h>
 #include <perseus/team.h>
 
@@ -12,18 +13,13 @@
 extern "C" {
 #endif
 
-/**
- * Collective: each rank contributes `bytes` bytes and receives those of all ranks, in order of rank. Return 0 or
- * -errno; a positive value counts as a failure. It must not block for ever: when a rank has died, it should fail. */
-typedef int prs_allgather_fn(void *user, const void *mine, void *all, size_t bytes);
-
 /** How a rank exchanges data with the others; it keeps its meaning in later versions. The calls below run the allgather
  * on the calling thread. */
 struct prs_bootstrap {
     prs_allgather_fn *allgather;
     void *user;
     uint32_t rank;
-    uint32_t size;
+    uint32_t world; /* the number of ranks */
 };
 
 /**
@@ -33,7 +29,7 @@ PRS_API int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int resul
 
 /**
  * Collective: listen, exchange handles and open a team. This function fills in the options' listener, handles, rank and
- * size. Return 0 or -errno; when one rank fails, all do. */
+ * world. Return 0 or -errno; when one rank fails, all do. */
 PRS_API int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_team_options *options,
                                struct prs_team **out);
 

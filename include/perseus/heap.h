@@ -28,7 +28,7 @@ struct prs_heap_options {
     bool cuda;             /* memory of the current CUDA context's device */
     bool map_local;        /* map the memory of ranks on this node: puts to them need no NIC */
     uint64_t node; /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id and network */
-    uint32_t timeout_ms;                   /* 0: 30000 */
+    uint32_t timeout_ms;                   /* 0: the fabric's */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
@@ -42,7 +42,7 @@ PRS_API void prs_heap_close(struct prs_heap *heap);
 PRS_API void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part);
 /** Bytes of a part, after rounding. */
 PRS_API uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part);
-/** The part on every rank: [size of the team], in order of rank; valid until the heap is closed. */
+/** The part on every rank: [world], in order of rank; valid until the heap is closed. */
 PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part);
 
 /**

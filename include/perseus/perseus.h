@@ -26,6 +26,7 @@
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
+#include <perseus/common.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,8 +35,6 @@
 extern "C" {
 #endif
 
-#define PRS_API __attribute__((visibility("default")))
-
 enum {
     PRS_MAX_RAILS = 8,            /* rails one peer may be striped over */
     PRS_HANDLE_BYTES = 128,       /* passed out of band from a listener to its connectors; NCCL's limit */
@@ -43,7 +42,6 @@ enum {
     PRS_PRIVATE_DATA_BYTES = 256, /* caller's bytes exchanged while connecting */
     PRS_NOTIFY_IDS = 1024,        /* notification ids of one peer; ids are used modulo this */
     PRS_INLINE_BYTES = 64,        /* limit of PRS_PUT_INLINE on every rail */
-    PRS_RESERVED_WORDS = 8,       /* room for the fields of later versions */
 };
 
 /** Named conditions. They are not errors and are never logged. */
@@ -115,7 +113,7 @@ struct prs_rail_info {
 struct prs_fabric_options {
     const char *hca;                       /* NCCL_IB_HCA syntax: "^=name:port,..." */
     int traffic_class;                     /* 0: NCCL_IB_TC, else the network's default */
-    uint32_t timeout_ms;                   /* limit of connecting and of each wait; 0: PERSEUS_TIMEOUT_MS, else 30000 */
+    uint32_t timeout_ms;                   /* of each wait on the host (common.h) */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
@@ -240,7 +238,7 @@ struct prs_peer_options {
     /* Wait for the other process as long as the caller goes on asking: it may be minutes late. A warning is logged once
      * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
     bool patient;
-    uint32_t timeout_ms;                   /* limit of connecting; 0: the fabric's */
+    uint32_t timeout_ms;                   /* of connecting; 0: the fabric's */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 

@@ -24,9 +24,9 @@ struct prs_proxy;
 /** Options of prs_proxy_open(); copied. */
 struct prs_proxy_options {
     struct prs_team *team; /* must outlive the proxy; at most 65536 ranks */
-    uint32_t context;      /* of the team; nobody else may use it while the proxy is open */
+    uint32_t context_id;   /* of the team; nobody else may use it while the proxy is open */
     uint32_t ring_slots;   /* power of two; 0: 1024 */
-    uint32_t timeout_ms;   /* limit of each wait on the device; 0: 10000 */
+    uint32_t timeout_ms;   /* of each wait on the device (common.h) */
     bool stepped;          /* without a thread: the caller runs prs_proxy_step() */
     bool cuda;             /* the device of the current CUDA context maps the ring and holds its local part */
     int numa_node;         /* where the thread runs; -1: anywhere */
@@ -58,7 +58,7 @@ struct prs_window_options {
     void *base;
     uint64_t bytes;                          /* the same on every rank */
     const struct prs_region *region;         /* must outlive the proxy */
-    const struct prs_window_remote *remotes; /* [size of the team]; copied */
+    const struct prs_window_remote *remotes; /* [world]; copied */
     uint32_t flags;                          /* enum prs_window_flags */
     uint64_t reserved[PRS_RESERVED_WORDS];   /* 0 */
 };

@@ -7,7 +7,7 @@
  * There is no accept thread. Connections are accepted inside prs_team_progress(), on behalf of every context.
  *
  * Threads. One thread at a time may use a context and its peers. prs_team_set_traffic_class(), prs_team_drains(),
- * prs_team_rank(), prs_team_size() and, until the context is closed, prs_team_stats() may be called from any thread. */
+ * prs_team_rank(), prs_team_world() and, until the context is closed, prs_team_stats() may be called from any thread. */
 #ifndef PERSEUS_TEAM_H
 #define PERSEUS_TEAM_H
 
@@ -29,17 +29,17 @@ struct prs_team_options {
     struct prs_fabric *fabric;
     const struct prs_rail_set *rails; /* copied */
     struct prs_listener *listener;    /* made by prs_listen() on the same rails; from here on the team owns it */
-    const struct prs_handle *handles; /* [size], of every rank's listener, by rank; copied */
+    const struct prs_handle *handles; /* [world], of every rank's listener, by rank; copied */
     uint32_t rank;
-    uint32_t size;
+    uint32_t world;   /* the number of ranks */
     uint32_t max_ops; /* as in struct prs_peer_options */
     int queues_per_rail;
-    int traffic_class;        /* -1: the fabric's */
-    const char *policy;       /* as in struct prs_peer_options; copied */
-    bool exclusive_adds;      /* as in struct prs_peer_options */
-    uint32_t timeout_ms;      /* of prs_team_connect(), and of each connection if longer than the fabric's; 0: 30000 */
-    const void *rank_info;    /* what this rank tells about itself: copied; every rank that connects gets it */
-    uint32_t rank_info_bytes; /* at most PRS_TEAM_RANK_INFO_BYTES */
+    int traffic_class;     /* -1: the fabric's */
+    const char *policy;    /* as in struct prs_peer_options; copied */
+    bool exclusive_adds;   /* as in struct prs_peer_options */
+    uint32_t timeout_ms;   /* of prs_team_connect(), and of a connection if longer than the fabric's; 0: the fabric's */
+    const void *rank_info; /* what this rank tells about itself: copied; every rank that connects gets it */
+    uint32_t rank_info_bytes;              /* at most PRS_TEAM_RANK_INFO_BYTES */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
@@ -72,7 +72,7 @@ PRS_API int prs_team_connect(struct prs_team *team, uint32_t context_id);
 /** As prs_team_connect(), but not to the `count` ranks from `first` on, which need not be there: those of the own node,
  * which are reached without a NIC. A connection to one of them is made when it is first used. */
 PRS_API int prs_team_connect_except(struct prs_team *team, uint32_t context_id, uint32_t first, uint32_t count);
-/** As prs_team_connect(), but only to the ranks before and after this one, modulo the size. */
+/** As prs_team_connect(), but only to the ranks before and after this one, modulo the world. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context_id);
 /** prs_peer_settle() of every peer of a context. Return 0 when all have settled, PRS_AGAIN (make progress and ask
  * again) or -errno. */
@@ -89,7 +89,7 @@ PRS_API const char *prs_team_error(const struct prs_team *team);
 
 /** This rank, and the number of ranks. */
 PRS_API uint32_t prs_team_rank(const struct prs_team *team);
-PRS_API uint32_t prs_team_size(const struct prs_team *team);
+PRS_API uint32_t prs_team_world(const struct prs_team *team);
 
 #ifdef __cplusplus
 }

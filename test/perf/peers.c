@@ -169,7 +169,7 @@ static struct prs_team *open_team(struct prs_fabric *fabric, const struct prs_ra
 {
     struct prs_team_options options = {.fabric = fabric,
                                        .rails = rails,
-                                       .size = (uint32_t)count + 1,
+                                       .world = (uint32_t)count + 1,
                                        .max_ops = MAX_OPS,
                                        .traffic_class = -1,
                                        .policy = policy};

@@ -140,7 +140,7 @@ uint32_t prs_team_rank(const struct prs_team *team)
     return 0;
 }
 
-uint32_t prs_team_size(const struct prs_team *team)
+uint32_t prs_team_world(const struct prs_team *team)
 {
     return team->options.size;
 }

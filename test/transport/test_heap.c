@@ -259,7 +259,7 @@ static int two_failures(struct world *w)
 {
     struct prs_handle handles[RANKS] = {0};
     struct prs_team_options options = {
-        .fabric = w->fabric, .rails = &w->rails, .handles = handles, .size = RANKS, .traffic_class = -1};
+        .fabric = w->fabric, .rails = &w->rails, .handles = handles, .world = RANKS, .traffic_class = -1};
     struct prs_peer *peer;
 
     CHECK(prs_listen(w->fabric, &w->rails, &handles[0], &options.listener) == 0, "listen");

@@ -57,7 +57,7 @@ static void open_hub(const char *policy)
     struct prs_team_options options = {.fabric = fabric,
                                        .rails = &one_rail,
                                        .rank = 0,
-                                       .size = RANKS,
+                                       .world = RANKS,
                                        .traffic_class = -1,
                                        .policy = policy,
                                        .timeout_ms = HEALTHY_MS};
@@ -411,7 +411,7 @@ static void call_hub(struct prs_handle *handles, uint32_t rank, uint64_t *words,
                                        .rails = &one_rail,
                                        .handles = handles,
                                        .rank = rank,
-                                       .size = CALLERS + 1,
+                                       .world = CALLERS + 1,
                                        .traffic_class = -1,
                                        .policy = "counted"};
     uint64_t give_up = prs_clock_ms() + HEALTHY_MS, value = rank;
@@ -457,7 +457,7 @@ Test(team, a_thread_accepts_for_the_context_of_another, .init = open_default, .f
     struct prs_team_options options = {.fabric = fabric,
                                        .rails = &one_rail,
                                        .handles = handles,
-                                       .size = CALLERS + 1,
+                                       .world = CALLERS + 1,
                                        .traffic_class = -1,
                                        .policy = "counted"};
     pthread_t thread[CONTEXTS];

@@ -23,7 +23,7 @@ Test(bootstrap, an_allgather_that_fails_in_its_own_way_is_an_error_of_ours_too)
 
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         int code = codes[i], want = code < 0 ? code : -EIO;
-        const struct prs_bootstrap bootstrap = {.allgather = fails, .user = &code, .size = 1};
+        const struct prs_bootstrap bootstrap = {.allgather = fails, .user = &code, .world = 1};
         struct prs_heap *heap = NULL;
 
         cr_assert_eq(prs_bootstrap_agree(&bootstrap, 0, "test"), want, "allgather returned %d", code);

@@ -28,7 +28,7 @@ Test(reserved, a_field_of_a_newer_version_is_refused_by_the_name_of_its_structur
     struct prs_proxy_options proxy = {.reserved[LAST] = 5};
     struct prs_window_options window = {.reserved[LAST] = 5};
     struct prs_heap_options heap = {.reserved[LAST] = 5};
-    struct prs_bootstrap bootstrap = {.size = 1};
+    struct prs_bootstrap bootstrap = {.world = 1};
     struct prs_windows windows = {0};
     struct prs_setup_options setup;
     struct prs_fabric *opened;

@@ -70,7 +70,7 @@ static void report(struct round *round, const char *mode, uint32_t count, double
         .policy = round->policy,
         .bytes = round->bytes,
         .concurrency = round->concurrency,
-        .peers = round->bench->bootstrap.size - 1,
+        .peers = round->bench->bootstrap.world - 1,
         .iterations = count,
         .errors = ranks_words(round->bench->ranks)[WORD_WRONG],
     };
@@ -105,7 +105,7 @@ static int put_once(struct round *round, uint32_t puts, double *us)
     double start = bench_now_us();
 
     for (uint32_t i = 0; i < puts; i++) {
-        uint32_t peer = 1 + i % (bench->bootstrap.size - 1);
+        uint32_t peer = 1 + i % (bench->bootstrap.world - 1);
         struct prs_device_put put =
             bench_put(bench, peer, i % round->concurrency % slots * round->bytes, round->bytes, 1);
 
@@ -131,7 +131,7 @@ static int run_puts(struct round *round, uint32_t puts, uint64_t until)
 {
     struct bench *bench = round->bench;
     const struct options *o = bench->options;
-    uint32_t rank = bench->bootstrap.rank, peers = bench->bootstrap.size - 1;
+    uint32_t rank = bench->bootstrap.rank, peers = bench->bootstrap.world - 1;
     uint64_t slots = bench->half / round->bytes, used = slots < round->concurrency ? slots : round->concurrency;
     uint64_t wrong = 0;
     int r = 0;
@@ -201,7 +201,7 @@ static int run_latency(struct round *round, uint64_t until)
 static int exchange_blocks(struct round *round, uint64_t iteration, bool by_signals)
 {
     struct bench *bench = round->bench;
-    uint32_t rank = bench->bootstrap.rank, size = bench->bootstrap.size;
+    uint32_t rank = bench->bootstrap.rank, size = bench->bootstrap.world;
     int r = 0;
 
     for (uint32_t step = 1; step < size && r == 0; step++) {
@@ -229,7 +229,7 @@ static int alltoall_once(struct round *round, uint64_t iteration, bool by_signal
 {
     struct bench *bench = round->bench;
     uint64_t *slowest = &ranks_words(bench->ranks)[WORD_SLOWEST];
-    uint32_t rank = bench->bootstrap.rank, size = bench->bootstrap.size;
+    uint32_t rank = bench->bootstrap.rank, size = bench->bootstrap.world;
     uint64_t wrong = 0, mine, seen = 0;
     double start;
     int r;
@@ -266,7 +266,7 @@ static int run_alltoall(struct round *round, uint64_t until)
 {
     struct bench *bench = round->bench;
     const struct options *o = bench->options;
-    uint32_t size = bench->bootstrap.size, total = o->warmup + o->iterations;
+    uint32_t size = bench->bootstrap.world, total = o->warmup + o->iterations;
     uint64_t iteration = until << 32;
     int r = 0;
 

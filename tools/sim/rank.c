@@ -22,7 +22,7 @@ uint32_t prs_team_rank(const struct prs_team *team)
     return team->rank;
 }
 
-uint32_t prs_team_size(const struct prs_team *team)
+uint32_t prs_team_world(const struct prs_team *team)
 {
     return team->sim->options.ranks;
 }

@@ -21,13 +21,13 @@ int prs_bootstrap_gather(const struct prs_bootstrap *bootstrap, const void *mine
 int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const char *what)
 {
     int32_t mine = result;
-    int32_t *all = calloc(bootstrap->size, sizeof(*all));
+    int32_t *all = calloc(bootstrap->world, sizeof(*all));
     int r;
 
     if (!all)
-        return prs_fail(-ENOMEM, "%s: no memory for %u ranks", what, bootstrap->size);
+        return prs_fail(-ENOMEM, "%s: no memory for %u ranks", what, bootstrap->world);
     r = prs_bootstrap_gather(bootstrap, &mine, all, sizeof(mine), what);
-    for (uint32_t rank = 0; !r && rank < bootstrap->size; rank++)
+    for (uint32_t rank = 0; !r && rank < bootstrap->world; rank++)
         if (all[rank] < 0)
             r = rank == bootstrap->rank
                     ? result
@@ -41,18 +41,18 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
 {
     struct prs_team_options full = *options;
     struct prs_handle mine;
-    struct prs_handle *handles = calloc(bootstrap->size, sizeof(*handles));
+    struct prs_handle *handles = calloc(bootstrap->world, sizeof(*handles));
     struct prs_team *team = NULL;
     int result, r;
 
     if (!handles)
-        return prs_fail(-ENOMEM, "team: no memory for %u handles", bootstrap->size);
+        return prs_fail(-ENOMEM, "team: no memory for %u handles", bootstrap->world);
     memset(&mine, 0, sizeof(mine));
     full.listener = NULL;
     result = prs_listen(options->fabric, options->rails, &mine, &full.listener);
     full.handles = handles;
     full.rank = bootstrap->rank;
-    full.size = bootstrap->size;
+    full.world = bootstrap->world;
     r = prs_bootstrap_agree(bootstrap, result, "team: listening");
     if (!r) {
         r = prs_bootstrap_gather(bootstrap, &mine, handles, sizeof(mine), "team");

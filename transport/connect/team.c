@@ -20,7 +20,6 @@
 #include "transport/util/log.h"
 
 enum {
-    DEFAULT_TIMEOUT_MS = 30000,
     ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
     /* Rounds of progress between two looks at a silent peer, of which the peers of a context take turns. */
     LOOK_EVERY = 256,
@@ -84,9 +83,9 @@ void prs_team_set_traffic_class(struct prs_team *team, int traffic_class)
     pthread_mutex_unlock(&team->lock);
 }
 
-uint32_t prs_team_size(const struct prs_team *team)
+uint32_t prs_team_world(const struct prs_team *team)
 {
-    return team->options.size;
+    return team->options.world;
 }
 
 const char *prs_team_error(const struct prs_team *team)
@@ -130,17 +129,17 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     if (options->rank_info_bytes > PRS_TEAM_RANK_INFO_BYTES)
         return prs_fail(-EINVAL, "team: rank_info of %u bytes: at most %d", options->rank_info_bytes,
                         PRS_TEAM_RANK_INFO_BYTES);
-    if (options->size == 0 || options->rank >= options->size || !options->listener || !options->handles)
-        return prs_fail(-EINVAL, "team: rank %u of %u, or no listener or handles", options->rank, options->size);
+    if (options->world == 0 || options->rank >= options->world || !options->listener || !options->handles)
+        return prs_fail(-EINVAL, "team: rank %u of %u, or no listener or handles", options->rank, options->world);
     team = calloc(1, sizeof(*team));
     if (!team)
         return prs_fail(-ENOMEM, "team: no memory");
-    team->handles = calloc(options->size, sizeof(*team->handles));
+    team->handles = calloc(options->world, sizeof(*team->handles));
     if (!team->handles) {
         free(team);
-        return prs_fail(-ENOMEM, "team: no memory for %u handles", options->size);
+        return prs_fail(-ENOMEM, "team: no memory for %u handles", options->world);
     }
-    memcpy(team->handles, options->handles, options->size * sizeof(*team->handles));
+    memcpy(team->handles, options->handles, options->world * sizeof(*team->handles));
     team->options = *options;
     team->rails = *options->rails;
     team->options.rails = &team->rails;
@@ -151,7 +150,7 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
         team->options.policy = team->policy;
     }
     if (team->options.timeout_ms == 0)
-        team->options.timeout_ms = DEFAULT_TIMEOUT_MS;
+        team->options.timeout_ms = options->fabric->config.timeout_ms;
     team->error = "";
     pthread_mutex_init(&team->lock, NULL);
     pthread_mutex_init(&team->text_lock, NULL);
@@ -188,7 +187,7 @@ static struct team_context *find_context(struct prs_team *team, uint32_t context
 
 static void close_context(struct prs_team *team, struct team_context *context)
 {
-    for (uint32_t rank = 0; rank < team->options.size; rank++) {
+    for (uint32_t rank = 0; rank < team->options.world; rank++) {
         struct member *member = &context->members[rank];
 
         prs_connector_close(member->connecting);
@@ -227,9 +226,9 @@ static struct team_context *make_context_locked(struct prs_team *team, uint32_t 
         prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", context_id, PRS_TEAM_CONTEXTS);
         return NULL;
     }
-    context->members = calloc(team->options.size, sizeof(*context->members));
-    context->active = calloc(team->options.size, sizeof(*context->active));
-    context->peers = calloc(2 * (size_t)team->options.size, sizeof(*context->peers));
+    context->members = calloc(team->options.world, sizeof(*context->members));
+    context->active = calloc(team->options.world, sizeof(*context->active));
+    context->peers = calloc(2 * (size_t)team->options.world, sizeof(*context->peers));
     if (!context->members || !context->active || !context->peers) {
         prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
         free(context->members);
@@ -272,7 +271,7 @@ static void file_locked(struct team_context *context, uint32_t rank, struct prs_
 static void peer_options(const struct prs_team *team, uint32_t context, struct hello *hello,
                          struct prs_peer_options *out)
 {
-    *hello = (struct hello){HELLO_MAGIC, team->options.rank, team->options.size, context, {0}};
+    *hello = (struct hello){HELLO_MAGIC, team->options.rank, team->options.world, context, {0}};
     memcpy(hello->rank_info, team->rank_info, sizeof(hello->rank_info));
     memset(out, 0, sizeof(*out));
     out->private_data = hello;
@@ -287,7 +286,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct h
 
 static bool is_of_team(const struct prs_team *team, const struct hello *hello)
 {
-    return hello->magic == HELLO_MAGIC && hello->rank < team->options.size && hello->size == team->options.size;
+    return hello->magic == HELLO_MAGIC && hello->rank < team->options.world && hello->size == team->options.world;
 }
 
 /* prs_share_fn: a peer is being accepted, for a context that may be another thread's. */
@@ -320,7 +319,7 @@ static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
     memcpy(&hello, data, sizeof(hello));
     if (!is_of_team(team, &hello)) {
         PRS_WARN("team rank %u of %u: closed a peer with magic %#x, rank %u of %u, context %u: not of this team",
-                 team->options.rank, team->options.size, hello.magic, hello.rank, hello.size, hello.context);
+                 team->options.rank, team->options.world, hello.magic, hello.rank, hello.size, hello.context);
         goto close;
     }
     context = make_context_locked(team, hello.context);
@@ -404,8 +403,8 @@ int prs_team_peer(struct prs_team *team, uint32_t context_id, uint32_t rank, str
     struct member *member;
     int r = 0;
 
-    if (rank >= team->options.size)
-        return prs_fail(-EINVAL, "team of %u: no rank %u (context %u)", team->options.size, rank, context_id);
+    if (rank >= team->options.world)
+        return prs_fail(-EINVAL, "team of %u: no rank %u (context %u)", team->options.world, rank, context_id);
     context = find_context(team, context_id);
     if (context && context->members[rank].chosen) {
         *out = context->members[rank].chosen;
@@ -434,7 +433,7 @@ unlock:
 
 const void *prs_team_rank_info(struct prs_team *team, uint32_t context_id, uint32_t rank)
 {
-    struct team_context *context = rank < team->options.size ? find_context(team, context_id) : NULL;
+    struct team_context *context = rank < team->options.world ? find_context(team, context_id) : NULL;
     const struct prs_peer *peer;
     uint32_t bytes;
 
@@ -713,7 +712,7 @@ static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint3
 
 int prs_team_connect_except(struct prs_team *team, uint32_t context, uint32_t first, uint32_t count)
 {
-    uint32_t size = team->options.size, wanted = 0;
+    uint32_t size = team->options.world, wanted = 0;
     uint32_t *ranks = calloc(size, sizeof(*ranks));
     int r;
 
@@ -734,7 +733,7 @@ int prs_team_connect(struct prs_team *team, uint32_t context)
 
 int prs_team_connect_ring(struct prs_team *team, uint32_t context)
 {
-    uint32_t size = team->options.size, rank = team->options.rank;
+    uint32_t size = team->options.world, rank = team->options.rank;
     uint32_t ranks[2] = {(rank + 1) % size, (rank + size - 1) % size};
 
     if (size == 1)
@@ -747,7 +746,7 @@ PRS_READS_COUNTERS void prs_team_stats(struct prs_team *team, uint32_t context_i
     struct team_context *context = find_context(team, context_id);
 
     memset(out, 0, sizeof(*out));
-    for (uint32_t rank = 0; context && rank < team->options.size; rank++) {
+    for (uint32_t rank = 0; context && rank < team->options.world; rank++) {
         const struct member *member = &context->members[rank];
         const struct prs_peer *peers[2] = {__atomic_load_n(&member->made, __ATOMIC_ACQUIRE), /* [team-member] */
                                            __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE)};

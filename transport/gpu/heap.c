@@ -13,12 +13,12 @@
 #include "transport/connect/bootstrap.h"
 #include "transport/host/cuda.h"
 #include "transport/host/fd_pass.h"
+#include "transport/nic/fabric.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 #include "transport/util/node.h"
 
 enum {
-    DEFAULT_TIMEOUT_MS = 30000,
     RANK_INFO_MAGIC = 0x50484550, /* "PEHP" */
     RANK_INFO_VERSION = 1,
     HOST_GRAIN = 4096,
@@ -178,7 +178,7 @@ static int check_rank_infos(const struct prs_heap *heap, const struct rank_info 
 {
     const struct rank_info *mine = &infos[heap->bootstrap.rank];
 
-    for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++) {
+    for (uint32_t rank = 0; rank < heap->bootstrap.world; rank++) {
         const struct rank_info *info = &infos[rank];
 
         if (info->magic != RANK_INFO_MAGIC || info->version != RANK_INFO_VERSION)
@@ -198,8 +198,8 @@ static int check_rank_infos(const struct prs_heap *heap, const struct rank_info 
 
 static int map_node(struct prs_heap *heap, const struct rank_info *infos)
 {
-    uint32_t size = heap->bootstrap.size, mine = heap->bootstrap.rank, count = 0;
-    uint32_t timeout = heap->options.timeout_ms ? heap->options.timeout_ms : DEFAULT_TIMEOUT_MS;
+    uint32_t size = heap->bootstrap.world, mine = heap->bootstrap.rank, count = 0;
+    uint32_t timeout = heap->options.timeout_ms ? heap->options.timeout_ms : heap->options.fabric->config.timeout_ms;
     struct prs_fd_pass_address *addresses = calloc(size, sizeof(*addresses));
     int(*got)[PRS_FD_PASS_FILES] = calloc(size, sizeof(*got));
     uint32_t *ranks = calloc(size, sizeof(*ranks));
@@ -240,17 +240,17 @@ free_lists:
 
 static int exchange(struct prs_heap *heap, int result)
 {
-    struct rank_info mine, *infos = calloc(heap->bootstrap.size, sizeof(*infos));
+    struct rank_info mine, *infos = calloc(heap->bootstrap.world, sizeof(*infos));
     int r;
 
     if (!infos)
-        return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.size);
+        return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.world);
     fill_rank_info(heap, result, &mine);
     r = prs_bootstrap_gather(&heap->bootstrap, &mine, infos, sizeof(mine), "heap");
     if (!r)
         r = check_rank_infos(heap, infos);
     if (!r) {
-        for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++)
+        for (uint32_t rank = 0; rank < heap->bootstrap.world; rank++)
             for (int part = 0; part < PRS_HEAP_PARTS; part++) {
                 heap->remotes[part][rank].base = infos[rank].base[part];
                 heap->remotes[part][rank].keys = infos[rank].keys[part];
@@ -265,7 +265,7 @@ static int exchange(struct prs_heap *heap, int result)
 
 int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_options *options, struct prs_heap **out)
 {
-    uint32_t size = bootstrap->size;
+    uint32_t size = bootstrap->world;
     struct prs_heap *heap;
     int r = prs_check_reserved(options, "struct prs_heap_options");
 
@@ -309,7 +309,7 @@ void prs_heap_close(struct prs_heap *heap)
 {
     if (!heap)
         return;
-    for (uint32_t i = 0; heap->mapped && i < heap->bootstrap.size * PRS_HEAP_PARTS; i++)
+    for (uint32_t i = 0; heap->mapped && i < heap->bootstrap.world * PRS_HEAP_PARTS; i++)
         span_drop(&heap->mapped[i]);
     for (int part = 0; part < PRS_HEAP_PARTS; part++) {
         prs_region_release(heap->region[part]);

@@ -21,7 +21,6 @@
 
 enum {
     DEFAULT_SLOTS = 1024,
-    DEFAULT_TIMEOUT_MS = 10000,
     CLOSE_MS = 1000,     /* for what is in flight at close: far more than a round trip */
     CLOSE_ROUND_MS = 10, /* most that one round at close is charged: time off the core does not count as waiting */
     IDLE_SPINS = 2000,   /* rounds without work after which the thread yields */
@@ -129,7 +128,7 @@ static void settle_asked(struct prs_proxy *proxy)
 
     if (asked == proxy->answered)
         return;
-    r = prs_team_settle(proxy->options.team, proxy->options.context);
+    r = prs_team_settle(proxy->options.team, proxy->options.context_id);
     if (r < 0)
         set_error(proxy, r, prs_error_text());
     if (r != PRS_AGAIN)
@@ -192,23 +191,23 @@ int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **o
     proxy = calloc(1, sizeof(*proxy));
     if (!proxy)
         return prs_fail(-ENOMEM, "proxy: no memory");
-    if (prs_team_size(options->team) > PRS_CMD_PEERS) {
-        r = prs_fail(-EINVAL, "proxy: a team of %u ranks, and a command can name %u", prs_team_size(options->team),
+    if (prs_team_world(options->team) > PRS_CMD_PEERS) {
+        r = prs_fail(-EINVAL, "proxy: a team of %u ranks, and a command can name %u", prs_team_world(options->team),
                      PRS_CMD_PEERS);
         goto free_proxy;
     }
     proxy->options = *options;
     proxy->device.epoch = next_epoch();
     proxy->device.rank = prs_team_rank(options->team);
-    proxy->device.world = prs_team_size(options->team);
-    proxy->device.timeout_ns = 1000000ull * (options->timeout_ms ? options->timeout_ms : DEFAULT_TIMEOUT_MS);
+    proxy->device.world = prs_team_world(options->team);
+    proxy->device.timeout_ns = 1000000ull * (options->timeout_ms ? options->timeout_ms : PRS_KERNEL_TIMEOUT_MS);
     r = prs_ring_init(&proxy->ring, options->ring_slots ? options->ring_slots : DEFAULT_SLOTS);
     if (r < 0)
         goto free_proxy;
     r = prs_windows_init(&proxy->windows, proxy->device.world, proxy->device.epoch, PRS_PROXY_WINDOWS);
     if (r < 0)
         goto fini_ring;
-    r = prs_dispatch_init(&proxy->dispatch, &proxy->ring, &proxy->windows, options->team, options->context);
+    r = prs_dispatch_init(&proxy->dispatch, &proxy->ring, &proxy->windows, options->team, options->context_id);
     if (r < 0)
         goto fini_windows;
     r = make_memory(proxy);

@@ -246,7 +246,7 @@ int prs_config_read(const struct prs_fabric_options *options, struct prs_config 
     r = prs_hca_filter_parse("NCCL_SOCKET_IFNAME", prs_env_text("NCCL_SOCKET_IFNAME"), &out->ifname);
     if (r)
         return r;
-    r = prs_env_int("PERSEUS_TIMEOUT_MS", 30000, 10, 86400000, &timeout_ms);
+    r = prs_env_int("PERSEUS_TIMEOUT_MS", PRS_TIMEOUT_MS, 10, 86400000, &timeout_ms);
     if (r)
         return r;
     out->timeout_ms = options && options->timeout_ms ? options->timeout_ms : (uint32_t)timeout_ms;
