@@ -15,7 +15,7 @@ from mutants_lib import compile_or_exit, mutated, rules, run_bounded, try_all  #
 # The quick tests first; a mutant meets the next only when it survives.
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_drain": "order_bench", "test_order_path": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
 ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
-SOURCES = ["transport/order/order.c", "transport/order/order_signal.c", "transport/order/tally.c", "transport/order/order_cut.c", "transport/order/order_drain.c", "transport/order/order_path.c",
+SOURCES = ["transport/order/order.c", "transport/order/order_admit.c", "transport/order/order_signal.c", "transport/order/tally.c", "transport/order/order_cut.c", "transport/order/order_drain.c", "transport/order/order_path.c",
            "transport/order/stripe.c", "transport/order/policy.c",
            "transport/util/error.c", "transport/util/log.c", "transport/util/env.c"]
 LIMIT_S = 120  # of one test: a mutant may hang

@@ -150,7 +150,7 @@ static uint32_t retire_taken(struct prs_order *order, struct prs_order_queue *qu
         /* MUTANT(order) a read before a fence that was taken is done: s/&& at - queue->tail >= read_end - queue->tail// */
         if (queue->wr[slot].opcode == PRS_WR_READ && at - queue->tail >= read_end - queue->tail)
             continue;
-        done += prs_order_retire(queue->owner[slot]);
+        done += retire(queue->owner[slot]);
         queue->owner[slot] = NULL;
     }
     order->no_op.parts = 1u << 31;
@@ -236,7 +236,7 @@ int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
 
         if (queue->wr[slot].opcode != PRS_WR_READ)
             continue;
-        done += prs_order_retire(queue->owner[slot]);
+        done += retire(queue->owner[slot]);
         queue->owner[slot] = NULL;
     }
     while (queue->tail != queue->head && !queue->owner[queue->tail & queue->mask])

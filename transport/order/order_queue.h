@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "transport/order/op.h"
 #include "transport/order/order.h"
 
 static inline bool queue_full(const struct prs_order_queue *queue)
@@ -133,8 +134,14 @@ static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *
         aim->remote_keys = *remote_keys;
 }
 
+/* Complete a part of each op that shares a request. Return how many ops are done with that. */
+uint32_t prs_order_retire_merged(struct prs_op *owner);
+
 /* Complete a part of the op or ops of one request. Return how many ops are done with that. */
-uint32_t prs_order_retire(struct prs_op *owner);
+static inline uint32_t retire(struct prs_op *owner)
+{
+    return (uintptr_t)owner & OWNER_MERGED ? prs_order_retire_merged(owner) : prs_op_part_done(owner);
+}
 
 /* Let requests of lost paths leave as far as there is room for them. */
 void prs_order_replay(struct prs_order *order);

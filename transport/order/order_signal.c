@@ -47,6 +47,16 @@ static void join(struct prs_order *order, struct prs_order_queue *queue, struct 
     order->stats.merged++;
 }
 
+uint32_t prs_order_retire_merged(struct prs_op *owner)
+{
+    uint32_t done = 0;
+
+    /* MUTANT(order) merged signals are all done: s/while (owner)// */
+    while (owner)
+        done += prs_op_part_done(owner_pop(&owner)); /* pop first: once it is done, its storage may vanish */
+    return done;
+}
+
 static void set_fence(struct prs_order *order, struct prs_wr *wr)
 {
     if (!(wr->flags & PRS_WR_FENCE))

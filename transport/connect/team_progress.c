@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A team: the rounds of a context, and calls that wait until its ranks are connected. */
+#include "transport/connect/team_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "transport/nic/domain.h"
+#include "transport/util/clock.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+
+enum {
+    ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
+    /* Rounds of progress between two looks at a silent peer, of which the peers of a context take turns. */
+    LOOK_EVERY = 256,
+};
+
+static int fail_peer(struct prs_team *team, const struct prs_team_context *context, uint32_t context_id,
+                     const struct prs_peer *peer, int error)
+{
+    for (uint32_t i = 0; i < context->active_count; i++) {
+        const struct prs_team_member *member = &context->members[context->active[i]];
+
+        if (member->made == peer || member->accepted == peer)
+            return prs_team_fail_rank(team, context_id, context->active[i], error);
+    }
+    return error;
+}
+
+static int adopt_peers(struct prs_team_context *context)
+{
+    uint32_t count = __atomic_load_n(&context->peer_count, __ATOMIC_ACQUIRE); /* [team-peers] */
+
+    for (; context->adopted < count; context->adopted++) {
+        int r = prs_peer_adopt(context->peers[context->adopted], &context->cqs, &context->list);
+
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* Peers that have something to post, or that wait for more than events. */
+static int attend_listed(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
+{
+    struct prs_peer *peer = context->list.first, *next;
+    int error = 0;
+
+    context->list.first = NULL;
+    for (; peer; peer = next) {
+        int r;
+
+        next = peer->next_listed; /* it may join again */
+        r = prs_peer_attend(peer);
+        if (r < 0)
+            error = first_error(error, fail_peer(team, context, context_id, peer, r));
+        else
+            *did += r;
+    }
+    return error;
+}
+
+/* The queues themselves do not work any more. */
+static PRS_COLD int fail_sharers(const struct prs_team_context *context, const struct prs_cqs *cqs, int error)
+{
+    for (uint32_t i = 0; i < context->adopted; i++) {
+        struct prs_peer *peer = context->peers[i];
+
+        for (uint32_t path = 0; path < peer->path_count; path++)
+            if (peer->link[path]->cqs == cqs)
+                (void)prs_peer_handle(peer, peer->link[path], NULL, error);
+    }
+    return error;
+}
+
+/* Completions that the NIC of one rail has for any peer. */
+static int take_completions(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                            struct prs_cqs *cqs, int *did)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    int error = 0;
+    bool more;
+
+    do {
+        struct prs_link *link;
+        int count = cqs->rail->domain->nic->poll_shared(cqs, &link, events, &more), r;
+
+        if (likely(!link))
+            return count < 0 ? fail_sharers(context, cqs, count) : error;
+        r = prs_peer_handle(link->user, link, events, count);
+        if (unlikely(r))
+            error = first_error(error, fail_peer(team, context, context_id, link->user, r));
+        else
+            *did += count;
+    } while (more);
+    return error;
+}
+
+static int look_in_turn(struct prs_team *team, struct prs_team_context *context, uint32_t context_id)
+{
+    uint32_t each = context->adopted ? PRS_PEER_IDLE_POLLS / context->adopted : PRS_PEER_IDLE_POLLS;
+    struct prs_peer *peer;
+    int r;
+
+    context->look_in = each > LOOK_EVERY ? each : LOOK_EVERY;
+    if (!context->adopted)
+        return 0;
+    peer = context->peers[context->look_at++ % context->adopted];
+    r = prs_peer_look(peer);
+    return r < 0 ? fail_peer(team, context, context_id, peer, r) : 0;
+}
+
+/* Without news this costs the same for any number of peers that share completion queues. */
+static int progress_context(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
+{
+    int r = 0;
+
+    if (unlikely(context->connecting))
+        r = prs_team_step_connectors(team, context, context_id, did);
+    r = first_error(r, adopt_peers(context));
+    if (context->list.first)
+        r = first_error(r, attend_listed(team, context, context_id, did));
+    for (uint32_t i = 0; i < __atomic_load_n(&context->cqs.count, __ATOMIC_ACQUIRE); i++) /* [cq-group] */
+        r = first_error(r, take_completions(team, context, context_id, context->cqs.rail[i], did));
+    if (unlikely(context->look_in-- == 0))
+        r = first_error(r, look_in_turn(team, context, context_id));
+    return r;
+}
+
+int prs_team_progress(struct prs_team *team, uint32_t context_id)
+{
+    struct prs_team_context *context = prs_team_find(team, context_id);
+    int did = 0;
+    int r = 0;
+
+    if (!context || context->rounds++ % ACCEPT_EVERY == 0) {
+        /* If another thread holds the lock, it accepts on behalf of this one. */
+        if (pthread_mutex_trylock(&team->lock) == 0) {
+            r = prs_team_accept_locked(team);
+            if (!context)
+                context = prs_team_make_context_locked(team, context_id);
+            pthread_mutex_unlock(&team->lock);
+        }
+        if (r < 0)
+            return r;
+    }
+    r = context ? progress_context(team, context, context_id, &did) : 0;
+    return r < 0 ? r : did;
+}
+
+/* ---- connect and wait ---- */
+
+/* Of a pair, the lower rank connects. A rank connects to itself too. */
+static bool we_connect(const struct prs_team *team, uint32_t rank)
+{
+    return team->options.rank <= rank;
+}
+
+/* Connect to these ranks, or wait until they have connected. */
+static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint32_t *ranks, uint32_t count)
+{
+    uint64_t deadline_ms = prs_clock_ms() + team->options.timeout_ms;
+    uint32_t have = 0, missing = 0;
+    struct prs_peer *peer;
+    int r;
+
+    while (have < count) {
+        struct prs_team_context *context = prs_team_find(team, context_id);
+
+        if (context)
+            context->rounds = 0; /* accept in each round: this is what we wait for */
+        r = prs_team_progress(team, context_id);
+        if (r < 0)
+            return r;
+        have = 0;
+        context = prs_team_find(team, context_id);
+        for (uint32_t i = 0; i < count; i++) {
+            if (!we_connect(team, ranks[i]) &&
+                (!context || !__atomic_load_n(&context->members[ranks[i]].accepted, __ATOMIC_ACQUIRE)))
+                r = PRS_AGAIN;
+            else
+                r = prs_team_peer(team, context_id, ranks[i], &peer);
+            if (r < 0)
+                return r;
+            if (!r)
+                have++;
+            else
+                missing = ranks[i];
+        }
+        if (have < count && prs_clock_ms() > deadline_ms) {
+            r = prs_fail(-ETIMEDOUT,
+                         "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",
+                         team->options.rank, count - have, count, context_id, team->options.timeout_ms, missing);
+            prs_team_keep_text(team, prs_error_text());
+            return r;
+        }
+        if (have < count)
+            nanosleep(&(struct timespec){0, 200000}, NULL);
+    }
+    return 0;
+}
+
+int prs_team_connect_except(struct prs_team *team, uint32_t context, uint32_t first, uint32_t count)
+{
+    uint32_t size = team->options.world, wanted = 0;
+    uint32_t *ranks = calloc(size, sizeof(*ranks));
+    int r;
+
+    if (!ranks)
+        return prs_fail(-ENOMEM, "team: no memory to connect %u ranks", size);
+    for (uint32_t rank = 0; rank < size; rank++)
+        if (rank != team->options.rank && rank - first >= count)
+            ranks[wanted++] = rank;
+    r = connect_ranks(team, context, ranks, wanted);
+    free(ranks);
+    return r;
+}
+
+int prs_team_connect(struct prs_team *team, uint32_t context)
+{
+    return prs_team_connect_except(team, context, 0, 0);
+}
+
+int prs_team_connect_ring(struct prs_team *team, uint32_t context)
+{
+    uint32_t size = team->options.world, rank = team->options.rank;
+    uint32_t ranks[2] = {(rank + 1) % size, (rank + size - 1) % size};
+
+    if (size == 1)
+        return 0;
+    return connect_ranks(team, context, ranks, size == 2 ? 1 : 2);
+}
