@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "test/support/order_net.h"
+#include "test/support/order_start.h"
 #include "transport/order/wire.h"
 
 /* Several adds use one word, one bit each, so that they may be merged. Each set has its own word. */
@@ -40,6 +41,15 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
         prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, record_key);
     if (policy == PRS_POLICY_COUNTED || network == NET_SRD)
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
+}
+
+void net_start(struct net *net, uint32_t position)
+{
+    order_start(&net->order, position);
+    for (uint32_t q = 0; q < net->order.data_queues; q++)
+        net->to_deliver[q] = net->posted_to[q] = net->taken[q] = position;
+    net->counts.upto = net->counts.raised = position;
+    net->credit = position;
 }
 
 /* Make a signal visible. Check that everything that it must follow has arrived. */

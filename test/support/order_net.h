@@ -62,6 +62,9 @@ struct net {
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
               bool split_queues);
 
+/* Begin as if both sides had run for long: their counters have this value. Near 2^32 they wrap. */
+void net_start(struct net *net, uint32_t position);
+
 /* Admit the next put or signal. dst, dst_addr, and the id or value are filled in. Return false: busy, nothing
  * changed. */
 bool net_put(struct net *net, struct prs_put wanted);

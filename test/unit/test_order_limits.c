@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "test/support/order_bench.h"
+#include "test/support/order_start.h"
 #include "transport/order/wire.h"
 
 static int signal_one(struct bench *bench, struct prs_op *op, uint32_t group, uint32_t flags)
@@ -464,6 +465,64 @@ Test(order_limits, one_touch_at_a_time_writes_nothing)
     cr_assert_eq(bench->order.ops, 0, "it is no op");
     cr_assert_eq(prs_order_touch(&bench->order), 0, "the one before is complete");
 }
+
+/* ---- positions wrap ---- */
+
+/* The request after which something waits has each of these positions. */
+static const uint32_t near_wrap[] = {-3u, -2u, -1u, 0, 1};
+
+Test(order_limits, a_strong_signal_fences_behind_a_read_at_any_position)
+{
+    static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
+
+    for (size_t row = 0; row < 3; row++) {
+        for (size_t i = 0; i < sizeof(near_wrap) / sizeof(*near_wrap); i++) {
+            struct bench *bench = bench_fresh(policies[row], 1, 1);
+            const struct prs_order_queue *queue = &bench->order.queue[0];
+            struct prs_op op[2];
+
+            order_start(&bench->order, near_wrap[i]);
+            cr_assert_eq(get_one(bench, &op[0], 8), 0);
+            cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+            cr_assert(queue->wr[(near_wrap[i] + 1) & queue->mask].flags & PRS_WR_FENCE, "%s, read at %#x",
+                      prs_policy_names[policies[row]], near_wrap[i]);
+        }
+    }
+}
+
+Test(order_limits, a_strong_signal_without_a_fence_waits_for_a_read_at_any_position)
+{
+    for (size_t i = 0; i < sizeof(near_wrap) / sizeof(*near_wrap); i++) {
+        struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
+        struct prs_op op[2];
+
+        order_start(&bench->order, near_wrap[i]);
+        cr_assert_eq(get_one(bench, &op[0], 8), 0);
+        cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), PRS_BUSY, "read at %#x", near_wrap[i]);
+        post_and_complete_all(bench);
+        cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+    }
+}
+
+Test(order_limits, one_word_and_one_touch_at_a_time_at_any_position)
+{
+    for (size_t i = 0; i < sizeof(near_wrap) / sizeof(*near_wrap); i++) {
+        struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
+
+        order_start(&bench->order, near_wrap[i]);
+        cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 256), 0);
+        cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), PRS_BUSY, "word at %#x", near_wrap[i]);
+        post_and_complete_all(bench);
+        order_start(&bench->order, near_wrap[i]);
+        cr_assert_eq(prs_order_touch(&bench->order), 0);
+        cr_assert_eq(prs_order_touch(&bench->order), PRS_BUSY, "touch at %#x", near_wrap[i]);
+        post_and_complete_all(bench);
+        cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0);
+        cr_assert_eq(prs_order_touch(&bench->order), 0);
+    }
+}
+
+/* ---- parts ---- */
 
 /* A device with short messages once promised more parts than a notification can count. */
 Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)

@@ -114,9 +114,11 @@ struct prs_order_queue {
     uint32_t path;
     uint32_t local_rail; /* of the path */
     uint32_t remote_rail;
-    uint32_t run;           /* length of the run that ends with the request before head */
-    uint64_t run_next;      /* run_key() of the message that would continue this run; 0: none may */
-    uint32_t last_read;     /* position after the last read; 0: none */
+    uint32_t run;      /* length of the run that ends with the request before head */
+    uint64_t run_next; /* run_key() of the message that would continue this run; 0: none may */
+    /* Positions after the last request of a kind: only while that one is in flight do they mean anything. One that is
+     * 2^32 requests old may seem to be, which costs a needless fence or wait. */
+    uint32_t last_read;
     uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
     uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
@@ -181,7 +183,7 @@ struct prs_order {
     struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
     uint64_t record_addr;    /* of the peer's ring for them */
     uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
-    uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
+    uint32_t last_word;                 /* position on word_queue after the last prs_order_word(); as last_read */
     uint32_t last_touch;                /* likewise, of prs_order_touch() */
     struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;

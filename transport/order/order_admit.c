@@ -396,8 +396,8 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t
     struct prs_wr *wr;
 
     /* MUTANT(order) a word waits for the one before:
-     * s/|| (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1))// */
-    if (queue_full(queue) || (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1)))
+     * s/|| (!order->in_order && queue_has(queue, order->last_word - 1))// */
+    if (queue_full(queue) || (!order->in_order && queue_has(queue, order->last_word - 1)))
         return PRS_BUSY;
     /* MUTANT(order) a word waits for those that are replayed: delete */
     if (order->replaying || path_is_stopped(order, order->word_queue))
@@ -419,9 +419,8 @@ int prs_order_touch(struct prs_order *order)
 {
     struct prs_order_queue *queue = &order->queue[order->word_queue];
 
-    /* MUTANT(order) one touch at a time: s/|| (order->last_touch && queue_has(queue, order->last_touch - 1))// */
-    if (queue_full(queue) || (order->last_touch && queue_has(queue, order->last_touch - 1)) ||
-        path_is_stopped(order, order->word_queue))
+    /* MUTANT(order) one touch at a time: s/|| queue_has(queue, order->last_touch - 1)// */
+    if (queue_full(queue) || queue_has(queue, order->last_touch - 1) || path_is_stopped(order, order->word_queue))
         return PRS_BUSY;
     *admit_request(order, order->word_queue, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
     set_aim(queue, NULL, NULL, NULL);

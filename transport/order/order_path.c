@@ -207,7 +207,7 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
         order->replaying |= 1ull << index;
         if (order->word_queue == index) {
             order->word_queue = queue->carrier;
-            order->last_word = order->last_touch = 0;
+            order->last_word = order->last_touch = order->queue[queue->carrier].tail; /* none is in flight */
         }
     }
     order->path[path].use = PRS_PATH_LOST;

@@ -151,11 +151,11 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     /* A strong signal may tell the peer that its memory has been read. A later request may overtake the response to an
      * earlier read, so a strong signal after a read needs the fence under every policy. */
     /* MUTANT(order) a strong signal fences behind reads:
-     * s/(strong && queue->last_read && queue_has(queue, queue->last_read - 1))/false/ */
+     * s/(strong && queue_has(queue, queue->last_read - 1))/false/ */
     /* MUTANT(order) nic_fence fences strong signals: s/(group->unfenced || strong)/group->unfenced/ */
     /* MUTANT(order) nic_fence fences behind puts: s/(group->unfenced || strong)/strong/ */
     bool fenced = (order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong)) ||
-                  (strong && queue->last_read && queue_has(queue, queue->last_read - 1));
+                  (strong && queue_has(queue, queue->last_read - 1));
     struct prs_wr *wr = joinable(queue, signal);
 
     /* MUTANT(order) without adds a drained signal is a record: delete */
@@ -266,7 +266,7 @@ static uint64_t unfinished_reads(const struct prs_order *order)
     uint64_t found = 0;
 
     for (uint32_t i = 0; i < order->data_queues; i++)
-        if (order->queue[i].last_read && queue_has(&order->queue[i], order->queue[i].last_read - 1))
+        if (queue_has(&order->queue[i], order->queue[i].last_read - 1))
             found |= 1ull << i;
     return found;
 }
