@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from train import initialize
 
 import perseus
-from perseus._group import _groups
+from perseus._registry import _groups
 
 SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
 

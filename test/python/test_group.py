@@ -26,7 +26,7 @@ class Meeting(unittest.TestCase):
 
         def one(rank):
             try:
-                group = perseus.init((stores[rank], rank, 2), name=f"{id(stores)}-{rank}", watchdog=False)
+                group = perseus.init((stores[rank], rank, 2), name=f"{id(stores)}", device=rank, timeout_ms=60000, watchdog=False)
                 results[rank] = multiply(group)
                 group.close()
             except BaseException as e:
@@ -88,13 +88,240 @@ class Meeting(unittest.TestCase):
     def test_a_rank_that_does_not_come_is_an_error_and_no_hang(self):
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=1))
-        with self.assertRaisesRegex(perseus.PerseusError, "rank 0 of group alone: the ranks could not meet: .*") as caught:
+        with self.assertRaisesRegex(perseus.PerseusError, "rank 0 of group alone: rank 1 did not come within 1 s") as caught:
             perseus.init((store, 0, 2), name="alone", watchdog=False)
-        self.assertIsNotNone(caught.exception.__cause__)
+        self.assertEqual(caught.exception.rank, 1)
+        with self.assertRaisesRegex(perseus.PerseusError, "rank 1 of group alone: rank 0 did not come within 0.3 s"):
+            perseus.init((store, 1, 2), name="alone", timeout_ms=300, watchdog=False)
 
     def test_there_must_be_a_group(self):
         with self.assertRaisesRegex(perseus.PerseusError, "init_process_group"):
             perseus.init()
+
+
+def threads(world, body, limit_s=120):
+    """What body(number) returns on each thread, or the exception."""
+    results = [None] * world
+
+    def one(number):
+        try:
+            results[number] = body(number)
+        except BaseException as e:
+            results[number] = e
+    started = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(world)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join(limit_s)
+    return results
+
+
+def rows_of(group):
+    """What each rank put into an all-gather, by rank."""
+    y = perseus.all_gather_matmul(torch.full((32, 64), group.rank + 1.0 + 10 * group.kind, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16), group)
+    return y[::32, 0].tolist()
+
+
+class Identity(unittest.TestCase):
+    """A context belongs to one group: its members, its store or process group, and its name."""
+
+    def opened(self, store, rank, world=2, name=None, device=None, kind=0, **more):
+        group = perseus.init((store, rank, world), name=name, device=rank if device is None else device, timeout_ms=60000, watchdog=False, **more)
+        group.kind = kind
+        return group
+
+    def test_groups_of_one_store_do_not_meet(self):
+        store = dist.HashStore()
+
+        def body(number):
+            group = self.opened(store, number % 2, name=f"tp{number // 2}", device=number, kind=number // 2)
+            rows = rows_of(group)
+            group.close()
+            return rows
+        self.assertEqual(threads(4, body), [[1, 2], [1, 2], [11, 12], [11, 12]])
+
+    def test_threads_that_take_the_default_name_meet(self):
+        store = dist.HashStore()
+
+        def body(rank):
+            group = self.opened(store, rank)
+            rows = rows_of(group), rows_of(perseus.find("perseus")) if rank == 0 else rows_of(group)
+            self.assertIs(perseus.find("perseus"), group)
+            group.close()
+            return rows
+        self.assertEqual(threads(2, body), [([1, 2], [1, 2])] * 2)
+
+    def test_a_process_group_that_is_made_anew_gets_a_context_of_its_own(self):
+        stores = [dist.HashStore(), dist.HashStore()]
+
+        def body(thread):
+            rows, made = [], []
+            for store, rank in zip(stores, (thread, 1 - thread)):
+                process_group = ranks.gloo(store, rank, 2, f"anew-{thread}")
+                made.append(perseus.init(process_group, device=thread, watchdog=False))
+                made[-1].kind = 0
+                self.assertEqual(made[-1].rank, rank)
+                self.assertIs(perseus.find(process_group), made[-1])
+                self.assertIs(perseus.find(f"anew-{thread}"), made[-1])
+                rows.append(rows_of(made[-1]))
+            with self.assertRaisesRegex(perseus.PerseusError, "closed"):
+                multiply(made[0])
+            made[1].close()
+            return rows
+        self.assertEqual(threads(2, body), [[[1, 2], [1, 2]]] * 2)
+
+    def test_the_default_group_of_torch_after_destroy_and_init(self):
+        for port in (0, 0):
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            group = perseus.init(device=0, watchdog=False)
+            self.assertIs(group.process_group, dist.group.WORLD)
+            self.assertIs(perseus.find(group.name), group)
+            dist.destroy_process_group()
+        with self.assertRaisesRegex(perseus.PerseusError, f"group {group.name}: its process group was destroyed"):
+            torch.ops.perseus.all_gather_matmul(random(0, 32, 64), random(0, 64, 64), group.name)
+        with self.assertRaisesRegex(perseus.PerseusError, "closed"):
+            perseus.all_gather_matmul(random(0, 32, 64), random(0, 64, 64), group)
+
+    def test_a_name_that_means_another_group_is_refused(self):
+        store = dist.HashStore()
+        first = self.opened(store, 0, 1)
+        self.assertIs(self.opened(store, 0, 1), first)
+        for other, says in (((store, 0, 2), "rank 0 of 1, and is asked for as rank 0 of 2"), ((store, 1, 2), "rank 0 of 1, and is asked for as rank 1 of 2"),
+                            ((dist.HashStore(), 0, 1), "that of another store"), (ranks.gloo(store, 0, 1, "perseus"), "that of another process group")):
+            with self.subTest(says), self.assertRaisesRegex(perseus.PerseusError, f"the name 'perseus' is open here as {says}: close.* or give name="):
+                perseus.init(other, device=0, watchdog=False)
+        first.close()
+        with self.assertRaisesRegex(perseus.PerseusError, "its 2 ranks are 0 to 1"):
+            perseus.init((store, 2, 2))
+
+    def test_a_rank_that_failed_before_it_came_may_try_again(self):
+        store = dist.HashStore()
+
+        def body(rank):
+            if rank == 1:  # ranks do not count how often they have tried
+                for _ in range(3):
+                    with self.assertRaises(perseus.PerseusError):
+                        perseus.init((store, 1, 2), name="again", device=99999, timeout_ms=100, watchdog=False)
+            group = self.opened(store, rank, name="again")
+            rows = rows_of(group)
+            group.close()
+            return rows
+        self.assertEqual(threads(2, body), [[1, 2]] * 2)
+
+    def test_a_replaced_rank_meets_the_others_when_they_open_again_and_is_told_so_before(self):
+        store = dist.HashStore()
+
+        def body(rank):
+            group = self.opened(store, rank, name="replaced")
+            if rank == 1:  # ends without a word: another process comes as rank 1
+                group.abort()
+                group.close()
+                with self.assertRaisesRegex(perseus.PerseusError, "rank 0 did not come within 0.5 s. The group has been opened before, with rank 0: process .* "
+                                                                  "every other rank must close") as caught:
+                    perseus.init((store, 1, 2), name="replaced", device=1, timeout_ms=500, watchdog=False)
+                self.assertEqual(caught.exception.rank, 0)
+            else:
+                group.abort()
+                time.sleep(1.5)
+                group.close()
+            group = self.opened(store, rank, name="replaced")
+            rows = rows_of(group)
+            group.close()
+            return rows
+        self.assertEqual(threads(2, body), [[1, 2]] * 2)
+
+    def test_two_processes_that_come_as_one_rank_are_told(self):
+        store = dist.HashStore()
+
+        def body(number):
+            from perseus._bootstrap import identity, rendezvous
+            time.sleep(0.3 * number)
+            return rendezvous(store, identity("twice", 2, None), "twice", 0, 2, 2)
+        first, second = threads(2, body)
+        self.assertRegex(str(first), "group twice: process .* has come as rank 0, which is this one")
+        self.assertRegex(str(second), "rank 1 did not come within 2 s")
+
+
+class Late(unittest.TestCase):
+    """Waits for plans end within timeout_ms, and name the rank, the op and its sizes."""
+
+    def test_a_rank_that_opens_no_plan(self):
+        ended = threading.Event()
+
+        def body(group):
+            if group.rank == 2:
+                ended.wait(60)
+                return None
+            began = time.monotonic()
+            try:
+                perseus.matmul_all_reduce(random(group.rank, 64, 64), random(0, 96, 64).t(), group)
+            except perseus.PerseusError as e:
+                return e.rank, str(e), time.monotonic() - began
+            finally:
+                if group.rank == 0:
+                    time.sleep(1)
+                    ended.set()
+        results = run(3, body, timeout_ms=2000)
+        for rank, text, took in results[:2]:
+            self.assertEqual(rank, 2)
+            self.assertRegex(text, "plan of matmul_all_reduce with at most 96 rows, n 96, k 64: rank . of group .*rank 2 did not come within 2 s")
+            self.assertLess(took, 10)
+
+    def test_the_watchdogs_error_ends_the_opening_of_a_plan(self):
+        """A kernel of rank 0 gives up waiting for rank 1, while rank 0 opens a plan. Its timeout_ms is long, so only the error can end that."""
+        ended = threading.Event()
+
+        def one(group):
+            if group.rank == 1:
+                multiply(group)
+                ended.wait(60)
+                return None
+            multiply(group)
+            group.exchange.limit_s = 600
+            from perseus.watchdog import raise_in_its_thread
+            error = perseus.PerseusError("the network failed", -5, 1)
+            threading.Timer(1, raise_in_its_thread, (group, error)).start()
+            began = time.monotonic()
+            try:
+                perseus.matmul_all_reduce(random(0, 64, 64), random(0, 96, 64).t(), group)
+            except perseus.PerseusError as e:
+                return e.rank, str(e), time.monotonic() - began
+            finally:
+                ended.set()
+        rank, text, took = run(2, one)[0]
+        self.assertEqual(rank, 1)
+        self.assertRegex(text, "plan of matmul_all_reduce.*the network failed")
+        self.assertLess(took, 20)
+
+    def test_what_one_rank_found_ends_the_waits_of_the_others(self):
+        from perseus._bootstrap import StoreExchange
+        store = dist.HashStore()
+
+        def body(rank):
+            import ctypes
+            exchange = StoreExchange(store, "t", rank, 3, 0.3 if rank == 0 else 60)
+            mine, everyone = ctypes.create_string_buffer(4), ctypes.create_string_buffer(12)
+            if rank < 2:
+                self.assertNotEqual(exchange.callback(None, ctypes.addressof(mine), ctypes.addressof(everyone), 4), 0)
+                return exchange.failure.rank, str(exchange.failure)
+        began = time.monotonic()
+        first, second, _ = threads(3, body)
+        self.assertEqual(first, (2, "rank 2 did not come within 0.3 s"))
+        self.assertEqual(second, (2, "rank 0 gave up: rank 2 did not come within 0.3 s"))
+        self.assertLess(time.monotonic() - began, 20)
+
+    def test_memory_that_torch_keeps_is_freed_when_a_plan_finds_none(self):
+        def body(group):
+            real, calls = group.library.prs_fused_plan_open, []
+
+            def full(*arguments):
+                calls.append("open")
+                return -12 if len(calls) == 1 else real(*arguments)
+            group.place.free_cache = lambda: calls.append("free")
+            group.library = type("Full", (), {"__getattr__": lambda self, name: full if name == "prs_fused_plan_open" else getattr(perseus.library(), name)})()
+            multiply(group)
+            return calls
+        self.assertEqual(run(2, body), [["open", "free", "open"]] * 2)
 
 
 class Lost(unittest.TestCase):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import perseus
 from perseus import moe
-from perseus._group import _groups
+from perseus._registry import _groups
 
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 3, 64, 48
 COUNTS = {1: (20,), 2: (23, 0), 4: (17, 0, 9, 24)}  # tokens of each rank: one has none

@@ -8,8 +8,9 @@
 perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
 """
 from . import nn
-from ._group import Group, close_all, find, init
+from ._group import Group
 from ._library import PerseusError, bundled, library
+from ._registry import close_all, find, init
 from ._version import __version__
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,

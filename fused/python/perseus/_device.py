@@ -40,6 +40,11 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
 
+    def free_cache(self) -> None:
+        """Gives back to CUDA what torch holds and nothing uses."""
+        torch.cuda.synchronize(self.index)
+        torch.cuda.empty_cache()
+
 
 class Emulated:
     """Tensors in ordinary memory. Each launch gets copies in the memory of an emulated GPU, whose bounds and owner the emulator checks, and has
@@ -92,6 +97,9 @@ class Emulated:
                            ctypes.c_size_t(tensor.numel() * tensor.element_size()), 2)
             self._call("cudaFree", ctypes.c_void_p(address))
         self._copies.clear()
+
+    def free_cache(self) -> None:
+        pass
 
     def synchronize(self) -> None:
         self._call("cudaSetDevice", self.index)

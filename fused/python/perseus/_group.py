@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts, one for each group of ranks, and the plans in them."""
+"""Contexts, one for each group of ranks, and the plans in them. _registry.py says which context an op gets."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import threading
-import warnings
-from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from ._bootstrap import StoreExchange
+from ._bootstrap import Late, StoreExchange, rendezvous
 from ._device import Cuda, Emulated
 from ._library import Library, PerseusError, library
 
 LEAST_ROWS = 16  # of a rank, in the smallest class of plans
-
-_groups: dict[str, "Group"] = {}
-_opened: dict[str, int] = {}  # how many contexts a name has had
-_lock = threading.Lock()
-
-GroupLike = Union["Group", "dist.ProcessGroup", str, None]
+DEFAULT_TIMEOUT_MS = 600000  # the library's, where timeout_ms is 0
+PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_fused_op
 
 
 class Plan:
@@ -33,6 +28,10 @@ class Plan:
         self.info: Any = None  # MoE: struct prs_moe_info
 
 
+def _sizes(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
 class Group:
     """The ranks that work together: a context of libperseus-fused.
 
@@ -41,42 +40,68 @@ class Group:
     error(), check() and abort() may be called by any thread.
     """
 
-    def __init__(self, name: str, rank: int, world: int, store: Any, process_group: Any, index: int, timeout_ms: int, generation: int) -> None:
-        self.name, self.rank, self.world, self.process_group = name, rank, world, process_group
+    def __init__(self, name: str, rank: int, world: int, store: Any, process_group: Any, index: int, timeout_ms: int, keys: str, mesh: Any = None) -> None:
+        """keys: the beginning of the store's keys, which says which group this is."""
+        self.name, self.rank, self.world, self.store, self.process_group = name, rank, world, store, process_group
+        self.timeout_ms = timeout_ms or DEFAULT_TIMEOUT_MS
+        self.of_torch = self.named = False  # whether torch knows the process group; whether its name was given
+        self._mesh = mesh
         self.library: Library = library()
         self.place = (Emulated if self.library.emulated else Cuda)(self.library, index)
         self.device = self.place.torch
         self.number = -1 if self.device.type == "cpu" else index  # as Tensor.get_device() says it
-        self.thread = threading.get_ident()
+        dummy = isinstance(threading.current_thread(), threading._DummyThread)  # one of autograd's, where the first op of a group may run
+        self.thread = threading.main_thread().ident if dummy else threading.get_ident()
         self._plans: dict[Any, Plan] = {}
+        self.ended: Any = None  # called by close()
         self._handle: int | None = None
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
-        self.exchange = StoreExchange(store, f"perseus/{generation}", rank, world) if world > 1 else None
+        self.exchange = None
+        if world > 1:
+            limit_s = self.timeout_ms / 1000
+            prefix = rendezvous(store, keys, name, rank, world, limit_s if timeout_ms else store.timeout.total_seconds())
+            self.exchange = StoreExchange(store, prefix, rank, world, limit_s)
         config = self.library.prs_fused_config(rank=rank, world=world, device=index, timeout_ms=timeout_ms)
         if self.exchange:
             config.allgather = self.exchange.callback
-        self._handle = self._open("prs_fused_open", ctypes.byref(config))
+        self._handle = self._open("opening", "prs_fused_open", ctypes.byref(config))
         traffic = self.library.structs["prs_fused_traffic"]()
         self.library.prs_fused_traffic(self._handle, ctypes.byref(traffic))
         self.nodes = traffic.nodes
 
     # ---- opening ----
 
-    def _open(self, function: str, *arguments: Any) -> int:
+    def _open(self, what: str, function: str, *arguments: Any) -> int:
         """Calls a collective function whose last parameter is an out pointer."""
-        out = ctypes.c_void_p()
-        status = getattr(self.library, function)(*arguments, ctypes.byref(out))
-        if status != 0 and self.exchange and self.exchange.failure:
-            failure, self.exchange.failure = self.exchange.failure, None
-            raise PerseusError(f"{function}: rank {self.rank} of group {self.name}: the ranks could not meet: {failure}", status) from failure
-        self.library.check(status, f"{function}: rank {self.rank} of group {self.name}")
+        out, call = ctypes.c_void_p(), getattr(self.library, function)
+        if self.exchange is None:
+            self.library.check(call(*arguments, ctypes.byref(out)), f"perseus: {what}: rank {self.rank} of group {self.name}")
+            return out.value or 0
+        with self.exchange.entered():
+            status = call(*arguments, ctypes.byref(out))
+        failure, self.exchange.failure = self.exchange.failure, None
+        if status != 0 and failure:
+            if not isinstance(failure, Exception):
+                raise failure
+            advice = ": does every rank call the same ops with the same sizes in the same order?" if isinstance(failure, Late) else ""
+            raise PerseusError(f"perseus: {what}: rank {self.rank} of group {self.name}: {failure}{advice}", getattr(failure, "code", status),
+                               getattr(failure, "rank", None)) from failure
+        self.library.check(status, f"perseus: {what}: rank {self.rank} of group {self.name}")
         return out.value or 0
 
-    def _new_plan(self, key: Any, kind: str, shape: ctypes.Structure, operands: ctypes.Structure, rows: int) -> Plan:
+    def _new_plan(self, key: Any, kind: str, what: str, shape: ctypes.Structure, operands: ctypes.Structure, rows: int) -> Plan:
+        """what: the op and its sizes, for errors."""
         if self.place.capturing():
-            raise PerseusError(f"perseus: {kind} {key[1:]} has no plan yet, and none can be opened while a CUDA graph is captured: "
+            raise PerseusError(f"perseus: {what} has no plan yet, and none can be opened while a CUDA graph is captured: "
                                "run the op once with these sizes before the capture, on all ranks")
-        handle = self._open(f"prs_{kind}_plan_open", self.handle, ctypes.byref(shape), None)
+        arguments = f"plan of {what}", f"prs_{kind}_plan_open", self.handle, ctypes.byref(shape), None
+        try:
+            handle = self._open(*arguments)
+        except PerseusError as e:
+            if e.code != -errno.ENOMEM:  # which all ranks see
+                raise
+            self.place.free_cache()  # torch keeps memory that nothing uses
+            handle = self._open(*arguments)
         plan = self._plans[key] = Plan(handle, operands, rows, getattr(self.library, f"prs_{kind}_plan_close"))
         return plan
 
@@ -87,7 +112,7 @@ class Group:
         if plan is None:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype, c_dtype=c_dtype)
-            plan = self._new_plan(key, "gemm", shape, lib.prs_gemm_operands(), key[-1])
+            plan = self._new_plan(key, "gemm", f"{PRODUCTS[op]} with at most {key[-1]} rows, n {n}, k {k}", shape, lib.prs_gemm_operands(), key[-1])
         return plan
 
     def rows(self, m: int) -> int:
@@ -98,7 +123,8 @@ class Group:
     def moe(self, **fields: int) -> Plan:
         key = ("moe", *fields.items())
         lib = self.library
-        return self._plans.get(key) or self._new_plan(key, "moe", lib.prs_moe_shape(**fields), lib.prs_moe_batch(), 0)
+        return self._plans.get(key) or self._new_plan(key, "moe", f"moe_dispatch_gemm, {_sizes(fields)}", lib.prs_moe_shape(**fields),
+                                                             lib.prs_moe_batch(), 0)
 
     def moe_of(self, sizes: tuple[int, ...]) -> Plan:
         """The plan with these fields of struct prs_moe_shape."""
@@ -106,14 +132,32 @@ class Group:
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
-            plan = self._new_plan(key, "moe", lib.prs_moe_shape(*sizes), lib.prs_moe_batch(), 0)
+            shape = lib.prs_moe_shape(*sizes)
+            plan = self._new_plan(key, "moe", f"MoE, {_sizes({field: getattr(shape, field) for field, _ in shape._fields_[:len(sizes)]})}", shape,
+                                  lib.prs_moe_batch(), 0)
             plan.info = lib.prs_moe_info()
             lib.prs_moe_plan_query(plan.handle, ctypes.byref(plan.info))
         return plan
 
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
-        return self._plans.get(key) or self._new_plan(key, "attention", self.library.prs_attention_shape(**fields), self.library.prs_gemm_shape(), 0)
+        return self._plans.get(key) or self._new_plan(key, "attention", f"ring_attention, {_sizes(fields)}", self.library.prs_attention_shape(**fields),
+                                                             self.library.prs_gemm_shape(), 0)
+
+    # ---- the mesh ----
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The ranks as a DeviceMesh of one dimension: that of perseus.init(mesh["tp"]), else one of the process group's own. None: torch does not know
+        the process group, or there is none."""
+        if self._mesh is None and self.of_torch:
+            self._mesh = DeviceMesh.from_group(self.process_group, self.device.type, mesh_dim_names=("tp",))
+        return self._mesh
+
+    def adopt(self, mesh: DeviceMesh) -> None:
+        """Takes the mesh that later layers lie on: the first that is given."""
+        if self._mesh is None:
+            self._mesh = mesh
 
     # ---- launching ----
 
@@ -177,92 +221,8 @@ class Group:
         with self._alive:
             handle, self._handle = self._handle, None
         self.library.prs_fused_close(handle)
-        with _lock:
-            if _groups.get(self.name) is self:
-                del _groups[self.name]
+        if self.ended:
+            self.ended(self)
 
     def __repr__(self) -> str:
         return f"perseus.Group({self.name!r}, rank {self.rank} of {self.world}, {self.place.kind} {self.place.index})"
-
-
-def _device_index(device: Any, rank: int) -> int:
-    if library().emulated:
-        return rank if device is None else int(device if isinstance(device, int) else torch.device(device).index or 0)
-    if device is None:
-        return torch.cuda.current_device()
-    index = device if isinstance(device, int) else torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
-
-
-def init(group: Union["dist.ProcessGroup", tuple, None] = None, *, device: Any = None, timeout_ms: int = 0, name: str | None = None,
-         watchdog: bool = True) -> Group:
-    """*Collective.* Opens the context of a group of ranks, or returns the one that its name already has.
-
-    group: a ProcessGroup of any backend (None: the default group), or (store, rank, world) with any torch Store.
-    device: CUDA device of this rank; default: the current one.
-    timeout_ms: how long a kernel waits for another rank; 0: the library's default.
-    name: what ops call the group; default: the process group's name.
-    watchdog: a thread raises asynchronous errors in the thread that calls this (see perseus.watch()).
-
-    Example::
-
-        torch.distributed.init_process_group("nccl")
-        group = perseus.init()
-        y = perseus.all_gather_matmul(x, weight.t(), group)
-    """
-    process_group = None
-    if isinstance(group, Sequence) and not isinstance(group, str):
-        store, rank, world = group
-        name = name or "perseus"
-    else:
-        process_group = group if group is not None else dist.group.WORLD
-        if process_group is None:
-            raise PerseusError("perseus.init: there is no process group: call torch.distributed.init_process_group() first, or pass (store, rank, world)")
-        store, rank, world = process_group.get_group_store(), process_group.rank(), process_group.size()
-        name = name or process_group.group_name
-    with _lock:
-        if name in _groups:
-            return _groups[name]
-        generation = _opened[name] = _opened.get(name, 0) + 1
-    opened = Group(name, rank, world, store, process_group, _device_index(device, rank), timeout_ms, generation)
-    with _lock:
-        _groups[name] = opened
-    if watchdog:
-        from .watchdog import watch
-        watch(opened)
-    return opened
-
-
-def find(group: GroupLike) -> Group:
-    """The open context of a group: by a Group, a ProcessGroup (None: the default one), or a name. Opened at first use: then collective."""
-    if isinstance(group, str):
-        return _groups.get(group) or init(torch._C._distributed_c10d._resolve_process_group(group))
-    if isinstance(group, Group):
-        return group
-    return init(group)
-
-
-def name_of(group: GroupLike) -> str:
-    if isinstance(group, str):
-        return group
-    if isinstance(group, Group):
-        return group.name
-    process_group = group if group is not None else dist.group.WORLD
-    if process_group is None:
-        raise PerseusError("perseus: no group was given, and there is no default process group")
-    return process_group.group_name
-
-
-def world_of(name: str) -> int:
-    """The number of ranks of a group; opens nothing, so that shapes can be traced."""
-    known = _groups.get(name)
-    return known.world if known else torch._C._distributed_c10d._resolve_process_group(name).size()
-
-
-def close_all() -> None:
-    """*Collective.* Closes all groups of this process, in the order in which they were opened."""
-    for group in list(_groups.values()):
-        try:
-            group.close()
-        except PerseusError as e:
-            warnings.warn(str(e), stacklevel=2)

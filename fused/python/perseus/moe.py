@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._group import Group, GroupLike, Plan, find, world_of
+from ._group import Group, Plan
 from ._library import library
+from ._registry import GroupLike, find, world_of
 from .ops import MOE_STATUS_WORDS, _bf16, _check_tensor, _define, _library, _ops
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares

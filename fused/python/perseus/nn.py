@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from . import ops
-from ._group import GroupLike, find, name_of
+from ._registry import GroupLike, find, name_of
 
 
 class _Parallel(nn.Module):

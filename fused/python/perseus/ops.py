@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from ._group import Group, GroupLike, find, name_of, world_of
+from ._group import Group
 from ._library import PerseusError
+from ._registry import GroupLike, find, name_of, world_of
 
 GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_gemm_op; test/python/test_header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status

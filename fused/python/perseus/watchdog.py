@@ -2,13 +2,13 @@
 """A thread that looks for asynchronous errors: a kernel that waited for a rank until its limit, or the network between nodes."""
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import time
 import weakref
 from typing import Callable
 
+from ._bootstrap import raise_in
 from ._group import Group
 from ._library import PerseusError
 
@@ -20,9 +20,8 @@ _thread: threading.Thread | None = None
 
 def raise_in_its_thread(group: Group, error: PerseusError) -> None:
     """Raises the error in the thread that opened the group, when it next runs Python code. A thread that waits for the GPU in CUDA gets it after
-    that wait, which ends when the kernels give up."""
-    kind = type("PerseusError", (PerseusError,), {"__init__": lambda self: PerseusError.__init__(self, str(error), error.code, error.rank)})
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(group.thread), ctypes.py_object(kind))
+    that wait, which ends when the kernels give up; one that waits for other ranks to open something, at once."""
+    raise_in(group.thread, error)
 
 
 def watch(group: Group, act: Callable[[Group, PerseusError], None] = raise_in_its_thread) -> None:
