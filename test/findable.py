@@ -3,9 +3,11 @@
 """Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of a README.md of
 tests that names the source.
 
-usage: findable.py ROOT. Tests are what lies below a folder "test". Also fails when a README.md there names a test that does
-not exist, or a --filter of a meson.build fits no test: the program would then run nothing, and pass.
+usage: findable.py ROOT [BUILD]. Tests are what lies below a folder "test". Also fails when a README.md there names a test
+that does not exist. With a build folder also when the --filter of a test fits nothing (the program would then run nothing,
+and pass), and when no --filter fits a test whose suite others name, so that it never runs.
 """
+import json
 import pathlib
 import re
 import subprocess
@@ -15,7 +17,6 @@ FOLDERS = ("transport/", "plugin/", "fused/", "tools/softnic/", "tools/hopper/",
 SOURCES = (".c", ".cpp", ".cu", ".cuh")
 ROW = re.compile(r"^\| (.+?) \| (.+?) \|$", re.M)
 NAME = re.compile(r"`([\w./-]+)`")
-FILTER = re.compile(r"'--filter', '([^']+)'\s*[\],]")
 TEST = re.compile(r"^(?:Test|ParameterizedTest)\((?:[^,()]*\*\w+, )?(\w+), (\w+)", re.M)
 MADE_BY_MACRO = re.compile(r"^[A-Z]+\((\w+)[,)]", re.M)  # of the suite that the file is named after
 
@@ -44,17 +45,31 @@ def expression(pattern):
     return re.compile(text)
 
 
-def filters_that_fit_nothing(root, names):
-    tests = []
+def criterion_tests(root, names):
+    """All as "suite/test"."""
     for source in (pathlib.PurePath(name) for name in names if is_test(name) and name.endswith((".c", ".cpp"))):
         text = (root / source).read_text()
-        tests += [f"{suite}/{name}" for suite, name in TEST.findall(text)]
-        tests += [f"{source.stem.removeprefix('test_')}/{name}" for name in MADE_BY_MACRO.findall(text)]
-    for name in names:
-        if is_test(name) and name.endswith("meson.build"):
-            for pattern in FILTER.findall((root / name).read_text()):
-                if not any(expression(pattern).fullmatch(test) for test in tests):
-                    yield name, pattern
+        yield from (f"{suite}/{name}" for suite, name in TEST.findall(text))
+        yield from (f"{source.stem.removeprefix('test_')}/{name}" for name in MADE_BY_MACRO.findall(text))
+
+
+def wrong_filters(root, names, build):
+    patterns, whole = [], set()  # whole: programs that also run without a filter
+    for test in json.loads((build / "meson-info/intro-tests.json").read_text()):
+        command = test["cmd"]
+        if "--filter" in command:
+            at = command.index("--filter")
+            patterns.append((test["name"], command[at - 1], command[at + 1]))
+        else:
+            whole.update(command)
+    tests = set(criterion_tests(root, names))
+    for name, _, pattern in patterns:
+        if not any(expression(pattern).fullmatch(test) for test in tests):
+            yield f"{name}: --filter '{pattern}' fits no test"
+    for test in sorted(tests):
+        named = [(program, pattern) for _, program, pattern in patterns if pattern.split("/")[0] == test.split("/")[0]]
+        if named and not any(program in whole or expression(pattern).fullmatch(test) for program, pattern in named):
+            yield f"{test}: no --filter fits it, so it never runs"
 
 
 def main():
@@ -76,8 +91,8 @@ def main():
                 and name not in named):
             print(f"{name}: no test_{path.stem}.*, and no README.md of tests names it")
             failed = True
-    for name, pattern in filters_that_fit_nothing(root, names):
-        print(f"{name}: --filter '{pattern}' fits no test")
+    for line in wrong_filters(root, names, pathlib.Path(sys.argv[2])) if len(sys.argv) > 2 else ():
+        print(line)
         failed = True
     return 1 if failed else 0
 
