@@ -195,6 +195,7 @@ def check(source, build, meson, root):
 
 
 def main(source, build, meson):
+    os.environ.pop("LD_LIBRARY_PATH", None)  # of the build's libraries: installed programs find their own
     log = pathlib.Path(build) / "meson-logs/install-log.txt"
     kept = log.read_bytes() if log.exists() else None
     with tempfile.TemporaryDirectory(prefix="perseus-install-") as root:

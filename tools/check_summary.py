@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_summary.py suites [WITHOUT]: the names of the suites in what "meson introspect --tests" prints, from stdin.
 check_summary.py left_out: how many of these tests only the complete form runs.
-check_summary.py suite NAME LOG: one line about a suite, from Meson's testlog.json.
-check_summary.py report NAME LOG: what failed (with the end of its output) and what was skipped (with its reason); exit 1 if a test
-failed.
+check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (with the end of its output), what was
+skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
 check_summary.py total N LOG...: the one line "N passed, N failed, N skipped" over all logs, where the first N, and each suite of
 which no test ran, are added to the failed; exit 1 if that is not zero, or if nothing passed."""
 import collections
@@ -12,12 +11,12 @@ import json
 import sys
 
 KIND = {"OK": "passed", "EXPECTEDFAIL": "passed", "SKIP": "skipped"}  # all else, a timeout too, has failed
-TAIL_LINES = 60
+TAIL_LINES, SLOWEST = 60, 10
 COMPLETE_ONLY = ("long", "rxe")  # suites of the complete form; "long" is always the second suite of a test
 MAY_BE_SKIPPED = ("gpu", "rxe")  # suites that need what a machine may lack; any other suite that runs no test is broken
 
 
-def tests(log):
+def read(log):
     with open(log, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             test = json.loads(line)
@@ -28,6 +27,10 @@ def suite_and_name(test):
     """Meson 1.0 writes "project:suite / name", and "project:suite+suite / name" for several."""
     suite, slash, name = test["name"].partition(" / ")
     return (suite.split(":")[-1], name) if slash else ("", suite)
+
+
+def first_suite(test):
+    return suite_and_name(test)[0].partition("+")[0]
 
 
 def suites_of(test):
@@ -50,41 +53,46 @@ def left_out():
     return 0
 
 
-def count(log):
-    return collections.Counter(kind for _, kind in tests(log))
+def count(tests):
+    """The kinds of each suite."""
+    suites = collections.defaultdict(collections.Counter)
+    for test, kind in tests:
+        suites[first_suite(test)][kind] += 1
+    return suites
 
 
 def ran_nothing(name, kinds):
     return name not in MAY_BE_SKIPPED and not kinds["passed"] and not kinds["failed"]
 
 
-def suite(name, log):
-    kinds = count(log)
-    print(f"{name}: {kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped"
-          + (": FAILED, no test ran" if ran_nothing(name, kinds) else ""))
-    return 0
-
-
-def report(name, log):
-    for test, kind in tests(log):
+def report(log):
+    tests = list(read(log))
+    suites = count(tests)
+    for name, kinds in suites.items():
+        seconds = sum(test["duration"] for test, _ in tests if first_suite(test) == name)
+        print(f"   {name}: {kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped ({seconds:.0f} s of tests)"
+              + (": FAILED, no test ran" if ran_nothing(name, kinds) else ""))
+    for test, kind in tests:
         _, title = suite_and_name(test)
         if kind == "failed":
             print(f"   {test['result']} {title} ({test['duration']:.0f} s)")
             print("\n".join("      | " + line for line in output(test)[-TAIL_LINES:] or ["(it printed nothing)"]))
         if kind == "skipped":
             print(f"   skipped: {title}: {(output(test) or ['no reason given'])[-1].strip()}")
-    return count(log)["failed"] > 0
+    slowest = sorted(tests, key=lambda pair: -pair[0]["duration"])[:SLOWEST]
+    print("   slowest: " + "; ".join(f"{suite_and_name(test)[1]} {test['duration']:.0f} s" for test, _ in slowest))
+    return any(kinds["failed"] or ran_nothing(name, kinds) for name, kinds in suites.items())
 
 
-def total(steps_failed, logs):
+def total(steps_failed, *logs):
     kinds = collections.Counter(failed=int(steps_failed))
     for log in logs:
-        mine = count(log)
-        kinds.update(mine)
-        kinds["failed"] += ran_nothing(log.removesuffix(".json").rpartition("-")[2], mine)
+        for name, mine in count(read(log)).items():
+            kinds.update(mine)
+            kinds["failed"] += ran_nothing(name, mine)
     print(f"{kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped")
     return kinds["failed"] > 0 or kinds["passed"] == 0
 
 
 if __name__ == "__main__":
-    sys.exit(total(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "total" else {"suites": suites, "left_out": left_out, "suite": suite, "report": report}[sys.argv[1]](*sys.argv[2:]))
+    sys.exit({"suites": suites, "left_out": left_out, "report": report, "total": total}[sys.argv[1]](*sys.argv[2:]))
