@@ -16,7 +16,7 @@ from ._library import Library, PerseusError, library
 
 LEAST_ROWS = 16  # of a rank, in the smallest class of plans
 DEFAULT_TIMEOUT_MS = 600000  # the library's, where timeout_ms is 0
-PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_fused_op
+PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_gemm_op
 
 
 class Plan:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""test/gpu/grid.py on emulated GPUs: small cells in all forms, and that a wrong result is found. The times mean nothing
+there."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+import ranks
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+import grid  # noqa: E402
+import grid_ways  # noqa: E402
+
+SMALL = {"tiny": (("up", grid.GATHER, 512, 128), ("down", grid.SCATTER, 128, 256))}
+TIERS = (((128, 200), "forward", True, "nk"), ((64,), "both", False, "kn"), ((64,), "both", True, "nk"))
+
+
+def options_of(folder, *arguments):
+    options = grid.parsed(["--out", str(folder), "--rounds", "1", "--no-symm", "--budget-s", "1e6", *arguments])
+    options.model, options.rotate, options.warmup = ["tiny"], 1, 1
+    return options
+
+
+class Grid(unittest.TestCase):
+    def setUp(self):
+        for name, value in (("MODELS", SMALL), ("TIERS", TIERS), ("POWERS", (128,))):
+            self.enterContext(mock.patch.object(grid, name, value))
+        self.enterContext(mock.patch.object(grid.cells_of, "__defaults__", (TIERS,)))
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def measured(self, *arguments):
+        options = options_of(self.folder, *arguments)
+        return ranks.run(2, lambda group: grid.measure(group, grid.Emulated(group), options))
+
+    def test_every_cell_is_timed_and_checked(self):
+        rows, left = self.measured()[0]
+        self.assertEqual((len(rows), left), (8, []))
+        for row in rows:
+            self.assertTrue(row["checked"], row)
+            self.assertTrue(all(row[f"{name}_us"] > 0 for name in grid.NAMES if name != "symm"), row)
+            self.assertGreaterEqual(row["limit_us"], row["product_us"])
+        file = json.loads((self.folder / "grid-2xemulated.json").read_text())
+        self.assertEqual(len(file["rows"]), 12)  # with the layers
+        self.assertTrue(any("8 cells within 2 %" in line for line in grid.summary(rows)))
+
+    def test_a_wrong_result_is_found(self):
+        right = grid_ways.Planned._launch
+
+        def wrong(way, op, a, b, c, gathered=None):
+            right(way, op, a, b, c, gathered)
+            if way.tuning["path"] == grid.FUSED and way.x.group.rank == 1:
+                c[-1, -1] += 4
+            return c
+
+        def unwritten(way, op, a, b, c, gathered=None):
+            if way.calls > 3:
+                return c
+            way.calls += 1
+            return right(way, op, a, b, c, gathered)
+        for launch in (wrong, unwritten):
+            with mock.patch.multiple(grid_ways.Planned, create=True, _launch=launch, calls=0):
+                for rows, _ in self.measured("--tokens", "128", "--op", "up"):
+                    self.assertFalse(rows[0]["checked"], launch.__name__)
+                    self.assertGreater(rows[0]["errors"]["fused"], 1, launch.__name__)
+
+    def test_a_sweep_times_the_candidates(self):
+        self.measured("--tokens", "128")
+        rows, left = self.measured("--sweep", "--tokens", "128", "--from", str(self.folder / "grid-2xemulated.json"))[1]
+        self.assertEqual(len(left), 0)
+        for row in rows:
+            self.assertTrue(row["checked"], row)
+            self.assertGreater(row["candidates"], 4)
+            self.assertEqual(len({json.dumps({**best, "us": 0, "first_us": 0}) for best in row["best"]}),
+                             len(row["best"]))
+            self.assertEqual([best["us"] for best in row["best"]], sorted(best["us"] for best in row["best"]))
+
+    def test_what_the_budget_leaves_out_is_named(self):
+        rows, left = self.measured("--budget-s", "0")[0]
+        self.assertEqual((rows, len(left)), ([], 8))
+        self.assertIn("tiny up 128 forward graph nk", left)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ranks.main()
