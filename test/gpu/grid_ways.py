@@ -241,7 +241,7 @@ class Planned(Way):
 
 def plan_info(group, handle):
     """The plan's tuning as a dictionary, the time that it predicts, and why its path was chosen."""
-    info = group.library.prs_gemm_plan_info()
+    info = group.library.prs_gemm_info()
     group.library.prs_gemm_plan_query(handle, ctypes.byref(info))
     return {name: getattr(info.tuning, name) for name in TUNING}, info.predicted_us, (info.reason or b"").decode()
 
