@@ -22,7 +22,6 @@ static struct {
     struct prs_rail rail;
     char scratch[64];
 } device[RANKS];
-static struct ibv_mr scratch_mr = {.lkey = 77};
 static struct ibv_cq *made_cq; /* the last, which its queue pair takes over */
 static uint32_t next_number, session_count;
 static struct fake_srd_sent now;
@@ -211,8 +210,8 @@ const struct prs_rail *fake_srd_rail(uint32_t rank)
     struct prs_domain *domain = &device[rank].domain;
 
     domain->context = &fake_verbs.extended.context;
-    domain->scratch = device[rank].scratch;
-    domain->scratch_mr = &scratch_mr;
+    domain->scratch = (struct prs_own_memory){
+        .addr = device[rank].scratch, .bytes = sizeof(device[rank].scratch), .at = {{.registered.local_key = 77}}};
     domain->max_send_wr = fake_srd.max_send_wr;
     domain->max_receive_wr = fake_srd.max_receive_wr;
     device[rank].rail.domain = domain;

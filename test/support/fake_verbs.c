@@ -201,11 +201,17 @@ static int drop_pd(struct ibv_pd *pd)
 
 static struct ibv_mr *make_mr(struct ibv_pd *pd, void *addr, size_t bytes, int access)
 {
+    errno = fake_verbs.registration_error;
+    if (errno)
+        return NULL;
+    fake_verbs.access = access;
+    fake_verbs.registrations++;
     return &fake_verbs.mr;
 }
 
 static int drop_mr(struct ibv_mr *mr)
 {
+    fake_verbs.registrations--;
     return 0;
 }
 
@@ -215,6 +221,7 @@ void fake_verbs_install(void)
     fake_verbs.attr = (struct ibv_device_attr){
         .phys_port_cnt = 1, .max_qp = 1024, .max_qp_wr = 1024, .atomic_cap = IBV_ATOMIC_HCA, .sys_image_guid = 1};
     fake_verbs.max_inline = 64;
+    fake_verbs.mr = (struct ibv_mr){.lkey = 5, .rkey = 6};
     fake_verbs.extended.sz = sizeof(fake_verbs.extended);
     fake_verbs.extended.query_port = query_port;
     fake_verbs.extended.context.abi_compat = __VERBS_ABI_IS_EXTENDED;

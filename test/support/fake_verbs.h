@@ -21,6 +21,9 @@ struct fake_verbs {
     struct ibv_async_event event; /* returned once fake_verbs_report() was called */
     struct ibv_pd pd;
     struct ibv_mr mr;
+    uint32_t registrations; /* that are not released */
+    int access;             /* of the last */
+    int registration_error; /* of the next ones; 0: none */
     struct ibv_cq cq;
     struct ibv_qp_ex qp;      /* its qp_base is the only queue pair */
     struct ibv_ah ah;         /* the only address handle */

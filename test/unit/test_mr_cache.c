@@ -7,21 +7,22 @@
 
 static int registered, released, refuse;
 
-static int fake_register(void *arg, const struct prs_mr_key *key, struct ibv_mr **out)
+static int fake_register(void *arg, const struct prs_mr_key *key, struct prs_registration *out)
 {
     (void)arg;
     (void)key;
     if (refuse)
         return -ENOMEM;
     registered++;
-    *out = malloc(1);
+    *out = (struct prs_registration){.object = malloc(1)};
     return 0;
 }
 
-static int fake_release(struct ibv_mr *mr)
+static int fake_release(void *arg, struct prs_registration *mr)
 {
+    (void)arg;
     released++;
-    free(mr);
+    free(mr->object);
     return 0;
 }
 
@@ -46,12 +47,12 @@ Test(mr_cache, the_same_pages_are_registered_once)
     c = get(&cache, 0x10ff0, 0x20, 1, false);
     cr_assert(c != a && registered == 2, "a buffer over two pages gets its own: never merged partially");
     cr_assert(a->key.start == 0x10000 && a->key.end == 0x11000 && c->key.end == 0x12000);
-    prs_mr_cache_put(&cache, a, fake_release);
+    prs_mr_cache_put(&cache, a, fake_release, NULL);
     cr_assert_eq(released, 0);
-    prs_mr_cache_put(&cache, b, fake_release);
+    prs_mr_cache_put(&cache, b, fake_release, NULL);
     cr_assert_eq(released, 1);
-    prs_mr_cache_put(&cache, c, fake_release);
-    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+    prs_mr_cache_put(&cache, c, fake_release, NULL);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
 }
 
 Test(mr_cache, kind_and_strictness_keep_apart)
@@ -63,7 +64,7 @@ Test(mr_cache, kind_and_strictness_keep_apart)
     get(&cache, 0x10000, 4096, 1, true);
     get(&cache, 0x10000, 4096, 2, false);
     cr_assert_eq(registered, 3);
-    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 3, "what was not given back is counted");
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 3, "what was not given back is counted");
     cr_assert_eq(released, 3);
 }
 
@@ -79,7 +80,7 @@ Test(mr_cache, a_larger_registration_serves_its_inside)
     cr_assert(all == inside && registered == 2);
     get(&cache, 0x1f000, 0x2000, 1, false);
     cr_assert_eq(registered, 3, "sticks out at the end");
-    prs_mr_cache_fini(&cache, fake_release);
+    prs_mr_cache_fini(&cache, fake_release, NULL);
 }
 
 Test(mr_cache, a_failed_registration_leaves_nothing)
@@ -91,7 +92,7 @@ Test(mr_cache, a_failed_registration_leaves_nothing)
     prs_mr_cache_init(&cache);
     refuse = 1;
     cr_assert_eq(prs_mr_cache_get(&cache, &key, fake_register, NULL, &mr), -ENOMEM);
-    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
 }
 
 Test(mr_cache, agrees_with_a_plain_list_under_random_use)
@@ -106,7 +107,7 @@ Test(mr_cache, agrees_with_a_plain_list_under_random_use)
         int slot = rand_r(&seed) % SLOTS;
 
         if (held[slot]) {
-            prs_mr_cache_put(&cache, held[slot], fake_release);
+            prs_mr_cache_put(&cache, held[slot], fake_release, NULL);
             held[slot] = NULL;
         } else {
             uint64_t addr = (uint64_t)(rand_r(&seed) % 64) * 2048, bytes = 1 + (uint64_t)(rand_r(&seed) % 20000);
@@ -117,7 +118,7 @@ Test(mr_cache, agrees_with_a_plain_list_under_random_use)
     }
     for (int i = 0; i < SLOTS; i++)
         if (held[i])
-            prs_mr_cache_put(&cache, held[i], fake_release);
-    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+            prs_mr_cache_put(&cache, held[i], fake_release, NULL);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
     cr_assert_eq(registered, released);
 }

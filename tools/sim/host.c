@@ -51,26 +51,6 @@ int sim_munmap(void *memory, size_t bytes)
 
 /* ---- registration, rails ---- */
 
-static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
-{
-    static struct ibv_mr mr = {.lkey = SIM_KEY_MEMORY, .rkey = SIM_KEY_MEMORY};
-
-    (void)pd, (void)addr, (void)length, (void)access;
-    return &mr;
-}
-
-static int dereg_mr(struct ibv_mr *mr)
-{
-    (void)mr;
-    return 0;
-}
-
-void sim_host_init(void)
-{
-    prs_verbs.reg_mr = reg_mr;
-    prs_verbs.dereg_mr = dereg_mr;
-}
-
 void prs_gid_text(const uint8_t raw[16], char *text, size_t text_bytes)
 {
     (void)raw;

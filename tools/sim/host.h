@@ -11,7 +11,6 @@
 
 #include "tools/sim/memory.h"
 
-void sim_host_init(void);
 void sim_clock_set(uint64_t ps);
 
 int sim_clock_gettime(clockid_t clock, struct timespec *out);

@@ -187,6 +187,20 @@ static bool nic_drained(const struct prs_link *base)
     return true;
 }
 
+static int nic_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
+                               struct prs_registration *out)
+{
+    (void)domain, (void)range;
+    *out = (struct prs_registration){.local_key = SIM_KEY_MEMORY, .remote_key = SIM_KEY_MEMORY};
+    return 0;
+}
+
+static int nic_release_memory(struct prs_domain *domain, struct prs_registration *registered)
+{
+    (void)domain, (void)registered;
+    return 0;
+}
+
 static void nic_address(const struct prs_queue *queue, struct prs_queue_address *out)
 {
     *out = (struct prs_queue_address){.number = queue->id};
@@ -198,6 +212,8 @@ void sim_nic_init(struct sim *sim)
                                     .in_order = sim->cluster.in_order != 0,
                                     .fence = sim->cluster.in_order != 0,
                                     .adds = sim->cluster.adds != 0,
+                                    .register_memory = nic_register_memory,
+                                    .release_memory = nic_release_memory,
                                     .open = nic_open,
                                     .close = nic_close,
                                     .address = nic_address,

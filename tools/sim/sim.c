@@ -76,7 +76,6 @@ int sim_open(struct sim *sim, const struct sim_options *options)
     sim->cluster = *options->cluster;
     sim->rails = (uint32_t)sim->cluster.nics_per_gpu;
     sim->random = options->seed;
-    sim_host_init();
     sim->ledger = calloc(1, sizeof(*sim->ledger));
     r = sim->ledger ? sim_events_init(&sim->events) : -ENOMEM;
     if (!r)

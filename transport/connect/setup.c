@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -168,57 +167,34 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     size_t each = (size_t)depth * PRS_INLINE_BYTES,
            loopback_each = (size_t)prs_links_loopback_depth(depth) * PRS_INLINE_BYTES;
     uint32_t loopbacks = peer->failover ? peer->path_count : 1; /* that may raise signals */
+    int r = prs_own_memory_init(&peer->inline_bytes, each * peer->queues + loopback_each * loopbacks, "inline data");
 
-    peer->inline_room = each * peer->queues + loopback_each * loopbacks;
-    peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (peer->inline_bytes == MAP_FAILED) {
-        peer->inline_bytes = NULL;
-        return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
-    }
-    for (uint32_t q = 0; q < peer->queues + loopbacks; q++) {
+    for (uint32_t q = 0; !r && q < peer->queues + loopbacks; q++) {
         /* The probe queue of a path is like its first queue. */
         uint32_t probe = q < peer->queues ? 0 : q - peer->queues;
         const struct prs_queue *like = peer->queue[q < peer->queues ? q : probe];
         struct prs_order_queue *queue = &peer->order.queue[q];
-        struct prs_domain *domain = like->link->rail->domain;
 
-        queue->inline_bytes = peer->inline_bytes + (q - probe) * each + probe * loopback_each;
+        queue->inline_bytes = (uint8_t *)peer->inline_bytes.addr + (q - probe) * each + probe * loopback_each;
         if (like->takes_inline)
             continue;
-        if (!peer->inline_mr[queue->path])
-            peer->inline_mr[queue->path] =
-                prs_verbs.reg_mr(domain->pd, peer->inline_bytes, peer->inline_room, IBV_ACCESS_LOCAL_WRITE);
-        if (!peer->inline_mr[queue->path])
-            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %zu bytes for inline data: %s", domain->name,
-                            peer->inline_room, strerror(errno));
-        queue->inline_key = peer->inline_mr[queue->path]->lkey;
+        r = prs_own_memory_register(&peer->inline_bytes, queue->path, like->link->rail->domain, PRS_ACCESS_LOCAL);
+        queue->inline_key = prs_own_memory_local_key(&peer->inline_bytes, queue->path);
     }
-    return 0;
+    return r;
 }
-
-/* The NIC that adds is the receiver's; ours must be able to ask for it. */
-enum { SIZES_BYTES = PRS_NOTIFY_IDS * (int)sizeof(uint64_t) };
 
 /* Memory for the sizes of long messages, which do not arrive as byte counts under adaptive routing. */
 static int open_sizes(struct prs_peer *peer)
 {
-    peer->sizes = mmap(NULL, SIZES_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (peer->sizes == MAP_FAILED) {
-        peer->sizes = NULL;
-        return prs_fail(-errno, "mmap of %d bytes: %s", SIZES_BYTES, strerror(errno));
-    }
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        const struct prs_domain *domain = peer->link[i]->rail->domain;
+    int r = prs_own_memory_init(&peer->sizes, PRS_NOTIFY_IDS * sizeof(uint64_t), "sizes of messages");
 
-        peer->sizes_mr[i] =
-            prs_verbs.reg_mr(domain->pd, peer->sizes, SIZES_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-        if (!peer->sizes_mr[i])
-            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %d bytes for sizes of messages: %s",
-                            domain->name, SIZES_BYTES, strerror(errno));
-    }
-    return 0;
+    for (uint32_t i = 0; i < peer->path_count && !r; i++)
+        r = prs_own_memory_register(&peer->sizes, i, peer->link[i]->rail->domain, PRS_ACCESS_WRITTEN);
+    return r;
 }
 
+/* The NIC that adds is the receiver's; ours must be able to ask for it. */
 static bool signals_are_records(const struct prs_peer *peer)
 {
     bool adds = true;
@@ -300,9 +276,9 @@ void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *ou
         peer->nic->address(peer->queue[q], &out->queue[q]);
     if (peer->records)
         prs_records_window(peer, &out->records, &out->credit);
-    out->sizes.addr = (uintptr_t)peer->sizes;
-    for (uint32_t i = 0; peer->sizes && i < peer->path_count; i++)
-        out->sizes.key[i] = peer->sizes_mr[i]->rkey;
+    out->sizes.addr = (uintptr_t)peer->sizes.addr;
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        out->sizes.key[i] = prs_own_memory_remote_key(&peer->sizes, i);
 }
 
 int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote)
@@ -428,16 +404,8 @@ void prs_peer_close(struct prs_peer *peer)
     }
     prs_recovery_close(peer);
     prs_records_close(peer);
-    for (uint32_t i = 0; i < peer->path_count; i++)
-        if (peer->inline_mr[i])
-            prs_verbs.dereg_mr(peer->inline_mr[i]);
-    for (uint32_t i = 0; i < peer->path_count; i++)
-        if (peer->sizes_mr[i])
-            prs_verbs.dereg_mr(peer->sizes_mr[i]);
-    if (peer->sizes)
-        munmap(peer->sizes, SIZES_BYTES);
-    if (peer->inline_bytes)
-        munmap(peer->inline_bytes, peer->inline_room);
+    prs_own_memory_fini(&peer->sizes);
+    prs_own_memory_fini(&peer->inline_bytes);
     if (peer->stream_fd >= 0) {
         /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
          * shutdown() is needed, since a forked child may hold the descriptor too. */

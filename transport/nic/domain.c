@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "transport/nic/verbs/efa.h"
@@ -18,6 +17,8 @@
 #include "transport/util/fork.h"
 #include "transport/util/log.h"
 #include "transport/util/thread.h"
+
+enum { SCRATCH_BYTES = 4096 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects domains and their refs */
 static struct prs_domain *domains;
@@ -133,20 +134,13 @@ int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patienc
 
 static int open_scratch(struct prs_domain *domain)
 {
-    /* A separate mapping: after a fork, no page of the heap may be shared with memory that the NIC uses. */
-    domain->scratch = mmap(NULL, PRS_DOMAIN_SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (domain->scratch == MAP_FAILED)
-        return prs_fail(-errno, "%s: mmap of a page: %s", domain->name, strerror(errno));
-    domain->scratch_mr =
-        prs_verbs.reg_mr(domain->pd, domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, IBV_ACCESS_LOCAL_WRITE);
-    if (!domain->scratch_mr) {
-        int r = -errno;
+    int r = prs_own_memory_init(&domain->scratch, SCRATCH_BYTES, "flushes");
 
-        munmap(domain->scratch, PRS_DOMAIN_SCRATCH_BYTES);
-        return prs_fail(r, "%s: cannot register one page: %s; is the memlock limit (ulimit -l) too low?", domain->name,
-                        strerror(-r));
-    }
-    return 0;
+    if (!r && domain->nic)
+        r = prs_own_memory_register(&domain->scratch, 0, domain, PRS_ACCESS_LOCAL);
+    if (r)
+        prs_own_memory_fini(&domain->scratch);
+    return r;
 }
 
 /* RC, unless the device is an EFA. */
@@ -202,14 +196,13 @@ static int open_new(struct ibv_device *device, struct prs_domain **out)
     return 0;
 
 close_scratch:
-    prs_verbs.dereg_mr(domain->scratch_mr);
-    munmap(domain->scratch, PRS_DOMAIN_SCRATCH_BYTES);
+    prs_own_memory_fini(&domain->scratch);
 dealloc_pd:
     prs_verbs.dealloc_pd(domain->pd);
 close_device:
     prs_verbs.close_device(domain->context);
 free_domain:
-    prs_mr_cache_fini(&domain->mrs, NULL);
+    prs_mr_cache_fini(&domain->mrs, NULL, NULL);
     free(domain);
     return r;
 }
@@ -238,9 +231,11 @@ int prs_domain_open(struct ibv_device *device, struct prs_domain **out)
     return r;
 }
 
-static int release_mr(struct ibv_mr *mr)
+static int release(void *arg, struct prs_registration *registered)
 {
-    return -prs_verbs.dereg_mr(mr);
+    struct prs_domain *domain = arg;
+
+    return domain->nic->release_memory(domain, registered);
 }
 
 static void close_last(struct prs_domain *domain)
@@ -248,11 +243,10 @@ static void close_last(struct prs_domain *domain)
     uint32_t leaked;
 
     stop_events(domain);
-    leaked = prs_mr_cache_fini(&domain->mrs, release_mr);
+    leaked = prs_mr_cache_fini(&domain->mrs, release, domain);
     if (leaked)
         PRS_WARN("%s: %u registrations were not released before close", domain->name, leaked);
-    prs_verbs.dereg_mr(domain->scratch_mr);
-    munmap(domain->scratch, PRS_DOMAIN_SCRATCH_BYTES);
+    prs_own_memory_fini(&domain->scratch);
     if (prs_verbs.dealloc_pd(domain->pd))
         PRS_WARN("%s: the protection domain is still in use at close: a peer was not closed", domain->name);
     else

@@ -7,9 +7,10 @@
 #include <sys/types.h>
 
 #include "transport/nic/mr_cache.h"
+#include "transport/nic/own_memory.h"
 #include "transport/nic/verbs/verbs.h"
 
-enum { PRS_DOMAIN_SCRATCH_BYTES = 4096, PRS_DOMAIN_PORTS = 8 };
+enum { PRS_DOMAIN_PORTS = 8 };
 
 struct prs_nic_ops;
 
@@ -29,8 +30,7 @@ struct prs_domain {
     bool rnr_retry;                       /* SRD: the number of retries at a slow receiver can be set */
     struct prs_mr_cache mrs;
     /* Bytes that nobody reads: the target of flushes and of old values from atomics. Never exposed to peers. */
-    void *scratch;
-    struct ibv_mr *scratch_mr;
+    struct prs_own_memory scratch;
     /* Written by the event thread, read by prs_domain_check(). */
     uint64_t down_since_ns[PRS_DOMAIN_PORTS]; /* [p]: when port p went down; 0: it is up */
     int fatal_event;                          /* 0 or enum ibv_event_type + 1 */

@@ -2,7 +2,6 @@
 #include "transport/nic/mr_cache.h"
 
 #include <errno.h>
-#include <infiniband/verbs.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,12 +23,12 @@ void prs_mr_cache_init(struct prs_mr_cache *cache)
     pthread_mutex_init(&cache->lock, NULL);
 }
 
-uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release)
+uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release, void *arg)
 {
     uint32_t leaked = cache->count;
 
     for (uint32_t i = 0; i < cache->count; i++) {
-        release(cache->entry[i]->mr);
+        release(arg, &cache->entry[i]->registered);
         free(cache->entry[i]);
     }
     free(cache->entry);
@@ -81,7 +80,7 @@ static int get_locked(struct prs_mr_cache *cache, const struct prs_mr_key *key, 
     r = insert_locked(cache, at, mr); /* first, so that nothing can fail after the registration */
     if (r)
         goto free_mr;
-    r = fn(arg, key, &mr->mr);
+    r = fn(arg, key, &mr->registered);
     if (r)
         goto remove_entry;
     *out = mr;
@@ -116,7 +115,7 @@ bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t
 
         found = mr->key.kind != PRS_MEM_HOST && addr < mr->key.end && len_bytes <= mr->key.end - addr;
         if (found)
-            *rkey = mr->mr->rkey;
+            *rkey = mr->registered.remote_key;
     }
     pthread_mutex_unlock(&cache->lock);
     return found;
@@ -131,7 +130,7 @@ bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_by
     for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
         const struct prs_mr *mr = cache->entry[at];
 
-        found = mr->mr->rkey == rkey && addr < mr->key.end && len_bytes <= mr->key.end - addr;
+        found = mr->registered.remote_key == rkey && addr < mr->key.end && len_bytes <= mr->key.end - addr;
         if (found)
             fn(arg, &mr->key);
     }
@@ -149,11 +148,11 @@ static void remove_locked(struct prs_mr_cache *cache, struct prs_mr *mr)
     memmove(&cache->entry[at], &cache->entry[at + 1], (cache->count - at) * sizeof(struct prs_mr *));
 }
 
-void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release)
+void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release, void *arg)
 {
     pthread_mutex_lock(&cache->lock);
     if (--mr->refs == 0) {
-        int r = release(mr->mr);
+        int r = release(arg, &mr->registered);
 
         if (r)
             PRS_WARN("deregistering %#llx-%#llx failed: %s", (unsigned long long)mr->key.start,

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct ibv_mr;
+#include "transport/nic/registration.h"
 
 struct prs_mr_key {
     uint64_t start; /* page-aligned */
@@ -19,7 +19,7 @@ struct prs_mr_key {
 
 struct prs_mr {
     struct prs_mr_key key;
-    struct ibv_mr *mr;
+    struct prs_registration registered;
     uint32_t refs;
 };
 
@@ -30,14 +30,14 @@ struct prs_mr_cache {
 };
 
 /* Register or deregister memory for the cache. Return 0 or -errno; a failure to register is logged. */
-typedef int prs_mr_register_fn(void *arg, const struct prs_mr_key *key, struct ibv_mr **out);
-typedef int prs_mr_release_fn(struct ibv_mr *mr);
+typedef int prs_mr_register_fn(void *arg, const struct prs_mr_key *key, struct prs_registration *out);
+typedef int prs_mr_release_fn(void *arg, struct prs_registration *registered);
 
 struct prs_mr_key prs_mr_key_make(uint64_t addr, uint64_t len_bytes, int kind, bool strict);
 
 void prs_mr_cache_init(struct prs_mr_cache *cache);
 /* Release what is still registered, which is a leak of the caller. Return the number of leaks. */
-uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release);
+uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release, void *arg);
 
 /* Find or register. Return 0, -ENOMEM or the error of fn. */
 int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
@@ -50,6 +50,6 @@ typedef void prs_mr_use_fn(void *arg, const struct prs_mr_key *key);
 bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
                       void *arg);
 /* Drop one reference. */
-void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release);
+void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release, void *arg);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "transport/order/order.h"
 #include "transport/nic/rail.h"
+#include "transport/nic/registration.h"
 
 struct prs_cqs;
 struct ibv_qp;
@@ -97,6 +98,14 @@ struct prs_nic_ops {
     bool fence;                    /* a request can be held until earlier ones of its queue are complete */
     bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
 
+    /* ---- memory. Any thread ---- */
+    /* Return 0 or -errno, not logged. What is registered ends before its domain. */
+    int (*register_memory)(struct prs_domain *domain, const struct prs_memory_range *range,
+                           struct prs_registration *out);
+    /* When it returns, the NIC does not use the memory any more. Return 0 or -errno, not logged. */
+    int (*release_memory)(struct prs_domain *domain, struct prs_registration *registered);
+
+    /* ---- queues ---- */
     /* Create the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
     /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */

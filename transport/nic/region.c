@@ -43,32 +43,29 @@ static int explain(const struct registration *what, const struct prs_mr_key *key
                     key->kind == PRS_MEM_DMABUF ? "does its file hold all of it?" : "is it mapped and writable?");
 }
 
-static int register_one(void *arg, const struct prs_mr_key *key, struct ibv_mr **out)
+static int register_one(void *arg, const struct prs_mr_key *key, struct prs_registration *out)
 {
     const struct registration *what = arg;
-    struct ibv_pd *pd = what->rail->domain->pd;
-    /* Drivers refuse access flags that the device does not support. */
-    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                 (what->rail->domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
-    uint64_t addr = (uintptr_t)what->mem->addr, bytes = key->end - key->start;
-    bool relaxed = what->rail->info.relaxed_ordering && !key->strict;
+    struct prs_domain *domain = what->rail->domain;
+    struct prs_memory_range range = {
+        .addr = key->start,
+        .bytes = key->end - key->start,
+        .kind = key->kind,
+        .dmabuf_fd = what->mem->dmabuf_fd,
+        .dmabuf_offset = what->mem->dmabuf_offset - ((uintptr_t)what->mem->addr - key->start),
+        .access = PRS_ACCESS_ALL,
+        .relaxed = what->rail->info.relaxed_ordering && !key->strict,
+    };
+    int r = domain->nic->register_memory(domain, &range, out);
 
-    errno = 0;
-    if (key->kind == PRS_MEM_DMABUF) {
-        *out = prs_verbs.reg_dmabuf_mr(pd, what->mem->dmabuf_offset - (addr - key->start), bytes, key->start,
-                                       what->mem->dmabuf_fd, access | (relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0));
-    } else if (relaxed) {
-        *out = prs_verbs.reg_mr_iova2(pd, (void *)(uintptr_t)key->start, bytes, key->start,
-                                      (unsigned)access | IBV_ACCESS_RELAXED_ORDERING);
-    } else {
-        *out = prs_verbs.reg_mr(pd, (void *)(uintptr_t)key->start, bytes, access);
-    }
-    return *out ? 0 : explain(what, key, errno ? errno : EIO);
+    return r ? explain(what, key, -r) : 0;
 }
 
-static int release_one(struct ibv_mr *mr)
+static int release_one(void *arg, struct prs_registration *registered)
 {
-    return -prs_verbs.dereg_mr(mr);
+    struct prs_domain *domain = arg;
+
+    return domain->nic->release_memory(domain, registered);
 }
 
 static int check_memory(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem)
@@ -130,8 +127,8 @@ int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *as
         }
         region->domain[i] = rail->domain;
         region->count = i + 1;
-        region->local_key[rails->rail[i]] = region->mr[i]->mr->lkey;
-        region->keys.rkey[i] = region->mr[i]->mr->rkey;
+        region->local_key[rails->rail[i]] = region->mr[i]->registered.local_key;
+        region->keys.rkey[i] = region->mr[i]->registered.remote_key;
     }
     *out = region;
     return 0;
@@ -171,7 +168,7 @@ void prs_region_release(struct prs_region *region)
     if (!region || region->owner != getpid())
         return;
     for (int i = 0; i < region->count; i++)
-        prs_mr_cache_put(&region->domain[i]->mrs, region->mr[i], release_one);
+        prs_mr_cache_put(&region->domain[i]->mrs, region->mr[i], release_one, region->domain[i]);
     free(region);
 }
 

@@ -72,8 +72,8 @@ int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, con
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_domain *domain = peer->link[i]->rail->domain;
 
-        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch,
-                                      .local_key = domain->scratch_mr->lkey,
+        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch.addr,
+                                      .local_key = prs_own_memory_local_key(&domain->scratch, 0),
                                       .remote_addr = addr,
                                       .remote_key = rkey[i],
                                       .len_bytes = 1};

@@ -63,18 +63,17 @@ struct prs_peer {
     uint32_t queues;   /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
-    uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the probe queues that raise signals */
-    size_t inline_room;
-    struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
-    uint64_t *sizes;                         /* [PRS_NOTIFY_IDS], strict: the peer writes them. NULL: it must not */
-    struct ibv_mr *sizes_mr[PRS_MAX_RAILS];  /* by path */
-    int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
-    bool stream_lost;                        /* the network of the TCP stream failed: writes show who is alive */
-    bool remote_closed;                      /* its farewell has arrived */
-    bool remote_gone;                        /* and long afterwards nothing more has arrived */
-    uint64_t touch_ns;                       /* when the next such write is due */
-    uint64_t farewell_ns;     /* a request that nobody waits for failed: a farewell may come until then */
-    struct prs_event failure; /* of that request */
+    /* Copies of inline payloads, for all data queues and the probe queues that raise signals. Registered where the NIC
+     * has no inline data. */
+    struct prs_own_memory inline_bytes;
+    struct prs_own_memory sizes; /* uint64_t [PRS_NOTIFY_IDS], if the peer may write them */
+    int stream_fd;               /* TCP, open as long as the peer: it ends when the other process dies */
+    bool stream_lost;            /* the network of the TCP stream failed: writes show who is alive */
+    bool remote_closed;          /* its farewell has arrived */
+    bool remote_gone;            /* and long afterwards nothing more has arrived */
+    uint64_t touch_ns;           /* when the next such write is due */
+    uint64_t farewell_ns;        /* a request that nobody waits for failed: a farewell may come until then */
+    struct prs_event failure;    /* of that request */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

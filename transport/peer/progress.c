@@ -41,7 +41,7 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
     if (unlikely(r || !peer->on_notify))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
                              r ? "not of this protocol" : "but the caller asked for no notifications");
-    if (unlikely(imm.sized && !peer->sizes))
+    if (unlikely(imm.sized && !peer->sizes.addr))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: no sizes were announced", event->value);
     r = prs_arrivals_add(peer->arriving, &imm, event->bytes, &notice);
     if (!r)
@@ -51,7 +51,7 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
                              imm.id);
     /* The NIC wrote the size before the completion that was polled. */
     notify(peer, notice.first_id, notice.count,
-           imm.sized ? __atomic_load_n(&peer->sizes[imm.id], __ATOMIC_RELAXED) : notice.bytes);
+           imm.sized ? __atomic_load_n((uint64_t *)peer->sizes.addr + imm.id, __ATOMIC_RELAXED) : notice.bytes);
     return 0;
 }
 

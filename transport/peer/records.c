@@ -5,7 +5,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "transport/peer/fail.h"
 #include "transport/peer/links.h"
@@ -19,9 +18,15 @@ enum {
     MEMORY_BYTES = RING_BYTES + 128,
 };
 
+static void *byte_at(const struct prs_records *records, size_t offset)
+{
+    return (uint8_t *)records->memory.addr + offset;
+}
+
 int prs_records_open(struct prs_peer *peer)
 {
     struct prs_records *records;
+    int r;
 
     if (peer->records)
         return 0;
@@ -36,24 +41,16 @@ int prs_records_open(struct prs_peer *peer)
         if (!records->ready_at)
             return prs_fail(-ENOMEM, "no memory for signal records");
     }
-    records->memory = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (records->memory == MAP_FAILED) {
-        records->memory = NULL;
-        return prs_fail(-errno, "mmap of %d bytes: %s", MEMORY_BYTES, strerror(errno));
-    }
-    memset(records->memory + RING_BYTES, 0, MEMORY_BYTES - RING_BYTES); /* the ring is written before it is read */
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
-
-        /* Without relaxed ordering: when the completion is visible, the record must be too. */
-        records->mr[i] = prs_verbs.reg_mr(rail->domain->pd, records->memory, MEMORY_BYTES,
-                                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-        if (!records->mr[i])
-            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %d bytes for signal records: %s",
-                            rail->info.name, MEMORY_BYTES, strerror(errno));
-    }
-    records->raise.landing = (volatile uint64_t *)(records->memory + LANDING_AT);
-    records->raise.landing_key = records->mr[0]->lkey;
+    r = prs_own_memory_init(&records->memory, MEMORY_BYTES, "signal records");
+    if (r)
+        return r;
+    memset(byte_at(records, RING_BYTES), 0, MEMORY_BYTES - RING_BYTES); /* the ring is written before it is read */
+    for (uint32_t i = 0; i < peer->path_count && !r; i++)
+        r = prs_own_memory_register(&records->memory, i, peer->link[i]->rail->domain, PRS_ACCESS_WRITTEN);
+    if (r)
+        return r;
+    records->raise.landing = (volatile uint64_t *)byte_at(records, LANDING_AT);
+    records->raise.landing_key = prs_own_memory_local_key(&records->memory, 0);
     return 0;
 }
 
@@ -64,11 +61,7 @@ void prs_records_close(struct prs_peer *peer)
     if (!records)
         return;
     prs_raise_drop(&records->raise);
-    for (uint32_t i = 0; i < peer->path_count; i++)
-        if (records->mr[i])
-            prs_verbs.dereg_mr(records->mr[i]);
-    if (records->memory)
-        munmap(records->memory, MEMORY_BYTES);
+    prs_own_memory_fini(&records->memory);
     free(records->ready_at);
     free(records);
     peer->records = NULL;
@@ -78,10 +71,10 @@ void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *rin
 {
     const struct prs_records *records = peer->records;
 
-    ring->addr = (uintptr_t)records->memory;
-    credit->addr = (uintptr_t)records->memory + RING_BYTES;
+    ring->addr = (uintptr_t)records->memory.addr;
+    credit->addr = ring->addr + RING_BYTES;
     for (uint32_t i = 0; i < peer->path_count; i++)
-        ring->key[i] = credit->key[i] = records->mr[i]->rkey;
+        ring->key[i] = credit->key[i] = prs_own_memory_remote_key(&records->memory, i);
 }
 
 int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_t path)
@@ -99,7 +92,7 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
     if (imm->tag >= PRS_RECORDS)
         return -EPROTO; /* no such slot */
-    memcpy(&record, records->memory + imm->tag * sizeof(record), sizeof(record));
+    memcpy(&record, byte_at(records, imm->tag * sizeof(record)), sizeof(record));
     return prs_counts_record(&records->counts, imm->tag, &record);
 }
 

@@ -5,6 +5,7 @@
 #ifndef TRANSPORT_RECORDS_H
 #define TRANSPORT_RECORDS_H
 
+#include "transport/nic/own_memory.h"
 #include "transport/peer/handshake.h"
 #include "transport/peer/raise.h"
 #include "transport/order/tally.h"
@@ -12,9 +13,8 @@
 struct prs_peer;
 
 struct prs_records {
-    uint8_t *memory;                  /* strict: the ring of records, then the word for credits */
-    struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
-    struct prs_wire_window credit;    /* where the peer takes credits */
+    struct prs_own_memory memory;  /* the ring of records, then the word for credits */
+    struct prs_wire_window credit; /* where the peer takes credits */
     uint32_t credits_sent;
     bool credits_wanted; /* the peer waits for credits, even for a few */
     struct prs_raise raise;

@@ -10,6 +10,7 @@
 #include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/gid.h"
 #include "transport/nic/nic.h"
+#include "transport/nic/verbs/memory.h"
 #include "transport/nic/verbs/receives.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -413,8 +414,8 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
     if (unlikely(in->opcode == PRS_WR_ADD)) {
         const struct prs_domain *domain = queue->base.link->rail->domain;
 
-        sge->addr = (uintptr_t)domain->scratch; /* receives the old value, which is not used */
-        sge->lkey = domain->scratch_mr->lkey;
+        sge->addr = (uintptr_t)domain->scratch.addr; /* receives the old value, which is not used */
+        sge->lkey = prs_own_memory_local_key(&domain->scratch, 0);
         sge->length = in->len_bytes;
         out->wr.atomic.remote_addr = in->remote_addr;
         out->wr.atomic.rkey = in->remote_key;
@@ -609,6 +610,8 @@ const struct prs_nic_ops prs_nic_rc = {
     .in_order = true,
     .fence = true,
     .adds = true,
+    .register_memory = prs_verbs_register_memory,
+    .release_memory = prs_verbs_release_memory,
     .open = rc_open,
     .close = rc_close,
     .address = rc_address,

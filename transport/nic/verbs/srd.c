@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "transport/nic/nic.h"
+#include "transport/nic/verbs/memory.h"
 #include "transport/nic/verbs/srd_pool.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
@@ -697,6 +698,8 @@ const struct prs_nic_ops prs_nic_srd = {
     .in_order = false,
     .fence = false,
     .adds = false,
+    .register_memory = prs_verbs_register_memory,
+    .release_memory = prs_verbs_release_memory,
     .open = srd_open,
     .close = srd_close,
     .kill = srd_kill,

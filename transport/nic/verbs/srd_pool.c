@@ -247,7 +247,8 @@ static int init_qp(struct prs_srd_qp *qp)
     if (getrandom(&qp->key, sizeof(qp->key), 0) != sizeof(qp->key))
         return prs_nic_fail(&qp->pool->rail, errno, "getrandom");
     qp->key &= 0x7fffffff; /* the upper half belongs to privileged users */
-    qp->dummy_sge = (struct ibv_sge){(uintptr_t)domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, domain->scratch_mr->lkey};
+    qp->dummy_sge = (struct ibv_sge){(uintptr_t)domain->scratch.addr, (uint32_t)domain->scratch.bytes,
+                                     prs_own_memory_local_key(&domain->scratch, 0)};
     r = create_qp(qp, sizes.depth);
     if (!r)
         r = start_qp(qp);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/nic/verbs/memory.h"
+
+#include <errno.h>
+
+#include "transport/nic/domain.h"
+#include "transport/nic/verbs/verbs.h"
+
+static int access_of(const struct prs_domain *domain, enum prs_access access)
+{
+    switch (access) {
+    case PRS_ACCESS_LOCAL:
+        return IBV_ACCESS_LOCAL_WRITE;
+    case PRS_ACCESS_WRITTEN:
+        return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    default: /* drivers refuse access flags that the device does not support */
+        return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+               (domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+    }
+}
+
+int prs_verbs_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
+                              struct prs_registration *out)
+{
+    int access = access_of(domain, range->access), relaxed = range->relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0;
+    void *addr = (void *)(uintptr_t)range->addr;
+    struct ibv_mr *mr;
+
+    errno = 0;
+    if (range->kind == PRS_MEM_DMABUF)
+        mr = prs_verbs.reg_dmabuf_mr(domain->pd, range->dmabuf_offset, range->bytes, range->addr, range->dmabuf_fd,
+                                     access | relaxed);
+    else if (relaxed)
+        mr = prs_verbs.reg_mr_iova2(domain->pd, addr, range->bytes, range->addr, (unsigned)(access | relaxed));
+    else
+        mr = prs_verbs.reg_mr(domain->pd, addr, range->bytes, access);
+    if (!mr)
+        return errno ? -errno : -EIO;
+    *out = (struct prs_registration){.local_key = mr->lkey, .remote_key = mr->rkey, .object = mr};
+    return 0;
+}
+
+int prs_verbs_release_memory(struct prs_domain *domain, struct prs_registration *registered)
+{
+    (void)domain;
+    return -prs_verbs.dereg_mr(registered->object);
+}
