@@ -6,202 +6,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "test/support/fake_verbs.h"
+#include "test/support/fake_sides.h"
 #include "transport/peer/fail.h"
-#include "transport/peer/links.h"
 #include "transport/peer/note.h"
-#include "transport/peer/peer.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/peer/watch.h"
 
-enum { PATHS = 2, A = 0 /* offers */, B = 1, LIMIT_MS = 10000 };
-
-/* ---- a NIC whose queues only know whom they are connected to ---- */
-
-struct fake_link {
-    struct prs_link base;
-    struct prs_queue queue, *list[1];
-    uint32_t number, connected_to, posted;
-    int polls_until_flushed; /* after it was stopped */
-};
-
-static uint32_t links_open, last_number;
-static bool answers; /* whether writes of no bytes are answered */
-
-static struct fake_link *fake(struct prs_link *link)
-{
-    return (struct fake_link *)link;
-}
-
-static const struct prs_nic_ops fake_nic;
-
-static const bool never_overrun;
-
-static int open_link(const struct prs_link_options *options, struct prs_link **out)
-{
-    struct fake_link *link = calloc(1, sizeof(*link));
-
-    cr_assert(link);
-    link->base =
-        (struct prs_link){.overrun = &never_overrun, .rail = options->rail, .own = *options->own, .queue_count = 1};
-    link->base.queue = link->list;
-    link->list[0] = &link->queue;
-    link->queue = (struct prs_queue){
-        .link = &link->base, .id = options->ids[0], .qp = &fake_verbs.qp.qp_base, .takes_inline = true};
-    link->base.ops = &fake_nic;
-    link->number = ++last_number;
-    link->polls_until_flushed = 2;
-    links_open++;
-    *out = &link->base;
-    return 0;
-}
-
-static void close_link(struct prs_link *link)
-{
-    links_open--;
-    free(link);
-}
-
-static void tell_address(const struct prs_queue *queue, struct prs_queue_address *out)
-{
-    *out = (struct prs_queue_address){.number = ((struct fake_link *)queue->link)->number};
-}
-
-static uint8_t reads(const struct prs_rail *rail)
-{
-    return 1;
-}
-
-static int connect_queue(struct prs_queue *queue, const struct prs_queue_address *address,
-                         const struct prs_link_remote *remote, int *error)
-{
-    fake(queue->link)->connected_to = address->number;
-    return 0;
-}
-
-static int post(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
-{
-    fake(queue->link)->posted += count;
-    return 0;
-}
-
-static uint32_t taken(const struct prs_queue *queue)
-{
-    return 0;
-}
-
-static bool drained(const struct prs_link *link)
-{
-    return link->stopped && fake((struct prs_link *)link)->polls_until_flushed-- <= 0;
-}
-
-static int poll_link(struct prs_link *link, struct prs_event *events)
-{
-    struct fake_link *at = fake(link);
-
-    if (!at->posted)
-        return 0;
-    at->posted = 0;
-    events[0] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = at->queue.id};
-    if (!answers || link->stopped)
-        events[0] = (struct prs_event){.kind = PRS_EVENT_ERROR, .queue = at->queue.id, .text = "no answer"};
-    return 1;
-}
-
-static const struct prs_nic_ops fake_nic = {.in_order = true,
-                                            .open = open_link,
-                                            .close = close_link,
-                                            .address = tell_address,
-                                            .reads = reads,
-                                            .connect = connect_queue,
-                                            .post = post,
-                                            .taken = taken,
-                                            .drained = drained,
-                                            .poll = poll_link};
-
-/* ---- two sides ---- */
-
-struct side {
-    struct prs_fabric fabric;
-    struct prs_domain domain[PATHS];
-    struct prs_peer peer;
-};
-
-static struct side sides[2];
-
-static struct prs_failover_path *path_at(int s)
-{
-    return &sides[s].peer.failover->path[0];
-}
-
-static void open_side(struct side *side, int fd, bool offers)
-{
-    struct prs_order_options options = {.policy = PRS_POLICY_COUNTED,
-                                        .in_order = true,
-                                        .fence = true,
-                                        .failover = true,
-                                        .max_ops = 64,
-                                        .path_count = PATHS,
-                                        .queues_per_path = 1,
-                                        .depth = 16,
-                                        .max_part_bytes = 1 << 20};
-
-    memset(side, 0, sizeof(*side));
-    side->fabric.config = (struct prs_config){.timeout_ms = 60000, .return_async_events = 1, .recovery = 1};
-    side->peer.fabric = &side->fabric;
-    side->peer.nic = &fake_nic;
-    side->peer.stream_fd = fd;
-    side->peer.offers = offers;
-    side->peer.path_count = PATHS;
-    side->peer.queues = PATHS;
-    side->peer.queues_per_path = 1;
-    for (uint32_t i = 0; i < PATHS; i++) {
-        side->domain[i].context = &fake_verbs.extended.context;
-        side->fabric.rail[i] = (struct prs_rail){.domain = &side->domain[i], .port = 1};
-        side->peer.path[i].local_rail = (int)i;
-        options.path[i] = (struct prs_order_path){.local_rail = i, .remote_rail = i, .rate = 1000};
-    }
-    cr_assert_eq(prs_order_init(&side->peer.order, &options), 0);
-    for (uint32_t i = 0; i < PATHS; i++) {
-        cr_assert_eq(prs_links_open_path(&side->peer, i, &side->fabric.rail[i].address, NULL, &side->peer.link[i]), 0);
-        side->peer.queue[i] = side->peer.link[i]->queue[0];
-    }
-    cr_assert_eq(prs_failover_open(&side->peer), 0);
-}
-
-static void open_sides(void)
-{
-    int fds[2];
-
-    fake_verbs_install();
-    answers = true;
-    links_open = last_number = 0;
-    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    for (int s = 0; s < 2; s++)
-        open_side(&sides[s], fds[s], s == A);
-    for (uint32_t i = 0; i < PATHS; i++)
-        for (int s = 0; s < 2; s++)
-            fake(sides[s].peer.link[i])->connected_to = fake(sides[!s].peer.link[i])->number;
-}
-
-static void close_sides(void)
-{
-    for (int s = 0; s < 2; s++) {
-        struct prs_peer *peer = &sides[s].peer;
-
-        prs_recovery_close(peer);
-        for (uint32_t i = 0; i < PATHS; i++)
-            close_link(peer->link[i]);
-        prs_order_fini(&peer->order);
-        prs_failover_close(peer);
-        close(peer->stream_fd);
-    }
-    cr_assert_eq(links_open, 0, "%u links were not closed", links_open);
-}
+enum { LIMIT_MS = 10000 };
 
 /* ---- what a side may do ---- */
 
@@ -402,17 +215,35 @@ struct wrong {
     enum prs_note_type type;
     int to;
     uint8_t epoch, path;
-    bool lost; /* both sides have given path 0 up */
+    enum { KEPT, LOST, OFFERED } after; /* both sides have given path 0 up; and A has offered queues */
+    uint8_t mtu, reads;
 };
 
 ParameterizedTestParameters(recovery, a_note_that_cannot_be_is_refused)
 {
     static struct wrong rows[] = {
-        {PRS_NOTE_OFFER, B, 1, 0, false}, {PRS_NOTE_OFFER, A, 1, 0, true},  {PRS_NOTE_OFFER, B, 0, 0, true},
-        {PRS_NOTE_OFFER, B, 2, 0, true},  {PRS_NOTE_OFFER, B, 1, 2, true},  {PRS_NOTE_ACCEPT, A, 1, 0, true},
-        {PRS_NOTE_ACCEPT, B, 1, 0, true}, {PRS_NOTE_READY, B, 0, 0, false}, {PRS_NOTE_READY, B, 0, 0, true},
-        {PRS_NOTE_READY, A, 0, 0, true},  {PRS_NOTE_DOWN, A, 1, 0, false},  {PRS_NOTE_DOWN, B, 1, 0, true},
-        {PRS_NOTE_DOWN, A, 0, 0, true},   {PRS_NOTE_DOWN, B, 0, 9, false},  {(enum prs_note_type)'X', B, 0, 0, false},
+        {PRS_NOTE_OFFER, B, 1, 0, KEPT, 5, 1},
+        {PRS_NOTE_OFFER, A, 1, 0, LOST, 5, 1},
+        {PRS_NOTE_OFFER, B, 0, 0, LOST, 5, 1},
+        {PRS_NOTE_OFFER, B, 2, 0, LOST, 5, 1},
+        {PRS_NOTE_OFFER, B, 1, 2, LOST, 5, 1},
+        {PRS_NOTE_OFFER, B, 1, 0, LOST, 0, 1}, /* values that no queue can be connected with */
+        {PRS_NOTE_OFFER, B, 1, 0, LOST, 6, 1},
+        {PRS_NOTE_OFFER, B, 1, 0, LOST, 5, 0},
+        {PRS_NOTE_ACCEPT, A, 1, 0, LOST, 5, 1},
+        {PRS_NOTE_ACCEPT, B, 1, 0, LOST, 5, 1},
+        {PRS_NOTE_ACCEPT, A, 2, 0, OFFERED, 5, 1},
+        {PRS_NOTE_ACCEPT, A, 1, 0, OFFERED, 0, 1},
+        {PRS_NOTE_ACCEPT, A, 1, 0, OFFERED, 255, 1},
+        {PRS_NOTE_ACCEPT, A, 1, 0, OFFERED, 5, 0},
+        {PRS_NOTE_READY, B, 0, 0, KEPT, 0, 0},
+        {PRS_NOTE_READY, B, 0, 0, LOST, 0, 0},
+        {PRS_NOTE_READY, A, 0, 0, LOST, 0, 0},
+        {PRS_NOTE_DOWN, A, 1, 0, KEPT, 0, 0},
+        {PRS_NOTE_DOWN, B, 1, 0, LOST, 0, 0},
+        {PRS_NOTE_DOWN, A, 0, 0, LOST, 0, 0},
+        {PRS_NOTE_DOWN, B, 0, 9, KEPT, 0, 0},
+        {(enum prs_note_type)'X', B, 0, 0, KEPT, 0, 0},
     };
     return cr_make_param_array(struct wrong, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -422,8 +253,14 @@ ParameterizedTest(struct wrong *row, recovery, a_note_that_cannot_be_is_refused)
     struct prs_wire_note note = {.type = (uint8_t)row->type, .path = row->path, .epoch = row->epoch};
 
     open_sides();
-    if (row->lost)
+    if (row->after != KEPT)
         give_path_up(A);
+    if (row->after == OFFERED) {
+        look(A);
+        cr_assert_eq(path_at(A)->attempt, PRS_ATTEMPT_OFFERED);
+    }
+    if (row->type == PRS_NOTE_OFFER || row->type == PRS_NOTE_ACCEPT)
+        note.where = (struct prs_link_remote){.mtu = row->mtu, .reads = row->reads};
     prs_note_send(&sides[!row->to].peer, &note);
     cr_assert_eq(prs_failover_read(&sides[row->to].peer), -EPROTO);
     cr_assert(strstr(sides[row->to].peer.error_text, "unexpected"), "%s", sides[row->to].peer.error_text);

@@ -127,9 +127,11 @@ static int take_note(struct prs_peer *peer, struct prs_wire_note *note)
         return prs_peer_fail(peer, -ECONNRESET, "the peer at %s has failed: %s", peer->remote, note->why);
     }
     if (!prs_failover_expects(peer, note))
-        return prs_peer_fail(peer, -EPROTO,
-                             "the peer at %s sent a note of type %u about path %u, queues %u, unexpected", peer->remote,
-                             note->type, note->path, note->epoch);
+        return prs_peer_fail(
+            peer, -EPROTO,
+            "the peer at %s sent a note of type %u about path %u, queues %u, that is unexpected here, or "
+            "offers an impossible MTU or number of reads",
+            peer->remote, note->type, note->path, note->epoch);
     if (prs_recovery_take(peer, note))
         return 0;
     note->why[sizeof(note->why) - 1] = 0;

@@ -299,8 +299,8 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     for (uint32_t i = 0; i < count; i++)
         if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || !rail[i].queue_kind[0] ||
-            !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) || rail[i].mtu < 1 || rail[i].mtu > 5 ||
-            rail[i].reads < 1 || rail[i].standby > 1)
+            !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) ||
+            !prs_wire_can_connect(rail[i].mtu, rail[i].reads) || rail[i].standby > 1)
             return prs_fail(-EPROTO, "%s: rail %u: impossible name, kind of queues, MTU code %u or reads %u", remote, i,
                             rail[i].mtu, rail[i].reads);
     return 0;

@@ -173,6 +173,12 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);
+/* Are these values of a rail, from the wire, ones that queues can be connected with? */
+static inline bool prs_wire_can_connect(uint8_t mtu, uint8_t reads)
+{
+    return mtu >= 1 && mtu <= 5 && reads >= 1;
+}
+
 /* Check the values of a received frame. Return 0 or -EPROTO. */
 int prs_wire_check_hello(const struct prs_wire_hello *hello, const char *remote);
 int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails, const char *remote);

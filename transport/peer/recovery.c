@@ -50,6 +50,12 @@ static bool is_accepted(const struct prs_failover_path *at)
     return at->accepted && at->attempt != PRS_ATTEMPT_NONE && at->attempt != PRS_ATTEMPT_ENDED;
 }
 
+/* As in the handshake: the values go into the state of a queue. */
+static bool can_connect(const struct prs_wire_note *note)
+{
+    return prs_wire_can_connect(note->where.mtu, note->where.reads);
+}
+
 bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_note *note)
 {
     const struct prs_failover_path *at = &peer->failover->path[note->path];
@@ -59,9 +65,9 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
     case PRS_NOTE_DOWN:
         return is_next && is_accepted(at);
     case PRS_NOTE_OFFER: /* it may come before we have replayed, or drained */
-        return is_next && !peer->offers && at->told && !at->asked;
+        return is_next && !peer->offers && at->told && !at->asked && can_connect(note);
     case PRS_NOTE_ACCEPT:
-        return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted;
+        return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted && can_connect(note);
     case PRS_NOTE_READY: /* we may have given the queues up meanwhile */
         return note->epoch == at->epoch && !peer->offers && !at->confirmed && at->stage != PRS_PATH_UP &&
                at->stage != PRS_PATH_DOWN;

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a side says of lost rails when it contradicts itself, fails, or says nothing more. Without a NIC. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "test/support/fake_sides.h"
+#include "transport/peer/note.h"
+#include "transport/util/clock.h"
+
+static struct prs_peer *peer_of(int s)
+{
+    return &sides[s].peer;
+}
+
+/* Side A says this to side B. */
+static void say(const struct prs_wire_note *note)
+{
+    prs_note_send(peer_of(A), note);
+}
+
+static void must_fail(int r, int error, const char *text)
+{
+    cr_assert_eq(r, error, "%d: %s", r, peer_of(B)->error_text);
+    cr_assert_eq(peer_of(B)->error, error);
+    cr_assert(strstr(peer_of(B)->error_text, text), "%s", peer_of(B)->error_text);
+    close_sides();
+}
+
+/* Let B go on until the path has this stage. */
+static void step_until(enum prs_path_stage stage)
+{
+    for (int i = 0; path_at(B)->stage != stage; i++) {
+        cr_assert_lt(i, 100);
+        cr_assert_eq(prs_failover_step(peer_of(B)), 0, "%s", peer_of(B)->error_text);
+    }
+}
+
+Test(failover, a_side_that_has_failed_says_why)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_FAILED};
+
+    open_sides();
+    memset(note.why, 'y', sizeof(note.why)); /* without an end */
+    say(&note);
+    must_fail(prs_failover_read(peer_of(B)), -ECONNRESET, "has failed: yyy");
+}
+
+Test(failover, the_failure_of_a_peer_reaches_the_other_side)
+{
+    open_sides();
+    prs_note_tell_failure(peer_of(A), "its cable was eaten");
+    must_fail(prs_failover_read(peer_of(B)), -ECONNRESET, "its cable was eaten");
+}
+
+/* Each side has lost another of the two. */
+Test(failover, without_a_rail_that_both_have_the_peer_fails)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .path = 0, .why = "the other cable"};
+
+    open_sides();
+    cr_assert(prs_failover_start(peer_of(B), 1, "one cable"));
+    cr_assert(!prs_failover_start(peer_of(B), 0, "the last one"), "the last path was given up");
+    cr_assert_eq(path_at(B)->stage, PRS_PATH_UP);
+    say(&note);
+    must_fail(prs_failover_read(peer_of(B)), -ENETDOWN, "no rail is left: the other side lost it: the other cable");
+}
+
+/* Or it has lost its own count, and whatever is sent again may be there already. */
+Test(failover, a_side_that_took_more_than_was_sent_ends_the_peer)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .taken = {5}};
+    int r = 0;
+
+    open_sides();
+    say(&note);
+    for (int i = 0; !r; i++) {
+        cr_assert_lt(i, 100);
+        r = prs_failover_step(peer_of(B));
+        if (!r && path_at(B)->stage == PRS_PATH_UP)
+            r = prs_failover_read(peer_of(B)) < 0;
+    }
+    must_fail(peer_of(B)->error, -EPROTO, "has taken more");
+}
+
+Test(failover, a_path_is_told_of_once)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
+
+    open_sides();
+    say(&note);
+    cr_assert_eq(prs_failover_read(peer_of(B)), PRS_AGAIN);
+    cr_assert(path_at(B)->told && path_at(B)->stage == PRS_PATH_DRAINING);
+    say(&note);
+    must_fail(prs_failover_read(peer_of(B)), -EPROTO, "unexpected");
+}
+
+/* Both limits are far away until they pass. */
+Test(failover, a_nic_that_does_not_flush_its_queues_ends_the_peer)
+{
+    open_sides();
+    fake(peer_of(B)->link[0])->polls_until_flushed = 1000;
+    cr_assert(prs_failover_start(peer_of(B), 0, "a cable"));
+    path_at(B)->since_ns = prs_clock_ns() - (PRS_FAILOVER_DRAIN_MS - 5000) * 1000000ull;
+    cr_assert_eq(prs_failover_step(peer_of(B)), 0);
+    cr_assert_eq(path_at(B)->stage, PRS_PATH_DRAINING);
+    path_at(B)->since_ns = prs_clock_ns() - PRS_FAILOVER_DRAIN_MS * 1000000ull;
+    must_fail(prs_failover_step(peer_of(B)), -EIO, "did not flush its queues within 10000 ms after: a cable");
+}
+
+Test(failover, a_side_that_does_not_say_what_it_has_taken_ends_the_peer)
+{
+    open_sides();
+    cr_assert(prs_failover_start(peer_of(B), 0, "a cable"));
+    step_until(PRS_PATH_AGREEING);
+    path_at(B)->since_ns = prs_clock_ns() - (sides[B].fabric.config.timeout_ms - 30000) * 1000000ull;
+    cr_assert_eq(prs_failover_step(peer_of(B)), 0);
+    path_at(B)->since_ns = prs_clock_ns() - sides[B].fabric.config.timeout_ms * 1000000ull;
+    must_fail(prs_failover_step(peer_of(B)), -ETIMEDOUT, "has not said within 60000 ms");
+}
+
+/* ---- the stream ---- */
+
+Test(failover, a_farewell_is_no_failure_and_after_it_nothing_is_told)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
+    char byte;
+
+    open_sides();
+    note.type = PRS_NOTE_FAREWELL;
+    cr_assert_eq(send(peer_of(A)->stream_fd, &note.type, 1, 0), 1);
+    cr_assert_eq(prs_failover_read(peer_of(B)), 0);
+    cr_assert(peer_of(B)->remote_closed);
+    cr_assert(!prs_failover_start(peer_of(B), 0, "too late"), "nobody is there to agree");
+    prs_note_tell_failure(peer_of(B), "too late");
+    cr_assert_lt(recv(peer_of(A)->stream_fd, &byte, 1, MSG_DONTWAIT), 0);
+    close_sides();
+}
+
+Test(failover, a_note_may_come_in_pieces_and_a_stream_that_ends_in_one_is_lost)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
+
+    open_sides();
+    for (size_t at = 0; at < sizeof(note); at += 43) { /* a part of the size */
+        cr_assert_eq(path_at(B)->stage, PRS_PATH_UP);
+        cr_assert_eq(send(peer_of(A)->stream_fd, (char *)&note + at, 43, 0), 43);
+        cr_assert_eq(prs_failover_read(peer_of(B)), PRS_AGAIN);
+    }
+    cr_assert_eq(path_at(B)->stage, PRS_PATH_DRAINING);
+    cr_assert_eq(send(peer_of(A)->stream_fd, &note, 43, 0), 43);
+    shutdown(peer_of(A)->stream_fd, SHUT_WR);
+    cr_assert_eq(prs_failover_read(peer_of(B)), -ECONNRESET);
+    close_sides();
+}
+
+/* The other side cannot fail over, so it has nothing to say but a farewell. */
+Test(failover, a_peer_without_failover_takes_no_notes)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
+
+    open_sides();
+    prs_failover_close(peer_of(B));
+    say(&note);
+    must_fail(prs_failover_read(peer_of(B)), -EPROTO, "sent a byte 0x44");
+}
