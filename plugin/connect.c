@@ -11,14 +11,13 @@
 #include "plugin/profile.h"
 #include "plugin/request.h"
 #include "plugin/result.h"
+#include "plugin/sender_info.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
 static_assert(sizeof(struct prs_handle) <= NET_HANDLE_BYTES, "NCCL transfers the handle");
 
 enum {
-    INFO_MAGIC = 0x53524550,                           /* "PERS" */
-    INFO_VERSION = 1,                                  /* of struct sender_info and of struct cts_record */
     FIRST_SEQUENCE = 1,                                /* not 0: see cts_check() */
     RECV_MAX_OPS = COMM_REQUESTS + COMM_ANNOUNCEMENTS, /* flushes and writes of records */
 };
@@ -34,17 +33,6 @@ bool connect_has_comms(void)
 {
     return __atomic_load_n(&comms, __ATOMIC_RELAXED) > 0;
 }
-
-/* Private data of the sender's connection request: where its clear-to-send ring is. */
-struct sender_info {
-    uint32_t magic;
-    uint16_t version;
-    uint16_t ring_records;
-    uint64_t ring_addr;
-    struct prs_keys ring_keys;
-};
-static_assert(sizeof(struct sender_info) == 48 && sizeof(struct sender_info) <= PRS_PRIVATE_DATA_BYTES,
-              "goes over the wire");
 
 /* ---- sender ---- */
 
@@ -128,7 +116,7 @@ static int start_connecting(struct plugin_context *context, int device, int traf
 {
     /* NCCL asks again until the other rank accepts, which may wait for a third one that is minutes late. */
     struct prs_peer_options options = {.max_ops = COMM_REQUESTS, .traffic_class = traffic_class, .patient = true};
-    struct sender_info info = {.magic = INFO_MAGIC, .version = INFO_VERSION, .ring_records = CTS_RING};
+    struct sender_info info = {.magic = SENDER_INFO_MAGIC, .version = SENDER_INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;
     int r;
@@ -296,16 +284,10 @@ static int read_sender_info(struct recv_comm *comm)
     uint32_t bytes = 0;
     const void *private_data = prs_peer_private(comm->base.peer, &bytes);
     struct sender_info info;
+    int r = sender_info_read(private_data, bytes, prs_peer_describe(comm->base.peer), &info);
 
-    if (bytes != sizeof(info))
-        return prs_fail(-EPROTO,
-                        "%s: sent %u bytes of private data instead of %zu: is it another version of the plugin?",
-                        prs_peer_describe(comm->base.peer), bytes, sizeof(info));
-    memcpy(&info, private_data, sizeof(info));
-    if (info.magic != INFO_MAGIC || info.version != INFO_VERSION || info.ring_records != CTS_RING)
-        return prs_fail(-EPROTO, "%s: plugin protocol %#x version %u with %u records, expected %#x version %u with %u",
-                        prs_peer_describe(comm->base.peer), info.magic, info.version, info.ring_records, INFO_MAGIC,
-                        INFO_VERSION, CTS_RING);
+    if (r)
+        return r;
     comm->ring_addr = info.ring_addr;
     comm->ring_keys = info.ring_keys;
     return 0;

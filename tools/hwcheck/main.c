@@ -214,6 +214,9 @@ static int wait_for_client(struct prs_fabric *fabric, const char *port)
     if (control < 0)
         return 1;
     r = serve(fabric, control);
+    if (r)
+        fprintf(stderr, "perseus-hwcheck: the client: %s\n",
+                r == -EPROTO ? "it is another program, or another version" : strerror(-r));
     close(control);
     return r ? 1 : 0;
 }

@@ -136,8 +136,5 @@ int serve(struct prs_fabric *fabric, int control)
             break;
     }
     link_close(&link);
-    if (r)
-        fprintf(stderr, "perseus-hwcheck: the client: %s\n",
-                r == -EPROTO ? "it is another program, or another version" : strerror(-r));
     return r;
 }

@@ -8,7 +8,7 @@
 /* Fill in what a side says of a rail. */
 void describe_rail(struct prs_fabric *fabric, int rail, struct message *message);
 
-/* Return 0 or -errno after printing why. */
+/* Return 0, or -errno: -EPROTO when the client is another program, or another version. */
 int serve(struct prs_fabric *fabric, int control);
 
 #endif

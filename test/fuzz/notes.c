@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Notes of lost and returned rails, as the other side of a connection may send them at any time: each is refused, or
+ * leads to a state in which both sides can go on and close. An input is a row of acts. */
+#include "test/fuzz/fuzz.h"
+#include "test/support/fake_sides.h"
+#include "transport/peer/note.h"
+#include "transport/peer/recovery.h"
+
+enum act { NOTE, LOSE, READ, STEP, LOOK, ANSWER, ACTS }; /* NOTE is followed by a note, which the side gets */
+
+struct act_head {
+    uint8_t act, side;
+};
+
+static size_t add(uint8_t *out, enum act act, int side)
+{
+    memcpy(out, &(struct act_head){(uint8_t)act, (uint8_t)side}, sizeof(struct act_head));
+    return sizeof(struct act_head);
+}
+
+static size_t add_note(uint8_t *out, int side, const struct prs_wire_note *note)
+{
+    size_t bytes = add(out, NOTE, side);
+
+    memcpy(out + bytes, note, sizeof(*note));
+    return bytes + sizeof(*note);
+}
+
+/* 0: a rail is lost and comes back. 1, 2: the same, where one side is played by notes. 3, 4: the two other notes. */
+size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
+{
+    int side = n == 1 ? B : A;
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .why = "a cable"};
+    size_t bytes = 0;
+
+    if (n > 4)
+        return 0;
+    fuzz_require(room >= 3 * sizeof(note) + 100, "no room");
+    if (n >= 3) {
+        note.type = n == 3 ? PRS_NOTE_FAILED : PRS_NOTE_FAREWELL;
+        return add_note(out, B, &note);
+    }
+    bytes += n ? add_note(out, side, &note) : add(out, LOSE, A);
+    for (int i = 0; i < 12; i++)
+        bytes += add(out + bytes, READ + i / 2 % 3, n ? side : i % 2);
+    note = (struct prs_wire_note){.type = n == 1 ? PRS_NOTE_OFFER : PRS_NOTE_ACCEPT, .epoch = 1};
+    note.where = (struct prs_link_remote){.mtu = 5, .reads = 16};
+    if (n)
+        bytes += add_note(out + bytes, side, &note);
+    for (int i = 0; i < 12; i++)
+        bytes += add(out + bytes, READ + i / 2 % 3, n ? side : i % 2);
+    note = (struct prs_wire_note){.type = PRS_NOTE_READY, .epoch = 1};
+    if (n == 1)
+        bytes += add_note(out + bytes, side, &note);
+    return bytes;
+}
+
+/* What has been connected can be: no NIC refuses it. */
+static void check_queues(void)
+{
+    for (int s = 0; s < 2; s++)
+        for (uint32_t path = 0; path < PATHS; path++) {
+            const struct prs_failover_path *at = &sides[s].peer.failover->path[path];
+            const struct fake_link *link = at->next ? fake(at->next) : fake(sides[s].peer.link[path]);
+
+            fuzz_require(!link->reads || (link->mtu >= 1 && link->mtu <= 5), "side %d, path %u: MTU %u, reads %u", s,
+                         path, link->mtu, link->reads);
+            fuzz_require(!(link->mtu && !link->reads), "side %d, path %u: connected without reads", s, path);
+            fuzz_require(at->stage <= PRS_PATH_JOINED && at->attempt <= PRS_ATTEMPT_ENDED, "no such stage");
+        }
+    fuzz_require(links_open <= 4 * PATHS, "%u links", links_open);
+}
+
+static void act_on(struct fuzz_reader *in, enum act act, int s)
+{
+    struct prs_peer *peer = &sides[s].peer;
+    struct prs_wire_note note;
+
+    switch (act) {
+    case NOTE:
+        fuzz_take(in, &note, sizeof(note));
+        prs_note_send(&sides[!s].peer, &note);
+        fuzz_accepted += prs_failover_read(peer) == PRS_AGAIN;
+        break;
+    case LOSE:
+        (void)prs_failover_start(peer, in->left ? *in->data % PATHS : 0, "lost by the input");
+        break;
+    case READ:
+        (void)prs_failover_read(peer);
+        break;
+    case STEP:
+        (void)prs_failover_step(peer);
+        break;
+    case LOOK:
+        peer->failover->look_ns = 0;
+        peer->failover->looks = 1u << 20;
+        (void)prs_failover_recover(peer);
+        break;
+    default:
+        answers = !answers;
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    struct fuzz_reader in = {data, bytes};
+
+    open_sides();
+    while (in.left) {
+        struct act_head head;
+        int s;
+
+        fuzz_take(&in, &head, sizeof(head));
+        s = head.side % 2;
+        if (!sides[s].peer.error && !sides[s].peer.remote_closed)
+            act_on(&in, (enum act)(head.act % ACTS), s);
+        check_queues();
+    }
+    close_sides();
+    return 0;
+}
