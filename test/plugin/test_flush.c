@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's contract for iflush of device memory, on a CUDA driver without a GPU (fake_cuda/driver.h). */
+/* NCCL's contract for iflush of device memory, on a CUDA driver without a GPU (tools/fake_cuda/driver.h). */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
-#include "test/softnic/fake_cuda/driver.h"
+#include "tools/fake_cuda/driver.h"
 
 enum { DEVICE_BYTES = 1 << 16, MOST = NET_MAX_REQUESTS * 8 };
 
