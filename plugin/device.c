@@ -267,8 +267,11 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     (void)comm_id;
     *out = NULL;
     context = calloc(1, sizeof(*context));
-    if (!context)
+    if (!context) {
+        if (log) /* no context has it yet */
+            log(NET_LOG_WARN, NET_LOG_INIT | NET_LOG_NET, __FILE__, __LINE__, "NET/Perseus: init: out of memory");
         return NET_SYSTEM_ERROR;
+    }
     context->log = log;
     context->profile = profile;
     device_lock();

@@ -65,14 +65,18 @@ static int attend_listed(struct prs_team *team, struct prs_team_context *context
 /* The queues themselves do not work any more. */
 static PRS_COLD int fail_sharers(const struct prs_team_context *context, const struct prs_cqs *cqs, int error)
 {
+    bool is_told = false;
+
     for (uint32_t i = 0; i < context->adopted; i++) {
         struct prs_peer *peer = context->peers[i];
 
         for (uint32_t path = 0; path < peer->path_count; path++)
             if (peer->link[path]->cqs == cqs)
-                (void)prs_peer_handle(peer, peer->link[path], NULL, error);
+                is_told |= prs_peer_handle(peer, peer->link[path], NULL, error) < 0;
     }
-    return error;
+    /* Peers that nobody uses yet say nothing. */
+    return is_told ? error
+                   : prs_fail(error, "%s: completions cannot be taken: %s", cqs->rail->info.name, strerror(-error));
 }
 
 /* Completions that the NIC of one rail has for any peer. */
