@@ -206,11 +206,12 @@ class Planned(Way):
             self.close()
             raise
 
-    def _open(self, op, n, k, b_is_n_k):
+    def _open(self, op, n, k, transposed):
         group, lib = self.x.group, self.x.group.library
-        shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_is_n_k=b_is_n_k)
+        shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_transposed=transposed)
         tuning = lib.prs_gemm_tuning(**self.tuning)
-        self.plans[op] = group._open("prs_gemm_plan_open", group.handle, ctypes.byref(shape), ctypes.byref(tuning))
+        self.plans[op] = group._open(f"plan of a product of {n} columns and depth {k}", "prs_gemm_plan_open", group.handle,
+                                     ctypes.byref(shape), ctypes.byref(tuning))
 
     def decided(self):
         """The whole tuning of the forward pass."""

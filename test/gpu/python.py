@@ -363,7 +363,7 @@ def memory_of_torch_is_imported(group, rounds=20):
     buffer = symm.empty(m * n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
     pointers = list(symm.rendezvous(buffer, dist.group.WORLD).buffer_ptrs)
     lib.check(lib.prs_fused_import(group.handle, (ctypes.c_void_p * group.world)(*pointers), m * n * 2), "prs_fused_import")
-    plan = group._open("prs_gemm_plan_open", group.handle, ctypes.byref(lib.prs_gemm_shape(op=lib.PRS_GEMM_ALLREDUCE, m=m, n=n, k=k, b_transposed=1)), None)
+    plan = group._open("plan", "prs_gemm_plan_open", group.handle, ctypes.byref(lib.prs_gemm_shape(op=lib.PRS_GEMM_ALLREDUCE, m=m, n=n, k=k, b_transposed=1)), None)
     worst = 0.0
     for _ in range(rounds):
         a, w = operands("matmul_all_reduce", m, n, k, group.world)
