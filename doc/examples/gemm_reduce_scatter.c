@@ -5,7 +5,7 @@
  *     nvcc gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_reduce_scatter
  *     nvcc -ccbin mpicc -DWITH_MPI gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm
  * The second is for mpirun -np 2. */
-#include <perseus/fused.h>
+#include <perseus/gemm.h>
 
 #include "ranks.h"
 

@@ -3,7 +3,7 @@
  * experts, multiplied, with the origin of every row.
  *
  *     nvcc moe.c $(pkg-config --cflags --libs perseus-fused) -lm -o moe */
-#include <perseus/fused.h>
+#include <perseus/moe.h>
 
 #include "ranks.h"
 

@@ -3,7 +3,7 @@
  * as if it had seen all keys and values. They travel while the kernel computes.
  *
  *     nvcc ring_attention.c $(pkg-config --cflags --libs perseus-fused) -lm -o ring_attention */
-#include <perseus/fused.h>
+#include <perseus/attention.h>
 
 #include "ranks.h"
 
@@ -46,9 +46,9 @@ static void body(struct rank *rank)
     uint64_t count = (uint64_t)ROWS * HEADS * DIM;
     struct prs_attention_plan *plan;
     struct prs_attention_info info;
+    struct prs_attention_operands x = {.lse = NULL};
     struct prs_fused_error error;
     struct prs_fused *ctx;
-    void *q, *k, *v, *out;
     cudaStream_t stream;
     uint16_t *host;
 
@@ -56,17 +56,17 @@ static void body(struct rank *rank)
     CHECK(prs_attention_plan_open(ctx, &shape, NULL, &plan), prs_fused_error_text());
     prs_attention_plan_query(plan, &info);
 
-    q = upload(QUERIES + rank->index, count); /* [batch, rows, heads, head_dim] */
-    k = upload(KEYS + rank->index, count);
-    v = upload(VALUES + rank->index, count);
-    CHECK_CUDA(cudaMalloc(&out, count * 2));
+    x.q = upload(QUERIES + rank->index, count); /* [batch, rows, heads, head_dim] */
+    x.k = upload(KEYS + rank->index, count);
+    x.v = upload(VALUES + rank->index, count);
+    CHECK_CUDA(cudaMalloc(&x.out, count * 2));
     CHECK_CUDA(cudaStreamCreate(&stream));
 
-    CHECK(prs_attention_launch(plan, q, k, v, out, NULL, stream), prs_fused_error_text());
+    CHECK(prs_attention_launch(plan, &x, stream), prs_fused_error_text());
     CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK(prs_fused_poll_error(ctx, &error), error.text);
 
-    host = (uint16_t *)download(out, count * 2);
+    host = (uint16_t *)download(x.out, count * 2);
     check(rank->index, host);
     if (rank->index == 0)
         printf("ring attention: %d keys on %d ranks, right (%s)\n", SEQ, RANKS, info.reason);

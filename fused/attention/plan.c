@@ -274,7 +274,11 @@ static void add_terms(struct prs_attention_plan *p)
 static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
     struct prs_attention_plan *p = self(base);
-    int r = prs_attention_tuning_check(&p->shape, base->ctx->config.world);
+    int r = prs_check_reserved(&p->shape, "struct prs_attention_shape");
+    if (!r)
+        r = prs_check_reserved(&p->wanted, "struct prs_attention_tuning");
+    if (!r)
+        r = prs_attention_tuning_check(&p->shape, base->ctx->config.world);
     if (r)
         return r;
     p->info.tuning = p->wanted;
@@ -336,41 +340,48 @@ void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_att
     info->workspace_bytes = p->base.workspace_bytes;
 }
 
-static int encode_inputs(struct prs_attention_plan *p, const void *q, const void *k, const void *v)
+static int encode_inputs(struct prs_attention_plan *p, const struct prs_attention_operands *x)
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
     struct box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
     struct box piece = {prs_attention_piece_rows(p->shape.head_dim), false};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;
-    int r = encode_tensor(p, q, p->shape.heads_q, queries, &a->q);
+    int r = encode_tensor(p, x->q, p->shape.heads_q, queries, &a->q);
     if (!r)
-        r = encode_tensor(p, k, heads_kv, block, &a->k);
+        r = encode_tensor(p, x->k, heads_kv, block, &a->k);
     if (!r)
-        r = encode_tensor(p, v, heads_kv, block, &a->v);
+        r = encode_tensor(p, x->v, heads_kv, block, &a->v);
     if (r == 0 && pushes)
-        r = encode_tensor(p, k, heads_kv, piece, &a->push_k);
+        r = encode_tensor(p, x->k, heads_kv, piece, &a->push_k);
     if (r == 0 && pushes)
-        r = encode_tensor(p, v, heads_kv, piece, &a->push_v);
+        r = encode_tensor(p, x->v, heads_kv, piece, &a->push_v);
     return r;
 }
 
-int prs_attention_launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out,
-                         float *lse, struct CUstream_st *stream)
+static int check_operands(const struct prs_attention_operands *x)
 {
-    int before, r;
-    if (!q || !k || !v || !out)
-        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", q, k, v, out);
-    if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
-        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
-                        out, (void *)lse);
-    r = prs_plan_enter(&p->base, &before);
+    uintptr_t all = (uintptr_t)x->q | (uintptr_t)x->k | (uintptr_t)x->v | (uintptr_t)x->out;
+    if (!x->q || !x->k || !x->v || !x->out)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", x->q, x->k, x->v, x->out);
+    if (all % 16 != 0 || (uintptr_t)x->lse % 4 != 0)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", x->q,
+                        x->k, x->v, x->out, (void *)x->lse);
+    return prs_check_reserved(x, "struct prs_attention_operands");
+}
+
+int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attention_operands *x,
+                         struct CUstream_st *stream)
+{
+    int before, r = check_operands(x);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    p->args.out = out;
-    p->args.lse = lse;
-    p->k = k, p->v = v;
-    r = encode_inputs(p, q, k, v);
+    p->args.out = x->out;
+    p->args.lse = x->lse;
+    p->k = x->k, p->v = x->v;
+    r = encode_inputs(p, x);
     if (!r)
         r = prs_plan_launch(&p->base, stream);
     prs_context_leave(before);

@@ -3,7 +3,7 @@
 #ifndef PERSEUS_FUSED_ATTENTION_TUNING_H
 #define PERSEUS_FUSED_ATTENTION_TUNING_H
 
-#include <perseus/fused.h>
+#include <perseus/attention.h>
 
 #include "fused/attention/layout.h"
 #include "fused/core/place.h"

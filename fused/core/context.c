@@ -83,6 +83,9 @@ int prs_context_agree(struct prs_fused *ctx, int mine)
 
 static int check_config(const struct prs_fused_config *c)
 {
+    int r = prs_check_reserved(c, "struct prs_fused_config");
+    if (r)
+        return r;
     if (c->world < 1 || c->world > PRS_CMD_PEERS || c->rank >= c->world)
         return prs_fail(-EINVAL, "fused: rank %u of world %u is not possible (at most %u ranks)", c->rank, c->world,
                         PRS_CMD_PEERS);

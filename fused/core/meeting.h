@@ -13,7 +13,7 @@ enum prs_call_kind { PRS_CALL_ALLOC = 1, PRS_CALL_IMPORT, PRS_CALL_GEMM, PRS_CAL
 /* What a rank knows and others may not. Decisions that it leads to are made again when ranks decide differently. */
 struct prs_hint {
     uint32_t flags;     /* all take those of any rank */
-    uint32_t first[11]; /* all take those of rank 0 */
+    uint32_t first[32]; /* all take those of rank 0 */
     uint64_t least;     /* all take the least */
 };
 

@@ -42,7 +42,8 @@ static int load(void)
     for (uint32_t op = PRS_GEMM_ALONE; op <= PRS_GEMM_ALLREDUCE; op++)
         for (uint32_t variant = 0; variant < 8 && r == 0; variant++) {
             struct prs_gemm_shape s = {};
-            s.op = (enum prs_gemm_op)op, s.b_transposed = variant & 1, s.dtype = variant >> 1 & 1;
+            s.op = (enum prs_gemm_op)op, s.b_transposed = variant & 1,
+            s.dtype = variant & 2 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16;
             kernel_fn kernel = kernel_of(&s, variant >> 2 != 0);
             r = kernel ? launch_load(kernel) : 0;
         }

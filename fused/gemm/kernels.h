@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 
-#include <perseus/fused.h>
+#include <perseus/gemm.h>
 
 #include "fused/gemm/layout.h"
 

@@ -153,8 +153,47 @@ static int check_strides(const struct prs_fused *ctx, const struct prs_gemm_shap
     return 0;
 }
 
+static const char *type_name(uint32_t dtype)
+{
+    static const char *const names[] = {
+        [PRS_DTYPE_BF16] = "bf16", [PRS_DTYPE_FP16] = "fp16", [PRS_DTYPE_FP32] = "fp32"};
+    return dtype < sizeof(names) / sizeof(*names) && names[dtype] ? names[dtype] : "not a type that is known";
+}
+
+static void fill_types(struct prs_gemm_shape *s)
+{
+    if (s->dtype == PRS_DTYPE_DEFAULT)
+        s->dtype = PRS_DTYPE_BF16;
+    if (s->sum_dtype == PRS_DTYPE_DEFAULT)
+        s->sum_dtype = s->dtype;
+    if (s->c_dtype == PRS_DTYPE_DEFAULT)
+        s->c_dtype = s->dtype;
+}
+
+static int check_types(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
+{
+    if (s->dtype != PRS_DTYPE_BF16 && s->dtype != PRS_DTYPE_FP16)
+        return prs_fail(-EINVAL, "fused: dtype %u (%s): the A and B of a product are bf16 or fp16", s->dtype,
+                        type_name(s->dtype));
+    if (s->sum_dtype != s->dtype)
+        return prs_fail(-EINVAL, "fused: sum_dtype %u (%s): partial sums travel in the type of A and B, %s",
+                        s->sum_dtype, type_name(s->sum_dtype), type_name(s->dtype));
+    if (s->c_dtype != s->dtype && s->c_dtype != PRS_DTYPE_FP32)
+        return prs_fail(-EINVAL, "fused: c_dtype %u (%s): C has the type of A and B, %s, or is fp32", s->c_dtype,
+                        type_name(s->c_dtype), type_name(s->dtype));
+    if (s->c_dtype != s->dtype && s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)
+        return prs_fail(-EINVAL, "fused: c_dtype %u (%s): between nodes the C of an all-reduce has the type of A and B",
+                        s->c_dtype, type_name(s->c_dtype));
+    return 0;
+}
+
 static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
+    int r = prs_check_reserved(shape, "struct prs_gemm_shape");
+    if (!r)
+        r = check_types(ctx, shape);
+    if (r)
+        return r;
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
         return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
     if (shape->m > MOST_DIMENSION || shape->n > MOST_DIMENSION || shape->k > MOST_DIMENSION)
@@ -164,16 +203,6 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape 
         return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
     if ((shape->op == PRS_GEMM_REDUCE_SCATTER || shape->op == PRS_GEMM_ALLGATHER) && shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
-    if (shape->dtype > PRS_DTYPE_FP16)
-        return prs_fail(-EINVAL, "fused: dtype %u: the A and B of a product are bf16 (%d) or fp16 (%d)", shape->dtype,
-                        PRS_DTYPE_BF16, PRS_DTYPE_FP16);
-    if (shape->c_dtype != 0 && shape->c_dtype != PRS_DTYPE_FP32)
-        return prs_fail(-EINVAL, "fused: c_dtype %u: C has the type of A and B (0) or is fp32 (%d)", shape->c_dtype,
-                        PRS_DTYPE_FP32);
-    if (shape->c_dtype != 0 && shape->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)
-        return prs_fail(-EINVAL,
-                        "fused: between nodes the C of an all-reduce has the type of A and B, and c_dtype is %u",
-                        shape->c_dtype);
     if (shape->activation > PRS_ACTIVATION_SILU)
         return prs_fail(-EINVAL, "fused: activation %u is not known", shape->activation);
     if (shape->gated && shape->n % 2 != 0)
@@ -231,6 +260,7 @@ static const char *const terms[] = {"operation",
                                     "gated",
                                     "c_anywhere",
                                     "dtype",
+                                    "sum_dtype",
                                     "c_dtype",
                                     "path",
                                     "clusters",
@@ -256,6 +286,7 @@ static void add_terms(struct prs_gemm_plan *p)
                                sh->gated != 0,
                                sh->c_anywhere != 0,
                                sh->dtype,
+                               sh->sum_dtype,
                                sh->c_dtype,
                                t->path,
                                t->clusters,
@@ -280,6 +311,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     uint32_t clusters, world = base->alone ? 1 : ctx->config.world, nodes = base->alone ? 1 : ctx->place.nodes;
     bool from_file;
     int r = check_shape(ctx, shape);
+    if (!r && p->wanted)
+        r = prs_check_reserved(p->wanted, "struct prs_gemm_tuning");
     if (r)
         return r;
     p->info = (struct prs_gemm_info){.reason = NULL};
@@ -347,6 +380,7 @@ int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape
     p->base.sync = &p->args.sync;
     p->base.alone = shape->op == PRS_GEMM_ALONE;
     p->shape = *shape;
+    fill_types(&p->shape);
     p->rows = shape->m;
     p->wanted = tuning;
     return prs_plan_open(&p->base, (void **)out);
@@ -501,6 +535,9 @@ static int launch_fused(struct prs_gemm_plan *p, cudaStream_t stream)
 
 static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
 {
+    int r = prs_check_reserved(x, "struct prs_gemm_operands");
+    if (r)
+        return r;
     if (!x->a || !x->b || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
         return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", x->a, x->b,
                         x->c);

@@ -18,16 +18,10 @@ static inline uint32_t prs_result_columns(const struct prs_gemm_shape *s)
     return s->gated ? s->n / 2 : s->n;
 }
 
-/* Of C and the residual: enum prs_dtype. */
-static inline uint32_t prs_result_dtype(const struct prs_gemm_shape *s)
-{
-    return s->c_dtype != 0 ? s->c_dtype : s->dtype;
-}
-
 /* Bytes of an element of C. */
 static inline uint32_t prs_result_element(const struct prs_gemm_shape *s)
 {
-    return prs_result_dtype(s) == PRS_DTYPE_FP32 ? 4 : 2;
+    return s->c_dtype == PRS_DTYPE_FP32 ? 4 : 2;
 }
 
 /* Whether rows of A, B or C have gaps. */
@@ -39,7 +33,7 @@ static inline bool prs_has_gaps(const struct prs_gemm_shape *s)
 
 struct prs_gemm_plan {
     struct prs_plan base;
-    struct prs_gemm_shape shape;
+    struct prs_gemm_shape shape; /* the caller's, no type of which is the default */
     struct prs_gemm_info info;
     const struct prs_gemm_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
     struct prs_kernel_args args;          /* all but the maps of A, B and C, which each launch fills */

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <perseus/fused.h>
+#include <perseus/gemm.h>
 #include "fused/core/tile.h"
 
 enum {

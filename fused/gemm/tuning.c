@@ -300,7 +300,7 @@ static const char *obstacle(const struct prs_gemm_shape *shape, uint32_t world)
     if (shape->n % 8 != 0 || shape->k % 8 != 0 || prs_result_columns(shape) % 8 != 0)
         return "k or the columns of B or C are no multiple of 8: rows are not 16-byte aligned, as the copy engine "
                "needs";
-    if (shape->c_dtype != 0)
+    if (shape->c_dtype == PRS_DTYPE_FP32)
         return "C is fp32, and the fused kernels store 16-bit results only";
     if (shape->op != PRS_GEMM_ALONE && shape->m % world != 0)
         return "the ranks do not divide m";

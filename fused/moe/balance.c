@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #include "transport/util/error.h"
-#include <perseus/fused.h>
+#include <perseus/moe.h>
 
 enum { MOST_EXPERTS = 1024, MOST_RANKS = 64, NO_RANK = MOST_RANKS };
 
@@ -35,6 +35,9 @@ struct packing {
 static int check(const struct prs_moe_loads *b)
 {
     uint32_t present = 0;
+    int r = prs_check_reserved(b, "struct prs_moe_loads");
+    if (r)
+        return r;
     if (b->world == 0 || b->world > MOST_RANKS || b->experts == 0 || b->experts > MOST_EXPERTS ||
         b->experts % b->world != 0)
         return prs_fail(-EINVAL, "fused: balance: %u places on %u ranks: at most %d and %d, and as many on each rank",

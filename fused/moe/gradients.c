@@ -31,7 +31,9 @@ int prs_moe_dispatch_again(struct prs_moe_plan *p, const struct prs_moe_again *x
                         (void *)x->products);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE dispatch again: maps %p must be 256-byte aligned", x->maps);
-    r = prs_plan_enter(&p->base, &before);
+    r = prs_check_reserved(x, "struct prs_moe_again");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     prs_moe_use_maps(p, x->maps);
@@ -76,7 +78,9 @@ int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x
         return prs_fail(-EINVAL,
                         "fused: MoE values in a plan of hidden %u, top %u: hidden must be at least %d times top",
                         p->shape.hidden, p->shape.top_k, PRS_MOE_VALUE_PARTS);
-    r = prs_plan_enter(&p->base, &before);
+    r = prs_check_reserved(x, "struct prs_moe_values");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     prs_moe_use_maps(p, x->maps);
@@ -108,7 +112,9 @@ int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activat
                             (void *)x->products);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE activation: maps %p must be 256-byte aligned", x->maps);
-    r = prs_plan_enter(&p->base, &before);
+    r = prs_check_reserved(x, "struct prs_moe_activation");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     prs_moe_use_maps(p, x->maps);

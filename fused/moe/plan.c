@@ -308,8 +308,12 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     struct prs_moe_plan *p = self(base);
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t clusters, ctas;
-    int r = check_shape(base->ctx, &p->shape);
+    int r = prs_check_reserved(&p->shape, "struct prs_moe_shape");
     (void)agreed; /* nothing depends on what only one rank knows */
+    if (!r)
+        r = prs_check_reserved(&p->wanted, "struct prs_moe_tuning");
+    if (!r)
+        r = check_shape(base->ctx, &p->shape);
     if (r)
         return r;
     p->info.tuning = p->wanted;
@@ -464,11 +468,12 @@ static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batc
     return 0;
 }
 
+/* What every call with a batch needs of it. */
 static int check_out(const struct prs_moe_batch *b)
 {
     if ((uintptr_t)b->out % 16 != 0 || !b->out)
         return prs_fail(-EINVAL, "fused: MoE batch: out %p: 16-byte aligned, not NULL", b->out);
-    return 0;
+    return prs_check_reserved(b, "struct prs_moe_batch");
 }
 
 /* Where a product says which rows it has made. */
@@ -617,7 +622,9 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
                         x->rows, x->out, x->residual);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE results: maps %p must be 256-byte aligned", x->maps);
-    r = prs_plan_enter(&p->base, &before);
+    r = prs_check_reserved(x, "struct prs_moe_results");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     prs_moe_use_maps(p, x->maps);

@@ -62,7 +62,9 @@ int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, st
                         x->n);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE product: maps %p must be 256-byte aligned", x->maps);
-    r = prs_plan_enter(&p->base, &before);
+    r = prs_check_reserved(x, "struct prs_moe_product");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     prs_moe_use_maps(p, x->maps);

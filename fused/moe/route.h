@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <perseus/fused.h>
+#include <perseus/moe.h>
 #include "fused/core/tile.h"
 
 enum {

@@ -65,7 +65,7 @@ PRS_API void prs_log_set(prs_log_fn *fn, void *user);
 /** One line about the last failure on this thread; "" if there was none. Valid until the next failure. */
 PRS_API const char *prs_error_text(void);
 
-/** The version of the library, as "0.1.0"; static text. */
+/** The version of the library, as "0.2.0"; static text. */
 PRS_API const char *prs_version(void);
 
 /* ---- fabric ---- */

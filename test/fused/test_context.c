@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include <perseus/fused.h>
+#include <perseus/attention.h>
+#include <perseus/gemm.h>
+#include <perseus/moe.h>
 
 Test(context, an_impossible_rank_is_refused)
 {

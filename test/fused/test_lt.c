@@ -178,7 +178,8 @@ static char workspace[256];
 
 static void open_and_close(void)
 {
-    const struct prs_gemm_shape shape = {.op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097};
+    const struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     struct prs_lt *lt = NULL;
     cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
     cr_assert_not_null(lt);
@@ -210,7 +211,8 @@ Test(lt, no_operand_is_taken_for_aligned_to_more_than_16_bytes)
 Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
 {
     static const uint32_t ROWS[][2] = {{1, 32}, {32, 32}, {33, 64}, {300, 512}, {512, 512}};
-    const struct prs_gemm_shape shape = {.op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097};
+    const struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     struct prs_lt *lt = NULL;
     captured = instantiated = 0;
     cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
@@ -227,10 +229,11 @@ Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
 
 Test(lt, all_matrices_have_the_type_of_the_shape)
 {
-    struct prs_gemm_shape shape = {.op = PRS_GEMM_ALONE, .m = 512, .n = 4096, .k = 4097};
+    struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALONE, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     for (uint32_t dtype = PRS_DTYPE_BF16; dtype <= PRS_DTYPE_FP16; dtype++) {
         struct prs_lt *lt = NULL;
-        shape.dtype = dtype;
+        shape.dtype = shape.c_dtype = dtype;
         asked.matrices = 0;
         cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
         cr_assert_eq((int)asked.type, (int)(dtype == PRS_DTYPE_FP16 ? CUDA_R_16F : CUDA_R_16BF));
@@ -241,7 +244,8 @@ Test(lt, all_matrices_have_the_type_of_the_shape)
 
 Test(lt, a_shape_for_which_it_has_nothing_is_refused)
 {
-    const struct prs_gemm_shape shape = {.op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097};
+    const struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     struct prs_lt *lt = NULL;
     asked.found = 0;
     cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), -ENOTSUP);

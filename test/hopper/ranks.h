@@ -6,7 +6,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include <perseus/fused.h>
+#include <perseus/attention.h>
+#include <perseus/gemm.h>
+#include <perseus/moe.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -191,7 +191,8 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
         open_tensors(u->row, rank, e, &t[e]);
     (void)cudaDeviceSynchronize();
     for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
-        r = prs_attention_launch(plan, t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, stream);
+        r = prs_attention_launch(
+            plan, &(struct prs_attention_operands){t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, {0}}, stream);
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -5;
     prs_attention_plan_close(plan);
@@ -436,14 +437,17 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
     struct prs_attention_tuning unknown = {.block_rows = 100}, narrow_blocks = {.block_rows = 176};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
+    struct prs_attention_operands near, odd;
     char *x;
     open_alone(&ctx);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &narrow_blocks, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
-    cr_assert_eq(prs_attention_launch(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
-    cr_assert_eq(prs_attention_launch(plan, x, x, x, x, (float *)(x + 2), NULL), -EINVAL);
+    near = (struct prs_attention_operands){.q = x, .k = x + 8, .v = x, .out = x};
+    odd = (struct prs_attention_operands){.q = x, .k = x, .v = x, .out = x, .lse = (float *)(x + 2)};
+    cr_assert_eq(prs_attention_launch(plan, &near, NULL), -EINVAL);
+    cr_assert_eq(prs_attention_launch(plan, &odd, NULL), -EINVAL);
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }
@@ -460,17 +464,17 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
-    void *x = NULL, *out;
+    struct prs_attention_operands x = {.lse = NULL};
     cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &lost->tuning, &plan), 0);
-    x = ranks_upload(1, 100 * 256);
-    cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
+    x.q = x.k = x.v = ranks_upload(1, 100 * 256);
+    cr_assert_eq(cudaMalloc(&x.out, 100 * 256 * 2), cudaSuccess);
     if (rank != 2)
-        cr_assert_eq(prs_attention_launch(plan, x, x, x, out, NULL, NULL), 0);
+        cr_assert_eq(prs_attention_launch(plan, &x, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_poll_error(ctx, &lost->error[rank]);
     if (rank != 2)
-        cr_assert_eq(prs_attention_launch(plan, x, x, x, out, NULL, NULL), -ETIMEDOUT, "the first error stays");
+        cr_assert_eq(prs_attention_launch(plan, &x, NULL), -ETIMEDOUT, "the first error stays");
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }

@@ -856,11 +856,12 @@ Test(hopper, fp32_results_are_right, .timeout = 900)
     static const enum ranks_residual residuals[] = {RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C};
     for (uint32_t i = 0; i < 4 * 2 * 3; i++) {
         enum prs_gemm_op op = operations[i % 4];
-        struct ranks_product p = {.shape = {op, 99, 38, 51, i / 12, .dtype = i / 4 % 2, .c_dtype = PRS_DTYPE_FP32},
-                                  .tuning = {.path = PRS_GEMM_PATH_UNFUSED},
-                                  .residual = residuals[i / 8],
-                                  .world = op == PRS_GEMM_ALONE ? 1 : 3,
-                                  .epochs = 2};
+        struct ranks_product p = {
+            .shape = {op, 99, 38, 51, i / 12, .dtype = PRS_DTYPE_BF16 + i / 4 % 2, .c_dtype = PRS_DTYPE_FP32},
+            .tuning = {.path = PRS_GEMM_PATH_UNFUSED},
+            .residual = residuals[i / 8],
+            .world = op == PRS_GEMM_ALONE ? 1 : 3,
+            .epochs = 2};
         p.bias = i / 8 == 1;
         ranks_assert_right(&p);
         p.shape.m = 96, p.shape.n = 64; /* vectors of 16 bytes */
@@ -898,8 +899,11 @@ Test(hopper, a_wrong_stride_activation_or_type_is_refused_by_name, .timeout = 90
         {{PRS_GEMM_ALONE, 64, 64, 64, .ldc = 63}, "rows of C are 63 elements apart"},
         {{PRS_GEMM_ALONE, 64, 64, 60, .lda = 64}, "with gaps between rows needs the fused path"},
         {{PRS_GEMM_ALONE, 64, 64, 64, .activation = 77}, "activation 77 is not known"},
-        {{PRS_GEMM_ALONE, 64, 64, 64, .dtype = PRS_DTYPE_FP32}, "dtype 2: the A and B of a product are bf16 (0) or"},
-        {{PRS_GEMM_ALONE, 64, 64, 64, .c_dtype = PRS_DTYPE_FP16}, "c_dtype 1: C has the type of A and B (0) or"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .dtype = PRS_DTYPE_FP32}, "dtype 3 (fp32): the A and B of a product are bf16"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .dtype = 77}, "dtype 77 (not a type that is known)"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .sum_dtype = PRS_DTYPE_FP32}, "sum_dtype 3 (fp32): partial sums travel in"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .dtype = PRS_DTYPE_FP16, .c_dtype = PRS_DTYPE_BF16}, "c_dtype 1 (bf16): C has"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .c_dtype = PRS_DTYPE_FP16}, "c_dtype 2 (fp16): C has the type of A and B, bf16"},
         {{PRS_GEMM_ALONE, 64, 64, 64, .ldc = 72, .c_dtype = PRS_DTYPE_FP32},
          "with gaps between rows needs the fused path"},
         {{PRS_GEMM_ALONE, 64, 63, 64, .gated = 1}, "a gated product of 63 columns"},

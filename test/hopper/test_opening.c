@@ -204,7 +204,7 @@ struct both {
     const char *file;
 };
 
-static struct prs_fused *open_rank(uint32_t rank, prs_fused_allgather_fn *allgather, void *user)
+static struct prs_fused *open_rank(uint32_t rank, prs_allgather_fn *allgather, void *user)
 {
     struct prs_fused_config config = {rank, 2, (int)rank, 300, allgather, user};
     struct prs_fused *ctx = NULL;

@@ -171,13 +171,14 @@ static int open_work(struct work *w, uint32_t rank, uint32_t world)
 static int launch_work(const struct work *w, cudaStream_t stream)
 {
     struct prs_gemm_operands operands = {.a = w->a, .b = w->b, .c = w->result};
+    struct prs_attention_operands attention = {.q = w->a, .k = w->b, .v = w->a, .out = w->result};
     switch (w->kernel->family) {
     case GEMM:
         return prs_gemm_launch(w->gemm, &operands, stream);
     case MOE:
         return launch_moe(w, stream);
     default:
-        return prs_attention_launch(w->attention, w->a, w->b, w->a, w->result, NULL, stream);
+        return prs_attention_launch(w->attention, &attention, stream);
     }
 }
 

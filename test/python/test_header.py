@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_header.py SOURCE BUILD: what perseus/_header.py reads from fused.h agrees with what a C compiler says. Needs no torch."""
+"""test_header.py SOURCE BUILD: what perseus/_header.py reads from the headers agrees with what a C compiler says. Needs no torch."""
 import ctypes
 import importlib.util
 import os
@@ -21,7 +21,7 @@ def load(name):
 
 def compiled(header):
     """Sizes, offsets and constants, by the names that the C program below gives them."""
-    lines = ["#include <stdio.h>", "#include <perseus/fused.h>", "int main(void) {"]
+    lines = ["#include <stdio.h>", "#include <perseus/attention.h>", "#include <perseus/gemm.h>", "#include <perseus/moe.h>", "int main(void) {"]
     for name, kind in header.structs.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         for field, _ in kind._fields_:
@@ -47,17 +47,17 @@ def read(header):
 
 def main():
     module = load("_header")
-    text = (SOURCE / "include/perseus/fused.h").read_text()
+    text = "".join((SOURCE / f"include/perseus/{name}.h").read_text() for name in ("common", "fused", "gemm", "moe", "attention"))
     header = module.Header(text)
     bad = [f"{name}: read {have}, compiled {want}" for (name, have), want in zip(read(header).items(), compiled(header).values()) if have != want]
     if len(header.structs) != text.count("\nstruct ") - sum(line.startswith("struct ") and line.endswith(";") for line in text.splitlines()):
-        bad.append(f"read {len(header.structs)} structs: the header has others")
+        bad.append(f"read {len(header.structs)} structs: the headers have others")
     if len(header.functions) != text.count("\nPRS_API "):
         bad.append(f"read {len(header.functions)} functions of {text.count(chr(10) + 'PRS_API ')}")
     library = ctypes.CDLL(str(BUILD / "tools/hopper/libperseus-fused-emulated.so"))
     library.prs_fused_header.restype = ctypes.c_char_p
     if library.prs_fused_header().decode() != text:
-        bad.append("prs_fused_header() is not the text of fused.h")
+        bad.append("prs_fused_header() is not the text of the headers")
     bad += [f"the library has no {name}()" for name in header.functions if not hasattr(library, name)]
     for claim in ("struct a { wchar_t b; };", "struct a { uint32_t; };"):
         try:

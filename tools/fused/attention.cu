@@ -46,7 +46,8 @@ static void poison(const struct run *r)
 
 static void launch(struct run *r, const struct bench_attention_tensors *in)
 {
-    BENCH_CALL(prs_attention_launch(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream));
+    struct prs_attention_operands x = {in->q, in->k, in->v, r->out, r->lse, {}};
+    BENCH_CALL(prs_attention_launch(r->plan, &x, r->stream));
 }
 
 static void open_inputs(const struct run *r, const struct bench_attention *p, struct bench_attention_tensors *in)

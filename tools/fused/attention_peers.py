@@ -26,15 +26,12 @@ try:
 except ImportError:
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fused_context import Context, bounded, pointer, struct, u32, u64  # noqa: E402
+from fused_context import Context, bounded, pointer, structs  # noqa: E402
 from timed import Way, time_all  # noqa: E402
 
 SAMPLED_ROWS = 64
 MODES = ("", "alone", "resident", "ring")
-# As in include/perseus/fused.h.
-Shape = struct("Shape", batch=u32, heads_q=u32, heads_kv=u32, head_dim=u32, seq=u32, causal=u32, heads_first=u32, scale=ctypes.c_float)
-Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, workspace_limit=u64)
-Info = struct("Info", tuning=Tuning, workspace_bytes=u64, sent_bytes=u64, predicted_us=ctypes.c_double, reason=ctypes.c_char_p)
+Shape, Tuning, Info, Operands = (structs[f"prs_attention_{name}"] for name in ("shape", "tuning", "info", "operands"))
 
 
 class Ours:
@@ -50,9 +47,9 @@ class Ours:
         lib.prs_attention_plan_query(self.plan, ctypes.byref(self.info))
 
     def __call__(self):
-        at = [pointer(t.data_ptr()) for t in (self.q, self.k, self.v, self.out, self.lse)]
+        operands = Operands(*(t.data_ptr() for t in (self.q, self.k, self.v, self.out, self.lse)))
         stream = pointer(torch.cuda.current_stream().cuda_stream)
-        self.context.check(self.context.lib.prs_attention_launch(self.plan, *at, stream), "prs_attention_launch")
+        self.context.check(self.context.lib.prs_attention_launch(self.plan, ctypes.byref(operands), stream), "prs_attention_launch")
 
     def poison(self):
         self.out.fill_(float("nan"))

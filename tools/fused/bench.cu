@@ -350,8 +350,7 @@ static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
 static int run_rank(struct bench_rank *rank, void *user)
 {
     const struct bench_options *o = (const struct bench_options *)user;
-    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
-                                      bench_allgather, rank,        rank->node + 1};
+    struct prs_fused_config config = bench_config(rank, o);
     struct run r;
     int bad = 0;
     memset(&r, 0, sizeof(r));
@@ -374,7 +373,8 @@ static int run_rank(struct bench_rank *rank, void *user)
                 if ((o->kernels >> op & 1) != 0 && (o->layouts >> layout & 1) != 0) {
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_gemm_op)op;
-                    r.problem.shape.b_transposed = layout, r.problem.shape.dtype = o->dtype;
+                    r.problem.shape.b_transposed = layout,
+                    r.problem.shape.dtype = o->half ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16;
                     r.problem.shape.c_dtype = o->wide ? PRS_DTYPE_FP32 : 0;
                     r.problem.shape.activation = o->activation, r.problem.shape.gated = o->gated;
                     r.problem.bias = o->bias, r.problem.residual = o->residual;

@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <perseus/fused.h>
+#include <perseus/attention.h>
+#include <perseus/gemm.h>
+#include <perseus/moe.h>
 
 /* ---- command line (options.cu) ---- */
 enum { BENCH_MAX_SHAPES = 64, BENCH_MAX_ITERATIONS = 200 };
@@ -48,8 +50,8 @@ struct bench_options {
     struct prs_gemm_tuning tuning;
     struct prs_gemm_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
-    uint32_t activation, gated, bias, residual, dtype, wide; /* of every product; wide: C is fp32 */
-    uint32_t keep_gathered;                                  /* the all-gather also keeps the A of all ranks */
+    uint32_t activation, gated, bias, residual, half, wide; /* of every product; half: fp16; wide: C is fp32 */
+    uint32_t keep_gathered;                                 /* the all-gather also keeps the A of all ranks */
     struct bench_moe_options moe;
     struct bench_attention_options attention;
     const char *commit;
@@ -57,7 +59,7 @@ struct bench_options {
 
 extern const char *const BENCH_KERNELS[4];     /* by enum prs_gemm_op */
 extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_activation, then NULL */
-extern const char *const BENCH_DTYPES[3];      /* by enum prs_dtype, then NULL */
+extern const char *const BENCH_DTYPES[5];      /* by enum prs_dtype, then NULL */
 
 /* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
@@ -79,6 +81,7 @@ typedef int bench_rank_fn(struct bench_rank *rank, void *user);
  * killed, they are processes. The nodes are passed to NCCL and the software NIC in their own variables. */
 int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user);
 int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
+struct prs_fused_config bench_config(struct bench_rank *rank, const struct bench_options *o);
 double bench_max(struct bench_rank *rank, double mine);
 void bench_meet(struct bench_rank *rank);
 

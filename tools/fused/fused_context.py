@@ -2,19 +2,20 @@
 """libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet by the CPU side of a process group."""
 import ctypes
 import faulthandler
+import importlib.util
+import pathlib
 import sys
 
-u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
-ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, ctypes.c_size_t)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("header", ROOT / "fused/python/perseus/_header.py")
+header = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(header)
 
-
-def struct(name, **fields):
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-# As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, node=u64, later=u32 * 16)
-Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=u64, text=ctypes.c_char * 512)
+pointer, ALLGATHER = ctypes.c_void_p, header.ALLGATHER
+HEADERS = ("common", "fused", "gemm", "moe", "attention")
+# The structs of the public headers, by name: read from their text, as the Python package does.
+structs = header.Header("".join((ROOT / f"include/perseus/{name}.h").read_text() for name in HEADERS)).structs
+Config, Error = structs["prs_fused_config"], structs["prs_fused_error"]
 
 
 def bounded(seconds):

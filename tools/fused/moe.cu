@@ -320,8 +320,7 @@ static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_
 int bench_moe_run(struct bench_rank *rank, void *options)
 {
     const struct bench_options *o = (const struct bench_options *)options;
-    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
-                                      bench_allgather, rank,        rank->node + 1};
+    struct prs_fused_config config = bench_config(rank, o);
     struct run r;
     int bad = 0;
     memset(&r, 0, sizeof(r));

@@ -19,7 +19,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from fused_context import Context, bounded, pointer, struct, u32, u64  # noqa: E402
+from fused_context import Context, bounded, pointer, structs  # noqa: E402
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is never used
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -32,17 +32,8 @@ from timed import Way, time_all  # noqa: E402
 
 PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8), "gpt-oss-120b": (2880, 2880, 128, 4)}
 SAMPLED_ROWS = 192
-# As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_transposed=u32, activation=u32, gated=u32, layer=u32,
-               later=u32 * 8)
-Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
+Shape, Tuning, Info, Batch, Traffic = (structs[f"prs_{name}"] for name in ("moe_shape", "moe_tuning", "moe_info", "moe_batch", "fused_traffic"))
 OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes")  # of the command line, for the fields of Tuning
-Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double,
-              maps_bytes=ctypes.c_uint64, later=ctypes.c_uint64 * 8)
-Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer, count_on_device=pointer, status=pointer,
-               maps=pointer, down=pointer, residual=pointer, later=pointer * 8)
-
-Traffic = struct("Traffic", nodes=u32, rails=u32, puts=u64, signals=u64, fences=u64, bytes=u64)
 
 
 def node_of(args):

@@ -11,7 +11,7 @@
 #define FIELD(member) OPTION_FIELD(struct bench_options, member)
 
 const char *const BENCH_KERNELS[4] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
-const char *const BENCH_DTYPES[3] = {"bf16", "fp16", NULL};
+const char *const BENCH_DTYPES[5] = {"default", "bf16", "fp16", "fp32", NULL};
 const char *const BENCH_ACTIVATIONS[6] = {"none", "relu", "gelu", "gelu-tanh", "silu", NULL};
 
 static const struct bench_moe_shape PRESETS[BENCH_MOE_PRESETS] = {
@@ -80,7 +80,7 @@ static bool parse_zipf(void *options, const char *text)
     return end != text && !*end;
 }
 
-static const char *const C_DTYPES[] = {"same", "fp32", NULL};
+static const char *const C_DTYPES[] = {"same", "fp32", NULL}, *const DTYPES[] = {"bf16", "fp16", NULL};
 static const char *const LAYOUTS[] = {"kn", "nk", "both", NULL};
 
 static const struct option_row ROWS[] = {
@@ -97,7 +97,7 @@ static const struct option_row ROWS[] = {
      "MoE: expert i is chosen in proportion to 1 / i^S (default 0); may be repeated, up to 8 times",
      OPTION_PARSED_BY(parse_zipf)},
     {OPTION_CHOICE, "layout", "kn|nk|both", "B as [K,N] (default), [N,K] or both", FIELD(layouts), 0, 0, LAYOUTS},
-    {OPTION_CHOICE, "dtype", "bf16|fp16", "products: of the matrices", FIELD(dtype), 0, 0, BENCH_DTYPES},
+    {OPTION_CHOICE, "dtype", "bf16|fp16", "products: of the matrices", FIELD(half), 0, 0, DTYPES},
     {OPTION_CHOICE, "c-dtype", "same|fp32", "products: of C: that of A and B (default), or fp32", FIELD(wide), 0, 0,
      C_DTYPES},
     {OPTION_CHOICE, "activation", "none|relu|gelu|gelu-tanh|silu", "products: what is applied to the sum",
@@ -203,7 +203,7 @@ static void check_kernels(struct bench_options *o)
         option_table_refuse(&TABLE, "--shape MxNxK: want --kernel gemm, reduce_scatter, allgather, allreduce or all");
     if (!a->on && a->shape_count != 0)
         option_table_refuse(&TABLE, "--shape BxHqxHkvxSxD: want --kernel attention");
-    if (!o->kernels && (o->dtype || o->wide || o->activation || o->gated || o->bias || o->residual || o->keep_gathered))
+    if (!o->kernels && (o->half || o->wide || o->activation || o->gated || o->bias || o->residual || o->keep_gathered))
         option_table_refuse(
             &TABLE, "--dtype, --c-dtype, --activation, --gated, --bias, --residual, --keep-gathered: want a product");
     if (o->loopback && o->keep_gathered)

@@ -48,6 +48,14 @@ int bench_allgather(void *user, const void *mine, void *all, size_t bytes)
     return 0;
 }
 
+struct prs_fused_config bench_config(struct bench_rank *rank, const struct bench_options *o)
+{
+    struct prs_fused_config c = {};
+    c.rank = rank->rank, c.world = rank->world, c.device = rank->device, c.timeout_ms = o->timeout_ms;
+    c.allgather = bench_allgather, c.user = rank, c.node = rank->node + 1;
+    return c;
+}
+
 double bench_max(struct bench_rank *rank, double mine)
 {
     double all[PRS_MAX_LOCAL_RANKS], most = mine;

@@ -16,7 +16,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from fused_context import Context, bounded, pointer, struct, u32  # noqa: E402
+from fused_context import Context, bounded, pointer, structs  # noqa: E402
 
 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be in use by others on the host, so it is off
 os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -26,9 +26,7 @@ from timed import Way, time_all  # noqa: E402
 
 SAMPLED_ROWS = 64
 OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
-# As in include/perseus/fused.h.
-Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_transposed=u32)
-Operands = struct("Operands", a=pointer, b=pointer, c=pointer)
+Shape, Operands = structs["prs_gemm_shape"], structs["prs_gemm_operands"]
 
 
 class Mapped:

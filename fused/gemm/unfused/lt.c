@@ -107,7 +107,8 @@ static int load_api(void)
 static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t sms)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
-    static const cudaDataType_t types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F}; /* by enum prs_dtype */
+    static const cudaDataType_t types[] = {
+        [PRS_DTYPE_BF16] = CUDA_R_16BF, [PRS_DTYPE_FP16] = CUDA_R_16F, [PRS_DTYPE_FP32] = CUDA_R_32F};
     cudaDataType_t type = types[s->dtype];
     uint64_t b_rows = s->b_transposed ? s->k : s->n, b_columns = s->b_transposed ? s->n : s->k;
     if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)

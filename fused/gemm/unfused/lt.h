@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 
-#include <perseus/fused.h>
+#include <perseus/gemm.h>
 
 struct prs_lt;
 
@@ -16,7 +16,7 @@ enum { PRS_LT_WORKSPACE = 32 << 20 };
 static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 {
     bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !s->gated;
-    return result && s->c_dtype != 0 ? s->c_dtype : s->dtype;
+    return result ? s->c_dtype : s->dtype;
 }
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that

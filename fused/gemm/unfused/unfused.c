@@ -71,7 +71,7 @@ static struct inbox_parts inbox_parts(const struct prs_gemm_plan *p, uint32_t ro
         return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
     if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
         return (struct inbox_parts){all, all, 0, 1, 1};
-    return (struct inbox_parts){all, slice, slice, 2, prs_result_dtype(&p->shape) == PRS_DTYPE_FP32 ? 3 : 2};
+    return (struct inbox_parts){all, slice, slice, 2, p->shape.c_dtype == PRS_DTYPE_FP32 ? 3 : 2};
 }
 
 static uint64_t inbox_bytes(const struct prs_gemm_plan *p, uint32_t rows)
@@ -192,13 +192,13 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
                                   .dtype = p->shape.dtype,
-                                  .c_dtype = p->shape.dtype,
+                                  .c_dtype = p->shape.sum_dtype,
                                   .far_step = prs_exchange_slot_bytes(slice)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
         sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(slice, rank) * 2;
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
-        sum.c_dtype = prs_result_dtype(&p->shape);
+        sum.c_dtype = p->shape.c_dtype;
         sum.first = p->shape.op == PRS_GEMM_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
         sum.columns = p->shape.n;
     }
@@ -261,7 +261,7 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
                                       .epilogue = p->args.epilogue,
                                       .columns = p->shape.n,
                                       .dtype = p->shape.dtype,
-                                      .c_dtype = prs_result_dtype(&p->shape),
+                                      .c_dtype = p->shape.c_dtype,
                                       .hops = parts.hops,
                                       .most_ctas = 2 * p->info.tuning.clusters};
     a.c_first = parts.hops == 2 ? a.place.rank * parts.part_step : 0;
@@ -320,8 +320,8 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
                                    .elements = (uint64_t)p->rows * p->args.n,
                                    .columns = p->args.n,
                                    .dtype = p->shape.dtype,
-                                   .from_dtype = p->shape.gated ? p->shape.dtype : prs_result_dtype(&p->shape),
-                                   .c_dtype = prs_result_dtype(&p->shape)};
+                                   .from_dtype = p->shape.gated ? p->shape.dtype : p->shape.c_dtype,
+                                   .c_dtype = p->shape.c_dtype};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
     f.epilogue.any =

@@ -193,7 +193,7 @@ static int load(void)
     r = r ? r : launch_load(copy<uint16_t>);
     r = r ? r : launch_load(copy<uint4>);
     for (uint32_t i = 0; i < 4; i++) {
-        uint32_t dtype = i & 1, c_dtype = i & 2 ? (uint32_t)PRS_DTYPE_FP32 : dtype;
+        uint32_t dtype = i & 1 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16, c_dtype = i & 2 ? (uint32_t)PRS_DTYPE_FP32 : dtype;
         r = r ? r : launch_load(sum_of<false>(dtype, c_dtype));
         r = r ? r : launch_load(sum_of<true>(dtype, c_dtype));
         r = r ? r : launch_load(inbox_sum_of<false>(dtype, c_dtype));

@@ -142,7 +142,7 @@ class Group:
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
         return self._plans.get(key) or self._new_plan(key, "attention", f"ring_attention, {_sizes(fields)}", self.library.prs_attention_shape(**fields),
-                                                             self.library.prs_gemm_shape(), 0)
+                                                             self.library.prs_attention_operands(), 0)
 
     # ---- the mesh ----
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the text of perseus/fused.h: its structs, enumerators and functions, as ctypes. So no layout is written down a second time."""
+"""Reads the text of the headers of libperseus-fused: their structs, enumerators and functions, as ctypes. So no layout is written down a second time."""
 from __future__ import annotations
 
 import ctypes
@@ -10,7 +10,7 @@ _SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "float": ctypes.c_fl
             "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
             "uint64_t": ctypes.c_uint64}
 ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_CALLBACKS = {"prs_fused_allgather_fn": ALLGATHER}
+_CALLBACKS = {"prs_allgather_fn": ALLGATHER}
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _STRUCT = re.compile(r"\bstruct (\w+) \{(.*?)\};", re.S)
@@ -45,7 +45,7 @@ class Header:
         """The fields of one declaration, which may name several: const void *a, *b."""
         match = _DECLARATION.fullmatch(line)
         if not match:
-            raise ValueError(f"perseus/fused.h: cannot read the declaration {line!r}")
+            raise ValueError(f"perseus: cannot read the declaration {line!r}")
         keyword, base, names = match.groups()
         fields = []
         for declarator in names.split(","):

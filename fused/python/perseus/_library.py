@@ -68,7 +68,7 @@ class Library:
             return self.structs[name]
         if name in self.__dict__.get("constants", ()):
             return self.constants[name]
-        raise AttributeError(f"perseus/fused.h declares no {name}")
+        raise AttributeError(f"the headers of libperseus-fused declare no {name}")
 
     def error_text(self) -> str:
         return (self.prs_fused_error_text() or b"").decode(errors="replace")

@@ -22,8 +22,8 @@ from ._registry import GroupLike, find, name_of, world_of
 GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_gemm_op; test/python/test_header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status
 _bf16 = torch.bfloat16
-_PRODUCTS = {torch.bfloat16: 0, torch.float16: 1}  # enum prs_dtype of what products take
-_FP32 = 2
+_PRODUCTS = {torch.bfloat16: 1, torch.float16: 2}  # enum prs_dtype of what products take
+_FP32 = 3
 _library = torch.library.Library("perseus", "DEF")
 _fixed = (torch._C.Tag.needs_fixed_stride_order,)
 
@@ -397,7 +397,9 @@ def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_nam
     plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world, causal=int(causal),
                            heads_first=int(heads_first), scale=scale)
     out, lse, place = torch.empty_like(q), q.new_empty(batch, heads_q, rows, dtype=torch.float32), group.place
-    group.launch(group.library.prs_attention_launch, plan.handle, place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse))
+    x = plan.operands
+    x.q, x.k, x.v, x.out, x.lse = place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse)
+    group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
 
 

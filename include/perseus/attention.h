@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Forward attention over a sequence that is split among the ranks. Each rank has the queries, keys and values of its
+ * slice, and gets the rows of the result that belong to its queries, as if it had seen the whole sequence.
+ *
+ *     out = softmax(scale * q kT) v,  lse = log(sum(exp(scale * q kT)))
+ *
+ * Slices. Not causal: rank r has positions r * seq / W ... of the sequence. Causal with W > 1: the sequence is cut into
+ * 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r (zigzag), which gives all ranks the same work. Query
+ * head h uses KV head h / (heads_q / heads_kv).
+ *
+ * Tensors, bf16, rows = seq / W: q and out [batch, rows, heads_q, head_dim], k and v [batch, rows, heads_kv, head_dim],
+ * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them. lse is fp32
+ * [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays in registers from the first key to the last.
+ * The probabilities are rounded to bf16 once, the result once. Results repeat bit by bit.
+ *
+ * Sources: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers, 2023 (arXiv 2310.01889); the
+ * kernel's pipeline: J. Shah et al., FlashAttention-3, 2024 (arXiv 2407.08608).
+ */
+#ifndef PERSEUS_ATTENTION_H
+#define PERSEUS_ATTENTION_H
+
+#include <perseus/fused.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Sizes of a plan. The same on all ranks. */
+struct prs_attention_shape {
+    uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
+    uint32_t head_dim;                 /**< 64 or 128 */
+    uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W */
+    uint32_t causal, heads_first;
+    float scale;                           /**< 0: 1 / sqrt(head_dim) */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+enum prs_attention_mode {
+    PRS_ATTENTION_ALONE = 1,    /**< one rank: nothing travels */
+    PRS_ATTENTION_RESIDENT = 2, /**< memory for the keys and values of all other ranks */
+    PRS_ATTENTION_RING = 3      /**< memory for two steps of them: senders wait for credit */
+};
+
+/** A field that is 0 is chosen by the plan. The same on all ranks. */
+struct prs_attention_tuning {
+    uint32_t mode;           /**< enum prs_attention_mode */
+    uint32_t ctas;           /**< SMs that work */
+    uint32_t heads_per_step; /**< (batch, KV head) pairs that travel, and are worked on, together */
+    uint32_t slab_rows;      /**< by CTAs: positions that share one arrival counter, a multiple of 64 */
+    uint32_t spread;         /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
+    uint32_t block_rows;     /**< keys multiplied at a time: 176 (head_dim 128 on one node only) or 128 */
+    /** 3: the softmax runs under products, of its own warpgroup and of the other one. 7 (one node only): also, results
+     * are rescaled only when probabilities could exceed 2^8. */
+    uint32_t overlap;
+    uint32_t mover;                        /**< enum prs_mover; copy engines need one node and PRS_ATTENTION_RESIDENT */
+    uint64_t workspace_limit;              /**< bytes; default: half of what is free on the fullest GPU */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+struct prs_attention_plan;
+
+/** What a plan of attention has decided. */
+struct prs_attention_info {
+    struct prs_attention_tuning tuning; /**< all fields decided */
+    uint64_t workspace_bytes;           /**< device memory on this rank beside the tensors */
+    uint64_t sent_bytes;                /**< per launch over NVLink, from this rank */
+    double predicted_us;                /**< a model: the start of the pipeline, and the longer of compute and travel */
+    const char *reason;                 /**< why the mode was chosen; static text */
+    uint64_t reserved[PRS_RESERVED_WORDS];
+};
+
+/** *Collective.* -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOMEM: not even two steps
+ * fit the limit. -ENOTSUP: the kernel does not fit this GPU. -EIO. */
+PRS_API int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                                    const struct prs_attention_tuning *tuning, struct prs_attention_plan **out);
+/** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
+ * nothing. */
+PRS_API void prs_attention_plan_close(struct prs_attention_plan *plan);
+/** Local; from any thread until the plan is closed. */
+PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, struct prs_attention_info *info);
+
+/** What one launch works on: device memory, 16-byte aligned, not NULL. */
+struct prs_attention_operands {
+    const void *q, *k, *v;
+    void *out;
+    float *lse;                            /**< 4-byte aligned, or NULL */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Enqueues one launch, by the rules of launches (fused.h). */
+PRS_API int prs_attention_launch(struct prs_attention_plan *plan, const struct prs_attention_operands *operands,
+                                 struct CUstream_st *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Matrix products fused with their communication. m, n, k are the dimensions of the product that a rank takes part in:
+ *
+ *     operation        A (this rank)    B (this rank)    C (this rank)    meaning
+ *     ALONE            [m, k]           [k, n]           [m, n]           C = A B, no communication
+ *     REDUCE_SCATTER   [m, k]           [k, n]           [m / W, n]       C = rows rank * m/W ... of the sum of all A B
+ *     ALLGATHER        [m / W, k]       [k, n]           [m, n]           C = (the A of all ranks, stacked) B
+ *     ALLREDUCE        [m, k]           [k, n]           [m, n]           C = the sum of all A B
+ *
+ * B may instead be given as [n, k], its transpose, which is how torch.nn.Linear keeps weights.
+ *
+ * Sums. A rank's partial product is rounded to shape.sum_dtype once to travel; the owner adds its own fp32 sum and the
+ * others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
+ *
+ * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
+ */
+#ifndef PERSEUS_GEMM_H
+#define PERSEUS_GEMM_H
+
+#include <perseus/fused.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
+
+/** A product that a rank takes part in; see the table at the top. The same on all ranks. */
+struct prs_gemm_shape {
+    enum prs_gemm_op op;
+    uint32_t m, n, k;      /**< W divides m for REDUCE_SCATTER and ALLGATHER */
+    uint32_t b_transposed; /**< B is [n, k] */
+    uint32_t activation;   /**< enum prs_activation */
+    /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps the
+     * plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
+    uint32_t lda, ldb, ldc;
+    /** 1: a gated product, of weights gate | up as torch.cat makes them. The first n / 2 columns of B (rows, when B is
+     * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) + residual.
+     * n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
+    uint32_t gated;
+    /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks then
+     * store the result into memory that all plans of the context share, and a copy from there ends the launch. */
+    uint32_t c_anywhere;
+    /** enum prs_dtype, each apart; the kernels have no other combinations.
+     * dtype: of A, B, bias and gathered. Default: bf16; fp16.
+     * sum_dtype: of partial sums that travel between ranks. Default: as dtype.
+     * c_dtype: of C and residual. Default: as dtype. fp32: for weight gradients and logits; with residual = C a launch
+     * adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. */
+    uint32_t dtype, sum_dtype, c_dtype;
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+enum prs_gemm_path { PRS_GEMM_PATH_AUTO = 0, PRS_GEMM_PATH_FUSED = 1, PRS_GEMM_PATH_UNFUSED = 2 };
+
+/** How an SM sends. PRS_GEMM_PACED: the next slab only after the one before has landed; ALLGATHER: to one rank after
+ * the other. PRS_GEMM_UNPACED: as many slabs as its buffers hold; ALLGATHER: to all ranks at once. */
+enum prs_gemm_pace { PRS_GEMM_UNPACED = 1, PRS_GEMM_PACED = 2 };
+
+/** A field that is 0 is chosen by the plan. The same on all ranks. */
+struct prs_gemm_tuning {
+    uint32_t path;     /**< enum prs_gemm_path */
+    uint32_t clusters; /**< pairs of SMs that work, at most half the SMs */
+    uint32_t band;     /**< row pairs (256 rows) that are communicated together */
+    uint32_t mover;    /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
+    uint32_t segments; /**< ALLGATHER by copy engines: pieces along k in which a band travels */
+    uint32_t spread;   /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
+    uint32_t paced;    /**< enum prs_gemm_pace */
+    /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
+    uint32_t tiles_per_signal;
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** What a plan of a product has decided. */
+struct prs_gemm_info {
+    struct prs_gemm_tuning tuning; /**< all fields decided */
+    uint64_t workspace_bytes;      /**< device memory on this rank beside A, B and C, of this plan alone */
+    uint64_t sent_bytes;           /**< per launch over NVLink, from this rank */
+    uint64_t far_bytes;            /**< per launch to other nodes, from this rank */
+    /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
+     * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. */
+    double predicted_us;
+    const char *reason;    /**< why the path was chosen; static text */
+    uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */
+    uint64_t reserved[PRS_RESERVED_WORDS];
+};
+
+struct prs_gemm_plan;
+
+/** *Collective.* tuning NULL: the entry that rank 0 finds in its tuning file (PERSEUS_FUSED_TUNING), or the analytic
+ * default. A shape takes the unfused path (cuBLASLt, then separate communication) when the fused kernel cannot run it,
+ * because n or k is not a multiple of 8, or would be slower; prs_gemm_plan_query() says so. -EINVAL: no path can run
+ * it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                               const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
+/** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
+ * nothing. */
+PRS_API void prs_gemm_plan_close(struct prs_gemm_plan *plan);
+/** Local; from any thread until the plan is closed. */
+PRS_API void prs_gemm_plan_query(const struct prs_gemm_plan *plan, struct prs_gemm_info *info);
+
+/** What one launch works on: device memory, 16-byte aligned, not NULL. */
+struct prs_gemm_operands {
+    const void *a, *b;
+    void *c;
+    /** [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
+    const void *bias;
+    /** As many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
+     * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
+    const void *residual;
+    /** ALLGATHER: [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
+     * of B for example; or NULL. */
+    void *gathered;
+    /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
+     * rows. W divides m as it divides shape.m. 0: shape.m, or what m_on_device says. */
+    uint32_t m;
+    /** Where the kernel finds m when it starts (so that a captured graph serves any m), or NULL. m is then 0, the plan
+     * takes the fused path, and A and C are as with shape.m rows, of which the first are used: of the first m / W rows
+     * of each rank's A (ALLGATHER), or of the first m, come the first m rows of C (m / W for REDUCE_SCATTER). Rows of C
+     * after them, up to a whole 64 of each block, are not defined. The number is a multiple of W for REDUCE_SCATTER, of
+     * 64 W for ALLGATHER, and for ALLREDUCE between nodes. Otherwise nothing is computed, and prs_fused_poll_error()
+     * says so (-EINVAL). */
+    const uint32_t *m_on_device;
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Enqueues one launch, by the rules of launches (fused.h). */
+PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_operands *operands,
+                            struct CUstream_st *stream);
+
+/** *Collective.* Times the candidates for this shape on the given operands (C is overwritten), `rounds` launches each,
+ * and returns the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that
+ * file. Waits for the launches. Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
+PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                              const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
+                              struct prs_gemm_tuning *best);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

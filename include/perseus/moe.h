@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E; with a map these are
+ * places for experts (batch->placement). Each rank has up to `tokens` rows of `hidden` columns and, for each row, the
+ * top_k experts that its router chose and their weights. Every token travels once to each rank that owns one of its
+ * experts, or once to a node, whose ranks pass it on. There each (token, expert) becomes one row of
+ *
+ *     out[capacity, columns] = activation(token [hidden] times weights of the expert [hidden, columns])
+ *
+ * Rows of `out` lie expert by expert. The rows of expert e begin at expert_rows[e].first_row, a multiple of 128; rows
+ * between two experts are not defined. Inside an expert rows are sorted by sender, then by token. Senders: this rank,
+ * then the other ranks of its node in rank order, beginning after this rank; then, node by node, those of the next
+ * nodes, each beginning with the rank of the same local rank as this one.
+ *
+ * A launch is two kernels in one stream. Routing computes counts, offsets and maps on the GPU. The product starts each
+ * block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
+ */
+#ifndef PERSEUS_MOE_H
+#define PERSEUS_MOE_H
+
+#include <perseus/fused.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Sizes of a plan. */
+struct prs_moe_shape {
+    uint32_t tokens;  /**< the most of any rank in one launch */
+    uint32_t hidden;  /**< H, a multiple of 8 */
+    uint32_t columns; /**< N, a multiple of 8; 0: a plan for prs_moe_dispatch() and prs_moe_combine() alone */
+    uint32_t experts; /**< E, of all ranks: a multiple of W, at most 1024; with a map, the places for experts */
+    uint32_t top_k;   /**< at most 32 */
+    /** Rows of out on each rank, a multiple of 128; each expert that has rows takes whole 128s. 0: as many as can ever
+     * arrive. May differ between ranks. */
+    uint32_t capacity;
+    uint32_t weights_transposed; /**< the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
+    uint32_t activation;         /**< of the product: enum prs_activation */
+    /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then a
+     * multiple of 16. */
+    uint32_t gated;
+    uint32_t layer; /**< 1: a plan for prs_moe_layer(), too: memory for what lies between its two products */
+    /** L, at most 1024: each dispatch comes with a map (batch->placement) of L experts, which the router chooses among,
+     * to E places. 0: no map, an expert's number is its place. May differ between ranks, as `replicas` may. */
+    uint32_t logical_experts;
+    uint32_t replicas; /**< R, at most 64: places that the map has for each expert. 0 without a map */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** A field that is 0 is chosen by the plan. */
+struct prs_moe_tuning {
+    uint32_t ctas;    /**< SMs that work */
+    uint32_t cluster; /**< 2: pairs of SMs compute two column tiles of the same rows and load the rows once; 1: not */
+    uint32_t route_ctas; /**< CTAs of the routing kernel */
+    uint32_t spread;     /**< percent of the product's time over which an SM spreads what it sends; 1: no pauses */
+    /* Several nodes, the same on all ranks: */
+    uint32_t rows_per_signal; /**< rounded up to whole puts */
+    uint32_t rows_per_put;    /**< at most rows_per_signal */
+    /** 2: blocks without rows of other nodes are computed first, for half of the experts; 1: expert by expert. */
+    uint32_t passes;
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** What a plan of MoE has decided. */
+struct prs_moe_info {
+    struct prs_moe_tuning tuning; /**< all fields decided */
+    uint32_t capacity;
+    uint64_t workspace_bytes; /**< device memory on this rank beside the caller's */
+    /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
+    uint64_t sent_bytes;
+    double predicted_us; /**< for the same */
+    uint64_t maps_bytes; /**< of the maps of one dispatch */
+    uint64_t reserved[PRS_RESERVED_WORDS];
+};
+
+/** Where a row of out came from. Rows that only fill an expert's last 128 have rank, token and slot UINT32_MAX. */
+struct prs_moe_row {
+    uint32_t rank, token;
+    uint32_t slot; /**< of the token's top_k */
+    float weight;
+};
+
+/** The rows of one expert. */
+struct prs_moe_expert_rows {
+    uint32_t first_row, rows; /**< first_row: a multiple of 128 */
+};
+
+/** How one launch went on this rank. Neither drops nor wrong choices stop anything: the launch, the other ranks and
+ * later launches go on. */
+struct prs_moe_status {
+    uint32_t rows_needed;    /**< rows of out that all choices need; more than capacity: some were dropped */
+    uint32_t rows_dropped;   /**< choices, of any rank, that found no room here: the last rows of the last experts */
+    uint32_t wrong_choices;  /**< of this rank's choices: E (with a map: L) or more. They count as no choice */
+    uint32_t wrong_token;    /**< the first of this rank's tokens with a wrong choice or place; UINT32_MAX: none */
+    uint32_t tokens_dropped; /**< what *count_on_device has beyond shape.tokens */
+    uint32_t absent_choices; /**< of this rank's choices: experts for which the map has no place. They count as none */
+    uint32_t wrong_places;   /**< of this rank's choices: the map's place is E or more. They count as none */
+    uint32_t unused;
+};
+
+/** Device memory of one launch, 16-byte aligned. What is const must not change, and the results must not be read, until
+ * the launch is done in stream order. */
+struct prs_moe_batch {
+    const void *tokens;          /**< bf16 [count, H] */
+    uint32_t count;              /**< 0 ... shape.tokens, may differ between ranks */
+    const int64_t *chosen;       /**< [count, top_k], as from torch.topk; negative: no expert in this slot */
+    const float *router_weights; /**< [count, top_k] */
+    const void *weights;         /**< bf16, of this rank's experts */
+    void *out;                   /**< bf16 [capacity, N], gated: [capacity, N / 2]; of a layer: [count, H] */
+    struct prs_moe_row *rows;    /**< [capacity]; of a layer or a dispatch alone it may be NULL */
+    struct prs_moe_expert_rows *expert_rows; /**< [E/W]; of a layer it may be NULL */
+    /** NULL, or the count, which the kernel reads when it starts: so a captured graph serves any count. Then `count` is
+     * ignored. */
+    const uint32_t *count_on_device;
+    struct prs_moe_status *status; /**< NULL, or written by the launch */
+    /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
+     * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
+    void *maps;
+    /** Of a layer: the second product's weights, bf16 [E/W, I, H], or [E/W, H, I] with weights_transposed; I is N,
+     * gated N / 2. */
+    const void *down;
+    const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
+    /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole blocks. */
+    uint32_t clear_fill;
+    /** With shape.logical_experts: [L, R], the places that hold each expert; negative: none. A choice goes to one of
+     * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in each
+     * run alike; an entry may stand there twice. An expert without any is absent: its choices count as none, tokens
+     * keep their other experts, and status->absent_choices says how many. Only the token's rank reads its map, when the
+     * launch runs. So the map may differ between ranks (one may list its own replica alone), and may be written anew
+     * between two launches, also those of a captured graph. Places must hold the weights that the map says. */
+    const int32_t *placement;
+    /** Of a layer: NULL, or what gradients need, which then stays here: the tokens in the rows of their experts, bf16
+     * [capacity, H], where rows that only fill an expert's last 128 are zeros; and the first product before its
+     * activation, rounded, bf16 [capacity, N], where such rows are not defined. Both or neither. */
+    void *kept_rows;
+    void *kept_columns;
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+struct prs_moe_plan;
+
+/** *Collective.* tuning NULL: all fields chosen. -EINVAL: the shape cannot run, or differs between ranks. -ENOMEM,
+ * -ENOTSUP, -EIO. */
+PRS_API int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape,
+                              const struct prs_moe_tuning *tuning, struct prs_moe_plan **out);
+/** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
+ * nothing. */
+PRS_API void prs_moe_plan_close(struct prs_moe_plan *plan);
+/** Local; from any thread until the plan is closed. */
+PRS_API void prs_moe_plan_query(const struct prs_moe_plan *plan, struct prs_moe_info *info);
+
+/** Enqueues one launch, by the rules of launches. Rows beyond capacity are dropped, and choices of experts
+ * that do not exist are ignored: only batch->status says so. A plan with capacity 0 drops nothing. */
+PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch,
+                                  struct CUstream_st *stream);
+
+/** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
+ * stream brought here. Of the batch only weights and out are used. Not collective. */
+PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
+ * above. batch->weights is not used. By the rules of launches. */
+PRS_API int prs_moe_dispatch(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** What prs_moe_combine() works on: device memory, 16-byte aligned. */
+struct prs_moe_results {
+    const void *rows;                      /**< bf16 [capacity, H]: what the experts made of the rows of a dispatch */
+    void *out;                             /**< bf16 [count, H]; count: that of the dispatch */
+    const void *residual;                  /**< bf16 [count, H], which is added; it may be out itself; or NULL */
+    const void *maps;                      /**< as in the dispatch */
+    uint32_t unweighted;                   /**< 1: rows are added as they are; 0: times their router weights */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Combine: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
+ * rows of a token before they travel, so that each rank sends one row a token. Sums are fp32, in an order that the
+ * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
+ * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
+ *
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it is
+ * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
+PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
+                            struct CUstream_st *stream);
+
+/** What prs_moe_dispatch_again() works on: device memory, 16-byte aligned. */
+struct prs_moe_again {
+    const void *tokens;  /**< bf16 [count, H]; count: that of the dispatch. It may be NULL on a rank without tokens */
+    void *out;           /**< bf16 [capacity, H] */
+    const void *beside;  /**< bf16 [capacity, H], other rows of the same order; or NULL */
+    float *products;     /**< [capacity]: of each token's row, not weighted, with the row of beside; NULL without it */
+    const void *maps;    /**< as in the dispatch */
+    uint32_t weighted;   /**< 1: rows are multiplied by their router weights, in fp32, and rounded once */
+    uint32_t clear_fill; /**< as in the dispatch */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Dispatch along the maps of an earlier one, without routing: tokens[i] goes to the rows of that dispatch's token i.
+ *
+ * Gradients need it. The gradient of what prs_moe_combine() adds up (its rows) is the gradient of its result, dispatched
+ * again and weighted. That of the router weights is `products`, with those rows as `beside`;
+ * prs_moe_return_values() brings them to the tokens. The gradient of the tokens of prs_moe_dispatch() is
+ * prs_moe_combine() of the rows' gradients, unweighted.
+ *
+ * products are sums in fp32, in a fixed order; those of rows that only fill up are not defined. Any number of times
+ * after a dispatch, by all ranks alike, by the rules of launches. */
+PRS_API int prs_moe_dispatch_again(struct prs_moe_plan *plan, const struct prs_moe_again *again,
+                                   struct CUstream_st *stream);
+
+/** What prs_moe_return_values() works on: device memory, 16-byte aligned. */
+struct prs_moe_values {
+    const float *values;                   /**< [capacity]: one of each row */
+    const struct prs_moe_row *rows;        /**< [capacity]: as the dispatch has written it to batch->rows */
+    float *out;                            /**< [count, top_k]; it may be NULL on a rank without tokens */
+    const void *maps;                      /**< as in the dispatch */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged, down
+ * to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the rules
+ * of launches. */
+PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
+                                  struct CUstream_st *stream);
+
+/** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
+ * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with
+ * shape.layer. By the rules of launches, and of prs_moe_combine().
+ *
+ * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own. */
+PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
+
+/** What prs_moe_multiply() works on: device memory, 16-byte aligned. */
+struct prs_moe_product {
+    const void *rows;                      /**< bf16 [capacity, k], in the order of a dispatch */
+    const void *weights;                   /**< bf16 [E/W, k, n] */
+    void *out;                             /**< bf16 [capacity, n] */
+    uint32_t k, n;                         /**< multiples of 8 */
+    uint32_t weights_transposed;           /**< weights are [E/W, n, k] */
+    const void *maps;                      /**< as in the dispatch; it may be NULL as there */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined. Gradients
+ * need it: weights transposed are the same memory with the other layout. By the rules of launches, but not
+ * collective. */
+PRS_API int prs_moe_multiply(struct prs_moe_plan *plan, const struct prs_moe_product *product,
+                             struct CUstream_st *stream);
+
+/** What prs_moe_activation_back() works on: device memory, 16-byte aligned, all of it needed. I is N, gated N / 2. Set
+ * all fields that are not named to 0, so that a later version can add some. */
+struct prs_moe_activation {
+    const void *columns;                   /**< bf16 [capacity, N]: the first product before its activation */
+    const void *gradients;                 /**< bf16 [capacity, I]: of the activated columns, not weighted */
+    const struct prs_moe_row *rows;        /**< [capacity]: as the dispatch has written it to batch->rows */
+    void *of_columns;                      /**< bf16 [capacity, N]: the gradients of `columns` */
+    void *weighted;                        /**< bf16 [capacity, I]: the activated columns, times the router weight */
+    float *products;                       /**< [capacity]: of activated columns and `gradients`, not weighted */
+    const void *maps;                      /**< as in the dispatch; it may be NULL as there */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** The gradients of a layer's activation, in one pass. With h = activation(gate) * up of a row, w its router weight and u
+ * the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
+ * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All in
+ * fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By the
+ * rules of launches, but not collective. */
+PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
+                                    struct CUstream_st *stream);
+
+/** What prs_moe_balance() reads, and where it writes: host memory. */
+struct prs_moe_loads {
+    uint32_t world;           /**< W, at most 64 */
+    uint32_t experts;         /**< E, the places: a multiple of W, at most 1024; as shape.experts */
+    uint32_t logical_experts; /**< L, at most 1024; as in the shape */
+    uint32_t replicas;        /**< R, at most 64; as in the shape */
+    /** [L]: how often each expert is chosen, in any unit. Negative: the expert is absent and gets no place. At most E
+     * experts are present. */
+    const double *loads;
+    int32_t *placement;                    /**< [L, R]: the map; copy it to device memory for batch->placement */
+    int32_t *held;                         /**< [E], or NULL: the expert whose weights each place must hold; -1: none */
+    double *rank_loads;                    /**< [W], or NULL: what each rank gets if the loads stay as they are */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** A map for skewed loads: hot experts get several places, and ranks loads as even as can be. Local, on the host,
+ * without a context; the same input gives the same map everywhere.
+ *
+ * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a replica
+ * (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first, each to the
+ * rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing Timing
+ * Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
+PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
