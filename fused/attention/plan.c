@@ -123,12 +123,11 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     uint8_t *deal = p->base.own.at;
     if (r)
         return r;
-    r = prs_context_upload(ctx, deal, d->pieces, pieces, "cudaMemcpy of pieces");
+    r = prs_cuda_upload(ctx, deal, d->pieces, pieces, "cudaMemcpy of pieces");
     if (r == 0 && parts != 0)
-        r = prs_context_upload(ctx, deal + at_parts, d->parts, parts, "cudaMemcpy of parts");
+        r = prs_cuda_upload(ctx, deal + at_parts, d->parts, parts, "cudaMemcpy of parts");
     if (!r)
-        r = prs_context_upload(ctx, deal + at_groups, d->pieces_of, groups,
-                               "cudaMemcpy of how many pieces a group has");
+        r = prs_cuda_upload(ctx, deal + at_groups, d->pieces_of, groups, "cudaMemcpy of how many pieces a group has");
     a->pieces = (const struct prs_attention_piece *)deal;
     a->partial = (float *)(deal + at_partial);
     a->parts = (const struct prs_attention_part *)(deal + at_parts);
@@ -384,6 +383,6 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     r = encode_inputs(p, x);
     if (!r)
         r = prs_plan_launch(&p->base, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

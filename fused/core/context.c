@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fused/core/board.h"
+#include "fused/core/left.h"
 #include "fused/core/load.h"
 #include "fused/core/network.h"
 #include "fused/core/symmetric.h"
@@ -19,67 +20,6 @@
 enum {
     LEAVING_MS = 5000, /* how long a rank that closes waits for the others of its node */
 };
-
-int prs_cuda_check(cudaError_t e, const char *what)
-{
-    if (e == cudaSuccess)
-        return 0;
-    (void)cudaGetLastError(); /* the caller's next call must not report this failure again */
-    return prs_fail(e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "%s failed: %s", what, cudaGetErrorString(e));
-}
-
-int prs_context_enter(struct prs_fused *ctx, int *before)
-{
-    int r = prs_cuda_check(cudaGetDevice(before), "cudaGetDevice");
-    if (r == 0 && *before != ctx->config.device)
-        r = prs_cuda_check(cudaSetDevice(ctx->config.device), "cudaSetDevice");
-    return r;
-}
-
-void prs_context_leave(int before)
-{
-    (void)cudaSetDevice(before);
-}
-
-int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes)
-{
-    int r;
-    if (ctx->config.world == 1) {
-        memcpy(all, mine, bytes);
-        return 0;
-    }
-    r = ctx->config.allgather(ctx->config.user, mine, all, bytes);
-    ctx->parted |= r != 0;
-    if (r > 0) /* MPI and others return positive error codes */
-        return prs_fail(-EIO, "rank %u: the caller's allgather of %zu bytes failed: it returned %d", ctx->config.rank,
-                        bytes, r);
-    return r == 0 ? 0 : prs_fail(r, "rank %u: the caller's allgather of %zu bytes failed", ctx->config.rank, bytes);
-}
-
-int prs_context_upload(struct prs_fused *ctx, void *to, const void *from, size_t bytes, const char *what)
-{
-    int r = prs_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, ctx->stream), what);
-    return r ? r : prs_cuda_check(cudaStreamSynchronize(ctx->stream), what);
-}
-
-int prs_context_barrier(struct prs_fused *ctx)
-{
-    return prs_context_agree(ctx, 0);
-}
-
-int prs_context_agree(struct prs_fused *ctx, int mine)
-{
-    int32_t given = mine, *all = calloc(ctx->config.world, sizeof(*all));
-    int r;
-    if (!all)
-        return prs_fail(-ENOMEM, "fused: no memory for the results of %u ranks", ctx->config.world);
-    r = prs_context_allgather(ctx, &given, all, sizeof(given));
-    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
-        if (all[i] != 0)
-            r = mine != 0 ? all[i] : prs_fail(all[i], "fused: rank %u failed (%d): its own error says why", i, all[i]);
-    free(all);
-    return r;
-}
 
 static int check_config(const struct prs_fused_config *c)
 {
@@ -204,7 +144,7 @@ static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
     int r = all && ids ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
     fill_hello(ctx, mine, &hello);
     if (!r)
-        r = prs_context_allgather(ctx, &hello, all, sizeof(hello));
+        r = prs_ranks_allgather(ctx, &hello, all, sizeof(hello));
     for (uint32_t i = 0; i < world && r == 0; i++) {
         ids[i] = all[i].node;
         if (all[i].error != 0)
@@ -239,7 +179,7 @@ static int open_own(struct prs_fused *ctx)
 static int open_node(struct prs_fused *ctx, uint64_t name)
 {
     bool alone = ctx->place.local_ranks == 1;
-    int r = prs_context_agree(ctx, alone ? 0 : prs_board_open(name, &ctx->place, &ctx->board));
+    int r = prs_ranks_agree(ctx, alone ? 0 : prs_board_open(name, &ctx->place, &ctx->board));
     if (ctx->board && ctx->place.local_rank == 0)
         prs_board_hide(ctx->board);
     return r;
@@ -254,7 +194,9 @@ static int open_alarm(struct prs_fused *ctx)
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
 }
 
-bool prs_context_lost(struct prs_fused *ctx)
+/* Whether a launch failed in a way after which other ranks may be gone or may write at any time, here or, as far as is
+ * known, on a rank of this node; or the caller aborted. Then closing waits for nobody. */
+static bool is_lost(struct prs_fused *ctx)
 {
     uint32_t alarm = 0;
     int r = 0;
@@ -273,11 +215,11 @@ static void release(struct prs_fused *ctx, bool healthy)
     if (ctx->network) {
         if (healthy) { /* the proxies of all ranks answer until the last rank has settled */
             prs_network_settle(ctx->network);
-            healthy = prs_context_barrier(ctx) == 0;
+            healthy = prs_ranks_barrier(ctx) == 0;
         }
         prs_network_stop(ctx->network);
         if (healthy) /* a team that closes while a peer still polls is an error at the peer */
-            healthy = prs_context_barrier(ctx) == 0;
+            healthy = prs_ranks_barrier(ctx) == 0;
     }
     prs_copy_stream_close(&ctx->copies);
     if (ctx->lt.close)
@@ -299,21 +241,21 @@ static int open_parts(struct prs_fused *ctx)
     uint64_t name = 0;
     int before, r = check_device(ctx);
     if (!r)
-        r = prs_context_enter(ctx, &before);
+        r = prs_cuda_enter(ctx, &before);
     if (r)
         return find_place(ctx, r, &name);
     r = find_place(ctx, open_own(ctx), &name);
     if (!r)
         r = open_node(ctx, name);
     if (!r)
-        prs_symmetric_sweep(ctx->config.device);
+        prs_left_sweep(ctx->config.device);
     if (r == 0 && ctx->place.nodes > 1)
         r = prs_network_open(ctx, &ctx->network);
     if (r == 0 && ctx->place.local_ranks > 1)
         r = open_alarm(ctx);
     if (r)
         release(ctx, false);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -343,9 +285,9 @@ void prs_fused_close(struct prs_fused *ctx)
     int before;
     if (!ctx)
         return;
-    if (prs_context_enter(ctx, &before) == 0) {
-        release(ctx, !prs_context_lost(ctx));
-        prs_context_leave(before);
+    if (prs_cuda_enter(ctx, &before) == 0) {
+        release(ctx, !is_lost(ctx));
+        prs_cuda_leave(before);
     }
     free(ctx);
 }

@@ -80,7 +80,7 @@ int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names
         c->error = -EIO;
     mine = *c;
     if (!r)
-        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+        r = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
     if (!r) {
         take_common(ctx, c, all);
         prs_symmetric_release(ctx, c->closed);

@@ -82,7 +82,7 @@ static int hold(struct prs_plan *p)
 
 int prs_plan_open(struct prs_plan *p, void **out)
 {
-    int before, r = prs_context_enter(p->ctx, &before);
+    int before, r = prs_cuda_enter(p->ctx, &before);
     if (r) {
         free(p);
         return r;
@@ -96,19 +96,19 @@ int prs_plan_open(struct prs_plan *p, void **out)
         prs_plan_close(p);
     else
         *out = p;
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
 void prs_plan_close(struct prs_plan *p)
 {
     int before;
-    if (!p || prs_context_enter(p->ctx, &before))
+    if (!p || prs_cuda_enter(p->ctx, &before))
         return;
     undo(p);
     prs_symmetric_drop(p->ctx, p->holding);
     free(p);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
 }
 
 uint32_t prs_plan_need(struct prs_plan *p, struct prs_need need, uint64_t bytes)
@@ -138,7 +138,7 @@ int prs_plan_copies(struct prs_plan *p)
 int prs_plan_enter(struct prs_plan *p, int *before)
 {
     int r = prs_sync_check(p->ctx);
-    return r ? r : prs_context_enter(p->ctx, before);
+    return r ? r : prs_cuda_enter(p->ctx, before);
 }
 
 static int launched(const struct prs_plan *p, int r)

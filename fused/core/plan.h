@@ -70,7 +70,7 @@ int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
 int prs_plan_copies(struct prs_plan *p);
 
 /* Before a launch: 0 when nothing has failed on the context; its device is then current, and *before is the argument of
- * prs_context_leave(). */
+ * prs_cuda_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
 /* Enqueues the kernel and, beside it, the copies if there are any. Later work of `stream` waits for both. */

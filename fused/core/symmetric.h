@@ -61,8 +61,6 @@ int prs_symmetric_open(struct prs_fused *ctx);
  * node have left, and otherwise when a later context finds that they have. patience_ms: how long to wait for them
  * now; 0: nothing is freed now, because that waits for the kernels of the device. No proxy may be open. */
 void prs_symmetric_close(struct prs_fused *ctx, uint32_t patience_ms);
-/* Frees what earlier contexts of this process left behind on a device and nobody can touch any more. */
-void prs_symmetric_sweep(int device);
 
 /* For prs_meet(): which holdings this rank has closed; and releases those that all ranks have. */
 int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed);
@@ -72,6 +70,8 @@ void prs_symmetric_release(struct prs_fused *ctx, const uint8_t *closed);
  * *holding names it, and is 0 on failure. */
 int prs_symmetric_hold(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint32_t *holding);
+/* The same for a piece that is no part of an arena. Its chunk has all keys. */
+int prs_symmetric_adopt(struct prs_fused *ctx, struct prs_symmetric *s);
 /* Local. 0 does nothing. */
 void prs_symmetric_drop(struct prs_fused *ctx, uint32_t holding);
 
@@ -81,10 +81,5 @@ void prs_symmetric_far(const struct prs_fused *ctx, const struct prs_symmetric *
 
 /* The piece that holds ptr .. ptr + bytes, or NULL. */
 const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes);
-
-/* ---- memory of this rank alone ---- */
-/* The first `clean` bytes are zero. Not collective. */
-int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct prs_local *out);
-void prs_local_give_back(struct prs_fused *ctx, struct prs_local *l);
 
 #endif

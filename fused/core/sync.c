@@ -25,7 +25,7 @@ int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local
     sync->fault = ctx->fault_device;
     sync->alarm = ctx->alarm ? (uint32_t *)ctx->alarm->at[0] : NULL;
     sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
-    return prs_context_upload(ctx, sync->words, &words, sizeof(words), "cudaMemcpy of plan words");
+    return prs_cuda_upload(ctx, sync->words, &words, sizeof(words), "cudaMemcpy of plan words");
 }
 
 bool prs_sync_lost(const struct prs_fused *ctx)

@@ -65,9 +65,9 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_gemm_shape *sh
         r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
     if (!r)
         r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
-    r = prs_context_agree(ctx, r); /* a rank that failed has no time to give */
+    r = prs_ranks_agree(ctx, r); /* a rank that failed has no time to give */
     if (!r)
-        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+        r = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
     *slowest = 0;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
@@ -87,7 +87,7 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
     int before, r;
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
-    r = prs_context_enter(ctx, &before);
+    r = prs_cuda_enter(ctx, &before);
     if (r)
         return r;
     r = prs_cuda_check(cudaEventCreate(&events[0]), "cudaEventCreate");
@@ -116,6 +116,6 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
 destroy_first:
     (void)cudaEventDestroy(events[0]);
 leave:
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

@@ -574,6 +574,6 @@ int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, 
     if (r == 0 && copies)
         r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_element(&p->shape),
                                   stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

@@ -45,7 +45,7 @@ int prs_moe_dispatch_again(struct prs_moe_plan *p, const struct prs_moe_again *x
     p->clears_fill = x->clear_fill != 0;
     r = prs_moe_launch(p, run_dispatch_again, false, 2, stream);
     p->args.row_bytes = own_rows;
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -88,7 +88,7 @@ int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x
     p->args.origins = x->rows;
     p->args.returned = x->out;
     r = prs_moe_launch(p, run_return_values, false, 2, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -125,6 +125,6 @@ int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activat
     p->args.activated = x->weighted;
     p->args.products = x->products;
     r = prs_moe_launch(p, run_activation_back, false, 0, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

@@ -570,7 +570,7 @@ int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b,
     r = encode(p, b);
     if (!r)
         r = prs_moe_launch(p, run_dispatch_product, true, 1, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -587,7 +587,7 @@ int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct C
     r = encode(p, b);
     if (!r)
         r = prs_moe_launch(p, run_product, false, 0, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -608,7 +608,7 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
     p->clears_fill = b->clear_fill != 0;
     r = prs_moe_launch(p, run_dispatch, true, 1, stream);
     p->args.row_bytes = own_rows;
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -633,7 +633,7 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
     p->args.combined = x->out;
     p->args.unweighted = x->unweighted;
     r = prs_moe_launch(p, run_combine, false, 2, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }
 
@@ -658,6 +658,6 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     r = encode_layer(p, b);
     if (!r)
         r = prs_moe_launch(p, b->kept_rows ? run_kept_layer : run_layer, true, 0, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

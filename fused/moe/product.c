@@ -74,6 +74,6 @@ int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, st
     r = prs_moe_encode_plain(p, &p->first, x->rows, &m, x->out);
     if (!r)
         r = prs_moe_launch(p, run_multiply, false, 0, stream);
-    prs_context_leave(before);
+    prs_cuda_leave(before);
     return r;
 }

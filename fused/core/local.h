@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of this rank alone. */
+#ifndef PERSEUS_FUSED_LOCAL_H
+#define PERSEUS_FUSED_LOCAL_H
+
+#include <stdint.h>
+
+struct prs_block;
+struct prs_fused;
+
+/* Device memory of this rank, from the context's arena. */
+struct prs_local {
+    struct prs_block *block;
+    uint8_t *at;
+};
+
+/* The first `clean` bytes are zero. Not collective. */
+int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct prs_local *out);
+void prs_local_give_back(struct prs_fused *ctx, struct prs_local *l);
+
+#endif

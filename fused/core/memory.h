@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inside of a context's memory, for the files that divide it: chunk.c, symmetric.c, local.c, lent.c. */
+#ifndef PERSEUS_FUSED_MEMORY_H
+#define PERSEUS_FUSED_MEMORY_H
+
+#include "fused/core/arena.h"
+#include "fused/core/symmetric.h"
+
+/* One allocation on every rank, which the ranks of a node map. */
+struct prs_chunk {
+    size_t bytes;
+    uint8_t *at[PRS_MAX_LOCAL_RANKS];
+    bool opened[PRS_MAX_LOCAL_RANKS];  /* [p]: mapped from another process */
+    struct prs_region *region;         /* between nodes; NULL otherwise */
+    struct prs_window_remote *remotes; /* between nodes: [world] */
+};
+
+/* What a plan or an allocation holds. */
+struct prs_holding {
+    bool used, closed;
+    struct prs_symmetric *piece[PRS_CALL_NEEDS];
+};
+
+struct prs_memory {
+    struct prs_arena arena[PRS_SYMMETRIC_USES];
+    struct prs_chunk **chunk[PRS_SYMMETRIC_USES]; /* [use]: one for each of the arena's */
+    struct prs_symmetric *pieces;
+    struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next collective call */
+    struct prs_arena local;
+    uint8_t **local_chunk;
+    bool closes;                                   /* something was closed since the last collective call */
+    struct prs_holding holding[PRS_MOST_HOLDINGS]; /* [0] is not used */
+};
+
+#endif
