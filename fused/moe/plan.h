@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan of MoE: shared by its forward launches (plan.c) and those that gradients need (gradients.c). */
+/* A plan of MoE: opened by plan.c, and shared by its forward launches (launch.c) and those that gradients need
+ * (gradients.c). */
 #ifndef PERSEUS_FUSED_MOE_PLAN_H
 #define PERSEUS_FUSED_MOE_PLAN_H
 

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The forward launches of a MoE plan: dispatch, products of the experts, combine, and the layer of all three. */
+#include <errno.h>
+
+#include "fused/moe/plan.h"
+#include "transport/util/error.h"
+
+/* A product whose weights are laid out as shape says. */
+static int enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, cudaStream_t stream)
+{
+    return prs_moe_enqueue_product(p, args, p->shape.weights_transposed != 0, stream);
+}
+
+static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return enqueue_product(p, &p->args, stream);
+}
+
+static int run_dispatch_product(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    int r = prs_moe_kernels_route(&p->args, stream);
+    return r != 0 ? r : run_product(p, stream);
+}
+
+/* The last kernel ends the launch. */
+static int finish_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    struct prs_moe_args last = p->args;
+    int r = enqueue_product(p, &p->down, stream);
+    last.ends = 1;
+    return r != 0 ? r : prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
+}
+
+static int run_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    int r = run_dispatch_product(p, stream);
+    return r != 0 ? r : finish_layer(p, stream);
+}
+
+static int run_kept_layer(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    uint32_t ctas = p->info.tuning.ctas;
+    int r = prs_moe_kernels_route(&p->args, stream);
+    if (!r)
+        r = prs_moe_kernels_clear_fill(&p->first, ctas, stream);
+    if (!r)
+        r = enqueue_product(p, &p->first, stream);
+    if (!r)
+        r = prs_moe_kernels_activate(&p->args, ctas, stream);
+    return r != 0 ? r : finish_layer(p, stream);
+}
+
+static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    struct prs_moe_args a = p->args;
+    int r = prs_moe_kernels_route(&p->args, stream);
+    a.push_gap = 0; /* no product whose loads the rows could delay */
+    if (!r)
+        r = prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
+    return r != 0 || !p->clears_fill ? r : prs_moe_kernels_clear_fill(&a, p->info.tuning.ctas, stream);
+}
+
+static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
+{
+    return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
+}
+
+static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_transposed != 0};
+}
+
+static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    struct prs_moe_matrices first = first_of(p, b);
+    return prs_moe_encode_product(p, &p->args, &first, b->out);
+}
+
+/* A layer's two products. The results of the second take the place of the tokens' rows, which the first has read. */
+static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    struct prs_moe_matrices first = first_of(p, b), second = {b->down, p->args.n, p->shape.hidden, first.n_k};
+    int r;
+    p->down = p->args;
+    p->down.dispatches = 0;
+    r = prs_moe_encode_plain(p, &p->down, p->activations, &second, p->args.row_bytes);
+    if (r)
+        return r;
+    if (!b->kept_rows)
+        return prs_moe_encode_product(p, &p->args, &first, p->activations);
+    p->args.columns = b->kept_columns, p->args.activated = p->activations;
+    p->first = p->args;
+    p->first.dispatches = 1;
+    p->first.row_bytes = b->kept_rows;
+    return prs_moe_encode_plain(p, &p->first, b->kept_rows, &first, b->kept_columns);
+}
+
+static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    if (p->shape.columns == 0)
+        return prs_fail(-EINVAL, "fused: a product in a MoE plan without columns: only dispatch and combine");
+    if ((uintptr_t)b->weights % 16 != 0 || !b->weights)
+        return prs_fail(-EINVAL, "fused: MoE batch: weights %p: 16-byte aligned, not NULL", b->weights);
+    return 0;
+}
+
+/* What every call with a batch needs of it. */
+static int check_out(const struct prs_moe_batch *b)
+{
+    if ((uintptr_t)b->out % 16 != 0 || !b->out)
+        return prs_fail(-EINVAL, "fused: MoE batch: out %p: 16-byte aligned, not NULL", b->out);
+    return prs_check_reserved(b, "struct prs_moe_batch");
+}
+
+/* Where a product says which rows it has made. */
+static int check_row_maps(const struct prs_moe_batch *b)
+{
+    if (!b->rows || !b->expert_rows)
+        return prs_fail(-EINVAL, "fused: MoE batch: rows %p, expert_rows %p: not NULL", (void *)b->rows,
+                        (void *)b->expert_rows);
+    return 0;
+}
+
+/* What routing reads and writes. */
+static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    uintptr_t all = (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->router_weights | (uintptr_t)b->rows |
+                    (uintptr_t)b->expert_rows | (uintptr_t)b->status;
+    if (all % 16 != 0)
+        return prs_fail(
+            -EINVAL,
+            "fused: MoE batch: tokens %p, chosen %p, router_weights %p, rows %p, expert_rows %p, status %p: "
+            "16-byte aligned",
+            b->tokens, (const void *)b->chosen, (const void *)b->router_weights, (void *)b->rows,
+            (void *)b->expert_rows, (void *)b->status);
+    if ((uintptr_t)b->count_on_device % 4 != 0 || (uintptr_t)b->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE batch: count_on_device %p must be 4-byte aligned, maps %p 256-byte",
+                        (const void *)b->count_on_device, b->maps);
+    if ((b->count != 0 || b->count_on_device) && (!b->tokens || !b->chosen || !b->router_weights))
+        return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
+                        b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
+    if ((p->shape.logical_experts == 0) != (b->placement == NULL) || (uintptr_t)b->placement % 4 != 0)
+        return prs_fail(-EINVAL,
+                        "fused: MoE batch: placement %p in a plan with shape.logical_experts %u: 4-byte aligned with a "
+                        "map, NULL without",
+                        (const void *)b->placement, p->shape.logical_experts);
+    if (!b->count_on_device && b->count > p->shape.tokens)
+        return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
+    return 0;
+}
+
+static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    if (!p->shape.layer)
+        return prs_fail(-EINVAL, "fused: a MoE layer in a plan that was opened without shape.layer");
+    if ((uintptr_t)b->down % 16 != 0 || !b->down || (uintptr_t)b->residual % 16 != 0)
+        return prs_fail(-EINVAL, "fused: MoE layer: down %p, residual %p: 16-byte aligned; down not NULL", b->down,
+                        b->residual);
+    if (((uintptr_t)b->kept_rows | (uintptr_t)b->kept_columns) % 16 != 0 || !b->kept_rows != !b->kept_columns)
+        return prs_fail(-EINVAL, "fused: MoE layer: kept_rows %p, kept_columns %p: 16-byte aligned, both or neither",
+                        b->kept_rows, b->kept_columns);
+    return 0;
+}
+
+int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
+                   uint32_t ends, cudaStream_t stream)
+{
+    p->args.dispatches = dispatches;
+    p->args.ends = ends;
+    p->job = job;
+    return prs_plan_launch(&p->base, stream);
+}
+
+static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    struct prs_moe_args *a = &p->args;
+    prs_moe_use_maps(p, b->maps);
+    a->tokens = b->tokens;
+    a->count = b->count, a->count_on_device = b->count_on_device;
+    a->status = b->status;
+    a->chosen = b->chosen, a->weights = b->router_weights;
+    a->placement = b->placement;
+    a->row_map = b->rows;
+    a->expert_map = b->expert_rows;
+}
+
+int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    int before, r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = check_row_maps(b);
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
+    r = encode(p, b);
+    if (!r)
+        r = prs_moe_launch(p, run_dispatch_product, true, 1, stream);
+    prs_cuda_leave(before);
+    return r;
+}
+
+int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    int before, r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    prs_moe_use_maps(p, b->maps);
+    r = encode(p, b);
+    if (!r)
+        r = prs_moe_launch(p, run_product, false, 0, stream);
+    prs_cuda_leave(before);
+    return r;
+}
+
+int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    uint8_t *own_rows = p->args.row_bytes;
+    int before, r = check_out(b);
+    if (!r && !b->expert_rows)
+        r = prs_fail(-EINVAL, "fused: MoE batch: expert_rows NULL: nothing would say where the rows are");
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
+    p->args.row_bytes = b->out;
+    p->clears_fill = b->clear_fill != 0;
+    r = prs_moe_launch(p, run_dispatch, true, 1, stream);
+    p->args.row_bytes = own_rows;
+    prs_cuda_leave(before);
+    return r;
+}
+
+int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, struct CUstream_st *stream)
+{
+    uintptr_t all = (uintptr_t)x->rows | (uintptr_t)x->out | (uintptr_t)x->residual;
+    int before, r;
+    if (all % 16 != 0 || !x->rows || !x->out)
+        return prs_fail(-EINVAL,
+                        "fused: MoE results: rows %p, out %p, residual %p: 16-byte aligned; rows, out not NULL",
+                        x->rows, x->out, x->residual);
+    if ((uintptr_t)x->maps % 256 != 0)
+        return prs_fail(-EINVAL, "fused: MoE results: maps %p must be 256-byte aligned", x->maps);
+    r = prs_check_reserved(x, "struct prs_moe_results");
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    prs_moe_use_maps(p, x->maps);
+    p->args.results = x->rows;
+    p->args.residual = x->residual;
+    p->args.combined = x->out;
+    p->args.unweighted = x->unweighted;
+    r = prs_moe_launch(p, run_combine, false, 2, stream);
+    prs_cuda_leave(before);
+    return r;
+}
+
+int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
+{
+    int before, r = check_layer(p, b);
+    if (!r)
+        r = check_product(p, b);
+    if (!r)
+        r = check_out(b);
+    if (!r)
+        r = check_routing(p, b);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    set_routing(p, b);
+    p->args.results = p->args.row_bytes;
+    p->args.residual = b->residual;
+    p->args.combined = b->out;
+    p->args.unweighted = 0;
+    r = encode_layer(p, b);
+    if (!r)
+        r = prs_moe_launch(p, b->kept_rows ? run_kept_layer : run_layer, true, 0, stream);
+    prs_cuda_leave(before);
+    return r;
+}
