@@ -312,13 +312,13 @@ class Late(unittest.TestCase):
 
     def test_memory_that_torch_keeps_is_freed_when_a_plan_finds_none(self):
         def body(group):
-            real, calls = group.library.prs_fused_plan_open, []
+            real, calls = group.library.prs_gemm_plan_open, []
 
             def full(*arguments):
                 calls.append("open")
                 return -12 if len(calls) == 1 else real(*arguments)
             group.place.free_cache = lambda: calls.append("free")
-            group.library = type("Full", (), {"__getattr__": lambda self, name: full if name == "prs_fused_plan_open" else getattr(perseus.library(), name)})()
+            group.library = type("Full", (), {"__getattr__": lambda self, name: full if name == "prs_gemm_plan_open" else getattr(perseus.library(), name)})()
             multiply(group)
             return calls
         self.assertEqual(run(2, body), [["open", "free", "open"]] * 2)
