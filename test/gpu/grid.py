@@ -446,7 +446,7 @@ def machine_of(device, world):
 
 
 def written(path, rows, left, device, world, options):
-    """As tools/record.py writes results, so that a run that is ended early leaves what it has."""
+    """As tools/dev/record.py writes results, so that a run that is ended early leaves what it has."""
     head = {"date": datetime.date.today().isoformat(), "commit": options.commit, "machine": machine_of(device, world),
             "command": "test/gpu/grid.py " + " ".join(options.command),
             "note": __doc__.split("\n\n")[2].replace("\n", " "), "left_out": left}

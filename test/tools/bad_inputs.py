@@ -152,7 +152,7 @@ def common_style(build):
 
 def scripts():
     """The commands of the README: --help is quick and starts with the command, and a wrong word is named before anything is built."""
-    for name in ("check", "demo", "release"):
+    for name in ("check", "demo", "dev/release"):
         path = pathlib.Path(__file__).resolve().parents[2] / "tools" / name
         done = run(path.parent, [path, "--help"])
         yield f"tools/{name} --help", None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}"
