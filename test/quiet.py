@@ -57,3 +57,25 @@ def copy_gbytes():
         target[:] = source
         best = min(best, time.perf_counter() - begin)
     return (1 << 20) / best / 1e9
+
+
+class Disturbed(Exception):
+    """Other work had the cores, so what was measured says nothing. A test exits with 77."""
+
+
+def best_of(tries, measure, good, tries_s=200):
+    """Shared machines are noisy: the best of a few tries, stopping at the first good one. A figure that nothing disturbed is a
+    failure; one taken while others had the cores says nothing."""
+    seen, quiet, give_up = [], False, time.monotonic() + tries_s
+    for _ in range(tries):
+        if seen and time.monotonic() > give_up:
+            break
+        free_before = cores_are_free()
+        seen.append(measure())
+        if good(seen[-1]):
+            print(f"measured {seen}")
+            return
+        quiet |= free_before and cores_are_free()
+    if not quiet:
+        raise Disturbed(f"measured {seen}, but other work has the cores of this machine")
+    raise AssertionError(f"none of {seen} is as asked")

@@ -6,14 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 
-LIMIT_S = 200
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from ports import free_port  # noqa: E402
+from quiet import Disturbed, best_of  # noqa: E402
 
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+LIMIT_S, SKIP = 200, 77
 
 
 def check(*world, pairs=1000, more=(), **env):
@@ -22,15 +21,11 @@ def check(*world, pairs=1000, more=(), **env):
               'for i in $(seq 100); do SOFTNIC_NODE=1 "$0" --port "$port" "$@" >"$REPORT" 2>"$REPORT.said"; status=$?\n'
               'grep -q refused "$REPORT.said" || break; sleep 0.1; done\n'
               'cat "$REPORT.said" >&2; cat "$REPORT"; kill $child 2>/dev/null; wait $child; exit $status')
-    report = f"/tmp/hwcheck.{os.getpid()}"
-    command = [sys.argv[1], "--quiet", "--nodes", "2", *world, "--", "sh", "-c", script, sys.argv[2], free_port(), "--json", "--pairs", str(pairs), *more,
-               "127.0.0.1"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, "REPORT": report, **env})
-    finally:
-        for name in (report, report + ".said"):
-            if os.path.exists(name):
-                os.remove(name)
+    command = [sys.argv[1], "--quiet", "--nodes", "2", *world, "--", "sh", "-c", script, sys.argv[2], str(free_port()), "--json",
+               "--pairs", str(pairs), *more, "127.0.0.1"]
+    with tempfile.TemporaryDirectory(prefix="hwcheck-") as folder:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+                              env={**os.environ, "REPORT": os.path.join(folder, "report"), **env})
     return json.loads(done.stdout) if done.stdout.strip() else None, done.returncode, done.stderr
 
 
@@ -50,10 +45,13 @@ def rails_that_keep_order_are_found_good():
 
 
 def what_the_fence_waits_for_is_found():
+    """It is told from times: unclear where others have the cores."""
     for fence, found in (("spec", "reads and atomics"), ("strict", "all earlier requests")):
-        told, status, said = check("--latency", "500us", "--fence", fence, pairs=600)
-        assert status == 0 and told["rails"][0]["fence_waits_for"] == found, (fence, told["rails"][0], said)
-        assert told["rails"][0]["latency_us"] >= 500, told["rails"][0]
+        def measure():
+            told, status, said = check("--latency", "500us", "--fence", fence, pairs=600)
+            assert status == 0 and told["rails"][0]["latency_us"] >= 500, (told, said)
+            return told["rails"][0]["fence_waits_for"]
+        best_of(4, measure, lambda seen: seen == found)
 
 
 def a_network_without_order_is_seen_and_counted_holds_on_it():
@@ -75,7 +73,7 @@ def a_host_that_does_not_listen_is_named():
 
 
 def check_alone(host):
-    done = subprocess.run([sys.argv[1], "--quiet", "--", sys.argv[2], "--json", "--port", free_port(), host], capture_output=True, text=True,
+    done = subprocess.run([sys.argv[1], "--quiet", "--", sys.argv[2], "--json", "--port", str(free_port()), host], capture_output=True, text=True,
                           timeout=LIMIT_S, check=False)
     return json.loads(done.stdout) if done.stdout.strip() else None, done.returncode, done.stderr
 
@@ -93,4 +91,8 @@ def another_program_on_the_port_is_refused():
     assert client.returncode == 1 and "another program" in said, said
 
 
-globals()[sys.argv[3]]()
+try:
+    globals()[sys.argv[3]]()
+except Disturbed as reason:
+    print(f"skipped: {reason}")
+    sys.exit(SKIP)

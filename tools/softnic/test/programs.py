@@ -14,18 +14,17 @@ import pathlib
 import re
 import signal
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "test"))
-from quiet import copy_gbytes, cores_are_free, handoff_us  # noqa: E402
+from ports import free_port  # noqa: E402
+from quiet import Disturbed, best_of, copy_gbytes, handoff_us  # noqa: E402
 
 SKIP = 77
 LIMIT_S = 250  # a longer wait is a failure; a busy machine may take seconds for anything
-TRIES_S = 200  # for all tries of a figure
 LISTEN = "0A"  # tcp state in /proc/net/tcp
 ACCEPTS = 0x10000  # flag of a listening socket in /proc/net/unix
 DEVICE_IP = "10.1.0.1"  # of a world's first device
@@ -48,12 +47,6 @@ def need_sysfs(run):
     done = subprocess.run([run, "--", "test", "-d", "/sys/class/infiniband"], capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode != 0:
         raise Skip(done.stderr.strip() or "softnic-run gives programs no /sys/class/infiniband here")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return s.getsockname()[1]
 
 
 def tcp_listens(port):
@@ -142,24 +135,6 @@ def table_row(text):
     rows = [line.split() for line in text.splitlines() if re.match(r"^\s*\d+\s+\d+\s+[\d.]", line)]
     assert rows, f"no result line in:\n{text}"
     return [float(x) for x in rows[-1]]
-
-
-def best_of(tries, measure, good):
-    """Shared machines are noisy: the best of a few tries, stopping at the first good one. A figure that nothing disturbed is a
-    failure; one taken while others had the cores says nothing."""
-    seen, quiet, give_up = [], False, time.monotonic() + TRIES_S
-    for _ in range(tries):
-        if seen and time.monotonic() > give_up:
-            break
-        free_before = cores_are_free()
-        seen.append(measure())
-        if good(seen[-1]):
-            print(f"measured {seen}")
-            return
-        quiet |= free_before and cores_are_free()
-    if not quiet:
-        raise Skip(f"measured {seen}, but other work has the cores of this machine")
-    raise AssertionError(f"none of {seen} is as asked")
 
 
 # Claims ---------------------------------------------------------------------------------------------------------------------
@@ -559,7 +534,7 @@ def main():
     claim = {c.__name__: c for c in CLAIMS}[sys.argv[3]]
     try:
         claim(sys.argv[1])
-    except Skip as reason:
+    except (Skip, Disturbed) as reason:
         print(f"skipped: {reason}")
         return SKIP
     return 0
