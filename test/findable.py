@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of a README.md of
-tests that names the source.
+"""Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of a
+README.md of tests that names the source.
 
-usage: findable.py ROOT [BUILD]. Tests are what lies below a folder "test". Also fails when a README.md there names a test
-that does not exist. With a build folder also when the --filter of a test fits nothing (the program would then run nothing,
-and pass), and when no --filter fits a test whose suite others name, so that it never runs.
+usage: findable.py ROOT [BUILD]. Tests are what lies below a folder "test". Also fails when a README.md there names a
+test that does not exist. With a build folder also when the --filter of a test fits nothing (the program would then
+run nothing, and pass), and when no --filter fits a test whose suite others name, so that it never runs.
 """
 import json
 import pathlib
@@ -23,7 +23,10 @@ MADE_BY_MACRO = re.compile(r"^[A-Z]+\((\w+)[,)]", re.M)  # of the suite that the
 
 def listed(root):
     done = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
-    names = done.stdout.splitlines() if done.returncode == 0 else [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+    if done.returncode == 0:
+        names = done.stdout.splitlines()
+    else:  # an unpacked archive has no git
+        names = [path.relative_to(root).as_posix() for path in root.rglob("*")]
     return [name for name in names if (root / name).is_file()]
 
 
@@ -87,8 +90,8 @@ def main():
                     failed = True
     for name in names:
         path = pathlib.PurePath(name)
-        if (name.startswith(FOLDERS) and not is_test(name) and path.suffix in SOURCES and f"test_{path.stem}" not in stems
-                and name not in named):
+        source = name.startswith(FOLDERS) and not is_test(name) and path.suffix in SOURCES
+        if source and f"test_{path.stem}" not in stems and name not in named:
             print(f"{name}: no test_{path.stem}.*, and no README.md of tests names it")
             failed = True
     for line in wrong_filters(root, names, pathlib.Path(sys.argv[2])) if len(sys.argv) > 2 else ():

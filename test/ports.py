@@ -5,8 +5,8 @@ import socket
 
 
 def free_port():
-    """A port that nobody has, below those that the system hands out (32768 and up), so that no program that asks for any port
-    takes it first. Tests that run at the same time begin at different ports."""
+    """A port that nobody has, below those that the system hands out (32768 and up), so that no program that asks for
+    any port takes it first. Tests that run at the same time begin at different ports."""
     first = 10000 + os.getpid() * 16 % 22000
     for port in (*range(first, 32000), *range(10000, first)):
         with socket.socket() as one:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine is at the moment, for tests of performance: how long two processes take to pass a byte to each other, how fast
-one copies, and whether the cores are free."""
+"""How fast this machine is at the moment, for tests of performance: how long two processes take to pass a byte to
+each other, how fast one copies, and whether the cores are free."""
 import mmap
 import os
 import time
@@ -43,8 +43,8 @@ def handoff_us():
 
 
 def cores_are_free():
-    """Both sides of a measurement poll, so each needs a core of its own. Measured, not read from the system, which does not know what a
-    hypervisor takes away."""
+    """Both sides of a measurement poll, so each needs a core of its own. Measured, not read from the system, which
+    does not know what a hypervisor takes away."""
     times = handoffs()
     return sum(t for t in times if t > HELD_UP_S) < 0.1 * sum(times)
 
@@ -64,8 +64,8 @@ class Disturbed(Exception):
 
 
 def best_of(tries, measure, good, tries_s=200):
-    """Shared machines are noisy: the best of a few tries, stopping at the first good one. A figure that nothing disturbed is a
-    failure; one taken while others had the cores says nothing."""
+    """Shared machines are noisy: the best of a few tries, stopping at the first good one. A figure that nothing
+    disturbed is a failure; one taken while others had the cores says nothing."""
     seen, quiet, give_up = [], False, time.monotonic() + tries_s
     for _ in range(tries):
         if seen and time.monotonic() > give_up:

@@ -4,8 +4,8 @@
 check_summary.py left_out: how many of these tests only the complete form runs.
 check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (with the end of its output), what was
 skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
-check_summary.py total N LOG...: the one line "N passed, N failed, N skipped" over all logs, where the first N, and each suite of
-which no test ran, are added to the failed; exit 1 if that is not zero, or if nothing passed."""
+check_summary.py total N LOG...: the one line "N passed, N failed, N skipped" over all logs, where the first N, and
+each suite of which no test ran, are added to the failed; exit 1 if that is not zero, or if nothing passed."""
 import collections
 import json
 import sys
@@ -70,8 +70,8 @@ def report(log):
     suites = count(tests)
     for name, kinds in suites.items():
         seconds = sum(test["duration"] for test, _ in tests if first_suite(test) == name)
-        print(f"   {name}: {kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped ({seconds:.0f} s of tests)"
-              + (": FAILED, no test ran" if ran_nothing(name, kinds) else ""))
+        print(f"   {name}: {kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped"
+              f" ({seconds:.0f} s of tests)" + (": FAILED, no test ran" if ran_nothing(name, kinds) else ""))
     for test, kind in tests:
         _, title = suite_and_name(test)
         if kind == "failed":
