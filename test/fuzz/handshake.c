@@ -6,6 +6,7 @@
 
 #include "test/fuzz/fuzz.h"
 #include "transport/peer/handshake.h"
+#include "transport/util/fork.h"
 
 static const uint8_t cookie[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
@@ -99,7 +100,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (!bytes)
         return 0;
     fuzz_require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0, "socketpair: %s", strerror(errno));
-    prs_stream_init(&stream, fds[0], &from, cookie);
+    prs_fork_begin();
+    prs_stream_init(&stream, prs_fork_end(fds[0]), &from, cookie);
     fuzz_require(send(fds[1], data + 1, bytes - 1, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes - 1, "send");
     shutdown(fds[1], SHUT_WR);
     do {

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <unistd.h>
@@ -121,6 +122,74 @@ static void wait_for_one_that_died(struct pair *pair)
 Test(fault, a_receiver_learns_that_its_peer_has_died)
 {
     pair_run(&(struct pair_spec){.b_dies = true}, wait_for_one_that_died, vanish);
+}
+
+/* The child of a data loader, say: it inherits every descriptor, and outlives its parent. */
+static void leave_a_child(struct pair *pair)
+{
+    pid_t child = fork();
+
+    must(child >= 0, "fork: %s", strerror(errno));
+    if (child == 0) {
+        alarm(PAIR_TIMEOUT_MS / 1000);
+        pause();
+        _exit(0);
+    }
+    pair_swap(pair, (uint64_t)child);
+    pair_vanish();
+}
+
+static void wait_for_one_whose_child_lives(struct pair *pair)
+{
+    pid_t child = (pid_t)pair_swap(pair, 0);
+    uint64_t start = prs_clock_ms();
+    int r = pair_wait_error(pair);
+
+    must(kill(child, SIGKILL) == 0, "the child has ended: %s", strerror(errno));
+    must(r == -ECONNRESET && strstr(prs_peer_error(pair->peer), "died"), "%d %s", r, prs_error_text());
+    must(prs_clock_ms() - start < 60000, "took %llu ms", (unsigned long long)(prs_clock_ms() - start));
+}
+
+Test(fault, a_receiver_learns_that_its_peer_has_died_though_its_child_lives)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, wait_for_one_whose_child_lives, leave_a_child);
+}
+
+enum { HANDLE_WORDS = PRS_HANDLE_BYTES / sizeof(uint64_t) };
+
+static void leave_a_child_and_a_handle(struct pair *pair)
+{
+    struct prs_listener *listener;
+    uint64_t words[HANDLE_WORDS] = {0};
+
+    must(prs_listen(pair->fabric, &pair->rails, (struct prs_handle *)words, &listener) == 0, "%s", prs_error_text());
+    for (int i = 0; i < HANDLE_WORDS; i++)
+        pair_swap(pair, words[i]);
+    leave_a_child(pair);
+}
+
+static void call_one_whose_child_lives(struct pair *pair)
+{
+    struct prs_connector *connector;
+    uint64_t words[HANDLE_WORDS];
+    struct prs_peer *peer;
+    pid_t child;
+    int r;
+
+    for (int i = 0; i < HANDLE_WORDS; i++)
+        words[i] = pair_swap(pair, 0);
+    child = (pid_t)pair_swap(pair, 0);
+    must(pair_wait_error(pair) == -ECONNRESET, "%s", prs_error_text()); /* it is dead now */
+    r = prs_connect(pair->fabric, &pair->rails, (struct prs_handle *)words, NULL, &connector);
+    while (r == 0 || r == PRS_AGAIN)
+        r = prs_connector_step(connector, &peer);
+    must(kill(child, SIGKILL) == 0, "the child has ended: %s", strerror(errno));
+    must(r == -ECONNREFUSED, "%d %s", r, prs_error_text());
+}
+
+Test(fault, a_caller_of_a_dead_process_is_refused_though_its_child_lives)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, call_one_whose_child_lives, leave_a_child_and_a_handle);
 }
 
 static void send_to_one_that_died(struct pair *pair)

@@ -14,6 +14,7 @@
 #include "transport/nic/fabric.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
+#include "transport/util/fork.h"
 #include "transport/nic/verbs/verbs.h"
 
 enum { RANKS = 24, WORDS = 64, CONTEXT = 3 };
@@ -270,7 +271,7 @@ Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini 
     uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
 
     open_hub("counted");
-    close(spokes[9].peer->stream_fd);
+    prs_fork_close(spokes[9].peer->stream_fd);
     spokes[9].peer->stream_fd = -1;
     while (prs_team_progress(hub, CONTEXT) >= 0)
         cr_assert_lt(prs_clock_ms(), give_up, "nobody noticed");

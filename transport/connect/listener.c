@@ -10,6 +10,7 @@
 #include "transport/connect/setup.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
+#include "transport/util/fork.h"
 #include "transport/util/log.h"
 
 enum {
@@ -146,7 +147,7 @@ static int accept_connections(struct prs_listener *listener)
             return r < 0 ? r : 0;
         stream = malloc(sizeof(*stream));
         if (!stream) {
-            close(fd);
+            prs_fork_close(fd);
             return prs_fail(-ENOMEM, "no memory for the connection of a peer");
         }
         if (half->stage != STAGE_FREE) {
@@ -322,6 +323,6 @@ void prs_listener_close(struct prs_listener *listener)
     for (int i = 0; i < HALF_OPEN; i++)
         if (listener->half[i].stage != STAGE_FREE)
             drop(&listener->half[i]);
-    close(listener->fd);
+    prs_fork_close(listener->fd);
     free(listener);
 }

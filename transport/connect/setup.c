@@ -13,6 +13,7 @@
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
+#include "transport/util/fork.h"
 #include "transport/util/log.h"
 #include "transport/peer/watch.h"
 
@@ -384,12 +385,8 @@ void prs_peer_close(struct prs_peer *peer)
 {
     if (!peer)
         return;
-    if (peer->fabric->owner != getpid()) {
-        /* In a forked child: queues and connection belong to the parent; copied memory ends with the child. */
-        if (peer->stream_fd >= 0)
-            close(peer->stream_fd);
-        return;
-    }
+    if (peer->fabric->owner != getpid())
+        return; /* in a forked child: the queues belong to the parent; copied memory ends with the child */
     if (peer->failover)
         prs_watch_remove(peer);
     for (uint32_t i = 0; i < peer->path_count; i++)
@@ -408,13 +405,13 @@ void prs_peer_close(struct prs_peer *peer)
     prs_own_memory_fini(&peer->inline_bytes);
     if (peer->stream_fd >= 0) {
         /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
-         * shutdown() is needed, since a forked child may hold the descriptor too. */
+         * shutdown() is needed: a child may still hold the descriptor too, if clone() made it. */
         const char farewell = PRS_NOTE_FAREWELL;
 
         if (send(peer->stream_fd, &farewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
             PRS_DEBUG("%s: had closed before us", peer->remote);
         shutdown(peer->stream_fd, SHUT_WR);
-        close(peer->stream_fd);
+        prs_fork_close(peer->stream_fd);
     }
     prs_order_fini(&peer->order);
     prs_failover_close(peer);

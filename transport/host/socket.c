@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "transport/util/error.h"
+#include "transport/util/fork.h"
 #include "transport/util/log.h"
 
 enum {
@@ -175,10 +176,16 @@ static void set_options(int fd)
         PRS_WARN("no TCP keepalive: %s; if the host of a peer disappears, it will be noticed late", strerror(errno));
 }
 
+static int make_socket(int family)
+{
+    prs_fork_begin();
+    return prs_fork_end(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
 int prs_socket_listen(union prs_address *address)
 {
     socklen_t bytes = address_bytes(address);
-    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = make_socket(address->any.sa_family);
     char text[PRS_ADDRESS_TEXT];
     int r;
 
@@ -191,7 +198,7 @@ int prs_socket_listen(union prs_address *address)
     if (bind(fd, &address->any, bytes) || listen(fd, BACKLOG) || getsockname(fd, &address->any, &bytes)) {
         r = -errno;
         prs_address_text(address, text);
-        close(fd);
+        prs_fork_close(fd);
         return prs_fail(r, "cannot listen on %s: %s", text, strerror(-r));
     }
     return fd;
@@ -201,7 +208,8 @@ int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
 {
     socklen_t bytes = sizeof(*from);
 
-    *fd = accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    prs_fork_begin();
+    *fd = prs_fork_end(accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (*fd >= 0) {
         set_options(*fd);
         return 0;
@@ -214,7 +222,7 @@ int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
 
 int prs_socket_connect(const union prs_address *address)
 {
-    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = make_socket(address->any.sa_family);
     char text[PRS_ADDRESS_TEXT];
     int r;
 
@@ -224,7 +232,7 @@ int prs_socket_connect(const union prs_address *address)
     if (connect(fd, &address->any, address_bytes(address)) == 0 || errno == EINPROGRESS)
         return fd;
     r = -errno;
-    close(fd);
+    prs_fork_close(fd);
     prs_address_text(address, text);
     return prs_fail(r, "cannot connect to %s: %s", text, strerror(-r));
 }

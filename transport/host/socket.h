@@ -27,6 +27,8 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
  * id of the other host means nothing here. Return 0 or -ENODEV. */
 int prs_socket_scope(const struct prs_config *config, union prs_address *address);
 
+/* Descriptors: a forked child closes them. End them by prs_fork_close() (fork.h). */
+
 /* Listen on a port that the kernel chooses, and store it in *address. Return the descriptor or -errno. */
 int prs_socket_listen(union prs_address *address);
 /* Return 0, PRS_AGAIN (no connection waits) or -errno. */

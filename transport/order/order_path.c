@@ -37,7 +37,7 @@ void prs_order_rest(struct prs_order *order)
     bool rests = false;
 
     for (uint32_t i = 0; i < order->path_count; i++)
-        /* MUTANT(order) a standby path rests while another works: s/rests |=/(void)/ */
+        /* MUTANT(order) a standby path rests while another works: s/rests |=/rests = false &&/ */
         rests |= order->path[i].use < PRS_PATH_STOPPED && !order->path[i].standby;
     for (uint32_t i = 0; i < order->path_count; i++) {
         struct prs_order_path *path = &order->path[i];

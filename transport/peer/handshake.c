@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "transport/util/error.h"
+#include "transport/util/fork.h"
 #include "transport/util/log.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are sent as they are in memory");
@@ -24,8 +25,7 @@ void prs_stream_init(struct prs_stream *stream, int fd, const union prs_address 
 
 void prs_stream_close(struct prs_stream *stream)
 {
-    if (stream->fd >= 0)
-        close(stream->fd);
+    prs_fork_close(stream->fd);
     stream->fd = -1;
 }
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "transport/nic/verbs/gid.h"
 #include "transport/peer/fail.h"
@@ -13,6 +12,7 @@
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
+#include "transport/util/fork.h"
 #include "transport/util/log.h"
 
 enum {
@@ -152,7 +152,7 @@ static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
         peer->remote, strerror(error));
     if (peer->failover)
         prs_watch_lose_stream(peer);
-    close(peer->stream_fd);
+    prs_fork_close(peer->stream_fd);
     peer->stream_fd = -1;
     peer->stream_lost = true;
     if (peer->failover && prs_failover_is_active(peer))

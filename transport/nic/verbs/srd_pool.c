@@ -211,7 +211,7 @@ static void free_qp(struct prs_srd_qp *qp)
 
         qp->linger = linger->next;
         if (linger->stream_fd >= 0)
-            close(linger->stream_fd);
+            prs_fork_close(linger->stream_fd);
         free(linger);
     }
     free(qp->arrival);
@@ -316,7 +316,7 @@ static void forget_ended_locked(struct prs_srd_qp *qp)
             continue;
         }
         *at = linger->next;
-        close(linger->stream_fd);
+        prs_fork_close(linger->stream_fd);
         free(linger);
     }
 }
