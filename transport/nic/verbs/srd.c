@@ -535,7 +535,7 @@ static void take_completion(struct prs_srd_qp *qp, const struct ibv_wc *wc)
     int r;
 
     qp->in_flight--;
-    if (unlikely(!end)) /* it left a queue pair that was killed */
+    if (unlikely(!end)) /* its connection has left; the queue pair was already in the error state */
         return;
     end->in_flight--;
     if (unlikely(end->stopped))
