@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
+#include "transport/nic/verbs/verbs.h"
 #include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
@@ -19,7 +20,8 @@ enum { SLOTS = 16, SLOT_BYTES = 256 << 10, MESSAGES = 400, ACK = 512, EMPTY = 0x
 enum fault {
     RAIL_ERROR = 3,  /* as QUEUE_ERROR, also with the queue to this side itself, by which it flushes */
     QUEUE_ERROR = 1, /* this side's queues of the path go to the error state */
-    PORT_DOWN,       /* this side's NIC reports that its port is down. The queues work: what is under way still lands */
+    DEVICE_DEAD = 4, /* this side's NIC takes no command and completes nothing any more */
+    PORT_DOWN = 2,   /* this side's NIC reports that its port is down. The queues work: what is under way still lands */
 };
 
 struct loss {
@@ -45,6 +47,50 @@ static size_t length_of(uint32_t message)
     return lengths[message % (sizeof(lengths) / sizeof(*lengths))];
 }
 
+/* ---- a NIC that has died ---- */
+
+static struct ibv_context *dead;
+static int (*modify_living)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+static int (*poll_living)(struct ibv_cq *cq, int room, struct ibv_wc *wc);
+
+static int modify_none(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+    return qp->context == dead ? EIO : modify_living(qp, attr, mask);
+}
+
+/* What it has completed is in memory. It flushes nothing. */
+static int poll_completed(struct ibv_cq *cq, int room, struct ibv_wc *wc)
+{
+    int count, kept = 0;
+
+    do {
+        count = poll_living(cq, room, wc);
+        for (int i = 0; i < count; i++)
+            if (wc[i].status == IBV_WC_SUCCESS)
+                wc[kept++] = wc[i];
+    } while (count > 0 && !kept);
+    return count < 0 ? count : kept;
+}
+
+static void kill_device(const struct prs_link *link)
+{
+    struct ibv_qp_attr silent = {.qp_state = IBV_QPS_ERR};
+    struct prs_domain *domain = link->rail->domain;
+
+    dead = domain->context;
+    modify_living = prs_verbs.modify_qp;
+    poll_living = dead->ops.poll_cq;
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        modify_living(link->queue[i]->qp, &silent, IBV_QP_STATE);
+    if (link->loopback)
+        modify_living(link->loopback->qp, &silent, IBV_QP_STATE);
+    prs_verbs.modify_qp = modify_none;
+    dead->ops.poll_cq = poll_completed;
+    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1, __ATOMIC_RELAXED);
+}
+
+/* ---- messages ---- */
+
 static void lose_rail(struct pair *pair, uint32_t message)
 {
     struct prs_domain *domain = pair->peer->link[loss.path]->rail->domain;
@@ -56,6 +102,8 @@ static void lose_rail(struct pair *pair, uint32_t message)
         prs_nic_kill_link(pair->peer->link[loss.path]);
     else if (loss.fault == QUEUE_ERROR)
         prs_nic_stop_queues(pair->peer->link[loss.path]);
+    else if (loss.fault == DEVICE_DEAD)
+        kill_device(pair->peer->link[loss.path]);
     else
         __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
                          __ATOMIC_RELAXED);
@@ -176,6 +224,7 @@ ParameterizedTestParameters(failover, messages_go_on_over_the_other_rail)
         {0, QUEUE_ERROR, 0, 5},   {0, QUEUE_ERROR, 1, 100}, {1, QUEUE_ERROR, 0, 60}, {1, QUEUE_ERROR, 1, 61},
         {0, PORT_DOWN, 0, 37},    {0, PORT_DOWN, 1, 222},   {1, PORT_DOWN, 0, 11},   {1, PORT_DOWN, 1, 350},
         {0, QUEUE_ERROR, 1, 399}, {1, QUEUE_ERROR, 0, 399}, {1, RAIL_ERROR, 0, 77},  {1, RAIL_ERROR, 1, 160},
+        {0, DEVICE_DEAD, 0, 50},  {0, DEVICE_DEAD, 1, 200}, {1, DEVICE_DEAD, 0, 90}, {1, DEVICE_DEAD, 1, 301},
     };
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -254,8 +303,9 @@ Test(failover, a_standby_rail_carries_nothing_while_the_first_lives)
 ParameterizedTestParameters(failover, messages_of_a_single_rail_go_on_over_the_standby_rail)
 {
     static struct loss rows[] = {
-        {0, QUEUE_ERROR, 0, 5}, {1, QUEUE_ERROR, 0, 160}, {0, PORT_DOWN, 0, 37}, {1, PORT_DOWN, 0, 350},
-        {1, RAIL_ERROR, 0, 77}, {0, QUEUE_ERROR, 1, 60},  {1, PORT_DOWN, 1, 90},
+        {0, DEVICE_DEAD, 0, 70},  {1, DEVICE_DEAD, 0, 71}, {0, QUEUE_ERROR, 0, 5},
+        {1, QUEUE_ERROR, 0, 160}, {0, PORT_DOWN, 0, 37},   {1, PORT_DOWN, 0, 350},
+        {1, RAIL_ERROR, 0, 77},   {0, QUEUE_ERROR, 1, 60}, {1, PORT_DOWN, 1, 90},
     };
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -345,8 +395,9 @@ static void send_after_barrier(struct pair *pair)
 ParameterizedTestParameters(failover, a_side_that_does_not_poll_takes_part)
 {
     static struct loss rows[] = {
-        {0, QUEUE_ERROR, 0, 5}, {0, QUEUE_ERROR, 1, 30}, {0, PORT_DOWN, 0, 60}, {0, PORT_DOWN, 1, 61},
-        {1, QUEUE_ERROR, 0, 9}, {1, QUEUE_ERROR, 1, 40}, {1, RAIL_ERROR, 1, 3},
+        {0, DEVICE_DEAD, 0, 20}, {1, DEVICE_DEAD, 1, 21}, {0, QUEUE_ERROR, 0, 5},
+        {0, QUEUE_ERROR, 1, 30}, {0, PORT_DOWN, 0, 60},   {0, PORT_DOWN, 1, 61},
+        {1, QUEUE_ERROR, 0, 9},  {1, QUEUE_ERROR, 1, 40}, {1, RAIL_ERROR, 1, 3},
     };
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -520,8 +571,8 @@ ParameterizedTest(struct loss *row, failover, signals_in_device_memory_are_raise
 /* Those in flight are raised again, by the other rail. */
 ParameterizedTestParameters(failover, sets_in_device_memory_that_were_in_flight_are_raised_again)
 {
-    static struct loss rows[] = {
-        {1, RAIL_ERROR, 0, 5}, {1, RAIL_ERROR, 0, 40}, {1, RAIL_ERROR, 0, 150}, {1, QUEUE_ERROR, 0, 9}};
+    static struct loss rows[] = {{1, DEVICE_DEAD, 0, 20}, {1, DEVICE_DEAD, 0, 99}, {1, RAIL_ERROR, 0, 5},
+                                 {1, RAIL_ERROR, 0, 40},  {1, RAIL_ERROR, 0, 150}, {1, QUEUE_ERROR, 0, 9}};
 
     return cr_make_param_array(struct loss, rows, sizeof(rows) / sizeof(*rows));
 }

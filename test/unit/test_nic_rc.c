@@ -110,6 +110,42 @@ Test(nic_rc, arrivals_that_are_polled_after_the_stop_post_no_receives)
     prs_nic_rc.close(link);
 }
 
+static uint32_t destroyed;
+
+static int refuse_to_change(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
+{
+    return attr->qp_state == IBV_QPS_ERR ? EIO : 0;
+}
+
+static int count_destroyed(struct ibv_qp *which)
+{
+    destroyed++;
+    return 0;
+}
+
+/* Otherwise the NIC would go on with requests whose memory is used again. */
+Test(nic_rc, a_queue_that_cannot_be_stopped_is_destroyed)
+{
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_event events[PRS_POLL_MOST];
+    struct prs_link *link;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    prs_verbs.modify_qp = refuse_to_change;
+    prs_verbs.destroy_qp = count_destroyed;
+    fake_verbs_complete((struct ibv_wc){.wr_id = 0, .opcode = IBV_WC_RDMA_WRITE});
+    prs_nic_stop_queues(link);
+    cr_assert(link->unflushed && destroyed == 0, "first what has completed is to be polled");
+    prs_nic_kill_link(link);
+    cr_assert_eq(destroyed, 1u);
+    cr_assert_eq(prs_nic_rc.poll(link, events), 0, "what the driver left there is no news");
+    prs_nic_rc.close(link);
+    cr_assert_eq(destroyed, 1u);
+}
+
 /* ---- the way to the peer ---- */
 
 struct way {

@@ -15,11 +15,17 @@ int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
                     error ? strerror(error) : "no reason given");
 }
 
+/* A dead device or a failed command of its firmware may refuse it. EINVAL: it is in that state already. */
 static void kill_queue(struct prs_queue *queue)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    int r = queue->qp ? prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE) : 0; /* none: the link has ended */
 
-    prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
+    if (!r || r == EINVAL)
+        return;
+    PRS_WARN("%s:%d: queue %u cannot be moved to the error state: %s", queue->link->rail->info.name,
+             queue->link->rail->port, queue->qp->qp_num, strerror(r));
+    queue->link->unflushed = true;
 }
 
 void prs_nic_stop_queues(struct prs_link *link)
@@ -38,6 +44,8 @@ void prs_nic_kill_link(struct prs_link *link)
     prs_nic_stop_queues(link);
     if (link->loopback)
         kill_queue(link->loopback);
+    if (link->unflushed) /* the memory of its requests may be used again after this */
+        link->ops->end(link);
 }
 
 static int status_error(enum ibv_wc_status status, const char **cause)

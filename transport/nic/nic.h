@@ -33,8 +33,9 @@ struct prs_link {
     struct prs_cqs *cqs; /* that it shares with other links; NULL: none */
     void *user;          /* who takes its completions, where it shares them; NULL: nobody yet */
     bool stopped;        /* by prs_nic_stop_queues() or kill() */
-    int stream_fd;       /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
-    uint64_t receives;   /* posted; for the counters */
+    bool unflushed;    /* the NIC did not take a queue to the error state: it may go on, or complete nothing any more */
+    int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
+    uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
     struct prs_queue *loopback; /* NULL until first used */
@@ -128,6 +129,9 @@ struct prs_nic_ops {
     uint32_t (*taken)(const struct prs_queue *queue);
     /* After prs_nic_stop_queues(): have all receives been polled, so that taken() is final? */
     bool (*drained)(const struct prs_link *link);
+    /* If the link is unflushed: destroy its queue pairs, which returns when the NIC uses no memory of theirs. Nothing is
+     * polled any more, so taken() is final. */
+    void (*end)(struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);
     /* Take at most PRS_POLL_MOST events of any one link that has a user. *link is that link, also of an error; NULL: of

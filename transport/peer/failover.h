@@ -2,7 +2,8 @@
 /* One of several rails to a peer is lost: its messages go on over the others (decisions/0014).
  *
  *   fence   the queues of the path go to the error state: nothing of the other side arrives on them any more
- *   drain   every receive has completed or was flushed: so it is known what has arrived
+ *   drain   every receive has completed or was flushed: so it is known what has arrived. A NIC that has died flushes
+ *           nothing: then its queue pairs are destroyed, and what was not polled until then counts as not arrived
  *   agree   each side tells the other, over the TCP stream, how many immediates it has taken from each queue
  *   replay  the order engine retires what has arrived and sends the rest over another path (order_path.c)
  *
@@ -144,6 +145,11 @@ void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
 /* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
  * left. */
 bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
+/* Poll a path that is given up, and keep the events for the owner. Flushed requests are no news to it. Return true if there
+ * are new ones. */
+bool prs_failover_keep_events(struct prs_peer *peer, uint32_t path);
+/* Is it known what has arrived over the path? Where the NIC flushes nothing, take what is there, and end its queues. */
+bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path);
 /* Tell the other side what this one has taken of a path that is drained. */
 void prs_failover_tell(struct prs_peer *peer, uint32_t path);
 /* For the owner: give up the paths that the thread has fenced. */

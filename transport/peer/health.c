@@ -195,8 +195,10 @@ static int check_rail(struct prs_peer *peer, uint32_t path, bool waiting)
 {
     int rail = peer->path[path].local_rail;
 
-    if (prs_peer_lost_path(peer, path))
-        return prs_order_probe_idle(&peer->order, path) ? 0 : prs_fabric_check_rail(peer->fabric, rail, UINT64_MAX);
+    if (prs_peer_lost_path(peer, path)) /* nothing waits for a link that is unflushed: failover.c ends it */
+        return peer->link[path]->unflushed || prs_order_probe_idle(&peer->order, path)
+                   ? 0
+                   : prs_fabric_check_rail(peer->fabric, rail, UINT64_MAX);
     if (peer->failover && prs_fabric_check_rail(peer->fabric, rail, 0) < 0 &&
         prs_failover_start(peer, path, prs_error_text()))
         return 0;

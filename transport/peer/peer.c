@@ -214,7 +214,9 @@ const char *prs_peer_describe(const struct prs_peer *peer)
 
 uint32_t prs_peer_queue_number(const struct prs_peer *peer)
 {
-    return peer->queue[0]->qp->qp_num;
+    const struct ibv_qp *qp = peer->queue[0]->qp;
+
+    return qp ? qp->qp_num : 0; /* none: its NIC has died */
 }
 
 PRS_READS_COUNTERS void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)

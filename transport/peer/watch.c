@@ -22,7 +22,6 @@
 enum {
     DRAINING_MS = 1, /* between two looks at queues that are being flushed */
     READY_MOST = 16, /* streams for one call of epoll_wait() */
-    KEPT_ROOM = 256, /* events, at first */
 };
 
 /* `life` is held while the thread starts or ends, `lock` while it uses a peer. A peer's own lock is taken inside, if it
@@ -78,40 +77,6 @@ static bool take_note(struct prs_peer *peer)
     return true;
 }
 
-static bool has_room(struct prs_failover *failover)
-{
-    uint32_t room = failover->kept_room ? 2 * failover->kept_room : KEPT_ROOM;
-    struct prs_event *kept;
-
-    if (failover->kept_count + PRS_POLL_MOST <= failover->kept_room)
-        return true;
-    kept = realloc(failover->kept, room * sizeof(*kept));
-    if (!kept)
-        return false;
-    failover->kept = kept;
-    failover->kept_room = room;
-    return true;
-}
-
-/* Poll a path that is given up, and keep the events for the owner. Flushed requests are no news to it. */
-static void keep_events(struct prs_peer *peer, uint32_t path)
-{
-    struct prs_failover *failover = peer->failover;
-    int count;
-
-    while (has_room(failover)) {
-        struct prs_event *events = &failover->kept[failover->kept_count];
-
-        count = peer->nic->poll(peer->link[path], events);
-        if (count <= 0)
-            return; /* an error comes again at the owner's poll */
-        for (int i = 0; i < count; i++)
-            if (events[i].kind != PRS_EVENT_ERROR || events[i].queue >= peer->queues)
-                failover->kept[failover->kept_count++] = events[i];
-        failover->attended = true;
-    }
-}
-
 /* Return true if the queues are not flushed yet. */
 static bool drain(struct prs_peer *peer, uint32_t path)
 {
@@ -119,8 +84,8 @@ static bool drain(struct prs_peer *peer, uint32_t path)
 
     if (lost->stage != PRS_PATH_DRAINING)
         return false;
-    keep_events(peer, path);
-    if (!peer->nic->drained(peer->link[path]))
+    (void)prs_failover_keep_events(peer, path);
+    if (!prs_failover_is_drained(peer, path))
         return prs_clock_ns() - lost->since_ns < PRS_FAILOVER_DRAIN_MS * 1000000ull; /* else the owner fails the peer */
     prs_failover_tell(peer, path);
     return false;

@@ -125,6 +125,16 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
     return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
 }
 
+/* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
+static void destroy_qp(struct prs_queue *base)
+{
+    int r = base->qp ? prs_verbs.destroy_qp(base->qp) : 0;
+
+    if (r)
+        PRS_WARN("%s: cannot destroy queue pair %u: %s", base->link->rail->info.name, base->qp->qp_num, strerror(r));
+    base->qp = NULL;
+}
+
 /* NULL is allowed: a loopback queue that was never used. */
 static void queue_close(struct prs_queue *base)
 {
@@ -135,9 +145,7 @@ static void queue_close(struct prs_queue *base)
         return;
     cqs = to_rc_link(base->link)->cqs;
     prs_cqs_silence(cqs, queue->name);
-    /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
-    if (base->qp && prs_verbs.destroy_qp(base->qp))
-        PRS_WARN("%s: cannot destroy queue pair %u", base->link->rail->info.name, base->qp->qp_num);
+    destroy_qp(base);
     prs_cqs_unname(cqs, queue->name);
     free(queue);
 }
@@ -516,6 +524,15 @@ static bool rc_drained(const struct prs_link *link)
     return true;
 }
 
+static void rc_end(struct prs_link *base)
+{
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        destroy_qp(base->queue[i]);
+    if (base->loopback)
+        destroy_qp(base->loopback);
+    to_rc_link(base)->own_cq = NULL; /* some drivers leave the completions of a destroyed queue pair there */
+}
+
 /* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
 static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
 {
@@ -539,6 +556,8 @@ static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *
     struct prs_cqs *cqs = link->cqs;
     int count, more = 1;
 
+    if (!cqs || !link->queue[0]->qp)
+        return 0; /* it has ended */
     prs_spin_lock(&cqs->locked);
     while ((count = take_own_locked(cqs, link, events)) == 0 && more > 0)
         more = prs_cqs_poll_locked(cqs);
@@ -621,6 +640,7 @@ const struct prs_nic_ops prs_nic_rc = {
     .post = rc_post,
     .taken = rc_taken,
     .drained = rc_drained,
+    .end = rc_end,
     .poll = rc_poll,
     .poll_shared = rc_poll_shared,
 };
