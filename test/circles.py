@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail when sources of the transport call each other in a circle: then none of them can be read, or tested, without the others.
 
-usage: circles.py ARCHIVE [--rooms]. Reads the symbols of the objects (nm). With --rooms it prints how many sources of a room use how many
-of another room, as a table.
+usage: circles.py ARCHIVE. Reads the symbols of the objects (nm). tools/dev/rooms.py prints which room uses which.
 """
 import collections
 import re
 import subprocess
 import sys
 
-ROOMS = ("order", "host", "nic_verbs", "nic", "peer", "connect", "gpu")  # folders of transport/, as objects are named
 # Cut where the NIC's back ends are chosen by a table of their own.
 KNOWN = [{"nic_verbs_efa", "nic_verbs_srd", "nic_verbs_srd_pool"}]
 
@@ -51,19 +49,11 @@ def circles(found):
     return {frozenset(other for other in after[name] if name in after[other]) for name in found if name in after[name]}
 
 
-def room(name):
-    return next((r for r in ROOMS if name.startswith(r + "_")), "util")
-
-
 def main():
     found = uses(sys.argv[1])
     if len(found) < 40:
         print(f"{sys.argv[1]}: the symbols of {len(found)} sources only: are these the objects of the transport?")
         return 1
-    if "--rooms" in sys.argv:
-        pairs = collections.Counter((room(a), room(b)) for a in found for b in found[a] if room(a) != room(b))
-        for (a, b), count in sorted(pairs.items()):
-            print(f"| {a} | {b} | {count} |")
     unknown = [circle for circle in circles(found) if not any(circle <= known for known in KNOWN)]
     for circle in unknown:
         print("a circle of calls:", ", ".join(sorted(circle)))
