@@ -323,7 +323,7 @@ static uint32_t learn_hello(uint32_t hello[PRS_PRIVATE_DATA_BYTES / 4])
                                        .listener = open_listener(&handles[1]),
                                        .handles = handles,
                                        .rank = 1,
-                                       .size = 2,
+                                       .world = 2,
                                        .traffic_class = -1,
                                        .timeout_ms = HEALTHY_MS};
     struct prs_peer *peer, *accepted = NULL;
@@ -358,7 +358,7 @@ Test(team, peers_that_are_not_of_the_team_are_closed_and_the_others_stay, .init 
                                        .rails = &one_rail,
                                        .listener = open_listener(&handles[0]),
                                        .handles = handles,
-                                       .size = 2,
+                                       .world = 2,
                                        .traffic_class = -1,
                                        .timeout_ms = HEALTHY_MS};
     struct prs_peer *member, *peer;
