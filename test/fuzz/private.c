@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Private data of a connection that was accepted: of the plugin's senders, and of the members of a team, as GIN and the
  * GPU's proxy have. The first byte chooses. */
+#include <stdlib.h>
+
 #include "test/fuzz/fuzz.h"
 #include "plugin/sender_info.h"
-#include "transport/connect/team.c" /* its check is of no use to others */
+#include "transport/connect/team_connect.c" /* its check is of no use to others */
 
 enum { PLUGIN, TEAM, KINDS, RANKS = 5 };
 
@@ -13,7 +15,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
                                .version = SENDER_INFO_VERSION,
                                .ring_records = CTS_RING,
                                .ring_addr = 0x7f0000001000};
-    struct hello hello = {HELLO_MAGIC, RANKS - 1, RANKS, 3, {1, 2, 3}};
+    struct prs_team_hello hello = {PRS_TEAM_HELLO_MAGIC, RANKS - 1, RANKS, 3, {1, 2, 3}};
 
     out[0] = (uint8_t)n;
     if (n == PLUGIN)
@@ -29,7 +31,7 @@ static void join(const uint8_t *data, uint32_t bytes)
 {
     static struct prs_fabric parents;
     static struct prs_peer peer;
-    struct prs_team_options options = {.fabric = &parents, .size = RANKS};
+    struct prs_team_options options = {.fabric = &parents, .world = RANKS};
     struct prs_team *team = calloc(1, sizeof(*team));
     uint32_t members = 0;
 
