@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Private data of a connection that was accepted: of the plugin's senders, and of the members of a team, as GIN and the
  * GPU's proxy have. The first byte chooses. */
-#include <stdlib.h>
-
 #include "test/fuzz/fuzz.h"
 #include "plugin/sender_info.h"
-#include "transport/connect/team_connect.c" /* its check is of no use to others */
+#include "transport/connect/team_state.h"
+#include "transport/nic/fabric.h"
+#include "transport/peer/peer.h"
 
 enum { PLUGIN, TEAM, KINDS, RANKS = 5 };
 
@@ -44,8 +44,9 @@ static void join(const uint8_t *data, uint32_t bytes)
     peer.stream_fd = -1;
     peer.private_bytes = bytes;
     memcpy(peer.private_data, data, bytes);
-    fuzz_require(file_accepted_locked(team, &peer) == 0, "%s", prs_error_text());
-    fuzz_require(file_accepted_locked(team, &peer) == 0, "%s", prs_error_text()); /* a second one of the rank */
+    fuzz_require(prs_team_file_accepted_locked(team, &peer) == 0, "%s", prs_error_text());
+    fuzz_require(prs_team_file_accepted_locked(team, &peer) == 0, "%s",
+                 prs_error_text()); /* a second one of the rank */
     for (uint32_t i = 0; i < PRS_TEAM_CONTEXTS; i++)
         for (uint32_t rank = 0; team->contexts[i].key && rank < RANKS; rank++)
             members += team->contexts[i].members[rank].accepted != NULL;

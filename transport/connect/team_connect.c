@@ -24,8 +24,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct p
     out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
-/* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it. */
-static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
+int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
 {
     struct prs_team_context *context;
     struct prs_team_hello hello;
@@ -74,7 +73,7 @@ int prs_team_accept_locked(struct prs_team *team)
         r = prs_accept(team->options.listener, &options, &peer);
         if (r)
             return r < 0 ? r : 0;
-        r = file_accepted_locked(team, peer);
+        r = prs_team_file_accepted_locked(team, peer);
         if (r < 0)
             return r;
     }
