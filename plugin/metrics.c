@@ -2,6 +2,7 @@
 #include "plugin/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "transport/util/env.h"
 #include "transport/util/fork.h"
 #include "transport/util/log.h"
+#include "transport/util/thread.h"
 
 enum { MAX_ROWS = 32, RAIL_TEXT = 72 };
 
@@ -36,7 +38,8 @@ static struct {
     bool is_writing;
     uintptr_t generation; /* of the writer: one that finds a newer number ends */
     bool has_failed;
-} metrics = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    char written[600]; /* the file, once there is one */
+} metrics = {.lock = PTHREAD_MUTEX_INITIALIZER};
 PRS_RENEW_IN_CHILD(metrics, metrics.lock)
 
 struct counter {
@@ -145,12 +148,28 @@ static void write_rows(FILE *file, const struct prs_stats *sums)
             write_nic_counters(file, metrics.row[r].rail[i]);
 }
 
+/* A new file of our own: others may write to the folder, too, and what they have put there under this name is neither
+ * followed nor changed. */
+static FILE *create_file(const char *path)
+{
+    FILE *file;
+    int fd;
+
+    if (unlink(path) && errno != ENOENT)
+        return NULL;
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (fd >= 0 && !file)
+        close(fd);
+    return file;
+}
+
 /* Write a new file and rename it, so that no reader sees half of one. */
 static void write_file_locked(void)
 {
     const char *folder = prs_env_text("PERSEUS_METRICS");
     struct prs_stats sums[MAX_ROWS], one;
-    char path[600], partial[620];
+    char path[sizeof(metrics.written)], partial[sizeof(path) + 20];
     FILE *file;
 
     if (!folder)
@@ -163,15 +182,24 @@ static void write_file_locked(void)
     }
     snprintf(path, sizeof(path), "%.500s/perseus-%d.prom", folder, (int)getpid());
     snprintf(partial, sizeof(partial), "%s.partial", path);
-    file = fopen(partial, "we");
+    file = create_file(partial);
     if (file)
         write_rows(file, sums);
-    if (!file || fclose(file) || rename(partial, path)) {
+    if (file && fclose(file) == 0 && rename(partial, path) == 0) {
+        memcpy(metrics.written, path, sizeof(path));
+    } else {
         if (!metrics.has_failed)
             PRS_WARN("PERSEUS_METRICS=%s: cannot write %s: %s; is it a folder that this user may write to?", folder,
                      path, strerror(errno));
         metrics.has_failed = true;
     }
+}
+
+/* Once the process has ended, its counters are those of nobody. One that is killed leaves its file. */
+static __attribute__((destructor)) void remove_file(void)
+{
+    if (metrics.owner == getpid() && metrics.written[0])
+        unlink(metrics.written);
 }
 
 static void *write_every_second(void *generation)
@@ -181,7 +209,7 @@ static void *write_every_second(void *generation)
         struct timespec until;
 
         write_file_locked();
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec++;
         pthread_cond_timedwait(&metrics.changed, &metrics.lock, &until);
     }
@@ -220,6 +248,17 @@ static uint32_t find_row_locked(const struct row *wanted)
     return ++metrics.rows;
 }
 
+/* Waits by a clock that nobody sets. */
+static void init_changed(void)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&metrics.changed, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 void metrics_add(struct metrics_source *source, const char *table, const struct prs_fabric *fabric,
                  const struct prs_rail_set *rails)
 {
@@ -229,12 +268,13 @@ void metrics_add(struct metrics_source *source, const char *table, const struct 
         return;
     name_rails(&row, fabric, rails);
     pthread_mutex_lock(&metrics.lock);
-    if (metrics.owner != getpid()) { /* in a forked child: what there was is the parent's */
+    if (metrics.owner != getpid()) { /* at first, and in a forked child: what there was is the parent's */
         metrics.owner = getpid();
         metrics.sources = NULL;
         metrics.rows = 0;
         metrics.is_writing = false;
-        pthread_cond_init(&metrics.changed, NULL);
+        metrics.written[0] = 0;
+        init_changed();
     }
     source->row = find_row_locked(&row);
     if (source->row) {
@@ -243,7 +283,7 @@ void metrics_add(struct metrics_source *source, const char *table, const struct 
         metrics.sources = source;
         if (!metrics.is_writing)
             metrics.is_writing =
-                pthread_create(&metrics.writer, NULL, write_every_second, (void *)metrics.generation) == 0;
+                prs_thread_start(&metrics.writer, "prs-metrics", write_every_second, (void *)metrics.generation) == 0;
     }
     pthread_mutex_unlock(&metrics.lock);
 }
