@@ -16,6 +16,7 @@
 #include "transport/nic/fabric.h"
 #include "transport/peer/handshake.h"
 #include "transport/util/clock.h"
+#include "transport/util/log.h"
 
 static long resident_pages(void)
 {
@@ -444,6 +445,70 @@ Test(connect, silent_strangers_give_way_to_a_peer, .fini = close_default)
     for (int i = 0; i < STRANGERS; i++)
         close(fd[i]);
     prs_listener_close(listener);
+}
+
+/* Whatever the limit of a connection is, and without others that wait. */
+Test(connect, a_silent_stranger_is_dropped_after_seconds, .init = open_default, .fini = close_default)
+{
+    uint64_t began = prs_clock_ms();
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    char byte;
+    int fd;
+
+    listener = open_listener(&handle);
+    fd = call(&handle);
+    while (recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
+        cr_assert_lt(prs_clock_ms() - began, HEALTHY_MS / 2, "it is still there");
+        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+        usleep(1000);
+    }
+    cr_assert_geq(prs_clock_ms() - began, 5000u, "a busy peer needs some time");
+    connect_once(listener, &handle);
+    close(fd);
+    prs_listener_close(listener);
+}
+
+static int lines;
+static char last_line[1024];
+
+static void count_lines(void *user, int level, const char *file, int line, const char *text)
+{
+    (void)user;
+    (void)file;
+    (void)line;
+    if (level > PRS_LEVEL_WARN)
+        return;
+    lines++;
+    snprintf(last_line, sizeof(last_line), "%s", text);
+}
+
+Test(connect, many_strangers_are_few_lines_in_the_log, .init = open_default, .fini = close_default)
+{
+    enum { STRANGERS = 200 };
+    uint64_t began = prs_clock_ms(), took;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+
+    listener = open_listener(&handle);
+    prs_log_sink(count_lines, NULL);
+    for (int i = 0; i < STRANGERS; i++) {
+        char garbage[64];
+        int fd = call(&handle);
+
+        memset(garbage, 'G', sizeof(garbage));
+        say(fd, garbage, sizeof(garbage));
+        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+        close(fd);
+    }
+    took = prs_clock_ms() - began;
+    prs_listener_close(listener);
+    prs_log_sink(NULL, NULL);
+    cr_assert(lines >= 2 && (uint64_t)lines <= 3 + took / 1000, "%d lines in %d ms", lines, (int)took);
+    cr_assert(strstr(last_line, "connections were refused, the last: ") && strstr(last_line, "not Perseus"), "%s",
+              last_line);
 }
 
 Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_default, .fini = close_default)

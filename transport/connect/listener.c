@@ -15,9 +15,9 @@
 
 enum {
     HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
-    /* A connection that has sent nothing for this long gives way to others. A busy peer may be silent for so long; it
-     * calls again. */
+    /* A connection that has not shown the cookie for so long is dropped. A busy peer may take longer; it calls again. */
     SILENT_MS = 5000,
+    REPORT_MS = 1000, /* at least, between two lines in the log about strangers */
 };
 
 enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
@@ -25,7 +25,7 @@ enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY }
 struct half_open {
     enum stage stage;
     bool report_to_caller; /* a failure now is returned by prs_accept(): it is on this side, or the peer reported it */
-    uint64_t since_ns, deadline_ns;
+    uint64_t deadline_ns;
     struct prs_stream *stream;
     struct prs_peer *peer;
     struct prs_setup_progress progress;
@@ -40,6 +40,9 @@ struct prs_listener {
     uint8_t cookie[16];
     prs_share_fn *share; /* NULL: each peer has its own completion queues */
     void *share_user;
+    uint64_t report_ns;  /* when the next line about strangers may be written */
+    uint32_t unreported; /* strangers since the last one */
+    char stranger[256];  /* why the last one was refused */
     struct half_open half[HALF_OPEN];
 };
 
@@ -95,6 +98,19 @@ static void drop(struct half_open *half)
     *half = (struct half_open){.stage = STAGE_FREE};
 }
 
+/* A port scan, or a job with an old handle, must not fill the log: one line for all strangers of a while. */
+static void report_strangers(struct prs_listener *listener, uint64_t now_ns)
+{
+    if (!listener->unreported || now_ns < listener->report_ns)
+        return;
+    if (listener->unreported > 1)
+        PRS_WARN("%u connections were refused, the last: %s", listener->unreported, listener->stranger);
+    else
+        PRS_WARN("a connection was refused: %s", listener->stranger);
+    listener->report_ns = now_ns + REPORT_MS * 1000000ull;
+    listener->unreported = 0;
+}
+
 /* Send the other side the text of the last failure, if it listens, and drop the connection. Return the error if
  * prs_accept() must return it too, else 0. Keeps the error text. */
 static int refuse(struct half_open *half, int error)
@@ -112,30 +128,24 @@ static int refuse(struct half_open *half, int error)
     return report_to_caller ? prs_error_repeat(error, refusal.text) : 0;
 }
 
-/* A slot for the next connection: a free one, else that of the stranger that has been silent longest, else NULL. */
-static struct half_open *find_slot(struct prs_listener *listener, uint64_t now_ns)
+/* A slot for the next connection, or NULL: it waits until others are dropped. */
+static struct half_open *find_slot(struct prs_listener *listener)
 {
-    struct half_open *oldest = NULL;
-
-    for (int i = 0; i < HALF_OPEN; i++) {
-        struct half_open *half = &listener->half[i];
-
-        if (half->stage == STAGE_FREE)
-            return half;
-        if (half->stage == STAGE_HELLO && now_ns - half->since_ns > SILENT_MS * 1000000ull &&
-            (!oldest || half->since_ns < oldest->since_ns))
-            oldest = half;
-    }
-    return oldest;
+    for (int i = 0; i < HALF_OPEN; i++)
+        if (listener->half[i].stage == STAGE_FREE)
+            return &listener->half[i];
+    return NULL;
 }
 
 /* Accept waiting connections. Return 0, or -errno: no descriptors or no memory for one. */
 static int accept_connections(struct prs_listener *listener)
 {
-    uint64_t now_ns = prs_clock_ns();
+    uint32_t limit_ms =
+        listener->fabric->config.timeout_ms < SILENT_MS ? listener->fabric->config.timeout_ms : SILENT_MS;
+    uint64_t deadline_ns = prs_clock_ns() + limit_ms * 1000000ull;
 
     for (int i = 0; i < HALF_OPEN; i++) {
-        struct half_open *half = find_slot(listener, now_ns);
+        struct half_open *half = find_slot(listener);
         struct prs_stream *stream;
         union prs_address from;
         int fd, r;
@@ -150,15 +160,9 @@ static int accept_connections(struct prs_listener *listener)
             prs_fork_close(fd);
             return prs_fail(-ENOMEM, "no memory for the connection of a peer");
         }
-        if (half->stage != STAGE_FREE) {
-            PRS_INFO("%s: dropped a silent connection, because %d others wait", half->stream->remote, HALF_OPEN);
-            drop(half);
-        }
         prs_stream_init(stream, fd, &from, listener->cookie);
-        *half = (struct half_open){.stage = STAGE_HELLO,
-                                   .stream = stream,
-                                   .since_ns = now_ns,
-                                   .deadline_ns = now_ns + (uint64_t)listener->fabric->config.timeout_ms * 1000000};
+        stream->is_stranger = true;
+        *half = (struct half_open){.stage = STAGE_HELLO, .stream = stream, .deadline_ns = deadline_ns};
     }
     return 0;
 }
@@ -283,6 +287,19 @@ static const char *stage_text(enum stage stage)
                                    : "the network";
 }
 
+static int give_up(const struct prs_listener *listener, const struct half_open *half)
+{
+    uint32_t limit_ms = listener->fabric->config.timeout_ms;
+    char text[256];
+
+    if (!half->stream->is_stranger)
+        return prs_fail(-ETIMEDOUT, "%s: dropped, because it did not connect within %u ms (waited for %s)",
+                        half->stream->remote, limit_ms, stage_text(half->stage));
+    snprintf(text, sizeof(text), "%s: did not say within %u ms what it wants", half->stream->remote,
+             limit_ms < SILENT_MS ? limit_ms : SILENT_MS);
+    return prs_error_repeat(-ETIMEDOUT, text);
+}
+
 int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out)
 {
     uint64_t now_ns;
@@ -306,13 +323,17 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
             return 0;
         }
         if (r == PRS_AGAIN && now_ns > half->deadline_ns)
-            r = prs_fail(-ETIMEDOUT, "%s: dropped, because it did not connect within %u ms (waited for %s)",
-                         half->stream->remote, listener->fabric->config.timeout_ms, stage_text(half->stage));
+            r = give_up(listener, half);
+        if (r < 0 && half->stream->is_stranger) {
+            listener->unreported++;
+            snprintf(listener->stranger, sizeof(listener->stranger), "%s", prs_error_text());
+        }
         if (r < 0)
             r = refuse(half, r);
         if (r < 0)
             return r;
     }
+    report_strangers(listener, now_ns);
     return PRS_AGAIN;
 }
 
@@ -320,6 +341,7 @@ void prs_listener_close(struct prs_listener *listener)
 {
     if (!listener)
         return;
+    report_strangers(listener, UINT64_MAX);
     for (int i = 0; i < HALF_OPEN; i++)
         if (listener->half[i].stage != STAGE_FREE)
             drop(&listener->half[i]);

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -84,6 +85,19 @@ static uint32_t body_bytes(unsigned type)
     }
 }
 
+/* As prs_fail(), without a line in the log for a stranger: the listener sums those up. */
+static int __attribute__((format(printf, 3, 4), cold))
+fail(const struct prs_stream *stream, int code, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return stream->is_stranger ? prs_error_repeat(code, text) : prs_fail(code, "%s", text);
+}
+
 /* Read up to byte `upto` and not beyond, where the next frame begins. Return 0, PRS_AGAIN or -errno. */
 static int fill_in(struct prs_stream *stream, size_t upto)
 {
@@ -93,13 +107,13 @@ static int fill_in(struct prs_stream *stream, size_t upto)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
             return PRS_AGAIN;
         if (n < 0)
-            return prs_fail(-ECONNRESET, "%s: connection lost while connecting: %s; has the peer died?", stream->remote,
-                            strerror(errno));
+            return fail(stream, -ECONNRESET, "%s: connection lost while connecting: %s; has the peer died?",
+                        stream->remote, strerror(errno));
         if (n == 0)
-            return prs_fail(-ECONNRESET,
-                            "%s: the other side hung up after %zu bytes of a frame; has it died, or "
-                            "refused our handle (see its log)?",
-                            stream->remote, stream->in_bytes);
+            return fail(stream, -ECONNRESET,
+                        "%s: the other side hung up after %zu bytes of a frame; has it died, or "
+                        "refused our handle (see its log)?",
+                        stream->remote, stream->in_bytes);
         stream->in_bytes += (size_t)n;
     }
     return 0;
@@ -110,18 +124,18 @@ static int check_head(const struct prs_stream *stream, enum prs_frame_type wante
     const struct prs_frame_head *head = &stream->in.head;
 
     if (head->magic != PRS_FRAME_MAGIC)
-        return prs_fail(-EPROTO, "%s: magic %#x, expected %#x: not Perseus", stream->remote, head->magic,
-                        PRS_FRAME_MAGIC);
+        return fail(stream, -EPROTO, "%s: magic %#x, expected %#x: not Perseus", stream->remote, head->magic,
+                    PRS_FRAME_MAGIC);
     if (head->version != PRS_WIRE_VERSION)
-        return prs_fail(-EPROTO, "%s: wire version %u, expected %d: both sides need the same release", stream->remote,
-                        head->version, PRS_WIRE_VERSION);
+        return fail(stream, -EPROTO, "%s: wire version %u, expected %d: both sides need the same release",
+                    stream->remote, head->version, PRS_WIRE_VERSION);
     if (memcmp(head->cookie, stream->cookie, sizeof(head->cookie)))
-        return prs_fail(-EPROTO, "%s: wrong cookie: it holds the handle of another listener", stream->remote);
+        return fail(stream, -EPROTO, "%s: wrong cookie: it holds the handle of another listener", stream->remote);
     if (head->type != wanted && head->type != PRS_FRAME_REFUSE)
-        return prs_fail(-EPROTO, "%s: frame type %u, expected %d", stream->remote, head->type, (int)wanted);
+        return fail(stream, -EPROTO, "%s: frame type %u, expected %d", stream->remote, head->type, (int)wanted);
     if (head->length != body_bytes(head->type))
-        return prs_fail(-EPROTO, "%s: frame type %u of %u bytes, expected %u", stream->remote, head->type, head->length,
-                        body_bytes(head->type));
+        return fail(stream, -EPROTO, "%s: frame type %u of %u bytes, expected %u", stream->remote, head->type,
+                    head->length, body_bytes(head->type));
     return 0;
 }
 
@@ -139,11 +153,12 @@ int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type)
     if (r)
         return r;
     stream->in_bytes = 0;
+    stream->is_stranger = false;
     if (stream->in.head.type != PRS_FRAME_REFUSE)
         return 0;
     refusal->text[sizeof(refusal->text) - 1] = 0;
-    return prs_fail(refusal->error < 0 && refusal->error > -4096 ? refusal->error : -EPROTO, "%s refused: %s",
-                    stream->remote, refusal->text);
+    return fail(stream, refusal->error < 0 && refusal->error > -4096 ? refusal->error : -EPROTO, "%s refused: %s",
+                stream->remote, refusal->text);
 }
 
 /* ---- handle ---- */

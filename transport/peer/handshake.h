@@ -140,6 +140,7 @@ struct prs_stream {
     int fd;
     uint8_t cookie[16];
     char remote[PRS_ADDRESS_TEXT];
+    bool is_stranger; /* no frame with the cookie has come: errors are not logged, since anybody may cause them */
     size_t in_bytes, out_bytes, out_done;
     struct {
         struct prs_frame_head head;
