@@ -47,10 +47,10 @@ static int try_addresses(const struct addrinfo *list, bool to_listen)
     return -error;
 }
 
-static int open_socket(const char *host, const char *port)
+static int open_socket(const char *host, const char *port, bool to_listen)
 {
     const struct addrinfo wanted = {
-        .ai_socktype = SOCK_STREAM, .ai_family = host ? AF_UNSPEC : AF_INET, .ai_flags = host ? 0 : AI_PASSIVE};
+        .ai_socktype = SOCK_STREAM, .ai_family = host ? AF_UNSPEC : AF_INET, .ai_flags = to_listen ? AI_PASSIVE : 0};
     struct addrinfo *list;
     int r = getaddrinfo(host, port, &wanted, &list);
 
@@ -58,24 +58,25 @@ static int open_socket(const char *host, const char *port)
         fprintf(stderr, "perseus-hwcheck: %s port %s: %s\n", host ? host : "any address", port, gai_strerror(r));
         return -EINVAL;
     }
-    r = try_addresses(list, !host);
+    r = try_addresses(list, to_listen);
     freeaddrinfo(list);
-    if (r < 0 && host)
+    if (r < 0 && !to_listen)
         fprintf(stderr, "perseus-hwcheck: %s port %s: %s: does 'perseus-hwcheck --listen' run there?\n", host, port,
                 strerror(-r));
     else if (r < 0)
-        fprintf(stderr, "perseus-hwcheck: cannot listen on port %s: %s\n", port, strerror(-r));
+        fprintf(stderr, "perseus-hwcheck: cannot listen on %s port %s: %s\n", host ? host : "any address", port,
+                strerror(-r));
     return r;
 }
 
 int control_connect(const char *host, const char *port)
 {
-    return open_socket(host, port);
+    return open_socket(host, port, false);
 }
 
-int control_listen(const char *port)
+int control_listen(const char *host, const char *port)
 {
-    return open_socket(NULL, port);
+    return open_socket(host, port, true);
 }
 
 int control_accept(int listener)

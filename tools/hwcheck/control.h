@@ -34,7 +34,8 @@ struct message {
 
 /* Return a socket, or -errno after printing why. */
 int control_connect(const char *host, const char *port);
-int control_listen(const char *port);
+/* host: the address to listen on; NULL: all of IPv4. */
+int control_listen(const char *host, const char *port);
 /* Wait for the next client, without limit. */
 int control_accept(int listener);
 

@@ -11,15 +11,16 @@
 
 struct options {
     bool listen, json;
-    const char *port;
-    uint32_t pairs;
+    const char *bind; /* NULL: all of IPv4 */
+    uint32_t port, pairs;
 };
 
 #define FIELD(member) OPTION_FIELD(struct options, member)
 
 static const struct option_row rows[] = {
     {OPTION_SET, "listen", NULL, "be the other side: serve one check, then end", FIELD(listen), 1},
-    {OPTION_TEXT, "port", "PORT", "TCP port of the side that listens (18517)", FIELD(port)},
+    {OPTION_TEXT, "bind", "ADDRESS", "with --listen: take clients on this address only", FIELD(bind)},
+    {OPTION_NUMBER, "port", "PORT", "TCP port of the side that listens (18517)", FIELD(port), 1, 65535},
     {OPTION_NUMBER, "pairs", "N", "transfers of each trial of order (10000)", FIELD(pairs), 100, 100000000},
     {OPTION_SET, "json", NULL, "one JSON object, to attach to a report", FIELD(json), 1},
 };
@@ -30,7 +31,8 @@ static const struct option_table table = {
     "       perseus-hwcheck [options] --listen  on the other, first\n"
     "Checks each pair of rails between two hosts: reachability, latency, bandwidth, and what the ordering policies\n"
     "assume: that a write or an atomic does not pass an earlier write, and what the fence flag waits for.\n",
-    "Whoever reaches the port can run a check. Exit status 1: something that Perseus relies on did not hold, or could\n"
+    "Whoever reaches the port can run a check, and gets keys of the memory that it writes to: see --bind. Exit status "
+    "1: something that Perseus relies on did not hold, or could\n"
     "not be tried.\n"
     "Example, two nodes on one machine without a NIC:\n"
     "  softnic-run --nodes 2 -- sh -c 'SOFTNIC_NODE=0 perseus-hwcheck --listen & SOFTNIC_NODE=1 perseus-hwcheck "
@@ -202,13 +204,14 @@ static int check(struct prs_fabric *fabric, int control, const struct options *o
     return report_is_good(&report) ? 0 : 1;
 }
 
-static int wait_for_client(struct prs_fabric *fabric, const char *port)
+static int wait_for_client(struct prs_fabric *fabric, const struct options *options, const char *port)
 {
-    int listener = control_listen(port), control, r;
+    int listener = control_listen(options->bind, port), control, r;
 
     if (listener < 0)
         return 1;
-    fprintf(stderr, "perseus-hwcheck: listening on port %s\n", port);
+    fprintf(stderr, "perseus-hwcheck: listening on %s%sport %s\n", options->bind ? options->bind : "",
+            options->bind ? " " : "", port);
     control = control_accept(listener);
     close(listener);
     if (control < 0)
@@ -223,10 +226,14 @@ static int wait_for_client(struct prs_fabric *fabric, const char *port)
 
 int main(int argc, char **argv)
 {
-    struct options options = {.port = "18517", .pairs = 10000};
+    struct options options = {.port = 18517, .pairs = 10000};
     int words = option_table_parse(&table, &options, argc, argv), control, r;
     struct prs_fabric *fabric;
+    char port[16];
 
+    snprintf(port, sizeof(port), "%u", options.port);
+    if (options.bind && !options.listen)
+        option_table_refuse(&table, "--bind '%s': only with --listen", options.bind);
     if (options.listen && words < argc)
         option_table_refuse(&table, "'%s': --listen takes no host", argv[words]);
     if (!options.listen && words + 1 != argc)
@@ -237,9 +244,9 @@ int main(int argc, char **argv)
         return 1;
     }
     if (options.listen) {
-        r = wait_for_client(fabric, options.port);
+        r = wait_for_client(fabric, &options, port);
     } else {
-        control = control_connect(argv[words], options.port);
+        control = control_connect(argv[words], port);
         r = control < 0 ? 1 : check(fabric, control, &options, argv[words]);
         if (control >= 0)
             close(control);
