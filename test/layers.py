@@ -34,7 +34,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "tools/softnic/nic": ({SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
     "tools/softnic/verbs": ({SN + "verbs", SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
     "tools/softnic/cm": ({SN + "cm", SN + "verbs/cm_world", SN + "world/world", SN + "stub/stub"}, SN_FORBIDDEN + ("rdma/",)),
-    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD, "tools/common/stdout_check"}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/cuda": ({SN + "cuda", SN + "memory/cuda_api"}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
     "tools/softnic": (set(), ()),

@@ -20,11 +20,19 @@ WIDTH, HEIGHT, LEFT, TOP, BELOW, LEGEND = 510, 350, 60, 40, 50, 190
 
 
 def read_rows(file):
-    text = file.read()
+    text, rows = file.read(), []
     try:
         return json.loads(text)["rows"]
     except (ValueError, KeyError, TypeError):
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        pass
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            rows += [json.loads(line)] if line.startswith("{") else []
+        except ValueError as e:
+            sys.exit(f"perseus-plot: {file.name}, line {number}: not JSON: {e}")
+    if not rows:
+        sys.exit(f"perseus-plot: {file.name}: no line of it is a JSON object, as --json of perseus-perf, perseus-nccl and perseus-netbench prints them")
+    return rows
 
 
 def size_name(size):

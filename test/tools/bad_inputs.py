@@ -20,6 +20,8 @@ IN_WORLD = [RUN, "--quiet", "--"]
 CTL = "tools/softnic/softnicctl"
 PERF = "tools/perseus-perf"
 INFO = "tools/perseus-info"
+HWCHECK = "tools/perseus-hwcheck"
+PLOT = "tools/perseus-plot"
 FUSED = "tools/perseus-fused-bench"
 NCCL = ["tools/perseus-nccl", "--ops", "all_reduce", "--transports", "perseus"]
 NO_DEVICE = "no usable RDMA device|cannot list RDMA devices"
@@ -98,6 +100,14 @@ INPUTS = [
     Bad(61, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_LOG=verbose", {"PERSEUS_LOG": "verbose"}, never="libibverbs"),
     Bad(62, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_TIMEOUT_MS=abc", {"PERSEUS_TIMEOUT_MS": "abc"},
         never="libibverbs"),
+    Bad(66, [HWCHECK, "--listen", "--port", "80000"], 2, r"--port '80000': want a number from 1 to 65535"),
+    Bad(67, [HWCHECK, "--listen", "--port", "0"], 2, r"--port '0': want a number from 1 to 65535"),
+    Bad(68, [HWCHECK, "--bind", "127.0.0.1", "host"], 2, r"--bind '127\.0\.0\.1': only with --listen"),
+    Bad(69, [*IN_WORLD, HWCHECK, "--listen", "--bind", "192.0.2.1"], 1, r"cannot listen on 192\.0\.2\.1 port 18517: Cannot assign", lines=2),
+    Bad(70, ["sh", "-c", "echo '{bad' | $0", PLOT], 1, r"perseus-plot: <stdin>, line 1: not JSON", lines=1),
+    Bad(71, ["sh", "-c", "echo bad | $0", PLOT], 1, r"perseus-plot: <stdin>: no line of it is a JSON object", lines=1),
+    *(Bad(72 + i, ["sh", "-c", '"$0" "$@" > /dev/full', *words], 1, "cannot write all of the output: No space left on device", lines=1)
+      for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"], [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"]))),
     Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
     Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "nope0"},
         never=r"\blo\b.*\blo\b", lines=6),

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/common/stdout_check.h"
+
 enum { FACTOR_MAX = 1 << 20, ROWS_MAX = 128 };
 
 static void print_help(const struct option_table *table)
@@ -193,6 +195,8 @@ int option_table_parse(const struct option_table *table, void *options, int argc
     struct option rows[ROWS_MAX + 3] = {{0}};
     int index = 0, c;
 
+    if (!stdout_program) /* a program may have two command lines */
+        stdout_check_at_exit(table->program);
     for (uint32_t i = 0; i < table->count && i < ROWS_MAX; i++)
         rows[i] = (struct option){table->rows[i].name, table->rows[i].value_name ? 1 : 0, NULL, 0};
     rows[table->count] = (struct option){"help", 0, NULL, 'h'};

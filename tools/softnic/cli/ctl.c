@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/common/stdout_check.h"
 #include "tools/softnic/cli/ctl_report.h"
 #include "tools/softnic/cli/sweep.h"
 #include "tools/softnic/world/proc.h"
@@ -237,7 +238,10 @@ int main(int argc, char **argv)
         {"qp-error", "QPN", 2},
     };
     struct request q = {0};
-    int r = parse(&q, argc, argv);
+    int r;
+
+    stdout_check_at_exit("softnicctl");
+    r = parse(&q, argc, argv);
 
     if (r)
         return r - 1;
