@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail when doc/variables.md and the code do not name the same environment variables.
 
-A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in doc/variables.md,
-and the other way round. transport/host/config.c has a list of our own names too, to warn of others.
+A variable is read by transport/util/env.h, getenv() or, in the Python package, os.environ, from a string literal; what the libraries
+and the package read must be in doc/variables.md, and the other way round. transport/host/config.c has a list of our own names too, to warn of others.
 """
 import pathlib
 import re
@@ -11,6 +11,8 @@ import subprocess
 import sys
 
 FOLDERS = ("transport/", "plugin/", "fused/")
+PACKAGE = "fused/python/perseus/"
+ENVIRON = re.compile(r'environ(?:\.get\(|\[)"((?:NCCL|PERSEUS)_[A-Z0-9_]+)"')
 LITERAL = re.compile(r'"((?:NCCL|PERSEUS)_[A-Z0-9_]+)"')
 NAMED = re.compile(r"`((?:NCCL|PERSEUS)_[A-Z0-9_]+)")
 
@@ -21,6 +23,9 @@ def read_by_code(root):
     found = {}
     for name in names:
         path = root / name
+        if name.startswith(PACKAGE) and path.suffix == ".py":
+            for variable in ENVIRON.findall(path.read_text()):
+                found.setdefault(variable, name)
         if name.startswith(FOLDERS) and path.suffix in (".c", ".h", ".cu", ".cuh") and path.is_file():
             for variable in LITERAL.findall(path.read_text(errors="replace")):
                 found.setdefault(variable, name)
