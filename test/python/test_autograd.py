@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients on emulated GPUs, compared with torch's in fp32; layers; and the same under torch.compile(fullgraph=True)."""
+import copy
 import sys
 import unittest
 
@@ -143,6 +144,72 @@ class Gradients(unittest.TestCase):
             self.assertLess(apart(of_a, wide[r].grad), 0.1)
             self.assertLess(apart(of_w, ws[r].grad), 0.1)
 
+    def test_gradients_of_gradients_are_refused_by_name(self):
+        def refused(op, y, *leaves, rows=None):
+            grads = torch.autograd.grad(y.float().square().sum(), leaves, create_graph=True)  # itself right: a penalty may never ask for more
+            plain = torch.autograd.grad(y.float().square().sum(), leaves)
+            for again, once in zip(grads, plain):
+                self.assertTrue(torch.equal(again[:rows], once[:rows]), op)
+                with self.assertRaisesRegex(NotImplementedError, f"perseus.{op}: gradients of gradients"):
+                    again.float().square().sum().backward(retain_graph=True)
+
+        def body(group):
+            def leaf(*shape, seed=0):
+                return random(0, *shape, seed=seed).requires_grad_()
+            for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
+                a, w = leaf(32, 64), leaf(48, 64)
+                refused(op, getattr(torch.ops.perseus, op)(a, w.t(), group.name), a, w)
+            a, w = leaf(32, 64), leaf(48, 64)
+            refused("all_gather_matmuls", perseus.all_gather_matmul(a, w.t(), group), a, w)
+            plan = perseus.moe_plan(max_tokens=16, hidden=64, experts=4, top_k=2, inner=48, group=group)
+            x, first, second = leaf(16, 64), leaf(4, 64, 96), leaf(4, 48, 64)
+            weights, chosen = torch.rand(16, 4, generator=torch.Generator().manual_seed(0)).topk(2)
+            refused("moe_layer", perseus.moe_layer(x, chosen, weights, first, second, plan)[0], x, first, second)
+            d = perseus.moe_dispatch(x, chosen, weights, plan)
+            refused("moe_dispatch", d.rows, x)
+            rows = d.rows.detach().requires_grad_()
+            refused("moe_combine", perseus.moe_combine(rows, d), rows, rows=d.ends[-1])  # what follows is not written
+        run(1, body)
+
+    def test_autocast_casts_what_torchs_products_cast(self):
+        def body(group):
+            for dtype in (torch.bfloat16, torch.float16):
+                for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
+                    a, w, bias = (random(0, *shape).float().requires_grad_() for shape in ((32, 64), (48, 64), (48,)))
+                    with torch.autocast("cpu", dtype=dtype):
+                        y = getattr(perseus, op)(a, w.t(), group, bias=bias)
+                    want = getattr(perseus, op)(a.to(dtype), w.t().to(dtype), group, bias=bias.to(dtype))
+                    self.assertTrue(torch.equal(y, want) and y.dtype is dtype, op)
+                    y.float().sum().backward()
+                    self.assertEqual({t.grad.dtype for t in (a, w, bias)}, {torch.float32})
+                with torch.autocast("cpu", dtype=dtype), torch.no_grad():
+                    c = torch.ops.perseus.fused_matmul_reduce_scatter(a, w.t(), "sum", 0, group.name)
+                    _, (d,) = torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 0, group.name)
+                    layer = perseus.nn.ColumnParallelLinear(64, 48, group, dtype=torch.float32)
+                    self.assertEqual({c.dtype, d.dtype, layer(a).dtype}, {dtype})
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                q = random(0, 1, 128, 2, 64).float()
+                self.assertEqual(perseus.ring_attention(q, q, q, group)[0].dtype, torch.bfloat16)
+                plan = perseus.moe_plan(max_tokens=16, hidden=64, experts=4, top_k=2, inner=48, group=group)
+                x, first, second = (random(0, *shape).float() for shape in ((16, 64), (4, 64, 96), (4, 48, 64)))
+                weights, chosen = torch.rand(16, 4).topk(2)
+                y = perseus.moe_layer(x, chosen, weights, first, second, plan)[0]
+                self.assertEqual(perseus.moe_combine(perseus.moe_dispatch(x, chosen, weights, plan).rows.float(),
+                                                     perseus.moe_dispatch(x, chosen, weights, plan)).dtype, torch.bfloat16)
+            self.assertTrue(torch.equal(y, perseus.moe_layer(x.bfloat16(), chosen, weights, first.bfloat16(), second.bfloat16(), plan)[0]))
+        run(1, body)
+
+    def test_no_columns_are_a_sum_of_nothing(self):
+        def body(group):
+            for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
+                a, w, bias = random(0, 32, 0).requires_grad_(), random(0, 48, 0).requires_grad_(), random(0, 48)
+                y = getattr(perseus, op)(a, w.t(), group)
+                self.assertTrue(torch.equal(y, torch.zeros(rows, 48, dtype=torch.bfloat16)), op)
+                y.sum().backward()
+                self.assertEqual((a.grad.shape, w.grad.shape), (a.shape, w.shape))
+                self.assertTrue(torch.equal(getattr(perseus, op)(a, w.t(), group, bias=bias), bias.expand(rows, 48)), op)
+        run(2, body)
+
     def test_what_has_no_backward_says_so(self):
         def body(group):
             q = random(0, 1, 128, 2, 64).requires_grad_()
@@ -182,6 +249,106 @@ class Layers(unittest.TestCase):
             self.assertLess(apart(of_down, down.grad.chunk(world, 1)[r]), 0.06)
             self.assertEqual(of_bias.float().tolist(), [float(tokens)] * hidden)
 
+    def test_layers_take_what_nn_linear_takes(self):
+        wide = random(0, 8, 6, 128)
+        inputs = {"a slice": wide[:, :, :64], "every second": wide[::2, :, 64:], "transposed": wide[:, :, :64].transpose(0, 1), "expanded": wide[:1, :, :64].expand(8, 6, 64),
+                  "odd start": wide.view(-1)[1:1 + 8 * 64].view(8, 64), "empty": wide[:, :0, :64], "two": wide[:, 0, :64], "columns": random(0, 64, 8).t()}
+
+        def body(group):
+            for sequence_parallel in (True, False):
+                up, down = (kind(64, 64, group, bias=True, sequence_parallel=sequence_parallel)
+                            for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
+                for name, x in inputs.items():
+                    for layer in (up, down):
+                        y = layer(x)
+                        want = F.linear(x, layer.weight, layer.bias)
+                        self.assertEqual(y.shape, want.shape, name)
+                        self.assertFalse(y.is_contiguous() and y._is_view(), name)
+                        self.assertLess(apart(y, want) if y.numel() else 0, 0.05, name)
+                for sequence_dim in (1, 2):
+                    column, row = (kind(64, 64, group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim)
+                                   for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
+                    if sequence_dim == 1 or not sequence_parallel:
+                        self.assertLess(apart(row(column(wide[:, :, :64])), F.linear(F.linear(wide[:, :, :64], column.weight), row.weight)), 0.1)
+                    else:
+                        with self.assertRaisesRegex(ValueError, r"ColumnParallelLinear: x has shape \(8, 6, 64\); its dimension 2 must be the sequence"):
+                            column(wide[:, :, :64])
+            self.assertEqual(up(random(0, 64)).shape, (64,))  # without sequence parallelism
+            with self.assertRaisesRegex(ValueError, r"x has shape \(8, 63\); its last dimension must be 64"):
+                up(random(0, 8, 63))
+        run(1, body)
+
+    def test_a_sequence_in_the_second_dimension(self):
+        x = random(0, 3, 8, 64)  # batch, sequence, features
+
+        def body(group):
+            part = x.chunk(2, 1)[group.rank].clone().requires_grad_()
+            column, row = (kind(64, 64, group, sequence_dim=1) for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
+            y = row(column(part))
+            y.float().square().sum().backward()
+            first = perseus.nn.RowParallelLinear(64, 64, group)  # the same by the first dimension
+            with torch.no_grad():
+                first.weight.copy_(row.weight)
+                again = first(perseus.all_gather_matmul(part.transpose(0, 1).reshape(-1, 64), column.weight.t(), group).view(8, 3, 32)).transpose(0, 1)
+            return torch.equal(y, again), y.shape, part.grad.shape
+        self.assertEqual(run(2, body), [(True, (3, 4, 64), (3, 4, 64))] * 2)
+
+    def test_a_sequence_that_the_ranks_do_not_divide_is_named_before_the_launch(self):
+        def body(group):
+            row = perseus.nn.RowParallelLinear(128, 64, group)
+            launched = []
+            group.launch = lambda *arguments: launched.append(arguments)
+            for shape, sequence in (((3, 2, 64), 3), ((1, 4, 64), 1)):
+                with self.assertRaisesRegex(ValueError, f"the 2 ranks must divide its sequence, dimension 0, which has {sequence} positions"):
+                    row(random(0, *shape))
+            self.assertEqual(launched, [])
+            del group.launch
+        run(2, body)
+
+    def test_a_seed_gives_one_model_for_any_number_of_ranks(self):
+        def body(group):
+            kinds = (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear)
+            layers = [kind(64, 96, group, bias=True) for kind in kinds]
+            for layer in layers:  # ranks that are threads share torch's own generator
+                layer.reset_parameters(torch.Generator().manual_seed(3))
+            return [layer.weight.detach() for layer in layers]
+        (column, row), = run(1, body)
+        for world in (2, 4):
+            got = run(world, body)
+            self.assertTrue(torch.equal(torch.cat([g[0] for g in got]), column))
+            self.assertTrue(torch.equal(torch.cat([g[1] for g in got], 1), row))
+            self.assertFalse(torch.equal(got[0][0], got[1][0]))
+
+    def test_marks_outlive_what_replaces_parameters(self):
+        """Of a layer's bias, and of a norm that is the user's; or the sum is refused."""
+        def body(group):
+            def model():
+                row, norm = perseus.nn.RowParallelLinear(64, 32, group, bias=True), torch.nn.LayerNorm(64, dtype=torch.bfloat16)
+                norm.weight = perseus.nn.mark_replicated(torch.nn.Parameter(norm.weight.detach()))
+                return torch.nn.Sequential(norm, row)
+
+            def assigned():
+                m = model()
+                m.load_state_dict({key: t.clone() for key, t in m.state_dict().items()}, assign=True)
+                return m
+            plain = torch.nn.LayerNorm(64, dtype=torch.bfloat16)
+            made = {"itself": model(), "a copy": copy.deepcopy(model()), "a copy of a copy": copy.deepcopy(copy.deepcopy(model())), "assigned": assigned(),
+                    "from meta": model().to("meta").to_empty(device="cpu"), "cast": model().half(), "whole": torch.nn.Sequential(perseus.nn.mark_replicated(plain)),
+                    "replicate()": perseus.nn.replicate(torch.nn.Sequential(torch.nn.LayerNorm(64)), group), "of a layer": copy.deepcopy(model())[1]}
+            for name, m in made.items():
+                marked = [p for key, p in m.named_parameters() if key in ("0.weight", "1.bias", "bias")]
+                for p in m.parameters():
+                    p.grad = torch.full_like(p, group.rank + 1.0)
+                perseus.nn.sum_replicated_gradients(m.parameters() if name == "of a layer" else m, group)
+                self.assertEqual([p.grad.unique().tolist() for p in marked], [[3.0]] * len(marked), name)
+                others = [p for p in m.parameters() if all(p is not q for q in marked)]
+                if name not in ("whole", "replicate()"):
+                    self.assertTrue(all(p.grad.unique().tolist() == [group.rank + 1.0] for p in others), name)
+            for lost in (torch.nn.LayerNorm(8), copy.deepcopy(plain).parameters()):
+                with self.assertRaisesRegex(perseus.PerseusError, "none of 2 parameters is marked as replicated"):
+                    perseus.nn.sum_replicated_gradients(lost, group)
+        run(2, body)
+
     def test_features_that_the_ranks_do_not_divide_are_refused(self):
         def body(group):
             with self.assertRaisesRegex(ValueError, "2 ranks must divide out_features 9"):
@@ -193,7 +360,7 @@ class Layers(unittest.TestCase):
             results = []
             for layers in (perseus.nn, Unfused):
                 block = LlamaBlock(SMALL, layers, group)
-                initialize(block, group)
+                initialize(block)
                 x = random(group.rank, 32, 2, 64).requires_grad_()
                 y = block(x)
                 y.float().square().mean().backward()

@@ -55,7 +55,7 @@ class Compiled(unittest.TestCase):
     def compare(self, backend, dynamic=None):
         def body(group):
             block = LlamaBlock(SMALL, perseus.nn, group)
-            initialize(block, group)
+            initialize(block)
             compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=dynamic)
             worst = 0.0
             for sequence in (16, 24) if dynamic else (16,):

@@ -28,12 +28,12 @@ class Config:
 
 
 class RMSNorm(nn.Module):
-    """Works on this rank's part of the sequence, so its weight's gradient is a part: sum_replicated_gradients() adds them up."""
+    """Works on this rank's part of the sequence, so its weight's gradient is a part: see perseus.nn.replicate()."""
 
     def __init__(self, size: int, eps: float, device: Any) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = perseus.nn.mark_replicated(nn.Parameter(torch.ones(size, dtype=torch.bfloat16, device=device)))
+        self.weight = nn.Parameter(torch.ones(size, dtype=torch.bfloat16, device=device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -121,8 +121,8 @@ def scatter_sum(x: torch.Tensor, group: perseus.Group) -> torch.Tensor:
 class Unfused:
     class ColumnParallelLinear(perseus.nn.ColumnParallelLinear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.linear(_Gather.apply(x, perseus.find(self.group_name)), self.weight)
+            return F.linear(_Gather.apply(x, perseus.find(self.group_name)), perseus.nn.local(self.weight))
 
     class RowParallelLinear(perseus.nn.RowParallelLinear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return _ScatterSum.apply(F.linear(x, self.weight), perseus.find(self.group_name))
+            return _ScatterSum.apply(F.linear(x, perseus.nn.local(self.weight)), perseus.find(self.group_name))

@@ -88,7 +88,7 @@ def forward_and_backward(block: MoeBlock, x: torch.Tensor, group: perseus.Group)
     x = x.clone().requires_grad_()
     y = block(x)
     y.float().square().mean().backward()
-    perseus.nn.sum_replicated_gradients(block.parameters(), group)
+    perseus.nn.sum_replicated_gradients(block, group)
     return [y.detach(), x.grad, *(p.grad for p in block.parameters())]
 
 

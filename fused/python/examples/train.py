@@ -26,10 +26,10 @@ class Llama(nn.Module):
     def __init__(self, config: Config, blocks: int, vocabulary: int, layers: Any, group: perseus.Group) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(LlamaBlock(config, layers, group) for _ in range(blocks))
-        self.embedding, self.head = (perseus.nn.mark_replicated(nn.Parameter(torch.empty(vocabulary, config.hidden, dtype=torch.bfloat16,
-                                                                                         device=group.device))) for _ in range(2))
+        self.embedding, self.head = (nn.Parameter(torch.empty(vocabulary, config.hidden, dtype=torch.bfloat16, device=group.device)) for _ in range(2))
         self.norm = RMSNorm(config.hidden, config.eps, group.device)
-        initialize(self, group)
+        initialize(self)
+        perseus.nn.replicate(self, group)  # what is not split
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = F.embedding(tokens, self.embedding)
@@ -38,12 +38,17 @@ class Llama(nn.Module):
         return F.linear(self.norm(x), self.head).float()
 
 
-def initialize(model: nn.Module, group: perseus.Group, seed: int = 0) -> None:
-    """Random matrices. What is split differs between ranks, what is replicated does not."""
-    split, same = (torch.Generator(group.device).manual_seed(s) for s in (seed + 1 + group.rank, seed))
-    for p in model.parameters():
-        if p.dim() > 1:
-            nn.init.normal_(p, std=p.shape[-1]**-0.5, generator=same if getattr(p, "perseus_replicated", False) else split)
+def initialize(model: nn.Module, seed: int = 0) -> None:
+    """Random matrices, by a generator that is alike on all ranks: a layer that is split draws the whole matrix and keeps its part."""
+    for module in model.modules():
+        generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters(generator)
+        else:
+            for p in module.parameters(recurse=False):
+                if p.dim() > 1:
+                    nn.init.normal_(p, std=p.shape[-1]**-0.5, generator=generator)
+        seed += 1
 
 
 def batches(steps: int, sequence: int, batch: int, vocabulary: int) -> Any:
@@ -73,7 +78,7 @@ def train(group: perseus.Group, layers: Any, config: Config, steps: int, *, bloc
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[1:][mine].flatten(), reduction="sum") / (sequence * batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        perseus.nn.sum_replicated_gradients(model.parameters(), group)
+        perseus.nn.sum_replicated_gradients(model, group)
         optimizer.step()
         total = loss.detach().clone()
         if group.world > 1:

@@ -7,7 +7,7 @@
 
 perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
 """
-from . import nn
+from . import nn, parallel
 from ._group import Group
 from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init
@@ -19,7 +19,7 @@ from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
            "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer",
-           "moe_plan", "moe_survivors", "nn", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
+           "moe_plan", "moe_survivors", "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "unwatch", "watch"]
 
 
 def plugin_path() -> str:

@@ -21,7 +21,7 @@ import torch
 from ._group import Group, Plan
 from ._library import library
 from ._registry import GroupLike, find, world_of
-from .ops import MOE_STATUS_WORDS, _bf16, _check_tensor, _define, _library, _ops
+from .ops import MOE_STATUS_WORDS, _autocast, _bf16, _check_tensor, _define, _library, _once, _ops
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares
 (TOKENS, HIDDEN, COLUMNS, EXPERTS, TOP_K, CAPACITY, LINEAR_LAYOUT, ACTIVATION, GATED, LAYER, LOGICAL_EXPERTS, REPLICAS,
@@ -347,7 +347,10 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
 
 for _name, _backward, _setup in (("moe_dispatch", _dispatch_backward, _save_dispatch), ("moe_combine", _combine_backward, _save_combine),
                                  ("moe_layer", _layer_backward, _save_layer)):
-    torch.library.register_autograd(f"perseus::{_name}", _backward, setup_context=_setup, lib=_library)
+    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_setup, lib=_library)
+_autocast("moe_dispatch", (0,), (_bf16,))
+_autocast("moe_combine", (0, 4), (_bf16,))
+_autocast("moe_layer", (0, 3, 4, 5), (_bf16,))
 
 
 # ---- the ops as functions of a plan ----

@@ -105,6 +105,9 @@ def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dty
 def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
               bias: torch.Tensor | None = None, gathered: torch.Tensor | None = None) -> None:
     """One launch. c, gathered: what the kernel writes."""
+    if b.shape[0] == 0:  # a sum of nothing, and no gathered columns
+        c.zero_() if bias is None else c.copy_(bias.expand_as(c))
+        return
     plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k, _PRODUCTS[a.dtype], _FP32 if c.dtype is torch.float32 else 0)
     place, operands = group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
@@ -142,7 +145,7 @@ def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str
     m = a.shape[0] * group.world
     gathered = a.new_empty(m, a.shape[1])
     largest = max(range(len(bs)), key=lambda i: bs[i].shape[1], default=-1)
-    if largest < 0 or not (m and a.shape[1] and bs[largest].shape[1]):
+    if largest < 0 or not (m and bs[largest].shape[1]):
         return [*(a.new_zeros(m, b.shape[1]) for b in bs), gathered.copy_(_all_gather(a, group_name))]
     first = a.new_empty(m, bs[largest].shape[1])
     _multiply(group, ALLGATHER, m, a, bs[largest], layouts[largest], first, bias, gathered)
@@ -315,10 +318,70 @@ def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     return (sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, *last)
 
 
+class _Once(torch.autograd.Function):
+    """Gradients as they are, whose own gradients are refused: the backward passes are ops without them."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple:
+        ctx.op = op
+        return tuple(g.view_as(g) for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Any) -> tuple:
+        raise NotImplementedError(f"perseus.{ctx.op}: gradients of gradients are not implemented (create_graph=True): use torch's own ops where a loss has them")
+
+
+def _once(op: str, backward: Any) -> Any:
+    """A backward pass that can be differentiated by nobody in silence."""
+    def run(ctx: Any, *grads: Any) -> tuple:
+        if not torch.is_grad_enabled():  # no create_graph
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        flat, structure = torch.utils._pytree.tree_flatten(found)
+        tensors = [t for t in flat if isinstance(t, torch.Tensor)]
+        refused = iter(_Once.apply(op, torch.empty(0, requires_grad=True), *tensors) if tensors else ())
+        return torch.utils._pytree.tree_unflatten([next(refused) if isinstance(t, torch.Tensor) else t for t in flat], structure)
+    return run
+
+
 for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward), (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
                         (_matmul_all_reduce, _matmul_all_reduce_backward), (_replicated_matmul, _replicated_matmul_backward)):
-    torch.library.register_autograd(f"perseus::{_run.__name__[1:]}", _backward, setup_context=_save, lib=_Direct(_run))
-torch.library.register_autograd("perseus::all_gather_matmuls", _all_gather_matmuls_backward, setup_context=_save_several, lib=_library)
+    _name = _run.__name__[1:]
+    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_save, lib=_Direct(_run))
+torch.library.register_autograd("perseus::all_gather_matmuls", _once("all_gather_matmuls", _all_gather_matmuls_backward), setup_context=_save_several,
+                                lib=_library)
+
+
+# ---- autocast ----
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() and value.dtype is not torch.float64 else value
+    return [_cast(v, dtype) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _autocast(name: str, places: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+    """Under torch.autocast the arguments at these places get its dtype, as those of torch's own products do. dtypes: what the op takes; the first
+    where autocast's is none of them."""
+    op = getattr(_ops, name).default
+
+    def of(kind: str) -> Any:
+        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}"))
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            wanted = torch.get_autocast_dtype(kind)
+            wanted = wanted if wanted in dtypes else dtypes[0]
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                return op(*(_cast(v, wanted) if i in places else v for i, v in enumerate(arguments)), **{
+                    key: _cast(v, wanted) if key in ("bias", "residual") else v for key, v in options.items()})
+        return run
+    for kind in ("cuda", "cpu"):
+        _library.impl(name, of(kind), f"Autocast{kind.upper()}")
+
+
+for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul", "all_gather_matmuls"):
+    _autocast(_name, (0, 1, 3), tuple(_PRODUCTS))
 
 
 # ---- torch.ops.symm_mem's signatures ----
@@ -327,7 +390,7 @@ def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim
     if not 0 <= gather_dim < A.dim() - 1:
         raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
     plain = A.dim() == 2  # nothing to move or to restore
-    if plain and _nothing_to_record(A, Bs):
+    if plain and _nothing_to_record(A, Bs) and not torch.is_autocast_enabled(A.device.type):
         if return_A:
             *products, gathered = _all_gather_matmuls(A, Bs, group_name)
             return gathered, products
@@ -352,7 +415,7 @@ def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: st
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: reduce_op {reduce_op!r} is neither 'sum' nor 'avg'")
     if not 0 <= scatter_dim < A.dim() - 1:
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
-    if reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B]):
+    if reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B]) and not torch.is_autocast_enabled(A.device.type):
         return _matmul_reduce_scatter(A, B, group_name)
     first = A.movedim(scatter_dim, 0)
     world = world_of(group_name)
@@ -462,6 +525,8 @@ def _forward_only(name: str) -> None:
 
 _forward_only("ring_attention")
 _forward_only("moe_dispatch_gemm")
+_autocast("ring_attention", (0, 1, 2), (_bf16,))
+_autocast("moe_dispatch_gemm", (0, 3), (_bf16,))
 
 
 # ---- the ops as functions of a group ----
