@@ -255,8 +255,8 @@ nn.modules.module.register_module_parameter_registration_hook(_remember)
 
 def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: bool = True) -> nn.Module:
     """Makes the parameters of a model that are plain tensors (norms, embeddings, heads: the same on all ranks) DTensors too, Replicate on the group's mesh,
-    as torch's clip_grad_norm_() and fused optimizers want all parameters of a list to be of one kind. Their modules go on computing with plain
-    tensors. Returns the model.
+    as torch's clip_grad_norm_() and fused optimizers want all parameters of a list to be of one kind. While their modules' forward() runs, the
+    attributes are plain tensors, so it computes as before. Returns the model.
 
     sequence_parallel: the modules see this rank's part of the sequence, so their gradients are parts (Partial), which sum_replicated_gradients() adds up.
     Values are taken to be the same on all ranks. A group without a mesh: the parameters are marked (mark_replicated) and stay plain.
@@ -283,10 +283,20 @@ def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: b
 
 
 def _with_local_views(kind: type, names: Iterable[str], partial: bool) -> type:
-    """A class whose attributes of these names are this rank's plain tensors. The parameters themselves stay what named_parameters() gives."""
+    """A class whose parameters of these names are this rank's plain tensors while forward() runs, and themselves for all others (FSDP, initialization)."""
     def view(name: str) -> property:
-        return property(lambda self: local(self._parameters[name], partial))
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **{name: view(name) for name in names}})
+        def get(self: nn.Module) -> torch.Tensor:
+            p = self._parameters[name]
+            return local(p, partial) if self.perseus_forward else p
+        return property(get)
+
+    def forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        self.perseus_forward = True
+        try:
+            return kind.forward(self, *arguments, **options)
+        finally:
+            self.perseus_forward = False
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "perseus_forward": False, "forward": forward, **{name: view(name) for name in names}})
 
 
 def _marks(what: Any) -> Iterator[tuple[nn.Parameter, bool | None]]:

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers in a training program of torch: ranks are processes with gloo, each on an emulated node of its own. DTensors, distributed checkpoints, clipping,
+optimizers, meta device, FSDP2, DDP, torch's parallel styles. run.py runs it on the software NIC."""
+import copy
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import ranks
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from ranks import random
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+import perseus
+
+HIDDEN, INNER = 64, 96
+
+
+class Mlp(nn.Module):
+    def __init__(self, group=None, **options):
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16, device=options.get("device"))
+        self.up = perseus.nn.ColumnParallelLinear(HIDDEN, INNER, group, bias=True, **options)
+        self.down = perseus.nn.RowParallelLinear(INNER, HIDDEN, group, bias=True, **options)
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.up(self.norm(x))))
+
+
+def made(mesh, seed=0):
+    torch.manual_seed(seed)
+    return perseus.nn.replicate(Mlp(mesh), mesh)
+
+
+def step(model, optimizer, group, rows=16):
+    x = random(group.rank, rows, HIDDEN)
+    optimizer.zero_grad()
+    model(x).float().square().mean().backward()
+    perseus.nn.sum_replicated_gradients(model, group)
+    optimizer.step()
+
+
+def whole(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(whole(a[key]), whole(b[key])) for key in a)
+
+
+# ---- what the ranks do; each returns what failed, by name ----
+
+def parameters(mesh, folder):
+    group, model = perseus.init(mesh), made(mesh)
+    wanted = {"up.weight": Shard(0), "up.bias": Shard(0), "down.weight": Shard(1), "down.bias": Replicate(), "norm.weight": Replicate(), "norm.bias": Replicate()}
+    yield "placements", {key: p.placements[0] for key, p in model.named_parameters()} == wanted
+    yield "init(mesh) is one group", perseus.init(mesh) is group and perseus.find(mesh) is group and group.mesh is mesh
+    torch.manual_seed(0)
+    again = made(mesh)
+    yield "a seed gives the same shards", same(dict(model.named_parameters()), dict(again.named_parameters()))
+    shards = [torch.empty_like(model.up.weight.to_local()) for _ in range(group.world)]
+    dist.all_gather(shards, model.up.weight.to_local())
+    yield "shards differ", group.world == 1 or not torch.equal(shards[0], shards[1])
+    with torch.device("meta"):
+        empty = perseus.nn.replicate(Mlp(mesh, device="meta"), mesh)
+    yield "meta", all(p.is_meta and isinstance(p, DTensor) for p in empty.parameters())
+    empty = empty.to_empty(device="cpu")
+    torch.manual_seed(0)
+    for module in empty.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    yield "reset_parameters after to_empty", torch.equal(whole(empty.up.weight), whole(model.up.weight))
+    yield "kept by to_empty", {key: p.placements[0] for key, p in empty.named_parameters()} == wanted
+    assigned = made(mesh, seed=1)
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    for name, m in (("the model", model), ("a copy", copy.deepcopy(model)), ("assigned", assigned), ("from meta", empty)):
+        m.zero_grad()
+        m(random(group.rank, 16, HIDDEN)).float().sum().backward()
+        parts = {key: p.grad.placements[0] for key, p in m.named_parameters()}
+        yield f"{name}: gradients are parts", all((parts[key] == Partial()) == (wanted[key] == Replicate()) for key in parts)
+        expected = {key: whole(p.grad) for key, p in m.named_parameters() if wanted[key] == Replicate()}
+        perseus.nn.sum_replicated_gradients(m.parameters(), group)
+        yield f"{name}: gradients are summed", all(p.grad.placements[0] == wanted[key] for key, p in m.named_parameters())
+        yield f"{name}: sums are right", all(torch.allclose(whole(p.grad).float(), expected[key].float(), rtol=0.02, atol=0.05)
+                                             for key, p in m.named_parameters() if key in expected)
+
+
+def clipping(mesh, folder):
+    group, model = perseus.init(mesh), made(mesh)
+    model(random(group.rank, 16, HIDDEN)).float().sum().backward()
+    perseus.nn.sum_replicated_gradients(model, group)
+    full = torch.stack([whole(p.grad).float().norm() for p in model.parameters()]).norm()
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)).float()
+    norms = [torch.empty_like(norm) for _ in range(group.world)]
+    dist.all_gather(norms, norm)
+    yield "equal on all ranks", all(torch.equal(n, norm) for n in norms)
+    yield "the norm of the whole", bool((norm - full).abs() < 0.02 * full)
+    clipped = torch.stack([whole(p.grad).float().norm() for p in model.parameters()]).norm()
+    yield "clipped", bool((clipped - 0.5).abs() < 0.02)
+    for fused in (False, True):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+        step(model, optimizer, group)
+        yield f"AdamW, fused={fused}", all(isinstance(s["exp_avg"], DTensor) for s in optimizer.state.values())
+
+
+def write(mesh, folder):
+    group, model = perseus.init(mesh), made(mesh, seed=5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        step(model, optimizer, group)
+    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder)
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    moments = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if group.rank == 0:
+        torch.save({"model": full, "moments": {key: {name: whole(t) for name, t in each.items()} for key, each in moments["state"].items()}},
+                   os.path.join(folder, "whole.pt"))
+    other = made(mesh, seed=6)
+    read = {"model": other.state_dict()}
+    yield "another seed is another model", not same(model.state_dict(), read["model"])
+    dcp.load(read, checkpoint_id=folder)
+    other.load_state_dict(read["model"])
+    yield "every rank has its own shard again", all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), other.parameters()))
+
+
+def read(mesh, folder):
+    """By another number of ranks."""
+    group, model = perseus.init(mesh), made(mesh, seed=7)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step(model, optimizer, group)
+    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    written = torch.load(os.path.join(folder, "whole.pt"))
+    yield "the model", same(dict(model.named_parameters()), written["model"])
+    names = dict(model.named_parameters())
+    yield "the optimizer", all(torch.equal(whole(optimizer.state[names[key]][name]), each[name]) for key, each in written["moments"].items()
+                               for name in ("exp_avg", "exp_avg_sq"))
+
+
+def fsdp(mesh, folder):
+    two = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "tp"))
+    dp, tp = two["dp"], two["tp"]
+    group = perseus.init(tp)
+    plain, model = made(tp), made(tp)
+    fully_shard(model, mesh=dp)
+    x = random(group.rank, 16, HIDDEN)
+    for m in (plain, model):
+        m(x).float().square().mean().backward()
+        perseus.nn.sum_replicated_gradients(m, group)
+    yield "gradients", all(torch.allclose(whole(p.grad).float(), whole(q.grad).float(), rtol=0.02, atol=1e-3)
+                           for p, q in zip(model.parameters(), plain.parameters()))
+    torch.manual_seed(11)
+    model.up.reset_parameters()
+    torch.manual_seed(11)
+    plain.up.reset_parameters()
+    yield "reset_parameters of what is sharded twice", torch.equal(whole(model.up.weight), whole(plain.up.weight))
+    marked = nn.Sequential(perseus.nn.mark_replicated(nn.LayerNorm(HIDDEN)))
+    fully_shard(marked, mesh=dp)
+    for p in marked.parameters():
+        p.grad = torch.full_like(p, group.rank + 1.0)
+    perseus.nn.sum_replicated_gradients(marked, group)
+    yield "marks", all(whole(p.grad).unique().tolist() == [group.world * (group.world + 1) / 2] for p in marked.parameters())
+
+
+def ddp(mesh, folder):
+    """Over a world that contains the ranks of the layers: shards stay what they were, or it is refused."""
+    whole_model = made(mesh)
+    for name, model in (("all of a model", whole_model), ("what is split by rows", whole_model.up), ("a copy of a part", copy.deepcopy(whole_model.down))):
+        before = [p.to_local().clone() for p in model.parameters()]
+        try:
+            torch.nn.parallel.DistributedDataParallel(model)
+        except Exception as e:
+            print(f"DDP, {name}: {type(e).__name__}: {e}", file=sys.stderr)
+        yield f"shards are as before: {name}", all(torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before))
+
+
+class Block(nn.Module):
+    """A Llama-like block of plain modules. [batch, sequence, hidden]."""
+
+    def __init__(self, heads=4, bias=True):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(HIDDEN, dtype=torch.bfloat16) for _ in range(2))
+        for name in ("wq", "wk", "wv", "wo"):
+            setattr(self, name, nn.Linear(HIDDEN, HIDDEN, bias=bias, dtype=torch.bfloat16))
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False, dtype=torch.bfloat16) for sizes in ((HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))
+
+    def forward(self, x):
+        h = self.attention_norm(x)
+        q, k, v = (w(h).unflatten(-1, (-1, HIDDEN // self.heads)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        x = x + self.wo(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        h = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def styles(mesh, folder):
+    group = perseus.init(mesh)
+    for dim, sequence in (("sequence", 1), ("none", None)):
+        into = Replicate() if sequence is None else Shard(sequence)
+        ours = {"column": perseus.parallel.ColwiseParallel(sequence_dim=sequence), "row": perseus.parallel.RowwiseParallel(sequence_dim=sequence)}
+        theirs = {"column": ColwiseParallel(input_layouts=into), "row": RowwiseParallel(output_layouts=into)}
+        found = []
+        for style in (ours, theirs):
+            torch.manual_seed(2)
+            model = Block()
+            plan = {name: style["row" if name in ("wo", "down") else "column"] for name in ("wq", "wk", "wv", "wo", "gate", "up", "down")}
+            if sequence is not None:
+                plan.update({name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")})
+            parallelize_module(model, mesh, plan)
+            if sequence is None:
+                perseus.nn.replicate(model, mesh, sequence_parallel=False)
+            optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05), []
+            for number in range(4):
+                x, target = (random(0, 2, 8, HIDDEN, seed=s + number) for s in (20, 40))
+                if sequence is not None:
+                    x, target = (t.chunk(group.world, 1)[group.rank] for t in (x, target))
+                loss = (model(x).float() - target.float()).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                if number == 0:
+                    grads = {key: whole(p.grad).float() for key, p in model.named_parameters()}
+                perseus.nn.sum_replicated_gradients(model, group)
+                optimizer.step()
+                losses.append(loss.detach())
+            found.append((grads, torch.stack(losses), {key: p.placements for key, p in model.named_parameters()}, model))
+        (grads, losses, placements, model), (wanted, wanted_losses, wanted_placements, _) = found
+        yield f"{dim}: placements are torch's", placements == wanted_placements
+        yield f"{dim}: losses {losses.tolist()}, torch's {wanted_losses.tolist()}", bool((losses - wanted_losses).abs().max() < 0.01 * losses[0])
+        least = 0.05 * max(g.square().mean().sqrt() for g in wanted.values())  # softmax does not see a bias of keys: its gradient is noise
+        for key in grads:
+            error = (grads[key] - wanted[key]).abs().max() / wanted[key].square().mean().sqrt().clamp_min(least)
+            yield f"{dim}: gradient of {key}: {error:g}", bool(error < 0.2)
+        yield f"{dim}: every product is ours", all(type(m).__name__ == "_Split" for m in model.modules() if isinstance(m, nn.Linear))
+    x = DTensor.from_local(random(group.rank, 2, 4, HIDDEN), mesh, [Shard(1)])
+    linear = parallelize_module(nn.Linear(HIDDEN, INNER, dtype=torch.bfloat16), mesh, perseus.parallel.ColwiseParallel(sequence_dim=1, use_local_output=False))
+    y = linear(x)
+    yield "DTensors in and out", y.placements == (Shard(2),) and tuple(y.shape) == (2, 4 * group.world, INNER)
+    try:
+        parallelize_module(nn.Linear(HIDDEN, 2 * group.world + 1), mesh, perseus.parallel.ColwiseParallel())
+        yield "features that the ranks do not divide", group.world == 1
+    except ValueError as e:
+        yield "features that the ranks do not divide", "must divide" in str(e)
+
+
+BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles)}
+
+
+def rank_main(names, folder):
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    bad = 0
+    perseus.init(mesh, device=0, timeout_ms=60000)
+    for name in names:
+        for what, good in BODIES[name](mesh, folder):
+            if not good:
+                bad += 1
+                print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {name}: {what}: wrong", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(min(bad, 100))
+
+
+class Training(unittest.TestCase):
+    def run_ranks(self, world, *names, folder=""):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        started = [subprocess.Popen([sys.executable, __file__, "rank", folder, *names],
+                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                                             PERSEUS_NODE=f"node{r}")) for r in range(world)]
+        self.assertEqual([p.wait(timeout=500) for p in started], [0] * world)
+
+    def test_parameters_know_their_part(self):
+        self.run_ranks(2, "parameters", "clipping")
+
+    def test_a_checkpoint_is_read_by_any_number_of_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_ranks(2, "write", folder=folder)
+            self.assertTrue(any(pathlib.Path(folder).iterdir()))
+            for world in (1, 2):
+                self.run_ranks(world, "read", folder=folder)
+
+    def test_fsdp_and_ddp(self):
+        self.run_ranks(2, "fsdp", "ddp")
+
+    def test_torchs_parallel_styles_give_the_same(self):
+        self.run_ranks(2, "styles")
+
+
+if __name__ == "__main__":
+    rank_main(sys.argv[3:], sys.argv[2]) if sys.argv[1:2] == ["rank"] else ranks.main()
