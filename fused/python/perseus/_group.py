@@ -169,6 +169,12 @@ class Group:
             self.check()
             self.library.check(status, f"perseus: group {self.name}")
 
+    def replay(self, graph: Any) -> None:
+        """Replays a CUDA graph (torch.cuda.CUDAGraph) with launches of this group, on the current stream: after the group's launches on other streams, and
+        before those that follow. graph.replay() alone is not ordered with them."""
+        self.place.stream()
+        graph.replay()
+
     def gather_rows(self, a: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks, stacked, by torch.distributed. For weight gradients only."""
         if self.world == 1:

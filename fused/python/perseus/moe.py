@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._dispatch import _autocast, _define, _library, _once, _ops
 from ._group import Group, Plan
 from ._library import library
 from ._registry import GroupLike, find, world_of
-from .ops import MOE_STATUS_WORDS, _autocast, _bf16, _check_tensor, _define, _library, _once, _ops
+from .ops import MOE_STATUS_WORDS, _bf16, _check_tensor
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares
 (TOKENS, HIDDEN, COLUMNS, EXPERTS, TOP_K, CAPACITY, LINEAR_LAYOUT, ACTIVATION, GATED, LAYER, LOGICAL_EXPERTS, REPLICAS,
