@@ -30,7 +30,7 @@ def problems(root):
     if whole != count:
         yield f"{count - whole} of {count} markers are not written as mutants_lib.py says"
     edits = 0
-    for kind in ("order", "model", "emulator"):
+    for kind in ("order", "peer", "model", "emulator"):
         for rule in mutants_lib.rules(root, kind, marked):
             edits += len(rule.edits)
             try:

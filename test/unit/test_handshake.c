@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "transport/peer/handshake.h"
 
@@ -90,4 +92,105 @@ Test(handshake, a_rail_without_a_kind_of_queues_is_refused)
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
     memset(hello.rail[0].queue_kind, 'x', sizeof(hello.rail[0].queue_kind));
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO, "it does not end");
+}
+
+/* ---- what no peer says ---- */
+
+static const uint8_t own_cookie[16] = {1, 2, 3};
+
+/* What a side that expects a HELLO makes of this frame. */
+static int receive(const struct prs_frame_head *head, struct prs_stream *stream)
+{
+    static const union prs_address nobody = {.v4 = {.sin_family = AF_INET}};
+    static const uint8_t body[sizeof(union prs_wire_any)];
+    int fds[2], r;
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    cr_assert_eq(send(fds[0], head, sizeof(*head), 0), (ssize_t)sizeof(*head));
+    cr_assert_eq(send(fds[0], body, sizeof(struct prs_wire_hello), 0), (ssize_t)sizeof(struct prs_wire_hello));
+    prs_stream_init(stream, fds[1], &nobody, own_cookie);
+    stream->is_stranger = true;
+    r = prs_stream_get(stream, PRS_FRAME_HELLO);
+    prs_stream_close(stream);
+    close(fds[0]);
+    return r;
+}
+
+Test(handshake, a_frame_that_cannot_be_is_refused_and_its_sender_stays_a_stranger)
+{
+    static const struct prs_frame_head good = {.magic = PRS_FRAME_MAGIC,
+                                               .version = PRS_WIRE_VERSION,
+                                               .type = PRS_FRAME_HELLO,
+                                               .length = sizeof(struct prs_wire_hello),
+                                               .cookie = {1, 2, 3}};
+    struct prs_frame_head wrong[5] = {good, good, good, good, good};
+    struct prs_stream stream;
+
+    wrong[0].magic++;
+    wrong[1].version++;
+    wrong[2].cookie[15]++;
+    wrong[3].type = 0; /* it has no body */
+    wrong[3].length = 0;
+    wrong[4].length--;
+    for (int i = 0; i < 5; i++) {
+        cr_expect_eq(receive(&wrong[i], &stream), -EPROTO, "frame %d", i);
+        cr_expect(stream.is_stranger, "frame %d", i);
+    }
+    cr_expect_eq(receive(&good, &stream), 0, "%s", prs_error_text());
+    cr_expect(!stream.is_stranger);
+}
+
+static struct prs_wire_hello good_hello(void)
+{
+    return (struct prs_wire_hello){.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of("rc")}};
+}
+
+Test(handshake, a_hello_that_cannot_be_is_refused)
+{
+    struct prs_wire_hello wrong[11], good = good_hello();
+
+    for (int i = 0; i < 11; i++)
+        wrong[i] = good;
+    wrong[0].rail_count = 0;
+    wrong[1].rail_count = PRS_MAX_RAILS + 1;
+    for (int i = 0; i < PRS_MAX_RAILS; i++) /* all are good, and there are too many */
+        wrong[1].rail[i] = good.rail[0];
+    memset(wrong[2].rail[0].name, 'n', sizeof(wrong[2].rail[0].name));
+    wrong[3].rail[0].mtu = 0;
+    wrong[4].rail[0].mtu = 6;
+    wrong[5].rail[0].reads = 0;
+    wrong[6].rail[0].standby = 2;
+    wrong[7].queues_per_rail = 0;
+    wrong[8].queues_per_rail = PRS_ORDER_MAX_QUEUES_PER_RAIL + 1;
+    wrong[9].private_data.bytes = PRS_PRIVATE_DATA_BYTES + 1;
+    wrong[10].rail[0].queue_kind[0] = 0;
+    for (int i = 0; i < 11; i++)
+        cr_expect_eq(prs_wire_check_hello(&wrong[i], "a peer"), -EPROTO, "hello %d", i);
+    cr_expect_eq(prs_wire_check_hello(&good, "a peer"), 0, "%s", prs_error_text());
+}
+
+Test(handshake, a_reply_that_cannot_be_is_refused)
+{
+    enum { OWN = 2 };
+    struct prs_wire_reply good = {.rail_count = 2,
+                                  .pair_count = 2,
+                                  .queues_per_pair = 2,
+                                  .queues = {.count = 4},
+                                  .rail = {rail_of("rc"), rail_of("rc")},
+                                  .pair = {{0, 1}, {1, 0}}};
+    struct prs_wire_reply wrong[8];
+
+    for (int i = 0; i < 8; i++)
+        wrong[i] = good;
+    wrong[0].queues.count = 3;
+    wrong[1].pair_count = 0;
+    wrong[2].pair_count = PRS_MAX_RAILS + 1;
+    wrong[3].queues_per_pair = 0;
+    wrong[4].pair[1].connector_rail = OWN;
+    wrong[5].pair[1].listener_rail = 2;
+    wrong[6].pair[1].connector_rail = 0; /* twice */
+    wrong[7].private_data.bytes = PRS_PRIVATE_DATA_BYTES + 1;
+    for (int i = 0; i < 8; i++)
+        cr_expect_eq(prs_wire_check_reply(&wrong[i], OWN, "a peer"), -EPROTO, "reply %d", i);
+    cr_expect_eq(prs_wire_check_reply(&good, OWN, "a peer"), 0, "%s", prs_error_text());
 }

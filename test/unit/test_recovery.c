@@ -230,6 +230,7 @@ ParameterizedTestParameters(recovery, a_note_that_cannot_be_is_refused)
         {PRS_NOTE_OFFER, B, 1, 0, LOST, 0, 1}, /* values that no queue can be connected with */
         {PRS_NOTE_OFFER, B, 1, 0, LOST, 6, 1},
         {PRS_NOTE_OFFER, B, 1, 0, LOST, 5, 0},
+        {PRS_NOTE_OFFER, B, 1, 0, OFFERED, 5, 1}, /* the second */
         {PRS_NOTE_ACCEPT, A, 1, 0, LOST, 5, 1},
         {PRS_NOTE_ACCEPT, B, 1, 0, LOST, 5, 1},
         {PRS_NOTE_ACCEPT, A, 2, 0, OFFERED, 5, 1},
@@ -242,6 +243,7 @@ ParameterizedTestParameters(recovery, a_note_that_cannot_be_is_refused)
         {PRS_NOTE_DOWN, A, 1, 0, KEPT, 0, 0},
         {PRS_NOTE_DOWN, B, 1, 0, LOST, 0, 0},
         {PRS_NOTE_DOWN, A, 0, 0, LOST, 0, 0},
+        {PRS_NOTE_DOWN, B, 0, PATHS, KEPT, 0, 0},
         {PRS_NOTE_DOWN, B, 0, 9, KEPT, 0, 0},
         {(enum prs_note_type)'X', B, 0, 0, KEPT, 0, 0},
     };

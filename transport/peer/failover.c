@@ -72,10 +72,12 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why)
 {
     struct prs_failover *failover = peer->failover;
 
+    /* MUTANT(peer) a side that has closed agrees to nothing: s/|| peer->remote_closed// */
     if (!failover || peer->stream_fd < 0 || peer->remote_closed)
         return false;
     if (prs_peer_lost_path(peer, path))
         return true;
+    /* MUTANT(peer) the last path is not given up: s/return false/(void)0/ */
     if (prs_order_path_stop(&peer->order, path))
         return false; /* the last one */
     prs_failover_fence(peer, path, why);
@@ -103,6 +105,7 @@ void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note)
     struct prs_failover_path *lost = &peer->failover->path[note->path];
 
     memcpy(lost->taken, note->taken, sizeof(lost->taken));
+    /* MUTANT(peer) what the other side took is known: delete */
     lost->told = true;
     peer->failover->expect_until_ns = 0;
 }
@@ -111,10 +114,13 @@ bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_not
 {
     const struct prs_failover_path *path;
 
+    /* MUTANT(peer) a note is about a path that exists: s/|| note->path >= peer->path_count// */
     if (!peer->failover || note->path >= peer->path_count)
         return false;
     path = &peer->failover->path[note->path];
     /* What was sent before a side gave the path up comes before it says so, since the stream keeps order. */
+    /* MUTANT(peer) a note is about the queues in use: s/note->epoch == path->epoch &&// */
+    /* MUTANT(peer) a path is told of once: s/&& !path->told// */
     return (note->type == PRS_NOTE_DOWN && note->epoch == path->epoch && !path->told) ||
            prs_recovery_expects(peer, note);
 }
@@ -156,6 +162,7 @@ int prs_failover_read(struct prs_peer *peer)
             return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? PRS_AGAIN : -errno;
         if (n == 0)
             return -ECONNRESET;
+        /* MUTANT(peer) a farewell closes: s/peer->remote_closed = true;// */
         if (at->in.type == PRS_NOTE_FAREWELL) {
             peer->remote_closed = true;
             return 0;
@@ -163,6 +170,7 @@ int prs_failover_read(struct prs_peer *peer)
         at->in_bytes += (uint32_t)n;
         if (!peer->failover)
             return prs_peer_fail(peer, -EPROTO, "the peer at %s sent a byte %#x", peer->remote, at->in.type);
+        /* MUTANT(peer) a note is whole: delete */
         if (at->in_bytes < sizeof(at->in))
             continue;
         at->in_bytes = 0;
@@ -230,6 +238,7 @@ void prs_failover_tell(struct prs_peer *peer, uint32_t path)
         note.taken[k] = peer->nic->taken(peer->link[path]->queue[k]);
     snprintf(note.why, sizeof(note.why), "%s", peer->failover->path[path].why);
     prs_note_send(peer, &note);
+    /* MUTANT(peer) a path that was told of is agreed on: delete */
     prs_failover_set_stage(peer->failover, path, PRS_PATH_AGREEING);
 }
 
@@ -284,6 +293,7 @@ static int replay(struct prs_peer *peer, uint32_t path)
     if (prs_order_path_is_lost(&peer->order, path)) /* new queues, over which nothing was sent yet */
         return finish_replay(peer, path);
     r = prs_order_path_down(&peer->order, path, lost->taken, &replay);
+    /* MUTANT(peer) nobody takes more than was sent: delete */
     if (r < 0)
         return prs_peer_fail(peer, r,
                              "the peer at %s says that it has taken more from %s:%d than was sent, or less than "
@@ -304,6 +314,8 @@ static int step_path(struct prs_peer *peer, uint32_t path)
     uint64_t now_ns = prs_clock_ns();
 
     if (lost->stage == PRS_PATH_DRAINING) {
+        /* MUTANT(peer) what has arrived is known first: delete */
+        /* MUTANT(peer) a NIC flushes in time: s/now_ns - lost->since_ns < PRS_FAILOVER_DRAIN_MS * 1000000ull/true/ */
         if (!prs_failover_is_drained(peer, path))
             return now_ns - lost->since_ns < PRS_FAILOVER_DRAIN_MS * 1000000ull
                        ? 0
@@ -316,6 +328,7 @@ static int step_path(struct prs_peer *peer, uint32_t path)
         return replay(peer, path);
     if (prs_order_path_is_lost(&peer->order, path))
         return 0; /* nobody waits for it: nothing was sent over these queues */
+    /* MUTANT(peer) the other side answers in time: delete */
     if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
         return prs_peer_fail(
             peer, -ETIMEDOUT,

@@ -123,16 +123,21 @@ static int check_head(const struct prs_stream *stream, enum prs_frame_type wante
 {
     const struct prs_frame_head *head = &stream->in.head;
 
+    /* MUTANT(peer) a frame has the magic: delete */
     if (head->magic != PRS_FRAME_MAGIC)
         return fail(stream, -EPROTO, "%s: magic %#x, expected %#x: not Perseus", stream->remote, head->magic,
                     PRS_FRAME_MAGIC);
+    /* MUTANT(peer) a frame has our version: delete */
     if (head->version != PRS_WIRE_VERSION)
         return fail(stream, -EPROTO, "%s: wire version %u, expected %d: both sides need the same release",
                     stream->remote, head->version, PRS_WIRE_VERSION);
+    /* MUTANT(peer) a frame has the cookie: delete */
     if (memcmp(head->cookie, stream->cookie, sizeof(head->cookie)))
         return fail(stream, -EPROTO, "%s: wrong cookie: it holds the handle of another listener", stream->remote);
+    /* MUTANT(peer) a frame is the one that is due: delete */
     if (head->type != wanted && head->type != PRS_FRAME_REFUSE)
         return fail(stream, -EPROTO, "%s: frame type %u, expected %d", stream->remote, head->type, (int)wanted);
+    /* MUTANT(peer) a frame has the length of its type: delete */
     if (head->length != body_bytes(head->type))
         return fail(stream, -EPROTO, "%s: frame type %u of %u bytes, expected %u", stream->remote, head->type,
                     head->length, body_bytes(head->type));
@@ -153,6 +158,7 @@ int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type)
     if (r)
         return r;
     stream->in_bytes = 0;
+    /* MUTANT(peer) the cookie ends being a stranger: delete */
     stream->is_stranger = false;
     if (stream->in.head.type != PRS_FRAME_REFUSE)
         return 0;
@@ -310,8 +316,12 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
 
 static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const char *remote)
 {
+    /* MUTANT(peer) rails are one to eight: delete */
     if (count < 1 || count > PRS_MAX_RAILS)
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
+    /* MUTANT(peer) the name of a rail ends: s/!memchr(rail[i].name, 0, sizeof(rail[i].name)) ||// */
+    /* MUTANT(peer) a rail has an MTU and reads: s/!prs_wire_can_connect(rail[i].mtu, rail[i].reads) ||// */
+    /* MUTANT(peer) a rail stands by or not: s/|| rail[i].standby > 1// */
     for (uint32_t i = 0; i < count; i++)
         if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || !rail[i].queue_kind[0] ||
             !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) ||
@@ -323,6 +333,7 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
 
 static int check_private(const struct prs_wire_private *private_data, const char *remote)
 {
+    /* MUTANT(peer) private data fits: s/private_data->bytes > sizeof(private_data->data)/false/ */
     return private_data->bytes > sizeof(private_data->data)
                ? prs_fail(-EPROTO, "%s: %u private bytes", remote, private_data->bytes)
                : 0;
@@ -332,6 +343,7 @@ int prs_wire_check_hello(const struct prs_wire_hello *hello, const char *remote)
 {
     int r = check_rails(hello->rail, hello->rail_count, remote);
 
+    /* MUTANT(peer) a hello asks for some queues: delete */
     if (!r && (hello->queues_per_rail < 1 || hello->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL))
         r = prs_fail(-EPROTO, "%s: %u queues per rail", remote, hello->queues_per_rail);
     return r ? r : check_private(&hello->private_data, remote);
@@ -344,6 +356,8 @@ int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails,
 
     if (r)
         return r;
+    /* MUTANT(peer) queues are pairs times queues of a pair:
+     * s/reply->queues.count != reply->pair_count * reply->queues_per_pair ||// */
     if (reply->pair_count < 1 || reply->pair_count > PRS_MAX_RAILS || reply->queues_per_pair < 1 ||
         reply->queues_per_pair > PRS_ORDER_MAX_QUEUES_PER_RAIL ||
         reply->queues.count != reply->pair_count * reply->queues_per_pair ||
@@ -353,6 +367,8 @@ int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails,
     for (uint32_t i = 0; i < reply->pair_count; i++) {
         const struct prs_wire_pair *pair = &reply->pair[i];
 
+        /* MUTANT(peer) a pair is of rails that exist: s/pair->connector_rail >= own_rails ||// */
+        /* MUTANT(peer) each rail is in one pair: s/|| (seen >> pair->connector_rail & 1)// */
         if (pair->connector_rail >= own_rails || pair->listener_rail >= reply->rail_count ||
             (seen >> pair->connector_rail & 1))
             return prs_fail(-EPROTO, "%s: impossible rail pair %u-%u", remote, pair->connector_rail,

@@ -63,12 +63,23 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
 
     switch (note->type) {
     case PRS_NOTE_DOWN:
+        /* MUTANT(peer) only known queues are given up: s/&& is_accepted(at)// */
         return is_next && is_accepted(at);
     case PRS_NOTE_OFFER: /* it may come before we have replayed, or drained */
+        /* MUTANT(peer) an offer is for the next queues: s/is_next &&// */
+        /* MUTANT(peer) one side offers: s/!peer->offers &&// */
+        /* MUTANT(peer) an offer comes after the loss: s/at->told &&// */
+        /* MUTANT(peer) an offer comes once: s/&& !at->asked// */
+        /* MUTANT(peer) an offer can be connected: s/&& can_connect(note)// */
         return is_next && !peer->offers && at->told && !at->asked && can_connect(note);
     case PRS_NOTE_ACCEPT:
+        /* MUTANT(peer) an answer is for the next queues: s/is_next &&// */
+        /* MUTANT(peer) an answer follows an offer: s/at->attempt == PRS_ATTEMPT_OFFERED &&// */
+        /* MUTANT(peer) an answer can be connected: s/&& can_connect(note)// */
         return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted && can_connect(note);
     case PRS_NOTE_READY: /* we may have given the queues up meanwhile */
+        /* MUTANT(peer) a path in use is not made ready: s/&& at->stage != PRS_PATH_UP// */
+        /* MUTANT(peer) a path without queues is not made ready: s/&& at->stage != PRS_PATH_DOWN// */
         return note->epoch == at->epoch && !peer->offers && !at->confirmed && at->stage != PRS_PATH_UP &&
                at->stage != PRS_PATH_DOWN;
     default:
@@ -95,6 +106,7 @@ bool prs_recovery_take(struct prs_peer *peer, const struct prs_wire_note *note)
     if (note->type == PRS_NOTE_READY) {
         at->confirmed = true;
     } else if (note->type == PRS_NOTE_DOWN) {
+        /* MUTANT(peer) a side that gives queues up is answered: delete */
         if (at->attempt != PRS_ATTEMPT_GIVEN_UP)
             tell_nothing_taken(peer, note->path, "the other side gave it up");
         at->attempt = PRS_ATTEMPT_ENDED;
@@ -270,6 +282,7 @@ static int poll_next(struct prs_peer *peer, struct prs_failover_path *at, const 
 static void wait_longer(struct prs_peer *peer, struct prs_failover_path *at)
 {
     wait_ms(at, again_ms(peer) << at->failures);
+    /* MUTANT(peer) attempts become rarer: delete */
     at->failures += at->failures < DOUBLED_MOST;
 }
 
