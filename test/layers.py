@@ -19,10 +19,12 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     # The order engine is a pure state machine: no verbs, no clock, no thread.
     T + "order": ({T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
     T + "host": ({T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
-    T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
-    T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
-    T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
-    T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
+    T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
+    T + "nic/verbs": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
+    T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
+    T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
+    T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"},
+              T_FORBIDDEN + ("infiniband/",)),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
     "fused/core": ({"fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
@@ -38,13 +40,15 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "tools/softnic/cuda": ({SN + "cuda", SN + "memory/cuda_api"}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
     "tools/softnic": (set(), ()),
-    "tools/sim": ({"tools/sim", "tools/common", "transport", "fused"}, ("nccl", "cuda_runtime")),
+    "tools/sim": ({"tools/sim", "tools/common", "transport", "fused"}, ("nccl", "cuda_runtime", "infiniband/")),
     SN + "test": (None, ()),
     "tools/hopper/test": (None, ()),
     "tools/sim/test": (None, ()),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }
+# The folders of NIC back ends. One file of the rest knows that they exist.
+BACK_ENDS, REGISTRY = (T + "nic/verbs/",), T + "nic/backends.c"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -77,6 +81,9 @@ def violations(root):
                 yield f"{name}:{number}: this layer must not know <{target}>"
             if bracket == '"' and roots is not None and not any(target.startswith(r + "/") or target.startswith(r + ".") for r in roots):
                 yield f'{name}:{number}: "{target}" is not among the layers it may see ({", ".join(sorted(roots))})'
+            if bracket == '"' and roots is not None and name != REGISTRY and target.startswith(BACK_ENDS):
+                if not any(target.startswith(b) and name.startswith(b) for b in BACK_ENDS):
+                    yield f'{name}:{number}: only {REGISTRY} may name a back end: "{target}"'
 
 
 def main():

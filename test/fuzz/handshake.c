@@ -16,8 +16,6 @@ static void rail_fill(struct prs_wire_rail *rail, const char *name, int id)
                                    .rail_id = (int16_t)id,
                                    .plane_id = -1,
                                    .port = 1,
-                                   .mtu = 5,
-                                   .reads = 16,
                                    .is_roce = 1,
                                    .queue_kind = "rc",
                                    .adds = 1};

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "test/fuzz/fuzz.h"
+#include "transport/nic/verbs/address.h"
 #include "transport/peer/handshake.h"
 #include "transport/util/clock.h"
 
@@ -35,6 +36,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
     struct prs_frame_head head = {.magic = PRS_FRAME_MAGIC, .version = PRS_WIRE_VERSION};
     struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1};
     struct prs_wire_queues queues = {.count = 1, .counted = 1, .credit = {.addr = 4096}, .records = {.addr = 8192}};
+    struct prs_rail_address port;
     size_t at = 1;
 
     if (n > 2)
@@ -44,11 +46,11 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
                                            .rail_id = -1,
                                            .plane_id = -1,
                                            .port = 1,
-                                           .mtu = 5,
-                                           .reads = 16,
                                            .is_roce = 1,
                                            .queue_kind = "rc",
                                            .adds = 1};
+    prs_verbs_tell_port(&(struct prs_verbs_own_port){.port = {.mtu = 5, .reads = 16}}, &port);
+    hello.rail[0].address = port.told;
     out[0] = n != 0;
     head.type = PRS_FRAME_HELLO;
     head.length = sizeof(hello);
@@ -59,7 +61,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
         return at;
     head.type = PRS_FRAME_QUEUES;
     head.length = sizeof(queues);
-    queues.queue[0].number = 0xffffff;
+    prs_verbs_tell_queue(&(struct prs_verbs_queue){.number = 0xffffff}, &queues.queue[0]);
     memcpy(out + at, &head, sizeof(head));
     memcpy(out + at + sizeof(head), &queues, sizeof(queues));
     return at + sizeof(head) + sizeof(queues);

@@ -2,6 +2,7 @@
 /* Notes of lost and returned rails, as the other side of a connection may send them at any time: each is refused, or
  * leads to a state in which both sides can go on and close. An input is a row of acts. */
 #include "test/fuzz/fuzz.h"
+#include "transport/nic/verbs/address.h"
 #include "test/support/fake_sides.h"
 #include "transport/peer/note.h"
 #include "transport/peer/recovery.h"
@@ -31,6 +32,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
 {
     int side = n == 1 ? B : A;
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .why = "a cable"};
+    struct prs_rail_address port;
     size_t bytes = 0;
 
     if (n > 4)
@@ -44,7 +46,9 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
     for (int i = 0; i < 12; i++)
         bytes += add(out + bytes, READ + i / 2 % 3, n ? side : i % 2);
     note = (struct prs_wire_note){.type = n == 1 ? PRS_NOTE_OFFER : PRS_NOTE_ACCEPT, .epoch = 1};
-    note.where = (struct prs_link_remote){.mtu = 5, .reads = 16};
+    prs_verbs_tell_port(&(struct prs_verbs_own_port){.port = {.mtu = 5, .reads = 16}}, &port);
+    note.where = port.told;
+    prs_verbs_tell_queue(&(struct prs_verbs_queue){.number = 7}, &note.queue[0]);
     if (n)
         bytes += add_note(out + bytes, side, &note);
     for (int i = 0; i < 12; i++)

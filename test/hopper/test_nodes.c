@@ -318,7 +318,7 @@ static void lose_queues(struct prs_fused *ctx, uint32_t rank)
     struct prs_peer *peer;
 
     cr_assert_eq(prs_team_peer(ctx->network->team, 0, rank, &peer), 0);
-    prs_nic_stop_queues(peer->link[0]);
+    peer->nic->stop(peer->link[0]);
 }
 
 /* Ranks from lost->first on open everything and launch nothing. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/support/fake_sides.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "test/support/fake_verbs.h"
+#include "transport/nic/verbs/address.h"
 #include "transport/peer/links.h"
 #include "transport/peer/recovery.h"
 
@@ -44,8 +46,7 @@ static int open_link(const struct prs_link_options *options, struct prs_link **o
         (struct prs_link){.overrun = &never_overrun, .rail = options->rail, .own = *options->own, .queue_count = 1};
     link->base.queue = link->list;
     link->list[0] = &link->queue;
-    link->queue = (struct prs_queue){
-        .link = &link->base, .id = options->ids[0], .qp = &fake_verbs.qp.qp_base, .takes_inline = true};
+    link->queue = (struct prs_queue){.link = &link->base, .id = options->ids[0], .number = 1, .takes_inline = true};
     link->base.ops = &fake_nic;
     link->number = ++last_number;
     link->polls_until_flushed = 2;
@@ -60,23 +61,35 @@ static void close_link(struct prs_link *link)
     free(link);
 }
 
-static void tell_address(const struct prs_queue *queue, struct prs_queue_address *out)
+static void tell_address(const struct prs_queue *queue, struct prs_nic_address *out)
 {
-    *out = (struct prs_queue_address){.number = ((struct fake_link *)queue->link)->number};
+    prs_verbs_tell_queue(&(struct prs_verbs_queue){.number = ((struct fake_link *)queue->link)->number}, out);
 }
 
-static uint8_t reads(const struct prs_rail *rail)
+static int locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out, char *why,
+                  size_t why_bytes)
 {
-    return 1;
-}
-
-static int connect_queue(struct prs_queue *queue, const struct prs_queue_address *address,
-                         const struct prs_link_remote *remote, int *error)
-{
-    fake(queue->link)->connected_to = address->number;
-    fake(queue->link)->mtu = remote->mtu;
-    fake(queue->link)->reads = remote->reads;
+    *out = rail->address;
     return 0;
+}
+
+static int connect_queue(struct prs_queue *queue, const struct prs_nic_address *told,
+                         const struct prs_nic_address *port, int *error)
+{
+    struct prs_verbs_queue address;
+    struct prs_verbs_port remote;
+
+    if (prs_verbs_read_queue(told, &address) || prs_verbs_read_port(port, &remote))
+        return -EPROTO;
+    fake(queue->link)->connected_to = address.number;
+    fake(queue->link)->mtu = remote.mtu;
+    fake(queue->link)->reads = remote.reads;
+    return 0;
+}
+
+static void stop(struct prs_link *link)
+{
+    link->stopped = true;
 }
 
 static int post(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
@@ -112,7 +125,11 @@ static const struct prs_nic_ops fake_nic = {.in_order = true,
                                             .open = open_link,
                                             .close = close_link,
                                             .address = tell_address,
-                                            .reads = reads,
+                                            .locate = locate,
+                                            .is_port = prs_verbs_is_port,
+                                            .address_text = prs_verbs_address_text,
+                                            .stop = stop,
+                                            .kill = stop,
                                             .connect = connect_queue,
                                             .post = post,
                                             .taken = taken,
@@ -137,6 +154,7 @@ static void open_side(struct side *side, int fd, bool offers)
                                         .queues_per_path = 1,
                                         .depth = 16,
                                         .max_part_bytes = 1 << 20};
+    const struct prs_verbs_own_port port = {.port = {.mtu = 5, .reads = 1}};
 
     memset(side, 0, sizeof(*side));
     side->fabric.config = (struct prs_config){.timeout_ms = 60000, .return_async_events = 1, .recovery = 1};
@@ -148,8 +166,9 @@ static void open_side(struct side *side, int fd, bool offers)
     side->peer.queues = PATHS;
     side->peer.queues_per_path = 1;
     for (uint32_t i = 0; i < PATHS; i++) {
-        side->domain[i].context = &fake_verbs.extended.context;
-        side->fabric.rail[i] = (struct prs_rail){.domain = &side->domain[i], .port = 1, .address = {.mtu = 5}};
+        side->domain[i].nic = &fake_nic;
+        side->fabric.rail[i] = (struct prs_rail){.domain = &side->domain[i], .port = 1};
+        prs_verbs_tell_port(&port, &side->fabric.rail[i].address);
         side->peer.path[i].local_rail = (int)i;
         options.path[i] = (struct prs_order_path){.local_rail = i, .remote_rail = i, .rate = 1000};
     }

@@ -7,6 +7,7 @@
 #include "test/support/fake_srd.h"
 #include "test/support/fake_verbs.h"
 #include "transport/nic/verbs/efa.h"
+#include "transport/nic/verbs/srd_pool.h"
 
 enum { RANKS = 64, IDS = 4 };
 
@@ -18,7 +19,7 @@ struct fake_handle {
 };
 
 static struct {
-    struct prs_domain domain;
+    struct prs_verbs_device verbs;
     struct prs_rail rail;
     char scratch[64];
 } device[RANKS];
@@ -113,9 +114,9 @@ int prs_efa_handle_number(struct ibv_ah *ah, uint32_t *number)
     return 0;
 }
 
-void prs_efa_claim(struct prs_domain *domain)
+void prs_efa_claim(struct prs_verbs_device *claimed)
 {
-    (void)domain;
+    (void)claimed;
 }
 
 /* ---- posting ---- */
@@ -207,9 +208,9 @@ static void gid_of(uint32_t rank, uint8_t gid[16])
 
 const struct prs_rail *fake_srd_rail(uint32_t rank)
 {
-    struct prs_domain *domain = &device[rank].domain;
+    struct prs_domain *domain = &device[rank].verbs.base;
 
-    domain->context = &fake_verbs.extended.context;
+    device[rank].verbs.context = &fake_verbs.extended.context;
     domain->scratch = (struct prs_own_memory){
         .addr = device[rank].scratch, .bytes = sizeof(device[rank].scratch), .at = {{.registered.local_key = 77}}};
     domain->max_send_wr = fake_srd.max_send_wr;
@@ -219,42 +220,43 @@ const struct prs_rail *fake_srd_rail(uint32_t rank)
     return &device[rank].rail;
 }
 
-struct prs_link *fake_srd_open(uint32_t rank, uint32_t other, uint32_t queues, const struct prs_queue_address *remote)
+struct prs_link *fake_srd_open(uint32_t rank, uint32_t other, uint32_t queues, const struct prs_nic_address *remote)
 {
     static const struct prs_config config;
     static const uint32_t ids[IDS] = {3, 2, 1, 0};
-    struct prs_rail_address own = {.gid_index = 0};
-    uint8_t other_gid[16];
+    struct prs_verbs_own_port port = {.port = {.mtu = 5, .reads = 1}};
+    struct prs_rail_address own, remote_port;
     struct prs_link_options options = {.rail = fake_srd_rail(rank),
                                        .own = &own,
                                        .config = &config,
                                        .queues = queues,
                                        .ids = ids,
-                                       .remote_gid = other_gid,
+                                       .remote_port = &remote_port.told,
                                        .remote = remote,
                                        .depth = FAKE_SRD_DEPTH,
                                        .loopback_depth = FAKE_SRD_DEPTH};
     struct prs_link *link;
 
-    gid_of(rank, own.gid);
-    gid_of(other, other_gid);
+    gid_of(rank, port.port.gid);
+    prs_verbs_tell_port(&port, &own);
+    gid_of(other, port.port.gid);
+    prs_verbs_tell_port(&port, &remote_port);
     cr_assert_eq(prs_nic_srd.open(&options, &link), 0, "a link from %u to %u", rank, other);
     return link;
 }
 
 struct fake_srd_pair fake_srd_connect(uint32_t acceptor, uint32_t connector)
 {
-    struct prs_queue_address address[IDS] = {{0}}, answer;
-    struct prs_link_remote remote = {{0}};
+    struct prs_nic_address address[IDS] = {{0}}, answer;
     struct fake_srd_pair pair;
     int error;
 
     pair.accepting = fake_srd_open(acceptor, connector, 1, NULL);
     prs_nic_srd.address(pair.accepting->queue[0], &address[3]);
     pair.connecting = fake_srd_open(connector, acceptor, 1, address);
-    cr_assert_eq(prs_nic_srd.connect(pair.connecting->queue[0], &address[3], &remote, &error), 0);
+    cr_assert_eq(prs_nic_srd.connect(pair.connecting->queue[0], &address[3], NULL, &error), 0);
     prs_nic_srd.address(pair.connecting->queue[0], &answer);
-    cr_assert_eq(prs_nic_srd.connect(pair.accepting->queue[0], &answer, &remote, &error), 0);
+    cr_assert_eq(prs_nic_srd.connect(pair.accepting->queue[0], &answer, NULL, &error), 0);
     return pair;
 }
 
@@ -264,9 +266,19 @@ void fake_srd_close(struct prs_link *link, int stream_fd)
     prs_nic_srd.close(link);
 }
 
+struct prs_verbs_queue fake_srd_address(const struct prs_link *link)
+{
+    struct prs_nic_address told;
+    struct prs_verbs_queue queue;
+
+    prs_nic_srd.address(link->queue[0], &told);
+    cr_assert_eq(prs_verbs_read_queue(&told, &queue), 0);
+    return queue;
+}
+
 struct fake_srd_qp *fake_srd_qp_of(const struct prs_link *link)
 {
-    return of_qp(link->queue[0]->qp);
+    return of_qp(((struct prs_srd_end *)link->queue[0])->qp->qp);
 }
 
 int fake_srd_post(struct prs_link *link, uint32_t first, uint32_t count)
@@ -294,10 +306,11 @@ void fake_srd_finish(const struct fake_srd_sent *sent, enum ibv_wc_status status
 
 void fake_srd_arrive(const struct prs_link *to, const struct prs_link *from, uint32_t imm, uint32_t bytes)
 {
-    fake_srd_complete(fake_srd_qp_of(to), (struct ibv_wc){.wr_id = 1ull << 63,
-                                                          .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
-                                                          .imm_data = htonl(imm),
-                                                          .byte_len = bytes,
-                                                          .src_qp = from->queue[0]->qp->qp_num,
-                                                          .slid = (uint16_t)(from->own.gid[15] + 100u)});
+    fake_srd_complete(fake_srd_qp_of(to),
+                      (struct ibv_wc){.wr_id = 1ull << 63,
+                                      .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+                                      .imm_data = htonl(imm),
+                                      .byte_len = bytes,
+                                      .src_qp = from->queue[0]->number,
+                                      .slid = (uint16_t)(prs_verbs_own_port(&from->own).port.gid[15] + 100u)});
 }

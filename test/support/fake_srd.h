@@ -7,8 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "transport/nic/nic.h"
+#include "transport/nic/verbs/address.h"
 #include "transport/nic/verbs/verbs.h"
+#include "transport/nic/verbs/verbs_nic.h"
 
 enum { FAKE_SRD_DEPTH = 64, FAKE_SRD_SENT = 8192, FAKE_SRD_QUEUED = 256 };
 
@@ -47,7 +48,7 @@ const struct prs_rail *fake_srd_rail(uint32_t rank);
 
 /* One side of a connection from `rank` to `other`, with these queues. remote: by id, or NULL for the side that
  * accepts. */
-struct prs_link *fake_srd_open(uint32_t rank, uint32_t other, uint32_t queues, const struct prs_queue_address *remote);
+struct prs_link *fake_srd_open(uint32_t rank, uint32_t other, uint32_t queues, const struct prs_nic_address *remote);
 /* Both sides of a connection of one queue, connected. */
 struct fake_srd_pair {
     struct prs_link *accepting, *connecting;
@@ -55,6 +56,9 @@ struct fake_srd_pair {
 struct fake_srd_pair fake_srd_connect(uint32_t acceptor, uint32_t connector);
 /* Close without a stream, as if the handshake had failed; or with one. */
 void fake_srd_close(struct prs_link *link, int stream_fd);
+
+/* Where the first queue of a link is. */
+struct prs_verbs_queue fake_srd_address(const struct prs_link *link);
 
 struct fake_srd_qp *fake_srd_qp_of(const struct prs_link *link);
 /* Post so many writes on the first queue, from this position on. Return what post() returns. */

@@ -10,7 +10,8 @@
 #include <unistd.h>
 
 #include "test/transport/pair.h"
-#include "transport/nic/verbs/verbs.h"
+#include "transport/nic/verbs/device.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
@@ -77,16 +78,16 @@ static void kill_device(const struct prs_link *link)
     struct ibv_qp_attr silent = {.qp_state = IBV_QPS_ERR};
     struct prs_domain *domain = link->rail->domain;
 
-    dead = domain->context;
+    dead = prs_verbs_device(domain)->context;
     modify_living = prs_verbs.modify_qp;
     poll_living = dead->ops.poll_cq;
     for (uint32_t i = 0; i < link->queue_count; i++)
-        modify_living(link->queue[i]->qp, &silent, IBV_QP_STATE);
+        modify_living(prs_rc_queue_pair(link->queue[i]), &silent, IBV_QP_STATE);
     if (link->loopback)
-        modify_living(link->loopback->qp, &silent, IBV_QP_STATE);
+        modify_living(prs_rc_queue_pair(link->loopback), &silent, IBV_QP_STATE);
     prs_verbs.modify_qp = modify_none;
     dead->ops.poll_cq = poll_completed;
-    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1, __ATOMIC_RELAXED);
+    prs_domain_lose(domain, "local catastrophic error");
 }
 
 /* ---- messages ---- */
@@ -99,9 +100,9 @@ static void lose_rail(struct pair *pair, uint32_t message)
         return;
     prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
     if (loss.fault == RAIL_ERROR)
-        prs_nic_kill_link(pair->peer->link[loss.path]);
+        pair->peer->nic->kill(pair->peer->link[loss.path]);
     else if (loss.fault == QUEUE_ERROR)
-        prs_nic_stop_queues(pair->peer->link[loss.path]);
+        pair->peer->nic->stop(pair->peer->link[loss.path]);
     else if (loss.fault == DEVICE_DEAD)
         kill_device(pair->peer->link[loss.path]);
     else
@@ -636,7 +637,7 @@ static void flap(struct pair *pair)
         set_port(pair, !flapping.port_is_down);
     } else {
         prs_peer_lock(pair->peer);
-        prs_nic_kill_link(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss.path]);
+        pair->peer->nic->kill(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss.path]);
         prs_peer_unlock(pair->peer);
     }
     flapping.faults++;

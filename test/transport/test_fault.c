@@ -365,8 +365,7 @@ static void lose_the_device(struct pair *pair)
     struct prs_domain *domain = pair->peer->fabric->rail[pair->rails.rail[0]].domain;
     int r;
 
-    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1,
-                     __ATOMIC_RELAXED); /* as the event thread would */
+    prs_domain_lose(domain, "local catastrophic error"); /* as the event thread would */
     r = pair_wait_error(pair);
     must(r == -EIO, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), domain->name), "%s", prs_peer_error(pair->peer));
@@ -478,7 +477,7 @@ static void fail_a_lazy_put(struct pair *pair)
 
 static void stop_the_queues(struct pair *pair)
 {
-    prs_nic_kill_link(pair->peer->link[0]);
+    pair->peer->nic->kill(pair->peer->link[0]);
     __atomic_store_n(&pair->peer->error, -ECANCELED, __ATOMIC_RELAXED); /* no progress, so no error here */
     pair_barrier(pair);
     sleep(20);

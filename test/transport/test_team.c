@@ -12,10 +12,10 @@
 
 #include "test/transport/ends.h"
 #include "transport/nic/fabric.h"
+#include "transport/nic/verbs/device.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 #include "transport/util/fork.h"
-#include "transport/nic/verbs/verbs.h"
 
 enum { RANKS = 24, WORDS = 64, CONTEXT = 3 };
 
@@ -204,12 +204,12 @@ Test(team, few_completion_queues_do_where_none_can_grow, .init = open_default, .
 Test(team, a_completion_queue_is_full_at_the_limit_of_the_device, .init = open_default, .fini = close_default,
      .timeout = 300)
 {
-    struct prs_domain *domain = fabric->rail[0].domain;
-    int most = domain->attr.max_cqe;
+    struct prs_verbs_device *device = prs_verbs_device(fabric->rail[0].domain);
+    int most = device->attr.max_cqe;
 
-    domain->attr.max_cqe = 3 * (256 + 512 + 64);
+    device->attr.max_cqe = 3 * (256 + 512 + 64);
     open_hub("counted");
-    domain->attr.max_cqe = most;
+    device->attr.max_cqe = most;
     if (rail_keeps_order())
         cr_assert_eq(created, RANKS - 1 + 8, "%u completion queues for the hub", created - (RANKS - 1));
     send_much();

@@ -8,10 +8,11 @@
 #include "test/support/fake_verbs.h"
 #include "test/support/open_files.h"
 #include "transport/nic/domain.h"
-#include "transport/nic/nic.h"
-#include "transport/nic/rail.h"
 #include "transport/nic/verbs/verbs.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/util/clock.h"
+
+static const struct prs_nic_device fake = {&prs_nic_rc, "fake0", &fake_verbs.device};
 
 Test(domain, a_device_without_atomics_has_no_adds)
 {
@@ -22,7 +23,7 @@ Test(domain, a_device_without_atomics_has_no_adds)
 
         fake_verbs_install();
         fake_verbs.attr.atomic_cap = caps[i];
-        cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+        cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
         cr_assert_eq(domain->adds, caps[i] != IBV_ATOMIC_NONE);
         prs_domain_close(domain);
     }
@@ -37,7 +38,7 @@ Test(domain, iwarp_is_refused_by_name)
 
     fake_verbs_install();
     fake_verbs.device.transport_type = IBV_TRANSPORT_IWARP;
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
     cr_assert_eq(prs_rail_probe(domain, 1, &config, &rail, why, sizeof(why)), 1);
     cr_assert(strstr(why, "iWARP"), "%s", why);
     prs_domain_close(domain);
@@ -61,7 +62,7 @@ Test(domain, an_overrun_completion_queue_is_an_error_of_its_peer_only, .timeout 
     const char *event;
 
     fake_verbs_install();
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &rail.domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &rail.domain), 0, "%s", prs_error_text());
     cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
     fake_verbs_report((struct ibv_async_event){.event_type = IBV_EVENT_CQ_ERR, .element.cq = &fake_verbs.cq});
     while (!__atomic_load_n(link->overrun, __ATOMIC_ACQUIRE))
@@ -93,13 +94,13 @@ Test(domain, a_fatal_event_is_an_error_of_all_ports_and_stays_one, .timeout = 60
     const char *event;
 
     fake_verbs_install();
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
     cr_assert_eq(prs_domain_check(domain, 1, 0, &event), 0);
     cr_assert_eq(report_and_check(domain, IBV_EVENT_DEVICE_FATAL, UINT64_MAX, -EIO), -EIO);
     cr_assert_eq(prs_domain_check(domain, 2, UINT64_MAX, &event), -EIO);
     cr_assert_eq(report_and_check(domain, IBV_EVENT_PORT_ACTIVE, 0, -EIO), -EIO, "the driver resets it, not a port");
     prs_domain_close(domain);
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
     cr_assert_eq(prs_domain_check(domain, 1, 0, &event), 0, "it was opened again");
     prs_domain_close(domain);
 }
@@ -110,7 +111,7 @@ Test(domain, a_port_is_down_after_the_patience_and_until_it_is_active, .timeout 
     const char *event;
 
     fake_verbs_install();
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
     cr_assert_eq(report_and_check(domain, IBV_EVENT_PORT_ERR, 0, -EIO), -EIO);
     cr_assert_eq(prs_domain_check(domain, 1, UINT64_MAX / 2, &event), 0, "retries go on");
     cr_assert_eq(prs_domain_check(domain, 2, 0, &event), 0, "another port");
@@ -184,7 +185,7 @@ Test(domain, what_was_made_before_a_failure_is_undone_and_the_next_try_works, .t
         int r;
 
         failing = calls[i];
-        r = prs_domain_open(&fake_verbs.device, &domain);
+        r = prs_domain_open(&fake, &domain);
         cr_assert_eq(r, failing ? -EMFILE : 0, "%s: %d", failing, r);
         if (failing)
             cr_assert(strstr(prs_error_text(), "fake0") && strstr(prs_error_text(), strerror(EMFILE)), "%s",

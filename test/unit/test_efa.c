@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "test/support/fake_verbs.h"
-#include "transport/nic/nic.h"
 #include "transport/nic/verbs/efa.h"
+#include "transport/nic/verbs/verbs_nic.h"
 
 static const char *missing; /* a symbol, or "libefa" */
 static int query_error;
@@ -80,27 +80,28 @@ Test(efa, each_reason_not_to_use_one_is_named_and_a_good_one_is_used)
 
     fake_verbs_install();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct prs_domain domain = {.nic = &prs_nic_rc, .attr.vendor_id = PRS_EFA_VENDOR};
+        struct prs_verbs_device device = {.base.nic = &prs_nic_rc, .attr.vendor_id = PRS_EFA_VENDOR};
+        struct prs_domain *domain = &device.base;
 
         missing = rows[i].missing;
         query_error = rows[i].error;
         caps = rows[i].caps;
-        prs_efa_claim(&domain);
+        prs_efa_claim(&device);
         if (rows[i].why) {
-            cr_expect_null(domain.nic, "row %zu: it is used", i);
-            cr_expect(strstr(domain.why_not, rows[i].why), "row %zu: %s", i, domain.why_not);
+            cr_expect_eq(domain->nic, &prs_nic_rc, "row %zu: it is used", i);
+            cr_expect(strstr(domain->why_not, rows[i].why), "row %zu: %s", i, domain->why_not);
             continue;
         }
-        cr_expect_eq(domain.nic, &prs_nic_srd, "row %zu: %s", i, domain.why_not);
-        cr_expect(domain.max_send_wr == 11 && domain.max_receive_wr == 22 && domain.max_message_bytes == 33 << 20);
-        cr_expect_eq(domain.rnr_retry, (caps & RNR_RETRY) != 0, "row %zu", i);
+        cr_expect_eq(domain->nic, &prs_nic_srd, "row %zu: %s", i, domain->why_not);
+        cr_expect(domain->max_send_wr == 11 && domain->max_receive_wr == 22 && device.max_message_bytes == 33 << 20);
+        cr_expect_eq(device.rnr_retry, (caps & RNR_RETRY) != 0, "row %zu", i);
     }
 }
 
 Test(efa, other_devices_are_left_alone)
 {
-    struct prs_domain domain = {.nic = &prs_nic_rc, .attr.vendor_id = 0x15b3};
+    struct prs_verbs_device device = {.base.nic = &prs_nic_rc, .attr.vendor_id = 0x15b3};
 
-    prs_efa_claim(&domain);
-    cr_assert_eq(domain.nic, &prs_nic_rc);
+    prs_efa_claim(&device);
+    cr_assert(device.base.nic == &prs_nic_rc && !device.base.why_not[0]);
 }

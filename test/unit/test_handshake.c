@@ -11,7 +11,7 @@
 
 static struct prs_wire_rail rail_of(const char *queue_kind)
 {
-    struct prs_wire_rail rail = {.name = "some", .rail_id = -1, .plane_id = -1, .port = 1, .mtu = 5, .reads = 1};
+    struct prs_wire_rail rail = {.name = "some", .rail_id = -1, .plane_id = -1, .port = 1};
 
     snprintf(rail.queue_kind, sizeof(rail.queue_kind), "%s", queue_kind);
     return rail;

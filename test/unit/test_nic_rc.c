@@ -3,11 +3,13 @@
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <arpa/inet.h>
+#include <errno.h>
 #include <string.h>
 
 #include "test/support/fake_verbs.h"
 #include "transport/nic/verbs/cqs.h"
-#include "transport/nic/nic.h"
+#include "transport/nic/verbs/device.h"
+#include "transport/nic/verbs/verbs_nic.h"
 
 struct row {
     uint32_t depth;    /* entries of the receive queue */
@@ -27,8 +29,8 @@ ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)
 {
     static const struct prs_config config;
     static const struct prs_rail_address own;
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
     uint32_t id = 0;
     struct prs_link_options options = {.rail = &rail,
                                        .own = &own,
@@ -75,6 +77,16 @@ static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_
     return link;
 }
 
+static struct prs_verbs_queue address_of(const struct prs_link *link)
+{
+    struct prs_nic_address told;
+    struct prs_verbs_queue queue;
+
+    prs_nic_rc.address(link->queue[0], &told);
+    cr_assert_eq(prs_verbs_read_queue(&told, &queue), 0);
+    return queue;
+}
+
 static void complete_receive(struct prs_link *link, enum ibv_wc_status status)
 {
     struct prs_event events[PRS_POLL_MOST];
@@ -87,8 +99,8 @@ static void complete_receive(struct prs_link *link, enum ibv_wc_status status)
 Test(nic_rc, arrivals_that_are_polled_after_the_stop_post_no_receives)
 {
     static const struct prs_rail_address own;
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
     struct prs_link *link;
     uint32_t receives;
 
@@ -97,7 +109,7 @@ Test(nic_rc, arrivals_that_are_polled_after_the_stop_post_no_receives)
     receives = fake_verbs.posted_receives;
     for (uint32_t i = 1; i < receives / 2; i++) /* one less than a batch */
         complete_receive(link, IBV_WC_SUCCESS);
-    prs_nic_stop_queues(link);
+    prs_nic_rc.stop(link);
     for (int i = 0; i < 3; i++)
         complete_receive(link, IBV_WC_SUCCESS);
     cr_assert_eq(fake_verbs.posted_receives, receives);
@@ -127,8 +139,8 @@ static int count_destroyed(struct ibv_qp *which)
 Test(nic_rc, a_queue_that_cannot_be_stopped_is_destroyed)
 {
     static const struct prs_rail_address own;
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
     struct prs_event events[PRS_POLL_MOST];
     struct prs_link *link;
 
@@ -137,9 +149,9 @@ Test(nic_rc, a_queue_that_cannot_be_stopped_is_destroyed)
     prs_verbs.modify_qp = refuse_to_change;
     prs_verbs.destroy_qp = count_destroyed;
     fake_verbs_complete((struct ibv_wc){.wr_id = 0, .opcode = IBV_WC_RDMA_WRITE});
-    prs_nic_stop_queues(link);
+    prs_nic_rc.stop(link);
     cr_assert(link->unflushed && destroyed == 0, "first what has completed is to be polled");
-    prs_nic_kill_link(link);
+    prs_nic_rc.kill(link);
     cr_assert_eq(destroyed, 1u);
     cr_assert_eq(prs_nic_rc.poll(link, events), 0, "what the driver left there is no news");
     prs_nic_rc.close(link);
@@ -176,27 +188,64 @@ ParameterizedTestParameters(nic_rc, packets_have_the_header_that_their_way_needs
 
 ParameterizedTest(struct way *way, nic_rc, packets_have_the_header_that_their_way_needs)
 {
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1, .info.is_roce = way->is_roce};
-    struct prs_rail_address own = {.gid_index = 4, .lid = 7, .mtu = 5, .grh_required = way->grh_required};
-    struct prs_queue_address address = {.number = 11};
-    struct prs_link_remote remote = {.lid = REMOTE_LID, .mtu = 4, .reads = 16};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1, .info.is_roce = way->is_roce};
+    struct prs_verbs_own_port own = {
+        .port = {.lid = 7, .mtu = 5, .reads = 16}, .gid_index = 4, .grh_required = way->grh_required};
+    struct prs_verbs_own_port remote = {.port = {.lid = REMOTE_LID, .mtu = 4, .reads = 16}};
+    struct prs_rail_address own_address, remote_address;
+    struct prs_nic_address queue;
     const struct ibv_ah_attr *ah = &fake_verbs.rtr.ah_attr;
     struct prs_link *link;
     int error;
 
     fake_verbs_install();
-    inet_pton(AF_INET6, way->own, own.gid);
-    inet_pton(AF_INET6, way->remote, remote.gid);
-    link = open_queue(&rail, &own, 6);
-    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &address, &remote, &error), 0);
+    inet_pton(AF_INET6, way->own, own.port.gid);
+    inet_pton(AF_INET6, way->remote, remote.port.gid);
+    prs_verbs_tell_port(&own, &own_address);
+    prs_verbs_tell_port(&remote, &remote_address);
+    prs_verbs_tell_queue(&(struct prs_verbs_queue){.number = 11}, &queue);
+    link = open_queue(&rail, &own_address, 6);
+    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &queue, &remote_address.told, &error), 0);
     cr_assert_eq(ah->is_global, way->is_global, "%s to %s", way->own, way->remote);
     cr_assert_eq(ah->dlid, way->lid, "%s to %s: LID %u", way->own, way->remote, ah->dlid);
     cr_assert_eq(ah->sl, 6);
     cr_assert(!ah->is_global || (ah->grh.sgid_index == 4 && ah->grh.traffic_class == 3 && ah->grh.hop_limit == 255 &&
-                                 !memcmp(ah->grh.dgid.raw, remote.gid, 16)));
+                                 !memcmp(ah->grh.dgid.raw, remote.port.gid, 16)));
     cr_assert_eq(fake_verbs.rtr.path_mtu, 4, "the smaller of both");
     prs_nic_rc.close(link);
+}
+
+/* They come from the other side, by the handshake or by a note. */
+Test(nic_rc, addresses_with_impossible_values_are_refused)
+{
+    static const struct prs_rail_address own;
+    static const struct {
+        struct prs_verbs_port port;
+        uint32_t number;
+        int port_bytes, queue_bytes; /* more or fewer than there should be */
+    } rows[] = {{{.mtu = 0, .reads = 1}, 1, 0, 0},   {{.mtu = 6, .reads = 1}, 1, 0, 0},
+                {{.mtu = 5, .reads = 0}, 1, 0, 0},   {{.mtu = 5, .reads = 1}, 1, 1, 0},
+                {{.mtu = 5, .reads = 1}, 1, -1, 0},  {{.mtu = 5, .reads = 1}, 1, 0, 1},
+                {{.mtu = 5, .reads = 1}, 1, 0, -20}, {{.mtu = 5, .reads = 1}, 1 << 24, 0, 0}};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
+
+    fake_verbs_install();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_link *link = open_queue(&rail, &own, 0);
+        struct prs_rail_address port;
+        struct prs_nic_address queue;
+        int error;
+
+        prs_verbs_tell_port(&(struct prs_verbs_own_port){.port = rows[i].port}, &port);
+        prs_verbs_tell_queue(&(struct prs_verbs_queue){.number = rows[i].number}, &queue);
+        port.told.length = (uint8_t)(port.told.length + rows[i].port_bytes);
+        queue.length = (uint8_t)(queue.length + rows[i].queue_bytes);
+        cr_assert_eq(prs_nic_rc.connect(link->queue[0], &queue, &port.told, &error), -EPROTO, "row %zu", i);
+        cr_assert(strstr(prs_error_text(), "impossible address"), "%s", prs_error_text());
+        prs_nic_rc.close(link);
+    }
 }
 
 /* Drivers refuse the flag on devices without atomics, and with it the queue. */
@@ -206,8 +255,8 @@ Test(nic_rc, only_devices_with_atomics_are_asked_for_them)
 
     fake_verbs_install();
     for (int adds = 0; adds < 2; adds++) {
-        struct prs_domain domain = {.context = &fake_verbs.extended.context, .adds = adds};
-        struct prs_rail rail = {.domain = &domain, .port = 1};
+        struct prs_verbs_device device = {.base.adds = adds, .context = &fake_verbs.extended.context};
+        struct prs_rail rail = {.domain = &device.base, .port = 1};
 
         prs_nic_rc.close(open_queue(&rail, &own, 0));
         cr_assert_eq(!!(fake_verbs.init.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC), adds);
@@ -217,13 +266,14 @@ Test(nic_rc, only_devices_with_atomics_are_asked_for_them)
 /* Whether payloads are registered is decided once, for the first queue. */
 Test(nic_rc, all_queues_take_inline_data_or_none)
 {
-    static const struct prs_rail_address own;
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_rail_address own;
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
     struct prs_queue *loopback = NULL;
     struct prs_link *link;
 
     fake_verbs_install();
+    prs_verbs_tell_port(&(struct prs_verbs_own_port){.port = {.mtu = 5, .reads = 1}}, &own);
     link = open_queue(&rail, &own, 0);
     cr_assert(link->queue[0]->takes_inline);
     fake_verbs.max_inline = 0; /* short of memory, for example */
@@ -241,26 +291,29 @@ Test(nic_rc, all_queues_take_inline_data_or_none)
 Test(nic_rc, queues_agree_on_what_both_nics_can_do)
 {
     static const struct prs_rail_address own;
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
-    struct prs_queue_address listener = {.number = 5, .ece = {.vendor = 0x1405, .options = 6, .mask = 0}}, connector;
-    struct prs_link_remote remote = {.mtu = 5, .reads = 1};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
+    struct prs_verbs_queue listener = {.number = 5, .ece = {.vendor = 0x1405, .options = 6, .mask = 0}}, connector;
+    struct prs_rail_address remote;
+    struct prs_nic_address told;
     struct prs_link *link;
     int error;
 
     fake_verbs_install();
     fake_verbs.ece = (struct ibv_ece){.vendor_id = 0x1405, .options = 12};
     link = open_queue(&rail, &own, 0);
-    prs_nic_rc.address(link->queue[0], &connector);
+    prs_verbs_tell_port(&(struct prs_verbs_own_port){.port = {.mtu = 5, .reads = 1}}, &remote);
+    connector = address_of(link);
     cr_assert(connector.ece.vendor == 0x1405 && connector.ece.options == 12, "a listener names all that it can do");
-    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &listener, &remote, &error), 0);
+    prs_verbs_tell_queue(&listener, &told);
+    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &told, &remote.told, &error), 0);
     cr_assert_eq(fake_verbs.asked_ece.options, 6);
-    prs_nic_rc.address(link->queue[0], &connector);
+    connector = address_of(link);
     cr_assert_eq(connector.ece.options, 4, "a connector answers what is left");
     prs_nic_rc.close(link);
     prs_verbs.set_ece = NULL; /* a library without it */
     link = open_queue(&rail, &own, 0);
-    prs_nic_rc.address(link->queue[0], &connector);
+    connector = address_of(link);
     cr_assert_eq(connector.ece.vendor, 0);
     prs_nic_rc.close(link);
 }
@@ -271,8 +324,8 @@ Test(nic_rc, a_long_chain_is_posted_whole_and_in_order)
     static const uint32_t lengths[] = {1, 31, 32, 33, 64};
     static const struct prs_rail_address own;
     static struct prs_wr ring[64];
-    struct prs_domain domain = {.context = &fake_verbs.extended.context};
-    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
     uint32_t first = 50;
     struct prs_link *link;
 
@@ -304,7 +357,7 @@ static struct prs_link *open_sharing(struct prs_rail *rail, struct prs_cqs *cqs,
                                        .depth = 64,
                                        .loopback_depth = 64,
                                        .receive_depth = 64,
-                                       .shared = cqs};
+                                       .shared = &cqs->base};
     struct prs_link *link;
 
     cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
@@ -329,7 +382,7 @@ static void expect_events(struct prs_cqs *cqs, const struct prs_link *link, int 
     struct prs_link *from;
     bool more;
 
-    cr_assert_eq(prs_nic_rc.poll_shared(cqs, &from, events, &more), count);
+    cr_assert_eq(prs_nic_rc.poll_shared(&cqs->base, &from, events, &more), count);
     cr_assert_eq(from, link);
     for (int i = 0; i < count; i++) {
         cr_assert_eq(events[i].value, value + (uint32_t)i);
@@ -340,7 +393,7 @@ static void expect_events(struct prs_cqs *cqs, const struct prs_link *link, int 
 
 /* Three links with queues 5, 6 and 7 of their peers, which the completion queue knows as 0, 1 and 2. */
 struct sharing {
-    struct prs_domain domain;
+    struct prs_verbs_device device;
     struct prs_rail rail;
     struct prs_cqs *cqs;
     struct prs_link *link[3];
@@ -352,8 +405,8 @@ static struct sharing open_three(uint32_t adopted)
     static int users[3];
 
     fake_verbs_install();
-    s.domain.context = &fake_verbs.extended.context;
-    s.rail = (struct prs_rail){.domain = &s.domain, .port = 1};
+    s.device.context = &fake_verbs.extended.context;
+    s.rail = (struct prs_rail){.domain = &s.device.base, .port = 1};
     cr_assert_eq(prs_cqs_open(&s.rail, true, &s.cqs), 0);
     for (uint32_t i = 0; i < 3; i++) {
         s.link[i] = open_sharing(&s.rail, s.cqs, 5 + i);

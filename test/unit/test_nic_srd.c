@@ -26,9 +26,8 @@ static void close_pair(struct fake_srd_pair which)
 
 static void post(struct prs_link *link, uint32_t count)
 {
-    struct prs_queue_address peer;
+    struct prs_verbs_queue peer = fake_srd_address(pair.accepting);
 
-    prs_nic_srd.address(pair.accepting->queue[0], &peer);
     cr_assert_eq(fake_srd_post(link, 0, count), 0);
     cr_assert(fake_srd.sent[0].number == peer.number && fake_srd.sent[0].key == peer.start,
               "to the peer's queue, with its key");
@@ -162,7 +161,7 @@ static void open_two(void)
     fake_srd_install();
     first = fake_srd_connect(1, 0);
     second = fake_srd_connect(2, 0);
-    cr_assert_eq(first.connecting->queue[0]->qp, second.connecting->queue[0]->qp);
+    cr_assert_eq(first.connecting->queue[0]->number, second.connecting->queue[0]->number);
 }
 
 static void close_two(void)
@@ -220,7 +219,7 @@ Test(nic_srd, a_failure_ends_only_the_connection_of_its_request)
     cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 0);
     cr_assert_eq(prs_nic_srd.poll(second.connecting, events), 1);
     cr_assert(events[0].kind == PRS_EVENT_ERROR && events[0].error == -ETIMEDOUT && events[0].queue == 3);
-    prs_nic_kill_link(second.connecting);
+    prs_nic_srd.kill(second.connecting);
     cr_assert_not(fake_srd_qp_of(first.connecting)->error);
     receives = fake_srd_qp_of(first.connecting)->posted_receives;
     for (int i = 0; i < 64; i++) { /* it takes none any more */
@@ -316,11 +315,11 @@ Test(nic_srd, requests_that_do_not_end_take_the_queue_pair_with_them)
 
     open_two();
     cr_assert_eq(fake_srd_post(second.connecting, 0, 1), 0);
-    prs_nic_kill_link(second.connecting);
+    prs_nic_srd.kill(second.connecting);
     cr_assert_geq(prs_clock_ms() - began_ms, 4900u);
     cr_assert(fake_srd_qp_of(first.connecting)->error, "the request could read memory that is used for something else");
     third = fake_srd_connect(3, 0);
-    cr_assert_neq(third.connecting->queue[0]->qp, first.connecting->queue[0]->qp, "nobody may join it");
+    cr_assert_neq(third.connecting->queue[0]->number, first.connecting->queue[0]->number, "nobody may join it");
     fake_srd_complete(fake_srd_qp_of(first.connecting),
                       (struct ibv_wc){.wr_id = 1ull << 63, .status = IBV_WC_WR_FLUSH_ERR});
     cr_assert_eq(prs_nic_srd.poll(first.connecting, events), 1);

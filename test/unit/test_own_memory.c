@@ -7,15 +7,16 @@
 
 #include "test/support/fake_verbs.h"
 #include "transport/nic/domain.h"
-#include "transport/nic/nic.h"
 #include "transport/nic/own_memory.h"
+#include "transport/nic/verbs/verbs_nic.h"
 
 static struct prs_domain *open_domain(void)
 {
+    static const struct prs_nic_device fake = {&prs_nic_rc, "fake0", &fake_verbs.device};
     struct prs_domain *domain;
 
     fake_verbs_install();
-    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
     return domain;
 }
 

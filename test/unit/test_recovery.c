@@ -11,6 +11,7 @@
 #include "transport/peer/fail.h"
 #include "transport/peer/note.h"
 #include "transport/peer/recovery.h"
+#include "transport/nic/verbs/address.h"
 #include "transport/util/clock.h"
 #include "transport/peer/watch.h"
 
@@ -250,6 +251,15 @@ ParameterizedTestParameters(recovery, a_note_that_cannot_be_is_refused)
     return cr_make_param_array(struct wrong, rows, sizeof(rows) / sizeof(*rows));
 }
 
+static struct prs_nic_address port_of(uint8_t mtu, uint8_t reads)
+{
+    struct prs_verbs_own_port port = {.port = {.mtu = mtu, .reads = reads}};
+    struct prs_rail_address address;
+
+    prs_verbs_tell_port(&port, &address);
+    return address.told;
+}
+
 ParameterizedTest(struct wrong *row, recovery, a_note_that_cannot_be_is_refused)
 {
     struct prs_wire_note note = {.type = (uint8_t)row->type, .path = row->path, .epoch = row->epoch};
@@ -262,7 +272,7 @@ ParameterizedTest(struct wrong *row, recovery, a_note_that_cannot_be_is_refused)
         cr_assert_eq(path_at(A)->attempt, PRS_ATTEMPT_OFFERED);
     }
     if (row->type == PRS_NOTE_OFFER || row->type == PRS_NOTE_ACCEPT)
-        note.where = (struct prs_link_remote){.mtu = row->mtu, .reads = row->reads};
+        note.where = port_of(row->mtu, row->reads);
     prs_note_send(&sides[!row->to].peer, &note);
     cr_assert_eq(prs_failover_read(&sides[row->to].peer), -EPROTO);
     cr_assert(strstr(sides[row->to].peer.error_text, "unexpected"), "%s", sides[row->to].peer.error_text);

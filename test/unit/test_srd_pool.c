@@ -56,9 +56,9 @@ ParameterizedTest(struct job *job, srd_pool, queue_pairs_do_not_grow_with_the_pe
         struct prs_link *link = i % 2 ? pair[i].connecting : pair[i].accepting; /* that of rank 0 */
 
         cr_assert_eq(prs_nic_srd.loopback(link, 4, &loopback[i]), 0);
-        cr_assert_eq(loopback[i]->qp, link->queue[0]->qp);
-        own += !seen[link->queue[0]->qp->qp_num];
-        seen[link->queue[0]->qp->qp_num] = true;
+        cr_assert_eq(loopback[i]->number, link->queue[0]->number);
+        own += !seen[link->queue[0]->number];
+        seen[link->queue[0]->number] = true;
     }
     cr_log_info("%u ranks, %u communicators, %u channels: %u connections, %u queue pairs", job->ranks, job->comms,
                 job->channels, total, own);
@@ -96,7 +96,7 @@ Test(srd_pool, a_process_may_connect_to_itself)
 Test(srd_pool, a_name_is_free_when_the_other_side_has_closed_too)
 {
     struct fake_srd_pair stays, old, new;
-    struct prs_queue_address address[4] = {{0}};
+    struct prs_nic_address address[4] = {{0}};
     struct prs_link *next[3];
     int stream[2];
 
@@ -104,20 +104,22 @@ Test(srd_pool, a_name_is_free_when_the_other_side_has_closed_too)
     stays = fake_srd_connect(1, 0); /* keeps the queue pairs of both sides */
     old = fake_srd_connect(1, 0);
     new = fake_srd_connect(2, 0); /* keeps that of rank 0 which old uses, too */
-    cr_assert_neq(old.accepting->queue[0]->qp, stays.accepting->queue[0]->qp);
+    cr_assert_neq(old.accepting->queue[0]->number, stays.accepting->queue[0]->number);
     prs_nic_srd.address(old.accepting->queue[0], &address[3]);
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, stream), 0);
-    cr_assert_eq(old.connecting->queue[0]->qp, stays.connecting->queue[0]->qp);
+    cr_assert_eq(old.connecting->queue[0]->number, stays.connecting->queue[0]->number);
     fake_srd_close(old.connecting, stream[0]);
     close(stream[0]); /* by the peer */
     next[0] = fake_srd_open(0, 1, 1, address);
-    cr_assert_neq(next[0]->queue[0]->qp, stays.connecting->queue[0]->qp, "the other side still has the old one");
+    cr_assert_neq(next[0]->queue[0]->number, stays.connecting->queue[0]->number,
+                  "the other side still has the old one");
     cr_assert_eq(write(stream[1], "x", 1), 1); /* its farewell */
     close(stream[1]);
     next[1] = fake_srd_open(0, 1, 1, address);
-    cr_assert_eq(next[1]->queue[0]->qp, stays.connecting->queue[0]->qp, "it has closed");
+    cr_assert_eq(next[1]->queue[0]->number, stays.connecting->queue[0]->number, "it has closed");
     next[2] = fake_srd_open(0, 1, 1, address);
-    cr_assert(next[2]->queue[0]->qp != next[0]->queue[0]->qp && next[2]->queue[0]->qp != next[1]->queue[0]->qp);
+    cr_assert(next[2]->queue[0]->number != next[0]->queue[0]->number &&
+              next[2]->queue[0]->number != next[1]->queue[0]->number);
     for (int i = 0; i < 3; i++)
         fake_srd_close(next[i], -1);
     fake_srd_close(old.accepting, -1);
@@ -131,17 +133,17 @@ Test(srd_pool, a_name_is_free_when_the_other_side_has_closed_too)
 Test(srd_pool, a_name_is_never_used_again_if_nothing_tells_that_the_other_side_has_closed)
 {
     struct fake_srd_pair stays, old;
-    struct prs_queue_address address[4] = {{0}};
+    struct prs_nic_address address[4] = {{0}};
     struct prs_link *next;
 
     fake_srd_install();
     stays = fake_srd_connect(2, 0);
     old = fake_srd_connect(1, 0);
     prs_nic_srd.address(old.accepting->queue[0], &address[3]);
-    cr_assert_eq(old.connecting->queue[0]->qp, stays.connecting->queue[0]->qp);
+    cr_assert_eq(old.connecting->queue[0]->number, stays.connecting->queue[0]->number);
     fake_srd_close(old.connecting, -1);
     next = fake_srd_open(0, 1, 1, address);
-    cr_assert_neq(next->queue[0]->qp, stays.connecting->queue[0]->qp);
+    cr_assert_neq(next->queue[0]->number, stays.connecting->queue[0]->number);
     fake_srd_close(next, -1);
     fake_srd_close(old.accepting, -1);
     fake_srd_close(stays.accepting, -1);
@@ -152,9 +154,9 @@ Test(srd_pool, a_name_is_never_used_again_if_nothing_tells_that_the_other_side_h
 /* A process has died, and a new one has got a queue pair with the same number. */
 Test(srd_pool, a_queue_with_the_same_number_and_another_key_replaces_the_old_one)
 {
-    struct prs_link_remote remote = {{0}};
     struct prs_event events[PRS_POLL_MOST];
-    struct prs_queue_address address;
+    struct prs_nic_address address;
+    struct prs_verbs_queue renewed;
     struct prs_link *accepted[3];
     struct fake_srd_pair dead;
     int error;
@@ -165,11 +167,13 @@ Test(srd_pool, a_queue_with_the_same_number_and_another_key_replaces_the_old_one
     /* Two queue pairs hold two connections each to one rail. */
     for (int i = 0; i < 3; i++)
         accepted[i] = fake_srd_open(0, 1, 1, NULL);
-    cr_assert_eq(accepted[1]->queue[0]->qp, accepted[2]->queue[0]->qp);
-    cr_assert_eq(prs_nic_srd.connect(accepted[1]->queue[0], &address, &remote, &error), 0);
-    cr_assert_eq(prs_nic_srd.connect(accepted[2]->queue[0], &address, &remote, &error), -EPROTO, "used twice");
-    address.start++;
-    cr_assert_eq(prs_nic_srd.connect(accepted[2]->queue[0], &address, &remote, &error), 0);
+    cr_assert_eq(accepted[1]->queue[0]->number, accepted[2]->queue[0]->number);
+    cr_assert_eq(prs_nic_srd.connect(accepted[1]->queue[0], &address, NULL, &error), 0);
+    cr_assert_eq(prs_nic_srd.connect(accepted[2]->queue[0], &address, NULL, &error), -EPROTO, "used twice");
+    renewed = fake_srd_address(dead.connecting);
+    renewed.start++;
+    prs_verbs_tell_queue(&renewed, &address);
+    cr_assert_eq(prs_nic_srd.connect(accepted[2]->queue[0], &address, NULL, &error), 0);
     fake_srd_arrive(accepted[1], dead.connecting, 5, 8);
     cr_assert_eq(prs_nic_srd.poll(accepted[1], events), 0);
     cr_assert_eq(prs_nic_srd.poll(accepted[2], events), 1);

@@ -28,12 +28,12 @@ static int open_side(struct sim *sim, struct sim_end *end, struct prs_wire_queue
     memset(path, 0, sizeof(path));
     for (uint32_t i = 0; i < sim->rails; i++) {
         path[i].local_rail = (int)i;
-        path[i].peer.speed_mbps = sim->fabric->rail[i].info.speed_mbps;
-        path[i].peer.adds = sim->nic.adds;
+        path[i].peer.speed_mbps = sim->fabric.rail[i].info.speed_mbps;
+        path[i].peer.adds = sim_nic.adds;
         position[i] = i;
     }
     sim->opening = end;
-    r = prs_setup_open(sim->fabric, &options, path, position, sim->rails, sim->options.queues_per_rail, NULL,
+    r = prs_setup_open(&sim->fabric, &options, path, position, sim->rails, sim->options.queues_per_rail, NULL,
                        &end->peer);
     if (!r)
         prs_setup_addresses(end->peer, wire);

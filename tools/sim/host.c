@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the transport asks of its host: clock, pages, registration, raising by the CPU. The transport's sources are
+/* What the transport asks of its host: clock, pages, raising by the CPU. The transport's sources are
  * compiled with host.h in front. */
 #include "tools/sim/host.h"
 
 #include <errno.h>
 
 #include "tools/sim/sim.h"
-#include "transport/nic/verbs/gid.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/raise.h"
 #include "transport/peer/watch.h"
 
 static uint64_t now_ns;
-struct prs_verbs prs_verbs;
 
 /* ---- clock ---- */
 
@@ -49,51 +47,7 @@ int sim_munmap(void *memory, size_t bytes)
     return 0;
 }
 
-/* ---- registration, rails ---- */
-
-void prs_gid_text(const uint8_t raw[16], char *text, size_t text_bytes)
-{
-    (void)raw;
-    if (text_bytes)
-        *text = 0;
-}
-
-int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t patience_ns)
-{
-    (void)fabric, (void)rail, (void)patience_ns;
-    return 0;
-}
-
-/* No rail comes back to a connection here: NCCL_IB_RESILIENCY_PORT_RECOVERY is off. */
-void prs_rail_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out)
-{
-    (void)config;
-    *out = rail->address;
-}
-
-int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
-{
-    (void)rail, (void)what;
-    return -error;
-}
-
-uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
-{
-    (void)fabric;
-    return 0;
-}
-
-void prs_nic_kill_link(struct prs_link *link)
-{
-    (void)link;
-}
-
-/* Signal words are in host memory here, so nothing has to be flushed. */
-bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey)
-{
-    (void)cache, (void)addr, (void)len_bytes, (void)rkey;
-    return false;
-}
+/* ---- the thread of watch.c ---- */
 
 /* Every rank polls all its connections. */
 void prs_watch_add(struct prs_peer *peer)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The NICs: a back end for transport/peer/peer.c (struct prs_nic_ops) whose requests take virtual time. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tools/sim/ledger.h"
 #include "tools/sim/memory.h"
 #include "tools/sim/sim.h"
+#include "transport/nic/backends.h"
 #include "transport/peer/peer.h"
 
 static uint64_t later(uint64_t a, uint64_t b)
@@ -100,7 +102,7 @@ static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool l
     struct sim *sim = link->end->rank->sim;
     bool software = sim->cluster.software && !loopback, parts = sim->cluster.routing == SIM_ROUTING_SPRAY && !loopback;
     size_t bytes = depth * sizeof(uint8_t);
-    uint32_t rail = (uint32_t)(link->base.rail - sim->fabric->rail);
+    uint32_t rail = (uint32_t)(link->base.rail - sim->fabric.rail);
     struct sim_queue *queue;
     char *at;
 
@@ -143,7 +145,7 @@ static const bool never_overrun;
 
 static int nic_open(const struct prs_link_options *options, struct prs_link **out)
 {
-    struct sim *sim = (struct sim *)(void *)options->rail->domain->context; /* sim.c has put it there */
+    struct sim *sim = ((struct sim_device *)options->rail->domain)->sim;
     struct sim_link *link = sim_calloc(1, sizeof(*link));
     int r = link ? 0 : -ENOMEM;
 
@@ -151,7 +153,7 @@ static int nic_open(const struct prs_link_options *options, struct prs_link **ou
     if (r)
         return r;
     link->end = sim->opening;
-    link->base.ops = &sim->nic;
+    link->base.ops = &sim_nic;
     link->base.rail = options->rail;
     link->base.overrun = &never_overrun;
     link->base.queue = link->queues;
@@ -187,6 +189,78 @@ static bool nic_drained(const struct prs_link *base)
     return true;
 }
 
+static void nic_address(const struct prs_queue *queue, struct prs_nic_address *out)
+{
+    (void)queue; /* who is connected to whom is known */
+    *out = (struct prs_nic_address){0};
+}
+
+static bool nic_is_port(const struct prs_nic_address *address)
+{
+    return !address->length;
+}
+
+static void nic_address_text(const struct prs_nic_address *port, char *text, size_t text_bytes)
+{
+    (void)port;
+    snprintf(text, text_bytes, "-");
+}
+
+static void nic_kill(struct prs_link *link)
+{
+    (void)link; /* a connection is closed when nothing is left to happen on it */
+}
+
+/* ---- the device: the NIC ports of each GPU are its ports ---- */
+
+static int nic_devices(prs_nic_device_fn *fn, void *arg)
+{
+    struct sim *sim = (struct sim *)((char *)arg - offsetof(struct sim, fabric));
+    struct prs_nic_device device = {&sim_nic, "sim", sim};
+
+    fn(arg, &device);
+    return 0;
+}
+
+static int nic_open_device(const struct prs_nic_device *which, struct prs_domain **out)
+{
+    struct sim_device *device = sim_calloc(1, sizeof(*device));
+
+    if (!device)
+        return -ENOMEM;
+    device->sim = which->handle;
+    device->base.nic = &sim_nic;
+    device->base.adds = sim_nic.adds;
+    device->base.ports = (int)device->sim->rails;
+    *out = &device->base;
+    return 0;
+}
+
+static void nic_close_device(struct prs_domain *domain)
+{
+    sim_free(domain);
+}
+
+static int nic_probe(const struct prs_config *config, struct prs_rail *rail, char *why, size_t why_bytes)
+{
+    const struct sim *sim = ((struct sim_device *)rail->domain)->sim;
+
+    (void)config, (void)why, (void)why_bytes;
+    rail->max_message_bytes = 1u << 30;
+    rail->info.speed_mbps = (uint32_t)(sim->cluster.link_gbps * 1000);
+    rail->info.mem_kinds = PRS_MEM_HOST;
+    return 0;
+}
+
+/* No rail comes back to a connection here: NCCL_IB_RESILIENCY_PORT_RECOVERY is off. */
+static int nic_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out,
+                      char *why, size_t why_bytes)
+{
+    (void)config, (void)why, (void)why_bytes;
+    *out = rail->address;
+    return 0;
+}
+
 static int nic_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
                                struct prs_registration *out)
 {
@@ -201,27 +275,37 @@ static int nic_release_memory(struct prs_domain *domain, struct prs_registration
     return 0;
 }
 
-static void nic_address(const struct prs_queue *queue, struct prs_queue_address *out)
-{
-    *out = (struct prs_queue_address){.number = queue->id};
-}
+struct prs_nic_ops sim_nic;
+const struct prs_nic_ops *const prs_backends[] = {&sim_nic, NULL};
 
-void sim_nic_init(struct sim *sim)
+void sim_nic_init(const struct sim_cluster *cluster)
 {
-    sim->nic = (struct prs_nic_ops){.name = "sim",
-                                    .in_order = sim->cluster.in_order != 0,
-                                    .fence = sim->cluster.in_order != 0,
-                                    .adds = sim->cluster.adds != 0,
-                                    .register_memory = nic_register_memory,
-                                    .release_memory = nic_release_memory,
-                                    .open = nic_open,
-                                    .close = nic_close,
-                                    .address = nic_address,
-                                    .loopback = nic_loopback,
-                                    .taken = nic_taken,
-                                    .drained = nic_drained,
-                                    .post = nic_post,
-                                    .poll = nic_poll};
+    bool in_order = cluster->in_order != 0;
+
+    sim_nic = (struct prs_nic_ops){.name = "sim",
+                                   .network = "simulated",
+                                   .in_order = in_order,
+                                   .fence = in_order,
+                                   .adds = cluster->adds != 0,
+                                   .devices = nic_devices,
+                                   .open_device = nic_open_device,
+                                   .close_device = nic_close_device,
+                                   .probe = nic_probe,
+                                   .locate = nic_locate,
+                                   .is_port = nic_is_port,
+                                   .address_text = nic_address_text,
+                                   .register_memory = nic_register_memory,
+                                   .release_memory = nic_release_memory,
+                                   .open = nic_open,
+                                   .close = nic_close,
+                                   .stop = sim_rails_stop,
+                                   .kill = nic_kill,
+                                   .address = nic_address,
+                                   .loopback = nic_loopback,
+                                   .taken = nic_taken,
+                                   .drained = nic_drained,
+                                   .post = nic_post,
+                                   .poll = nic_poll};
 }
 
 /* ---- sending ---- */
@@ -405,7 +489,7 @@ void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t posi
         sim_fail(sim, wr->len_bytes ? -EFAULT : 0);
     }
     if (wr->opcode == PRS_WR_WRITE_IMM) {
-        struct prs_link *link = to->peer->link[queue->base.link->rail - sim->fabric->rail];
+        struct prs_link *link = to->peer->link[queue->base.link->rail - sim->fabric.rail];
 
         push(to_link(link), PRS_EVENT_ARRIVAL, queue->base.id, wr->imm, wr->len_bytes);
         sim_rank_wake(to->rank, sim->events.now_ps + sim_ps(sim->cluster.completion_latency_ns));
@@ -443,7 +527,7 @@ static void look_at_fence(struct sim *sim, struct sim_queue *queue)
 
 static void deliver(struct sim *sim, struct sim_queue *queue, uint32_t position)
 {
-    bool ordered = queue->loopback || (sim->nic.in_order && !sim->cluster.adaptive_unordered);
+    bool ordered = queue->loopback || (sim_nic.in_order && !sim->cluster.adaptive_unordered);
 
     queue->state[position & queue->mask] = SIM_REQUEST_ARRIVED;
     if (!ordered)

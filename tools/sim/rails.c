@@ -66,11 +66,11 @@ static void silence_link(struct sim *sim, const struct sim_end *end, uint32_t ra
 }
 
 /* The transport fences a path: what either side has sent and is not delivered will not take effect. */
-void prs_nic_stop_queues(struct prs_link *base)
+void sim_rails_stop(struct prs_link *base)
 {
     const struct sim_end *end = ((struct sim_link *)base)->end;
     struct sim *sim = end->rank->sim;
-    uint32_t rail = (uint32_t)(base->rail - sim->fabric->rail);
+    uint32_t rail = (uint32_t)(base->rail - sim->fabric.rail);
 
     silence_link(sim, end, rail);
     silence_link(sim, end->other, rail);
@@ -159,8 +159,8 @@ void sim_rails_open(struct sim *sim)
     the_sim = sim;
     if (!loss->wanted)
         return;
-    sim->fabric->config.failover = 1;
-    sim->fabric->config.timeout_ms = 60000;
+    sim->fabric.config.failover = 1;
+    sim->fabric.config.timeout_ms = 60000;
     sim_add_event(sim, loss->at_ps, SIM_RAIL, sim, true, 0);
     if (loss->back_ps)
         sim_add_event(sim, loss->back_ps, SIM_RAIL, sim, false, 0);

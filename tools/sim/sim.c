@@ -10,6 +10,7 @@
 #include "tools/sim/host.h"
 #include "tools/sim/ledger.h"
 #include "tools/sim/memory.h"
+#include "transport/nic/backends.h"
 
 static bool is_of_queue(const struct sim_event *event)
 {
@@ -44,27 +45,20 @@ uint64_t sim_random(struct sim *sim, uint64_t n)
 
 static int open_rails(struct sim *sim)
 {
-    sim->fabric = calloc(1, sizeof(*sim->fabric));
-    if (!sim->fabric)
-        return -ENOMEM;
-    sim_nic_init(sim);
-    sim->domain.nic = &sim->nic;
-    sim->domain.adds = sim->nic.adds;
-    sim->domain.context = (struct ibv_context *)(void *)sim; /* nic.c finds the cluster here */
-    sim->fabric->owner = getpid();
-    sim->fabric->rail_count = (int)sim->rails;
-    for (uint32_t i = 0; i < sim->rails; i++) {
-        struct prs_rail *rail = &sim->fabric->rail[i];
+    int r;
 
-        snprintf(rail->info.name, sizeof(rail->info.name), "sim%u", i);
-        rail->domain = &sim->domain;
-        rail->max_message_bytes = 1u << 30;
-        rail->info.speed_mbps = (uint32_t)(sim->cluster.link_gbps * 1000);
-        rail->info.in_order = sim->nic.in_order;
-        rail->info.adaptive_routing = sim->cluster.adaptive_unordered != 0;
-    }
+    sim_nic_init(&sim->cluster);
+    sim->fabric.owner = getpid();
+    sim->fabric.config.adaptive_routing = sim->cluster.adaptive_unordered != 0;
+    r = prs_fabric_find_rails(&sim->fabric, prs_backends);
     sim->region.rail_mask = (1ull << sim->rails) - 1;
-    return 0;
+    return r ? r : sim->fabric.rail_count == (int)sim->rails ? 0 : -ENOMEM;
+}
+
+static void close_rails(struct sim *sim)
+{
+    for (int i = 0; i < sim->fabric.rail_count; i++)
+        prs_domain_close(sim->fabric.rail[i].domain);
 }
 
 int sim_open(struct sim *sim, const struct sim_options *options)
@@ -102,7 +96,7 @@ void sim_close(struct sim *sim)
     if (sim->ledger)
         sim_ledger_fini(sim->ledger);
     free(sim->ledger);
-    free(sim->fabric);
+    close_rails(sim);
     sim_memory_fini();
 }
 

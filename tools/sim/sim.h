@@ -106,6 +106,12 @@ struct sim_link {
     uint32_t first, count, room; /* of a ring; room is a power of two */
 };
 
+/* The domain of all rails. */
+struct sim_device {
+    struct prs_domain base;
+    struct sim *sim;
+};
+
 /* One side of a connection. */
 struct sim_end {
     struct prs_peer *peer;
@@ -204,11 +210,9 @@ struct sim {
     struct sim_clock *uplink, *downlink;
     uint32_t leaves_per_rail, uplinks; /* uplinks of each leaf; 0: there are no spines */
     double uplink_gbps;
-    struct prs_nic_ops nic;
-    struct prs_fabric *fabric;
+    struct prs_fabric fabric;
     struct prs_region region;
     struct prs_window_remote *remotes;
-    struct prs_domain domain;
     struct sim_end *opening; /* the side for which prs_setup_open() is running */
     struct sim_pair *newest, *oldest;
     uint64_t pairs_open, pairs_most, pairs_made;
@@ -292,7 +296,8 @@ void sim_disconnect_all(struct sim *sim);
 struct prs_peer *sim_peer(struct sim *sim, uint32_t rank, uint32_t other);
 
 /* nic.c */
-void sim_nic_init(struct sim *sim);
+extern struct prs_nic_ops sim_nic; /* its properties are the cluster's */
+void sim_nic_init(const struct sim_cluster *cluster);
 void sim_nic_event(struct sim *sim, const struct sim_event *event);
 void sim_nic_take_effect(struct sim *sim, struct sim_queue *queue, uint32_t position);
 
@@ -305,6 +310,8 @@ void sim_executor_event(struct sim_queue *queue, uint32_t thread);
 
 /* rails.c */
 void sim_rails_open(struct sim *sim);
+/* prs_nic_ops.stop */
+void sim_rails_stop(struct prs_link *base);
 /* The rail is lost, or back. */
 void sim_rails_event(struct sim *sim, bool down);
 int sim_rails_connect(struct sim *sim, struct sim_end *end);

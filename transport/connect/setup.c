@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "transport/nic/verbs/gid.h"
 #include "transport/peer/links.h"
 #include "transport/peer/recovery.h"
 #include "transport/util/clock.h"
@@ -70,13 +69,13 @@ static void describe(struct prs_peer *peer, const char *why)
     for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
         const struct prs_rail_info *own = &peer->fabric->rail[peer->path[i].local_rail].info;
         const struct prs_wire_rail *other = &peer->path[i].peer;
-        char gid[64], own_gid[64];
+        char where[64], own_where[64];
 
-        prs_gid_text(other->gid, gid, sizeof(gid));
-        prs_gid_text(peer->path[i].own.gid, own_gid, sizeof(own_gid));
-        at +=
-            snprintf(peer->description + at, room - (size_t)at, "%s%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
-                     other->standby ? " on standby" : "", own->name, own->port, own_gid, other->name, other->port, gid);
+        peer->nic->address_text(&other->address, where, sizeof(where));
+        peer->nic->address_text(&peer->path[i].own.told, own_where, sizeof(own_where));
+        at += snprintf(peer->description + at, room - (size_t)at, "%s%s %s:%d (%s) to %s:%u (%s)", i ? "," : "",
+                       other->standby ? " on standby" : "", own->name, own->port, own_where, other->name, other->port,
+                       where);
     }
     if ((size_t)at < room)
         at += snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
@@ -245,7 +244,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     }
     r = prs_failover_open(peer);
     /* The thread of watch.c polls the queues of one peer alone. */
-    peer->cqs = peer->failover || !peer->nic->poll_shared ? NULL : options->cqs;
+    peer->cqs = peer->failover || !peer->nic->shares_cqs ? NULL : options->cqs;
     if (!r)
         r = prs_links_open(peer, remote);
     if (!r)
@@ -322,16 +321,17 @@ static int try_later(const struct prs_peer *peer, struct prs_setup_progress *pro
     const struct prs_config *config = &peer->fabric->config;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
-    char gid[64], own_gid[64];
+    char where[64], own_where[64];
 
-    prs_gid_text(other->gid, gid, sizeof(gid));
-    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
+    peer->nic->address_text(&other->address, where, sizeof(where));
+    peer->nic->address_text(&peer->path[path].own.told, own_where, sizeof(own_where));
     if (progress->tries++ >= config->mqp_retry_count)
         return prs_fail(-error,
-                        "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
+                        "%s:%d (%s) cannot reach %s:%u (%s): %s after %d tries; are the rails in one "
                         "network, and does it route between them?",
-                        own->name, own->port, own_gid, other->name, other->port, gid, strerror(error), progress->tries);
-    PRS_INFO("%s:%d to %s:%u (GID %s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, gid,
+                        own->name, own->port, own_where, other->name, other->port, where, strerror(error),
+                        progress->tries);
+    PRS_INFO("%s:%d to %s:%u (%s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, where,
              strerror(error), config->mqp_retry_ms);
     progress->again_ns = prs_clock_ns() + (uint64_t)config->mqp_retry_ms * 1000000;
     return PRS_AGAIN;
@@ -347,12 +347,9 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
         return PRS_AGAIN;
     for (; progress->next_queue < peer->queues; progress->next_queue++) {
         uint32_t q = progress->next_queue, path = peer->order.queue[q].path;
-        const struct prs_wire_rail *other = &peer->path[path].peer;
-        struct prs_link_remote where = {.lid = other->lid, .mtu = other->mtu, .reads = other->reads};
-        int error = 0, r;
+        int error = 0;
+        int r = peer->nic->connect(peer->queue[q], &remote->queue[q], &peer->path[path].peer.address, &error);
 
-        memcpy(where.gid, other->gid, sizeof(where.gid));
-        r = peer->nic->connect(peer->queue[q], &remote->queue[q], &where, &error);
         if (r == PRS_AGAIN)
             return try_later(peer, progress, path, error);
         if (r)
@@ -391,7 +388,7 @@ void prs_peer_close(struct prs_peer *peer)
         prs_watch_remove(peer);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
-            prs_nic_kill_link(peer->link[i]);
+            peer->nic->kill(peer->link[i]);
     prs_order_fail(&peer->order, -ECANCELED);
     for (uint32_t i = 0; i < peer->path_count; i++) {
         if (!peer->link[i])

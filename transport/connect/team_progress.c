@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "transport/nic/domain.h"
@@ -63,7 +64,7 @@ static int attend_listed(struct prs_team *team, struct prs_team_context *context
 }
 
 /* The queues themselves do not work any more. */
-static PRS_COLD int fail_sharers(const struct prs_team_context *context, const struct prs_cqs *cqs, int error)
+static PRS_COLD int fail_sharers(const struct prs_team_context *context, const struct prs_shared_cqs *cqs, int error)
 {
     bool is_told = false;
 
@@ -81,7 +82,7 @@ static PRS_COLD int fail_sharers(const struct prs_team_context *context, const s
 
 /* Completions that the NIC of one rail has for any peer. */
 static int take_completions(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
-                            struct prs_cqs *cqs, int *did)
+                            struct prs_shared_cqs *cqs, int *did)
 {
     struct prs_event events[PRS_POLL_MOST];
     int error = 0;

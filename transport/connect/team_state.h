@@ -7,7 +7,7 @@
 
 #include "transport/connect/setup.h"
 #include "transport/nic/fabric.h"
-#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/cq_group.h"
 #include <perseus/team.h>
 
 enum { PRS_TEAM_HELLO_MAGIC = 0x4d544550 /* "PETM" */ };

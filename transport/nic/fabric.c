@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "transport/nic/nic.h"
+#include "transport/nic/backends.h"
 #include "transport/order/policy.h"
 #include "transport/host/socket.h"
 #include "transport/util/error.h"
@@ -20,13 +20,12 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabric
 static struct prs_fabric *fabrics;
 PRS_RENEW_IN_CHILD(list, list_lock)
 
-/* Add the admitted ports of an open device; each takes a reference to it. Return how many were added. */
-static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struct prs_domain *domain)
+/* Add the admitted ports of an open device; each takes a reference to it. */
+static void add_ports(struct prs_fabric *fabric, const struct prs_nic_device *device, struct prs_domain *domain)
 {
     const struct prs_config *config = &fabric->config;
-    int added = 0;
 
-    for (int port = 1; port <= domain->attr.phys_port_cnt && fabric->rail_count < PRS_FABRIC_RAILS; port++) {
+    for (int port = 1; port <= domain->ports && fabric->rail_count < PRS_FABRIC_RAILS; port++) {
         struct prs_rail *rail = &fabric->rail[fabric->rail_count];
         int item = prs_hca_filter_find(&config->hca, domain->name, port);
         struct prs_domain *again;
@@ -51,9 +50,7 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
                  rail->info.relaxed_ordering ? ", relaxed ordering" : "", rail->info.mem_note[0] ? " (" : "",
                  rail->info.mem_note, rail->info.mem_note[0] ? ")" : "");
         fabric->rail_count++;
-        added++;
     }
-    return added;
 }
 
 static int compare_rails(const void *a, const void *b)
@@ -82,33 +79,36 @@ void prs_fabric_number_ports(struct prs_fabric *fabric)
     }
 }
 
-static int find_rails(struct prs_fabric *fabric)
+static void add_device(void *arg, const struct prs_nic_device *device)
 {
-    struct ibv_device **devices;
-    int count = 0;
+    struct prs_fabric *fabric = arg;
+    struct prs_domain *domain;
 
-    devices = prs_verbs.get_device_list(&count);
-    if (!devices)
-        return prs_fail(errno ? -errno : -ENOSYS, "cannot list RDMA devices: %s; is ib_uverbs loaded?",
-                        strerror(errno));
-    for (int i = 0; i < count; i++) {
-        const char *name = prs_verbs.get_device_name(devices[i]);
-        struct prs_domain *domain;
-
-        if (!fabric->config.hca.exclude && !prs_hca_filter_admits(&fabric->config.hca, name, -1)) {
-            PRS_INFO("%s passed over: NCCL_IB_HCA", name); /* before opening it */
-            continue;
-        }
-        if (prs_domain_open(devices[i], &domain))
-            continue; /* logged; other devices may still work */
-        add_ports(fabric, devices[i], domain);
-        prs_domain_close(domain);
+    if (!fabric->config.hca.exclude && !prs_hca_filter_admits(&fabric->config.hca, device->name, -1)) {
+        PRS_INFO("%s passed over: NCCL_IB_HCA", device->name); /* before opening it */
+        return;
     }
-    prs_verbs.free_device_list(devices);
+    if (prs_domain_open(device, &domain))
+        return; /* logged; other devices may still work */
+    add_ports(fabric, device, domain);
+    prs_domain_close(domain);
+}
+
+int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *const *backends)
+{
+    int r = -ENOSYS;
+
+    /* A host has the libraries of some back ends. */
+    for (; *backends; backends++) {
+        int found = (*backends)->devices(add_device, fabric);
+
+        if (r)
+            r = found;
+    }
     /* The same order in every process, whatever the order of the kernel, because rails are paired by position. */
     qsort(fabric->rail, (size_t)fabric->rail_count, sizeof(*fabric->rail), compare_rails);
     prs_fabric_number_ports(fabric);
-    return 0;
+    return r;
 }
 
 static int open_new(const struct prs_config *config, struct prs_fabric **out)
@@ -125,9 +125,7 @@ static int open_new(const struct prs_config *config, struct prs_fabric **out)
     if (config->disabled)
         PRS_INFO("NCCL_IB_DISABLE=1: no rails are used");
     else
-        r = prs_verbs_load();
-    if (!r && !config->disabled)
-        r = find_rails(fabric);
+        r = prs_fabric_find_rails(fabric, prs_backends);
     if (r) {
         free(fabric);
         return r;

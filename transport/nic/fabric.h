@@ -17,6 +17,12 @@ struct prs_fabric {
     struct prs_rail rail[PRS_FABRIC_RAILS];
 };
 
+struct prs_nic_ops;
+
+/* Add the rails of all devices that these back ends find; NULL ends them. Return 0, or the error of the last: none of
+ * them can look for devices. */
+int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *const *backends);
+
 /* Give each rail its info.chip_port. */
 void prs_fabric_number_ports(struct prs_fabric *fabric);
 

@@ -4,17 +4,9 @@
 #define TRANSPORT_RAIL_H
 
 #include "transport/host/config.h"
+#include "transport/nic/address.h"
 #include "transport/nic/domain.h"
 #include <perseus/perseus.h>
-
-/* Where a rail is in its network. Subnet managers, DHCP and the kernel change it, so each connection reads it anew. */
-struct prs_rail_address {
-    uint8_t gid[16];
-    int gid_index;
-    uint16_t lid;
-    uint8_t mtu;       /* enum ibv_mtu */
-    bool grh_required; /* an InfiniBand port that takes no packet without a global header */
-};
 
 struct prs_rail {
     struct prs_domain *domain;

@@ -37,7 +37,8 @@ static int explain(const struct registration *what, const struct prs_mr_key *key
             -ENOMEM,
             "%s: cannot register %s memory at %#llx (%llu MiB): no memory; RLIMIT_MEMLOCK is %s, the device "
             "allows %d registrations",
-            device, kind_name(key->kind), (unsigned long long)key->start, mib, locked, what->rail->domain->attr.max_mr);
+            device, kind_name(key->kind), (unsigned long long)key->start, mib, locked,
+            what->rail->domain->max_registrations);
     return prs_fail(-error, "%s: cannot register %s memory at %#llx (%llu MiB): %s; %s", device, kind_name(key->kind),
                     (unsigned long long)key->start, mib, strerror(error),
                     key->kind == PRS_MEM_DMABUF ? "does its file hold all of it?" : "is it mapped and writable?");

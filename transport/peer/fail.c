@@ -36,7 +36,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     prs_fail(code, "%s", peer->error_text);
     /* Before the ops are failed: their memory may be reused at once, so no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
-        prs_nic_kill_link(peer->link[i]);
+        peer->nic->kill(peer->link[i]);
     prs_note_tell_failure(peer, text);
     if (peer->records)
         prs_claim_drop(&peer->records->raise.claim);

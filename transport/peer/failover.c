@@ -52,7 +52,7 @@ void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why)
     struct prs_failover_path *lost = &peer->failover->path[path];
 
     snprintf(lost->why, sizeof(lost->why), "%s", why);
-    prs_nic_stop_queues(peer->link[path]);
+    peer->nic->stop(peer->link[path]);
     lost->since_ns = prs_clock_ns();
     if (lost->stage == PRS_PATH_UP)
         lost->lost_ns = lost->since_ns;
@@ -137,7 +137,7 @@ static int take_note(struct prs_peer *peer, struct prs_wire_note *note)
         return prs_peer_fail(
             peer, -EPROTO,
             "the peer at %s sent a note of type %u about path %u, queues %u, that is unexpected here, or "
-            "offers an impossible MTU or number of reads",
+            "offers queues of a port that cannot be",
             peer->remote, note->type, note->path, note->epoch);
     if (prs_recovery_take(peer, note))
         return 0;

@@ -68,14 +68,12 @@ struct prs_wire_note {
             char why[188];                                 /* DOWN, FAILED */
         };
         struct { /* OFFER, ACCEPT */
-            struct prs_link_remote where;
-            struct prs_queue_address queue[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+            struct prs_nic_address where;
+            struct prs_nic_address queue[PRS_ORDER_MAX_QUEUES_PER_RAIL];
         };
     };
 };
-static_assert(sizeof(struct prs_link_remote) == 20 && sizeof(struct prs_queue_address) == 20 &&
-                  sizeof(struct prs_wire_note) == 344,
-              "part of the wire format");
+static_assert(sizeof(struct prs_wire_note) == 4 + 64 + 16 * 64, "part of the wire format");
 
 /* A member of watch.c's list, under its lock. */
 struct prs_watched {

@@ -246,18 +246,15 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 
         prs_rail_locate(rail, &fabric->config, &own[i]);
         out[i] = (struct prs_wire_rail){.speed_mbps = rail->info.speed_mbps,
-                                        .lid = own[i].lid,
                                         .rail_id = rail->info.rail_id,
                                         .plane_id = rail->info.plane_id,
                                         .port = rail->port,
-                                        .mtu = own[i].mtu,
-                                        .reads = rail->domain->nic->reads(rail),
                                         .is_roce = rail->info.is_roce,
                                         .adds = rail->domain->adds,
                                         .standby = standby && i == rails->count - 1};
         memcpy(out[i].queue_kind, rail->domain->nic->name, sizeof(out[i].queue_kind));
         snprintf(out[i].name, sizeof(out[i].name), "%.62s", rail->info.name);
-        memcpy(out[i].gid, own[i].gid, sizeof(out[i].gid));
+        out[i].address = own[i].told;
     }
 }
 
@@ -320,14 +317,13 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
     if (count < 1 || count > PRS_MAX_RAILS)
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     /* MUTANT(peer) the name of a rail ends: s/!memchr(rail[i].name, 0, sizeof(rail[i].name)) ||// */
-    /* MUTANT(peer) a rail has an MTU and reads: s/!prs_wire_can_connect(rail[i].mtu, rail[i].reads) ||// */
+    /* MUTANT(peer) a rail has a kind of queues: s/!rail[i].queue_kind[0] ||// */
     /* MUTANT(peer) a rail stands by or not: s/|| rail[i].standby > 1// */
     for (uint32_t i = 0; i < count; i++)
         if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || !rail[i].queue_kind[0] ||
-            !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) ||
-            !prs_wire_can_connect(rail[i].mtu, rail[i].reads) || rail[i].standby > 1)
-            return prs_fail(-EPROTO, "%s: rail %u: impossible name, kind of queues, MTU code %u or reads %u", remote, i,
-                            rail[i].mtu, rail[i].reads);
+            !memchr(rail[i].queue_kind, 0, sizeof(rail[i].queue_kind)) || rail[i].standby > 1)
+            return prs_fail(-EPROTO, "%s: rail %u: impossible name or kind of queues, or standby %u", remote, i,
+                            rail[i].standby);
     return 0;
 }
 

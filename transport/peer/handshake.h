@@ -58,20 +58,17 @@ enum prs_frame_type { PRS_FRAME_HELLO = 1, PRS_FRAME_REPLY, PRS_FRAME_QUEUES, PR
 struct prs_wire_rail {
     char name[63];
     uint8_t standby; /* 1: it is used only while the other rails are lost */
-    uint8_t gid[16];
+    struct prs_nic_address address;
     uint32_t speed_mbps;
-    uint16_t lid;
     int16_t rail_id;
     int16_t plane_id;
     uint8_t port;
-    uint8_t mtu;
-    uint8_t reads;
     uint8_t is_roce;
     uint8_t adds; /* 1: the NIC performs atomics */
     uint8_t reserved;
     char queue_kind[PRS_NIC_NAME_BYTES]; /* prs_nic_ops.name */
 };
-static_assert(sizeof(struct prs_wire_rail) == 104, "part of the wire format");
+static_assert(sizeof(struct prs_wire_rail) == 148, "part of the wire format");
 
 struct prs_wire_private {
     uint32_t bytes;
@@ -102,7 +99,7 @@ struct prs_wire_queues {
     uint32_t counted;  /* 1: the sender's signals are records, and it takes credits */
     uint32_t failover; /* 1: the sender can replace a lost rail by another */
     uint32_t reserved;
-    struct prs_queue_address queue[PRS_ORDER_MAX_DATA_QUEUES];
+    struct prs_nic_address queue[PRS_ORDER_MAX_DATA_QUEUES];
     struct prs_wire_window credit;
     struct prs_wire_window records; /* present if the other side said `counted` before */
     struct prs_wire_window sizes;   /* 8 bytes an id: for sizes of long messages under adaptive routing */
@@ -174,13 +171,7 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);
-/* Are these values of a rail, from the wire, ones that queues can be connected with? */
-static inline bool prs_wire_can_connect(uint8_t mtu, uint8_t reads)
-{
-    return mtu >= 1 && mtu <= 5 && reads >= 1;
-}
-
-/* Check the values of a received frame. Return 0 or -EPROTO. */
+/* Check the values of a received frame, but for addresses, which the back ends check. Return 0 or -EPROTO. */
 int prs_wire_check_hello(const struct prs_wire_hello *hello, const char *remote);
 int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails, const char *remote);
 

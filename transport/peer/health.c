@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "transport/nic/verbs/gid.h"
 #include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 #include "transport/peer/watch.h"
@@ -43,14 +42,14 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     uint32_t path = peer->order.queue[event->queue].path;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
-    char gid[64], own_gid[64];
+    char where[64], own_where[64];
 
-    prs_gid_text(other->gid, gid, sizeof(gid));
-    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
-    return prs_peer_fail(
-        peer, event->error, "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s%s",
-        event->text, event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
-        other->port, gid, peer->remote, event->cause, event->error == -ETIMEDOUT ? advice(peer) : "");
+    peer->nic->address_text(&other->address, where, sizeof(where));
+    peer->nic->address_text(&peer->path[path].own.told, own_where, sizeof(own_where));
+    return prs_peer_fail(peer, event->error, "%s (status %d, vendor %#x) on queue %u, %s:%d %s to %s:%u %s at %s: %s%s",
+                         event->text, event->status, event->vendor, event->queue, own->name, own->port, own_where,
+                         other->name, other->port, where, peer->remote, event->cause,
+                         event->error == -ETIMEDOUT ? advice(peer) : "");
 }
 
 /* Is a request to the other side in flight that a caller waits for? Requests to ourselves, credits and unsignaled lazy

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/peer/links.h"
 
-#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/cq_group.h"
 #include "transport/peer/peer.h"
 
 enum { RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2 /* the most unfinished notifications */ };
@@ -13,7 +13,7 @@ int prs_links_open_path(const struct prs_peer *peer, uint32_t path, const struct
     const struct prs_rail *rail = &peer->fabric->rail[peer->path[path].local_rail];
     uint32_t most = rail->domain->max_receive_wr, depth = peer->order.queue[0].mask + 1;
     uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
-    struct prs_cqs *shared = NULL;
+    struct prs_shared_cqs *shared = NULL;
     int r = peer->cqs ? prs_cq_group_get(peer->cqs, rail, &shared) : 0;
     struct prs_link_options options = {.rail = rail,
                                        .config = config,
@@ -23,7 +23,7 @@ int prs_links_open_path(const struct prs_peer *peer, uint32_t path, const struct
                                            rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
                                        .queues = peer->queues_per_path,
                                        .ids = ids,
-                                       .remote_gid = peer->path[path].peer.gid,
+                                       .remote_port = &peer->path[path].peer.address,
                                        .remote = remote ? remote->queue : NULL,
                                        .depth = depth,
                                        .loopback_depth = prs_links_loopback_depth(depth),

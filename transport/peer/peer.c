@@ -214,9 +214,7 @@ const char *prs_peer_describe(const struct prs_peer *peer)
 
 uint32_t prs_peer_queue_number(const struct prs_peer *peer)
 {
-    const struct ibv_qp *qp = peer->queue[0]->qp;
-
-    return qp ? qp->qp_num : 0; /* none: its NIC has died */
+    return peer->queue[0]->number;
 }
 
 PRS_READS_COUNTERS void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)

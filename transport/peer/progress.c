@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/cq_group.h"
 #include "transport/peer/fail.h"
 #include "transport/peer/health.h"
 #include "transport/peer/peer.h"
@@ -248,7 +248,7 @@ int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct
     bool shares = true;
 
     for (uint32_t i = 0; i < peer->path_count; i++) {
-        int r = peer->link[i]->cqs ? prs_cqs_adopt(peer->link[i]->cqs, peer->link[i], peer) : 0;
+        int r = peer->link[i]->cqs ? peer->nic->adopt(peer->link[i]->cqs, peer->link[i], peer) : 0;
 
         if (r)
             return r;

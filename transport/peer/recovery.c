@@ -50,16 +50,10 @@ static bool is_accepted(const struct prs_failover_path *at)
     return at->accepted && at->attempt != PRS_ATTEMPT_NONE && at->attempt != PRS_ATTEMPT_ENDED;
 }
 
-/* As in the handshake: the values go into the state of a queue. */
-static bool can_connect(const struct prs_wire_note *note)
-{
-    return prs_wire_can_connect(note->where.mtu, note->where.reads);
-}
-
 bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_note *note)
 {
     const struct prs_failover_path *at = &peer->failover->path[note->path];
-    bool is_next = note->epoch == (uint8_t)(at->epoch + 1);
+    bool is_next = note->epoch == (uint8_t)(at->epoch + 1), can_connect = peer->nic->is_port(&note->where);
 
     switch (note->type) {
     case PRS_NOTE_DOWN:
@@ -70,13 +64,13 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
         /* MUTANT(peer) one side offers: s/!peer->offers &&// */
         /* MUTANT(peer) an offer comes after the loss: s/at->told &&// */
         /* MUTANT(peer) an offer comes once: s/&& !at->asked// */
-        /* MUTANT(peer) an offer can be connected: s/&& can_connect(note)// */
-        return is_next && !peer->offers && at->told && !at->asked && can_connect(note);
+        /* MUTANT(peer) an offer can be connected: s/&& can_connect// */
+        return is_next && !peer->offers && at->told && !at->asked && can_connect;
     case PRS_NOTE_ACCEPT:
         /* MUTANT(peer) an answer is for the next queues: s/is_next &&// */
         /* MUTANT(peer) an answer follows an offer: s/at->attempt == PRS_ATTEMPT_OFFERED &&// */
-        /* MUTANT(peer) an answer can be connected: s/&& can_connect(note)// */
-        return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted && can_connect(note);
+        /* MUTANT(peer) an answer can be connected: s/&& can_connect// */
+        return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted && can_connect;
     case PRS_NOTE_READY: /* we may have given the queues up meanwhile */
         /* MUTANT(peer) a path in use is not made ready: s/&& at->stage != PRS_PATH_UP// */
         /* MUTANT(peer) a path without queues is not made ready: s/&& at->stage != PRS_PATH_DOWN// */
@@ -126,10 +120,8 @@ static void send_queues(struct prs_peer *peer, uint32_t path, enum prs_note_type
     struct prs_wire_note note = {.type = (uint8_t)type,
                                  .path = (uint8_t)path,
                                  .epoch = (uint8_t)(at->epoch + (type == PRS_NOTE_OFFER)),
-                                 .where = {.lid = link->own.lid, .mtu = link->own.mtu}};
+                                 .where = link->own.told};
 
-    memcpy(note.where.gid, link->own.gid, sizeof(note.where.gid));
-    note.where.reads = peer->nic->reads(link->rail);
     for (uint32_t k = 0; k < peer->queues_per_path; k++)
         peer->nic->address(link->queue[k], &note.queue[k]);
     prs_note_send(peer, &note);
@@ -211,7 +203,7 @@ static void swap_links(struct prs_peer *peer, uint32_t path)
     if (peer->queue[peer->queues + path])
         peer->queue[peer->queues + path] = link->loopback;
     peer->path[path].own = link->own;
-    memcpy(peer->path[path].peer.gid, at->theirs.where.gid, sizeof(at->theirs.where.gid));
+    peer->path[path].peer.address = at->theirs.where;
     prs_order_probe_up(&peer->order, path);
     if (peer->failure.kind == PRS_EVENT_ERROR && peer->order.queue[peer->failure.queue].path == path) {
         peer->failure.kind = PRS_EVENT_DONE; /* of the old queues: it says nothing of these */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/nic/domain.h"
+#include "transport/nic/verbs/device.h"
 #include "transport/util/log.h"
 
 enum { FIRST_NAMES = 32 /* enough for a link with a completion queue of its own: the table does not move */ };
@@ -26,7 +26,7 @@ int prs_cqs_open(const struct prs_rail *rail, bool shared, struct prs_cqs **out)
         free(cqs);
         return prs_nic_fail(rail, ENOMEM, "completion queues");
     }
-    cqs->rail = rail;
+    cqs->base.rail = rail;
     cqs->shared = shared;
     cqs->refs = 1;
     cqs->names = FIRST_NAMES;
@@ -49,7 +49,7 @@ static void free_cqs(struct prs_cqs *cqs)
 
         cqs->first = cq->next;
         if (prs_verbs.destroy_cq(cq->cq))
-            PRS_WARN("%s: cannot destroy a completion queue", cqs->rail->info.name);
+            PRS_WARN("%s: cannot destroy a completion queue", cqs->base.rail->info.name);
         free(cq);
     }
     pthread_mutex_destroy(&cqs->life);
@@ -83,7 +83,8 @@ static struct prs_cq *new_cq(struct prs_cqs *cqs, uint32_t entries)
     if (!cq)
         return NULL;
     errno = 0;
-    cq->cq = prs_verbs.create_cq(cqs->rail->domain->context, (int)entries, &cq->overrun, NULL, 0);
+    cq->cq =
+        prs_verbs.create_cq(prs_verbs_device(cqs->base.rail->domain)->context, (int)entries, &cq->overrun, NULL, 0);
     if (!cq->cq) {
         free(cq);
         return NULL;
@@ -94,7 +95,7 @@ static struct prs_cq *new_cq(struct prs_cqs *cqs, uint32_t entries)
 
 static uint32_t limit_of(const struct prs_cqs *cqs)
 {
-    int most = cqs->rail->domain->attr.max_cqe;
+    int most = prs_verbs_device(cqs->base.rail->domain)->attr.max_cqe;
 
     return most > 0 ? (uint32_t)most : INT_MAX;
 }
@@ -167,7 +168,7 @@ int prs_cqs_reserve(struct prs_cqs *cqs, uint32_t entries, struct prs_cq **out)
         cq->used += entries;
     pthread_mutex_unlock(&cqs->life);
     *out = cq;
-    return cq ? 0 : prs_nic_fail(cqs->rail, error, "cannot create a completion queue");
+    return cq ? 0 : prs_nic_fail(cqs->base.rail, error, "cannot create a completion queue");
 }
 
 void prs_cqs_release(struct prs_cqs *cqs, struct prs_cq *cq, uint32_t entries)
@@ -204,7 +205,7 @@ int prs_cqs_name(struct prs_cqs *cqs, struct prs_queue *queue, uint32_t *name)
         cqs->queue[at] = queue;
     prs_spin_unlock(&cqs->locked);
     *name = at;
-    return found ? 0 : prs_nic_fail(cqs->rail, ENOMEM, "completion queues");
+    return found ? 0 : prs_nic_fail(cqs->base.rail, ENOMEM, "completion queues");
 }
 
 void prs_cqs_silence(struct prs_cqs *cqs, uint32_t name)
@@ -295,41 +296,5 @@ int prs_cqs_adopt(struct prs_cqs *cqs, struct prs_link *link, void *user)
         cqs->held_count = 0; /* those of other links will be held back again */
     }
     prs_spin_unlock(&cqs->locked);
-    return has_room ? 0 : prs_nic_fail(cqs->rail, ENOMEM, "completions");
-}
-
-/* ---- groups ---- */
-
-int prs_cq_group_get(struct prs_cq_group *group, const struct prs_rail *rail, struct prs_cqs **out)
-{
-    int r;
-
-    for (uint32_t i = 0; i < group->count; i++)
-        if (group->rail[i]->rail == rail) {
-            *out = group->rail[i];
-            return 0;
-        }
-    r = prs_cqs_open(rail, true, &group->rail[group->count]);
-    if (r)
-        return r;
-    *out = group->rail[group->count];
-    /* [cq-group] pairs with the acquire of whoever polls: the queues are complete. */
-    __atomic_store_n(&group->count, group->count + 1, __ATOMIC_RELEASE);
-    return 0;
-}
-
-bool prs_cq_group_has(const struct prs_cq_group *group, const struct prs_cqs *cqs)
-{
-    uint32_t count = __atomic_load_n(&group->count, __ATOMIC_ACQUIRE), i = 0; /* [cq-group] */
-
-    while (i < count && group->rail[i] != cqs)
-        i++;
-    return i < count;
-}
-
-void prs_cq_group_drop(struct prs_cq_group *group)
-{
-    for (uint32_t i = 0; i < group->count; i++)
-        prs_cqs_drop(group->rail[i]);
-    group->count = 0;
+    return has_room ? 0 : prs_nic_fail(cqs->base.rail, ENOMEM, "completions");
 }

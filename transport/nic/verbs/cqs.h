@@ -28,10 +28,10 @@ struct prs_cq {
 };
 
 struct prs_cqs {
-    const struct prs_rail *rail;
-    bool shared;          /* else there is one link, and neither lock is needed */
-    bool fixed;           /* the device does not change the size of a completion queue */
-    pthread_mutex_t life; /* protects refs, and which queue there is with how much room */
+    struct prs_shared_cqs base; /* first */
+    bool shared;                /* else there is one link, and neither lock is needed */
+    bool fixed;                 /* the device does not change the size of a completion queue */
+    pthread_mutex_t life;       /* protects refs, and which queue there is with how much room */
     uint32_t refs;
     uint32_t locked; /* prs_spin_lock(); protects what follows */
     struct prs_cq *first;
@@ -66,6 +66,11 @@ int prs_cqs_hold_back_locked(struct prs_cqs *cqs);
 /* user takes the completions of this link from now on: also those that are held back. Return 0 or -ENOMEM. */
 int prs_cqs_adopt(struct prs_cqs *cqs, struct prs_link *link, void *user);
 
+static inline struct prs_cqs *prs_cqs_of(struct prs_shared_cqs *base)
+{
+    return (struct prs_cqs *)base;
+}
+
 /* The queue of which nothing is reported any more. */
 extern struct prs_queue prs_cqs_silent;
 
@@ -79,17 +84,5 @@ static inline struct prs_queue *prs_cqs_find(const struct prs_cqs *cqs, const st
 {
     return cqs->queue[prs_cqs_name_of(wc)];
 }
-
-/* The completion queues that the peers of a team context share. */
-struct prs_cq_group {
-    struct prs_cqs *rail[PRS_MAX_RAILS];
-    uint32_t count; /* atomic: rail[] is filled in first */
-};
-
-/* Find or make those of the rail. One thread at a time. Return 0 or -ENOMEM. */
-int prs_cq_group_get(struct prs_cq_group *group, const struct prs_rail *rail, struct prs_cqs **out);
-bool prs_cq_group_has(const struct prs_cq_group *group, const struct prs_cqs *cqs);
-/* Links may still use them. */
-void prs_cq_group_drop(struct prs_cq_group *group);
 
 #endif

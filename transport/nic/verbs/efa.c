@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "transport/nic/nic.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/util/log.h"
 
 /* Capabilities that older headers do not name. */
@@ -62,17 +62,17 @@ static bool load(char *why, size_t why_bytes)
     return loaded;
 }
 
-void prs_efa_claim(struct prs_domain *domain)
+void prs_efa_claim(struct prs_verbs_device *device)
 {
+    struct prs_domain *domain = &device->base;
     struct efadv_device_attr attr = {0};
     int r;
 
-    if (domain->attr.vendor_id != PRS_EFA_VENDOR)
+    if (device->attr.vendor_id != PRS_EFA_VENDOR)
         return;
-    domain->nic = NULL;
     if (!load(domain->why_not, sizeof(domain->why_not)))
         return;
-    r = efa.query_device(domain->context, &attr, sizeof(attr));
+    r = efa.query_device(device->context, &attr, sizeof(attr));
     if (r) {
         snprintf(domain->why_not, sizeof(domain->why_not), "an Amazon device that libefa does not know: %s",
                  strerror(r < 0 ? -r : r));
@@ -88,8 +88,8 @@ void prs_efa_claim(struct prs_domain *domain)
     domain->nic = &prs_nic_srd;
     domain->max_send_wr = attr.max_sq_wr;
     domain->max_receive_wr = attr.max_rq_wr;
-    domain->max_message_bytes = attr.max_rdma_size;
-    domain->rnr_retry = attr.device_caps & CAPS_RNR_RETRY;
+    device->max_message_bytes = attr.max_rdma_size;
+    device->rnr_retry = attr.device_caps & CAPS_RNR_RETRY;
 }
 
 struct ibv_qp *prs_efa_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)

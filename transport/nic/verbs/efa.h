@@ -4,7 +4,7 @@
 #ifndef TRANSPORT_EFA_H
 #define TRANSPORT_EFA_H
 
-#include "transport/nic/domain.h"
+#include "transport/nic/verbs/device.h"
 
 enum { PRS_EFA_VENDOR = 0x1d0f }; /* Amazon's PCI vendor id, which the driver reports as vendor_id */
 
@@ -12,7 +12,7 @@ struct ibv_ah;
 struct ibv_qp_init_attr_ex;
 
 /* If the device is an EFA, set its back end to SRD, with its limits, or set the reason why it cannot be used. */
-void prs_efa_claim(struct prs_domain *domain);
+void prs_efa_claim(struct prs_verbs_device *device);
 
 /* Create an SRD queue for posting by ibv_wr_*(). On failure NULL, with errno set. */
 struct ibv_qp *prs_efa_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);

@@ -4,11 +4,12 @@
 
 #include "transport/nic/verbs/efa.h"
 
-void prs_efa_claim(struct prs_domain *domain)
+void prs_efa_claim(struct prs_verbs_device *device)
 {
-    if (domain->attr.vendor_id != PRS_EFA_VENDOR)
+    struct prs_domain *domain = &device->base;
+
+    if (device->attr.vendor_id != PRS_EFA_VENDOR)
         return;
-    domain->nic = NULL;
     snprintf(domain->why_not, sizeof(domain->why_not),
              "an EFA, and this build has no SRD back end: configure with -Defa=enabled (needs <infiniband/efadv.h>)");
 }

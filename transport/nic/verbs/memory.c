@@ -3,8 +3,7 @@
 
 #include <errno.h>
 
-#include "transport/nic/domain.h"
-#include "transport/nic/verbs/verbs.h"
+#include "transport/nic/verbs/device.h"
 
 static int access_of(const struct prs_domain *domain, enum prs_access access)
 {
@@ -23,17 +22,18 @@ int prs_verbs_register_memory(struct prs_domain *domain, const struct prs_memory
                               struct prs_registration *out)
 {
     int access = access_of(domain, range->access), relaxed = range->relaxed ? IBV_ACCESS_RELAXED_ORDERING : 0;
+    struct ibv_pd *pd = prs_verbs_device(domain)->pd;
     void *addr = (void *)(uintptr_t)range->addr;
     struct ibv_mr *mr;
 
     errno = 0;
     if (range->kind == PRS_MEM_DMABUF)
-        mr = prs_verbs.reg_dmabuf_mr(domain->pd, range->dmabuf_offset, range->bytes, range->addr, range->dmabuf_fd,
+        mr = prs_verbs.reg_dmabuf_mr(pd, range->dmabuf_offset, range->bytes, range->addr, range->dmabuf_fd,
                                      access | relaxed);
     else if (relaxed)
-        mr = prs_verbs.reg_mr_iova2(domain->pd, addr, range->bytes, range->addr, (unsigned)(access | relaxed));
+        mr = prs_verbs.reg_mr_iova2(pd, addr, range->bytes, range->addr, (unsigned)(access | relaxed));
     else
-        mr = prs_verbs.reg_mr(domain->pd, addr, range->bytes, access);
+        mr = prs_verbs.reg_mr(pd, addr, range->bytes, access);
     if (!mr)
         return errno ? -errno : -EIO;
     *out = (struct prs_registration){.local_key = mr->lkey, .remote_key = mr->rkey, .object = mr};

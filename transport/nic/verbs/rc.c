@@ -8,10 +8,11 @@
 #include <sys/random.h>
 
 #include "transport/nic/verbs/cqs.h"
+#include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/gid.h"
-#include "transport/nic/nic.h"
-#include "transport/nic/verbs/memory.h"
 #include "transport/nic/verbs/receives.h"
+#include "transport/nic/verbs/status.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
@@ -21,12 +22,12 @@ enum {
      * than its receiver transfers only a quarter of the time. */
     MIN_RNR_TIMER = 6,
     RNR_FOREVER = 7, /* a slow receiver is not an error */
-    MAX_READS = 16,  /* reads and atomics in flight on a queue */
     POST_MOST = 32,  /* requests of one call of the driver, and so of one doorbell */
 };
 
 struct rc_queue {
     struct prs_queue base;
+    struct ibv_qp *qp;
     unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
     uint32_t name;         /* among those that share its completion queue */
     uint64_t wr_id_high;   /* name << 32 */
@@ -98,14 +99,16 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t dept
     /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
     if (link->base.queue_count && !link->base.queue[0]->takes_inline)
         attr.cap.max_inline_data = 0;
-    queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
-    if (!queue->base.qp && !link->base.queue_count) { /* some devices have no inline data at all */
+    queue->qp = prs_verbs.create_qp(prs_verbs_device(link->base.rail->domain)->pd, &attr);
+    if (!queue->qp && !link->base.queue_count) { /* some devices have no inline data at all */
         attr.cap.max_inline_data = 0;
         errno = 0;
-        queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+        queue->qp = prs_verbs.create_qp(prs_verbs_device(link->base.rail->domain)->pd, &attr);
     }
+    if (queue->qp)
+        queue->base.number = queue->qp->qp_num;
     queue->base.takes_inline = attr.cap.max_inline_data >= PRS_INLINE_BYTES;
-    return queue->base.qp
+    return queue->qp
                ? 0
                : prs_nic_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
 }
@@ -119,20 +122,20 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                            (link->base.rail->domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0),
     };
-    int r = prs_verbs.modify_qp(queue->base.qp, &attr,
-                                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 
     return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
 }
 
 /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
-static void destroy_qp(struct prs_queue *base)
+static void destroy_qp(struct rc_queue *queue)
 {
-    int r = base->qp ? prs_verbs.destroy_qp(base->qp) : 0;
+    int r = queue->qp ? prs_verbs.destroy_qp(queue->qp) : 0;
 
     if (r)
-        PRS_WARN("%s: cannot destroy queue pair %u: %s", base->link->rail->info.name, base->qp->qp_num, strerror(r));
-    base->qp = NULL;
+        PRS_WARN("%s: cannot destroy queue pair %u: %s", queue->base.link->rail->info.name, queue->base.number,
+                 strerror(r));
+    queue->qp = NULL;
 }
 
 /* NULL is allowed: a loopback queue that was never used. */
@@ -145,7 +148,7 @@ static void queue_close(struct prs_queue *base)
         return;
     cqs = to_rc_link(base->link)->cqs;
     prs_cqs_silence(cqs, queue->name);
-    destroy_qp(base);
+    destroy_qp(queue);
     prs_cqs_unname(cqs, queue->name);
     free(queue);
 }
@@ -174,7 +177,7 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
     if (!r)
         prepare_flags(queue);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, queue->name, sizes, NULL);
+        r = prs_receives_open(&queue->receives, &queue->base, queue->qp, queue->name, sizes, NULL);
     if (r) {
         queue_close(&queue->base);
         return r;
@@ -202,7 +205,7 @@ static int open_cq(struct rc_link *link, const struct prs_link_options *options)
     uint32_t entries = options->queues * (options->depth + link->receives.depth) + options->loopback_depth;
     int r;
 
-    link->cqs = options->shared;
+    link->cqs = options->shared ? prs_cqs_of(options->shared) : NULL;
     if (link->cqs)
         prs_cqs_hold(link->cqs);
     r = link->cqs ? 0 : prs_cqs_open(options->rail, false, &link->cqs);
@@ -262,73 +265,69 @@ static const struct prs_config *config_of(const struct prs_queue *base)
     return to_rc_link(base->link)->config;
 }
 
-static void rc_address(const struct prs_queue *base, struct prs_queue_address *out)
+static void rc_address(const struct prs_queue *base, struct prs_nic_address *out)
 {
+    const struct rc_queue *queue = (const struct rc_queue *)base;
+    struct prs_verbs_queue address = {.number = base->number, .start = queue->start};
     struct ibv_ece ece = {0};
 
-    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = ((const struct rc_queue *)base)->start};
-    if (!config_of(base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece || prs_verbs.query_ece(base->qp, &ece))
-        return; /* the library or the device has none */
-    out->ece.vendor = ece.vendor_id;
-    out->ece.options = ece.options;
-    out->ece.mask = ece.comp_mask;
-}
-
-static uint8_t rc_reads(const struct prs_rail *rail)
-{
-    int most = rail->domain->attr.max_qp_rd_atom;
-
-    return (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+    /* The library or the device may have none. */
+    if (config_of(base)->ece && prs_verbs.query_ece && prs_verbs.set_ece && !prs_verbs.query_ece(queue->qp, &ece)) {
+        address.ece.vendor = ece.vendor_id;
+        address.ece.options = ece.options;
+        address.ece.mask = ece.comp_mask;
+    }
+    prs_verbs_tell_queue(&address, out);
 }
 
 /* ---- connect ---- */
 
 /* Within a subnet of InfiniBand the LID is enough, unless the port wants more. Between subnets, packets go to a router,
  * by the LID under which it knows the remote port. */
-static struct ibv_ah_attr address_vector(const struct rc_link *link, const struct prs_link_remote *remote)
+static struct ibv_ah_attr address_vector(const struct rc_link *link, const struct prs_verbs_port *remote)
 {
-    const struct prs_rail_address *own = &link->base.own;
-    bool is_roce = link->base.rail->info.is_roce, near = !is_roce && prs_gid_same_subnet(own->gid, remote->gid);
+    const struct prs_verbs_own_port own = prs_verbs_own_port(&link->base.own);
+    bool is_roce = link->base.rail->info.is_roce, near = !is_roce && prs_gid_same_subnet(own.port.gid, remote->gid);
     uint16_t flid = prs_gid_flid(remote->gid);
     struct ibv_ah_attr ah = {.dlid = remote->lid,
                              .sl = (uint8_t)link->service_level,
                              .port_num = link->base.rail->port,
-                             .is_global = !near || own->grh_required};
+                             .is_global = !near || own.grh_required};
 
     if (!ah.is_global)
         return ah;
     if (!near && !is_roce && flid)
         ah.dlid = flid;
     memcpy(ah.grh.dgid.raw, remote->gid, sizeof(remote->gid));
-    ah.grh.sgid_index = (uint8_t)own->gid_index;
+    ah.grh.sgid_index = (uint8_t)own.gid_index;
     ah.grh.hop_limit = 255;
     ah.grh.traffic_class = (uint8_t)link->traffic_class;
     return ah;
 }
 
-static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
-                               const struct prs_link_remote *remote)
+static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_verbs_queue *address,
+                               const struct prs_verbs_port *remote)
 {
-    uint8_t mtu = link->base.own.mtu;
+    uint8_t mtu = prs_verbs_own_port(&link->base.own).port.mtu;
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
         .path_mtu = (enum ibv_mtu)(mtu < remote->mtu ? mtu : remote->mtu),
         .dest_qp_num = address->number,
         .rq_psn = address->start & 0xffffff,
-        .max_dest_rd_atomic = rc_reads(link->base.rail),
+        .max_dest_rd_atomic = prs_verbs_reads(prs_verbs_device(link->base.rail->domain)),
         .min_rnr_timer = MIN_RNR_TIMER,
         .ah_attr = address_vector(link, remote),
     };
 
-    return prs_verbs.modify_qp(queue->base.qp, &attr,
+    return prs_verbs.modify_qp(queue->qp, &attr,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const struct prs_link_remote *remote)
+static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const struct prs_verbs_port *remote)
 {
-    int most = link->base.rail->domain->attr.max_qp_init_rd_atom;
-    uint8_t own = (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+    int most = prs_verbs_device(link->base.rail->domain)->attr.max_qp_init_rd_atom;
+    uint8_t own = prs_verbs_limit_reads(most);
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)link->config->timeout,
@@ -338,13 +337,13 @@ static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const 
         .max_rd_atomic = own < remote->reads ? own : remote->reads,
     };
 
-    return prs_verbs.modify_qp(queue->base.qp, &attr,
+    return prs_verbs.modify_qp(queue->qp, &attr,
                                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                    IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 /* Take over what the other side's NIC can do; the driver drops what this one cannot. */
-static void negotiate(struct rc_queue *queue, const struct prs_queue_address *address)
+static void negotiate(struct rc_queue *queue, const struct prs_verbs_queue *address)
 {
     struct ibv_ece ece = {
         .vendor_id = address->ece.vendor, .options = address->ece.options, .comp_mask = address->ece.mask};
@@ -352,30 +351,37 @@ static void negotiate(struct rc_queue *queue, const struct prs_queue_address *ad
 
     if (!ece.vendor_id || !config_of(&queue->base)->ece || !prs_verbs.query_ece || !prs_verbs.set_ece)
         return;
-    r = prs_verbs.set_ece(queue->base.qp, &ece);
+    r = prs_verbs.set_ece(queue->qp, &ece);
     if (r)
         PRS_INFO("%s: no enhanced connection establishment with this peer: %s", queue->base.link->rail->info.name,
                  strerror(r > 0 ? r : -r));
 }
 
-static int rc_connect(struct prs_queue *base, const struct prs_queue_address *address,
-                      const struct prs_link_remote *remote, int *error)
+static int rc_connect(struct prs_queue *base, const struct prs_nic_address *told, const struct prs_nic_address *port,
+                      int *error)
 {
     struct rc_link *link = to_rc_link(base->link);
     struct rc_queue *queue = to_rc_queue(base);
+    struct prs_verbs_queue address;
+    struct prs_verbs_port remote;
     int r;
 
     if (queue->connected)
         return 0;
-    negotiate(queue, address);
-    r = to_ready_to_receive(link, queue, address, remote);
+    r = prs_verbs_read_queue(told, &address);
+    if (!r)
+        r = prs_verbs_read_port(port, &remote);
+    if (r)
+        return r;
+    negotiate(queue, &address);
+    r = to_ready_to_receive(link, queue, &address, &remote);
     if (r == ETIMEDOUT || r == EHOSTUNREACH || r == ENETUNREACH) {
         *error = r; /* no ARP reply yet, or an unstable link */
         return PRS_AGAIN;
     }
     if (r)
         return prs_nic_fail(link->base.rail, r, "queue pair to RTR; is the remote GID in the same network?");
-    r = to_ready_to_send(link, queue, remote);
+    r = to_ready_to_send(link, queue, &remote);
     if (r)
         return prs_nic_fail(link->base.rail, r, "queue pair to RTS");
     queue->connected = true;
@@ -384,19 +390,17 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
 
 static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
-    struct prs_link_remote self = {.lid = base->own.lid, .mtu = base->own.mtu, .reads = rc_reads(base->rail)};
     const struct prs_receive_sizes none = prs_receives_sizes(0);
-    struct prs_queue_address address;
+    struct prs_nic_address address;
     int error, r;
 
-    memcpy(self.gid, base->own.gid, sizeof(self.gid));
     if (!base->loopback) {
         r = queue_open(base, id, to_rc_link(base)->loopback_depth, &none, &base->loopback);
         if (r)
             return r;
     }
     rc_address(base->loopback, &address);
-    r = rc_connect(base->loopback, &address, &self, &error);
+    r = rc_connect(base->loopback, &address, &base->own.told, &error);
     if (r > 0)
         r = prs_nic_fail(base->rail, error, "cannot connect a queue to itself");
     *out = base->loopback;
@@ -450,7 +454,7 @@ static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t m
         for (uint32_t i = 0; i < now; i++, position++)
             fill_request(queue, &link->wr[i], &ring[position & mask], position);
         last->next = NULL;
-        r = ibv_post_send(queue->base.qp, link->wr, &bad);
+        r = ibv_post_send(queue->qp, link->wr, &bad);
         last->next = last + 1;
     } while (!r && position != first + count);
     return r > 0 ? -r : r;
@@ -458,7 +462,7 @@ static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t m
 
 static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
 {
-    prs_nic_error_event(wc, out->queue, out);
+    prs_verbs_error_event(wc, out->queue, out);
     if (wc->status == IBV_WC_RETRY_EXC_ERR) {
         out->error = -ETIMEDOUT;
         out->cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
@@ -511,6 +515,47 @@ static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_
     return count;
 }
 
+/* ---- the end of a connection ---- */
+
+/* A dead device or a failed command of its firmware may refuse it. EINVAL: it is in that state already. */
+static void kill_queue(struct prs_queue *base)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    struct rc_queue *queue = to_rc_queue(base);
+    int r = queue->qp ? prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE) : 0; /* none: the link has ended */
+
+    if (!r || r == EINVAL)
+        return;
+    PRS_WARN("%s:%d: queue %u cannot be moved to the error state: %s", base->link->rail->info.name,
+             base->link->rail->port, base->number, strerror(r));
+    base->link->unflushed = true;
+}
+
+static void rc_stop(struct prs_link *link)
+{
+    link->stopped = true; /* first: only what was posted before the change of state is sure to complete */
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        kill_queue(link->queue[i]);
+}
+
+static void rc_end(struct prs_link *base)
+{
+    for (uint32_t i = 0; i < base->queue_count; i++)
+        destroy_qp(to_rc_queue(base->queue[i]));
+    if (base->loopback)
+        destroy_qp(to_rc_queue(base->loopback));
+    to_rc_link(base)->own_cq = NULL; /* some drivers leave the completions of a destroyed queue pair there */
+}
+
+static void rc_kill(struct prs_link *link)
+{
+    rc_stop(link);
+    if (link->loopback)
+        kill_queue(link->loopback);
+    if (link->unflushed) /* the memory of its requests may be used again after this */
+        rc_end(link);
+}
+
 static uint32_t rc_taken(const struct prs_queue *queue)
 {
     return prs_receives_taken(&((const struct rc_queue *)queue)->receives);
@@ -524,14 +569,7 @@ static bool rc_drained(const struct prs_link *link)
     return true;
 }
 
-static void rc_end(struct prs_link *base)
-{
-    for (uint32_t i = 0; i < base->queue_count; i++)
-        destroy_qp(base->queue[i]);
-    if (base->loopback)
-        destroy_qp(base->loopback);
-    to_rc_link(base)->own_cq = NULL; /* some drivers leave the completions of a destroyed queue pair there */
-}
+/* ---- shared completion queues ---- */
 
 /* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
 static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
@@ -553,10 +591,10 @@ static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, str
 
 static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *events)
 {
-    struct prs_cqs *cqs = link->cqs;
+    struct prs_cqs *cqs = to_rc_link(link)->cqs;
     int count, more = 1;
 
-    if (!cqs || !link->queue[0]->qp)
+    if (!link->cqs || !to_rc_queue(link->queue[0])->qp)
         return 0; /* it has ended */
     prs_spin_lock(&cqs->locked);
     while ((count = take_own_locked(cqs, link, events)) == 0 && more > 0)
@@ -608,8 +646,9 @@ static PRS_OUTLINED int take_any_locked(struct prs_cqs *cqs, struct prs_link **l
     return count;
 }
 
-static int rc_poll_shared(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events, bool *more)
+static int rc_poll_shared(struct prs_shared_cqs *base, struct prs_link **link, struct prs_event *events, bool *more)
 {
+    struct prs_cqs *cqs = prs_cqs_of(base);
     int count = 0;
 
     *link = NULL;
@@ -623,18 +662,44 @@ static int rc_poll_shared(struct prs_cqs *cqs, struct prs_link **link, struct pr
     return count;
 }
 
+struct ibv_qp *prs_rc_queue_pair(struct prs_queue *queue)
+{
+    return to_rc_queue(queue)->qp;
+}
+
+static int rc_open_cqs(const struct prs_rail *rail, struct prs_shared_cqs **out)
+{
+    struct prs_cqs *cqs;
+    int r = prs_cqs_open(rail, true, &cqs);
+
+    if (!r)
+        *out = &cqs->base;
+    return r;
+}
+
+static void rc_drop_cqs(struct prs_shared_cqs *cqs)
+{
+    prs_cqs_drop(prs_cqs_of(cqs));
+}
+
+static int rc_adopt(struct prs_shared_cqs *cqs, struct prs_link *link, void *user)
+{
+    return prs_cqs_adopt(prs_cqs_of(cqs), link, user);
+}
+
 const struct prs_nic_ops prs_nic_rc = {
     .name = "rc",
     .chip_guids = true,
     .in_order = true,
     .fence = true,
     .adds = true,
-    .register_memory = prs_verbs_register_memory,
-    .release_memory = prs_verbs_release_memory,
+    .shares_cqs = true,
+    PRS_VERBS_DEVICE_OPS,
     .open = rc_open,
     .close = rc_close,
+    .stop = rc_stop,
+    .kill = rc_kill,
     .address = rc_address,
-    .reads = rc_reads,
     .connect = rc_connect,
     .loopback = rc_loopback,
     .post = rc_post,
@@ -642,5 +707,8 @@ const struct prs_nic_ops prs_nic_rc = {
     .drained = rc_drained,
     .end = rc_end,
     .poll = rc_poll,
+    .open_cqs = rc_open_cqs,
+    .drop_cqs = rc_drop_cqs,
+    .adopt = rc_adopt,
     .poll_shared = rc_poll_shared,
 };

@@ -13,7 +13,7 @@ struct prs_receive_sizes prs_receives_sizes(uint32_t most)
 static int post(struct prs_receives *receives)
 {
     struct ibv_recv_wr *bad;
-    int r = ibv_post_recv(receives->queue->qp, receives->wr, &bad);
+    int r = ibv_post_recv(receives->qp, receives->wr, &bad);
 
     receives->queue->link->receives += receives->batch;
     receives->total += receives->batch;
@@ -29,10 +29,11 @@ int prs_receives_replace(struct prs_receives *receives)
     return post(receives);
 }
 
-int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, uint32_t name,
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp, uint32_t name,
                       const struct prs_receive_sizes *sizes, struct ibv_sge *sge)
 {
     receives->queue = queue;
+    receives->qp = qp;
     receives->consumed = receives->total = receives->flushed = 0;
     receives->depth = sizes->depth;
     receives->batch = sizes->batch;

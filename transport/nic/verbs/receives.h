@@ -20,6 +20,7 @@ struct prs_receive_sizes {
 
 struct prs_receives {
     struct prs_queue *queue;
+    struct ibv_qp *qp;
     uint32_t consumed; /* since the last batch was posted */
     uint32_t batch;
     uint32_t depth;
@@ -32,7 +33,7 @@ struct prs_receive_sizes prs_receives_sizes(uint32_t most);
 
 /* Post the first receives; none when depth is 0. name: what their completions say. sge: memory that each of them names,
  * which must live as long as they do; NULL: none. Return 0 or -errno, logged. */
-int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, uint32_t name,
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp, uint32_t name,
                       const struct prs_receive_sizes *sizes, struct ibv_sge *sge);
 
 /* Post a batch in place of one that was consumed, unless the queue was stopped. Return 0 or -errno. */

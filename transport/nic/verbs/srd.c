@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/nic/nic.h"
-#include "transport/nic/verbs/memory.h"
+#include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/srd_pool.h"
+#include "transport/nic/verbs/status.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -117,19 +118,24 @@ static void srd_close(struct prs_link *base)
 static int open_ends(struct srd_link *link, const struct prs_link_options *options)
 {
     struct prs_link *base = &link->base;
+    struct prs_verbs_port remote_port;
+    int r = prs_verbs_read_port(options->remote_port, &remote_port);
 
+    if (r)
+        return r;
     base->queue = calloc(options->queues, sizeof(*base->queue));
     if (!base->queue)
         return prs_nic_fail(base->rail, ENOMEM, "link");
     while (base->queue_count < options->queues) {
         uint32_t id = options->ids[base->queue_count];
         struct prs_srd_end *end = new_end(base, id, base->queue_count);
-        int r;
+        struct prs_verbs_queue remote;
 
         if (!end)
             return -ENOMEM;
-        r = prs_srd_join(link->pool, end, options->remote_gid, options->remote ? &options->remote[id] : NULL,
-                         options->depth);
+        r = options->remote ? prs_verbs_read_queue(&options->remote[id], &remote) : 0;
+        if (!r)
+            r = prs_srd_join(link->pool, end, remote_port.gid, options->remote ? &remote : NULL, options->depth);
         if (r) {
             free(end);
             return r;
@@ -151,7 +157,8 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own, .stream_fd = -1};
     link->base.overrun = &link->overrun;
     link->loopback_depth = options->loopback_depth;
-    r = prs_srd_pool_open(rail, options->own->gid_index, (uint16_t)options->config->pkey_index, &link->pool);
+    r = prs_srd_pool_open(rail, prs_verbs_own_port(options->own).gid_index, (uint16_t)options->config->pkey_index,
+                          &link->pool);
     if (!r)
         r = open_ends(link, options);
     if (r) {
@@ -162,29 +169,31 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     return 0;
 }
 
-static void srd_address(const struct prs_queue *base, struct prs_queue_address *out)
+static struct prs_verbs_queue address_of(const struct prs_queue *base)
 {
-    const struct prs_srd_qp *qp = ((const struct prs_srd_end *)base)->qp;
-
-    *out = (struct prs_queue_address){.number = base->qp->qp_num, .start = qp->key};
+    return (struct prs_verbs_queue){.number = base->number, .start = ((const struct prs_srd_end *)base)->qp->key};
 }
 
-static uint8_t srd_reads(const struct prs_rail *rail)
+static void srd_address(const struct prs_queue *base, struct prs_nic_address *out)
 {
-    (void)rail;
-    return 1; /* EFA has no such limit */
+    struct prs_verbs_queue address = address_of(base);
+
+    prs_verbs_tell_queue(&address, out);
 }
 
 /* ---- connect ---- */
 
 /* EFA rejects writes from peers that it has no address handle for, so both sides make theirs before the handshake
  * ends. */
-static int srd_connect(struct prs_queue *base, const struct prs_queue_address *address,
-                       const struct prs_link_remote *remote, int *error)
+static int srd_connect(struct prs_queue *base, const struct prs_nic_address *told, const struct prs_nic_address *port,
+                       int *error)
 {
-    int r = prs_srd_connect(to_end(base), address);
+    struct prs_verbs_queue address;
+    int r = prs_verbs_read_queue(told, &address);
 
-    (void)remote; /* open() was told its GID */
+    (void)port; /* open() was told it */
+    if (!r)
+        r = prs_srd_connect(to_end(base), &address);
     if (r == -ETIMEDOUT || r == -EHOSTUNREACH || r == -ENETUNREACH || r == -EAGAIN) {
         *error = -r;
         return PRS_AGAIN;
@@ -198,7 +207,7 @@ static int srd_connect(struct prs_queue *base, const struct prs_queue_address *a
 static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
-    struct prs_queue_address own;
+    struct prs_verbs_queue own;
     struct prs_srd_end *end;
     int r;
 
@@ -206,7 +215,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
         end = new_end(base, id, LOOPBACK);
         if (!end)
             return -ENOMEM;
-        r = prs_srd_join_self(link->use[0].qp, end, base->own.gid, link->loopback_depth);
+        r = prs_srd_join_self(link->use[0].qp, end, prs_verbs_own_port(&base->own).port.gid, link->loopback_depth);
         if (r) {
             free(end);
             return r;
@@ -214,7 +223,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
         add_use(link, end);
         base->loopback = &end->base;
     }
-    srd_address(base->loopback, &own);
+    own = address_of(base->loopback);
     r = prs_srd_connect(to_end(base->loopback), &own);
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
@@ -459,7 +468,7 @@ static int take_mail(struct srd_link *link, struct srd_use *use, struct prs_even
 /* Causes that EFA's driver reports by codes of its own choice. */
 static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
 {
-    prs_nic_error_event(wc, queue, out);
+    prs_verbs_error_event(wc, queue, out);
     switch (wc->status) {
     case IBV_WC_RESP_TIMEOUT_ERR:
         out->error = -ETIMEDOUT;
@@ -670,7 +679,7 @@ static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
         if (take_completions(qp, taken, NULL, NULL, 0) < 0 || prs_clock_ns() > give_up_ns) {
             PRS_WARN("%s: requests of a connection that ends are still in flight after %d ms: closing queue %u, which "
                      "others share",
-                     link->base.rail->info.name, STOP_MS, qp->queue.qp->qp_num);
+                     link->base.rail->info.name, STOP_MS, qp->queue.number);
             prs_srd_kill_locked(qp);
             break;
         }
@@ -698,13 +707,11 @@ const struct prs_nic_ops prs_nic_srd = {
     .in_order = false,
     .fence = false,
     .adds = false,
-    .register_memory = prs_verbs_register_memory,
-    .release_memory = prs_verbs_release_memory,
+    PRS_VERBS_DEVICE_OPS,
     .open = srd_open,
     .close = srd_close,
     .kill = srd_kill,
     .address = srd_address,
-    .reads = srd_reads,
     .connect = srd_connect,
     .loopback = srd_loopback,
     .post = srd_post,

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "transport/nic/domain.h"
+#include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/efa.h"
 #include "transport/util/error.h"
 #include "transport/util/fork.h"
@@ -136,7 +136,7 @@ static int make_ah_locked(struct prs_srd_pool *pool, struct prs_srd_handle *hand
         return 0;
     memcpy(attr.grh.dgid.raw, handle->gid, sizeof(attr.grh.dgid.raw));
     errno = 0;
-    handle->ah = prs_verbs.create_ah(pool->rail.domain->pd, &attr);
+    handle->ah = prs_verbs.create_ah(prs_verbs_device(pool->rail.domain)->pd, &attr);
     if (!handle->ah)
         return errno ? -errno : -EIO;
     r = prs_efa_handle_number(handle->ah, &handle->number);
@@ -156,23 +156,25 @@ static int create_qp(struct prs_srd_qp *qp, uint32_t receives)
         .cap = {.max_send_wr = qp->depth, .max_recv_wr = receives, .max_send_sge = 1, .max_recv_sge = 1},
         .sq_sig_all = 1, /* EFA completes every request anyway */
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-        .pd = rail->domain->pd,
+        .pd = prs_verbs_device(rail->domain)->pd,
         .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ,
     };
 
     errno = 0;
-    qp->cq = prs_verbs.create_cq(rail->domain->context, (int)(qp->depth + receives), &qp->overrun, NULL, 0);
+    qp->cq = prs_verbs.create_cq(prs_verbs_device(rail->domain)->context, (int)(qp->depth + receives), &qp->overrun,
+                                 NULL, 0);
     if (!qp->cq)
         return prs_nic_fail(rail, errno, "cannot create a completion queue");
     attr.send_cq = attr.recv_cq = qp->cq;
     errno = 0;
-    qp->queue.qp = prs_efa_create_srd(rail->domain->context, &attr);
-    if (!qp->queue.qp)
+    qp->qp = prs_efa_create_srd(prs_verbs_device(rail->domain)->context, &attr);
+    if (!qp->qp)
         return prs_nic_fail(rail, errno,
                             "cannot create an SRD queue; out of locked memory, or of queues? An EFA has 256 for all "
                             "processes. Connections share them: k from one process to another need about the square "
                             "root of k at each side");
-    qp->ex = prs_verbs.qp_to_qp_ex(qp->queue.qp);
+    qp->queue.number = qp->qp->qp_num;
+    qp->ex = prs_verbs.qp_to_qp_ex(qp->qp);
     return qp->ex ? 0 : prs_nic_fail(rail, ENOSYS, "an SRD queue does not support posting by ibv_wr");
 }
 
@@ -185,25 +187,25 @@ static int start_qp(struct prs_srd_qp *qp)
                                .port_num = rail->port,
                                .qkey = qp->key,
                                .rnr_retry = RNR_FOREVER};
-    int rnr = rail->domain->rnr_retry ? IBV_QP_RNR_RETRY : 0, r;
+    int rnr = prs_verbs_device(rail->domain)->rnr_retry ? IBV_QP_RNR_RETRY : 0, r;
 
-    r = prs_verbs.modify_qp(qp->queue.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    r = prs_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
     if (r)
         return prs_nic_fail(rail, r, "SRD queue to INIT; is NCCL_IB_PKEY right?");
     attr.qp_state = IBV_QPS_RTR;
-    r = prs_verbs.modify_qp(qp->queue.qp, &attr, IBV_QP_STATE);
+    r = prs_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE);
     if (r)
         return prs_nic_fail(rail, r, "SRD queue to RTR");
     attr.qp_state = IBV_QPS_RTS;
-    r = prs_verbs.modify_qp(qp->queue.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
+    r = prs_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
     return r ? prs_nic_fail(rail, r, "SRD queue to RTS") : 0;
 }
 
 static void free_qp(struct prs_srd_qp *qp)
 {
     /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
-    if (qp->queue.qp && prs_verbs.destroy_qp(qp->queue.qp))
-        PRS_WARN("%s: cannot destroy SRD queue %u", qp->pool->rail.info.name, qp->queue.qp->qp_num);
+    if (qp->qp && prs_verbs.destroy_qp(qp->qp))
+        PRS_WARN("%s: cannot destroy SRD queue %u", qp->pool->rail.info.name, qp->queue.number);
     if (qp->cq && prs_verbs.destroy_cq(qp->cq))
         PRS_WARN("%s: cannot destroy a completion queue", qp->pool->rail.info.name);
     while (qp->linger) {
@@ -252,7 +254,7 @@ static int init_qp(struct prs_srd_qp *qp)
     r = create_qp(qp, sizes.depth);
     if (!r)
         r = start_qp(qp);
-    return r ? r : prs_receives_open(&qp->receives, &qp->queue, 0, &sizes, &qp->dummy_sge);
+    return r ? r : prs_receives_open(&qp->receives, &qp->queue, qp->qp, 0, &sizes, &qp->dummy_sge);
 }
 
 static int open_qp_locked(struct prs_srd_pool *pool, bool accepts, struct prs_srd_qp **out)
@@ -288,7 +290,7 @@ void prs_srd_kill_locked(struct prs_srd_qp *qp)
             qp->end[i]->closed = true;
             qp->end[i]->in_line = false;
         }
-    prs_verbs.modify_qp(qp->queue.qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
+    prs_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
 }
 
 /* ---- names that may not be used yet ---- */
@@ -464,7 +466,7 @@ static int place_locked(struct prs_srd_qp *qp, struct prs_srd_end *end)
     if (slot == PRS_SRD_NONE)
         return killed ? PRS_AGAIN : prs_nic_fail(end->base.link->rail, ENOMEM, "queue");
     end->qp = qp;
-    end->base.qp = qp->queue.qp;
+    end->base.number = qp->queue.number;
     end->wr_id_high = (uint64_t)slot << 32;
     return 0;
 }
@@ -481,7 +483,7 @@ static void close_qp_locked(struct prs_srd_qp *qp)
 
 /* Return 0, PRS_AGAIN or -errno. */
 static int choose_and_place_locked(struct prs_srd_pool *pool, struct prs_srd_end *end,
-                                   const struct prs_queue_address *remote)
+                                   const struct prs_verbs_queue *remote)
 {
     struct prs_srd_qp *qp =
         remote ? choose_to_connect_locked(pool, end->to, remote->number) : choose_to_accept_locked(pool, end->to);
@@ -496,7 +498,7 @@ static int choose_and_place_locked(struct prs_srd_pool *pool, struct prs_srd_end
 }
 
 static int join_locked(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_t gid[16],
-                       const struct prs_queue_address *remote, struct prs_srd_qp *own)
+                       const struct prs_verbs_queue *remote, struct prs_srd_qp *own)
 {
     int r = 0;
 
@@ -521,7 +523,7 @@ static int join_locked(struct prs_srd_pool *pool, struct prs_srd_end *end, const
 }
 
 static int join(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_t gid[16],
-                const struct prs_queue_address *remote, struct prs_srd_qp *qp, uint32_t depth)
+                const struct prs_verbs_queue *remote, struct prs_srd_qp *qp, uint32_t depth)
 {
     int r = prs_reorder_init(&end->reorder, depth) ? prs_nic_fail(&pool->rail, ENOMEM, "queue") : 0;
 
@@ -536,7 +538,7 @@ static int join(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_
 }
 
 int prs_srd_join(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_t gid[16],
-                 const struct prs_queue_address *remote, uint32_t depth)
+                 const struct prs_verbs_queue *remote, uint32_t depth)
 {
     return join(pool, end, gid, remote, NULL, depth);
 }
@@ -555,7 +557,7 @@ static int give_name_locked(struct prs_srd_end *end)
 
     if (other && other != end && other->remote_key == end->remote_key)
         return prs_fail(-EPROTO, "the other side wants to use its queue %u for two connections to our queue %u",
-                        end->remote_number, qp->queue.qp->qp_num);
+                        end->remote_number, qp->queue.number);
     if (other)
         other->named = false;
     end->named = true;
@@ -563,7 +565,7 @@ static int give_name_locked(struct prs_srd_end *end)
     return 0;
 }
 
-int prs_srd_connect(struct prs_srd_end *end, const struct prs_queue_address *remote)
+int prs_srd_connect(struct prs_srd_end *end, const struct prs_verbs_queue *remote)
 {
     struct prs_srd_qp *qp = end->qp;
     int r;
@@ -576,7 +578,7 @@ int prs_srd_connect(struct prs_srd_end *end, const struct prs_queue_address *rem
         end->remote_number = remote->number;
         end->remote_key = remote->start;
         /* What arrives from the queue itself has no immediate. */
-        r = remote->number == qp->queue.qp->qp_num && remote->start == qp->key ? 0 : give_name_locked(end);
+        r = remote->number == qp->queue.number && remote->start == qp->key ? 0 : give_name_locked(end);
         prs_srd_unlock(qp);
     }
     pthread_mutex_unlock(&pools_lock);

@@ -10,6 +10,7 @@
 #define TRANSPORT_SRD_POOL_H
 
 #include "transport/nic/nic.h"
+#include "transport/nic/verbs/address.h"
 #include "transport/nic/verbs/receives.h"
 #include "transport/nic/verbs/reorder.h"
 #include "transport/util/spin.h"
@@ -38,7 +39,7 @@ struct prs_srd_arrival {
 /* A queue of a connection: its share of a queue pair. The thread that uses the connection, and any thread that polls
  * the queue pair, change it under the lock of the queue pair. */
 struct prs_srd_end {
-    struct prs_queue base; /* base.qp: the shared one */
+    struct prs_queue base; /* base.number: of the shared queue pair */
     struct prs_srd_qp *qp;
     struct ibv_ah *ah;
     uint32_t remote_number, remote_key;
@@ -83,7 +84,8 @@ struct prs_srd_qp {
     bool killed;               /* in the error state: nothing takes effect any more, and nobody may join */
     bool failed;               /* its receives were flushed, and all ends have been told */
     uint32_t depth, in_flight; /* send slots */
-    struct ibv_qp_ex *ex;      /* queue.qp, for posting */
+    struct ibv_qp *qp;
+    struct ibv_qp_ex *ex; /* qp, for posting */
     struct ibv_cq *cq;
     bool overrun;         /* it has lost completions. The event thread sets it */
     struct prs_link link; /* for receives; stopped is that of the queue pair */
@@ -108,12 +110,12 @@ void prs_srd_pool_close(struct prs_srd_pool *pool);
  * this GID. remote: the queue that it will connect to, or NULL: the other side chooses next. depth: send slots. Return
  * 0 or -errno, logged. */
 int prs_srd_join(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_t gid[16],
-                 const struct prs_queue_address *remote, uint32_t depth);
+                 const struct prs_verbs_queue *remote, uint32_t depth);
 /* Likewise on this queue pair, connected to itself. */
 int prs_srd_join_self(struct prs_srd_qp *qp, struct prs_srd_end *end, const uint8_t own_gid[16], uint32_t depth);
 /* From now on the end can send, and arrivals from the remote queue find it. Return 0, or -errno: not logged where no
  * address handle could be made, which may pass. */
-int prs_srd_connect(struct prs_srd_end *end, const struct prs_queue_address *remote);
+int prs_srd_connect(struct prs_srd_end *end, const struct prs_verbs_queue *remote);
 /* Give up the place of a stopped end. Nothing of it is in flight, or its queue pair was killed. stream_fd: that ends
  * when the other side has closed too, or -1: if the other side knows the connection, its name is not used again. */
 void prs_srd_leave(struct prs_srd_end *end, int stream_fd);
