@@ -330,7 +330,8 @@ static void remember_locked(struct prs_srd_qp *qp, const struct prs_srd_end *end
     forget_ended_locked(qp);
     memcpy(linger->gid, end->to->gid, sizeof(linger->gid));
     linger->number = end->remote_number;
-    linger->stream_fd = stream_fd < 0 ? -1 : fcntl(stream_fd, F_DUPFD_CLOEXEC, 0);
+    prs_fork_begin();
+    linger->stream_fd = prs_fork_end(stream_fd < 0 ? -1 : fcntl(stream_fd, F_DUPFD_CLOEXEC, 0));
     linger->next = qp->linger;
     qp->linger = linger;
 }
