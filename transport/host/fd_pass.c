@@ -15,7 +15,6 @@
 
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
-#include "transport/util/fork.h"
 #include "transport/util/log.h"
 
 static socklen_t socket_name(const struct prs_fd_pass_address *address, struct sockaddr_un *out)
@@ -40,8 +39,7 @@ int prs_fd_pass_open(struct prs_fd_pass *pass)
     pass->listener = -1;
     if (getrandom(&pass->address, sizeof(pass->address), 0) != (ssize_t)sizeof(pass->address))
         return prs_fail(-errno, "passing descriptors: getrandom: %s", strerror(errno));
-    prs_fork_begin();
-    pass->listener = prs_fork_end(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    pass->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (pass->listener < 0)
         return prs_fail(-errno, "passing descriptors: UNIX socket: %s", strerror(errno));
     length = socket_name(&pass->address, &name);
@@ -57,7 +55,8 @@ int prs_fd_pass_open(struct prs_fd_pass *pass)
 
 void prs_fd_pass_close(struct prs_fd_pass *pass)
 {
-    prs_fork_close(pass->listener);
+    if (pass->listener >= 0)
+        close(pass->listener);
     pass->listener = -1;
 }
 
