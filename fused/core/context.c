@@ -14,6 +14,7 @@
 #include "fused/core/network.h"
 #include "fused/core/symmetric.h"
 #include "transport/util/clock.h"
+#include "transport/util/env.h"
 #include "transport/util/error.h"
 #include "transport/util/node.h"
 
@@ -78,7 +79,7 @@ struct hello {
     int32_t error;         /* this rank failed: all ranks fail together */
     uint32_t sms, capability;
     char gpu[64], version[32];
-    uint32_t pad;
+    uint32_t measure_ms; /* that of rank 0 counts */
 };
 
 static uint64_t pci_slot(int device)
@@ -131,6 +132,7 @@ static void fill_hello(struct prs_fused *ctx, int mine, struct hello *h)
     h->capability = ctx->capability;
     (void)snprintf(h->gpu, sizeof(h->gpu), "%s", ctx->gpu);
     (void)snprintf(h->version, sizeof(h->version), "%s", PRS_VERSION);
+    h->measure_ms = ctx->measure_ms;
     if (getrandom(&h->name, sizeof(h->name), 0) != sizeof(h->name))
         h->name = prs_clock_ns() ^ (uint64_t)getpid() << 40;
 }
@@ -156,6 +158,7 @@ static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
         r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
     if (!r) {
         ctx->shared_device = share_device(all, world);
+        ctx->measure_ms = all[0].measure_ms;
         *name = all[0].name;
     }
     free(ids);
@@ -269,6 +272,7 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
     if (!ctx)
         return prs_fail(-ENOMEM, "fused: no memory for a context");
     ctx->config = *config;
+    ctx->measure_ms = (uint32_t)prs_env_clamp("PERSEUS_FUSED_MEASURE_MS", 0, 0, 60000);
     if (ctx->config.timeout_ms == 0)
         ctx->config.timeout_ms = PRS_KERNEL_TIMEOUT_MS;
     r = open_parts(ctx);

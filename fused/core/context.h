@@ -34,6 +34,7 @@ struct prs_fused {
     struct prs_fault *fault_device; /* the same, as the device sees it */
     uint32_t sms;                   /* that kernels may use */
     uint32_t capability;
+    uint32_t measure_ms; /* PERSEUS_FUSED_MEASURE_MS of rank 0 */
     char gpu[64];
     /* What a kernel family keeps for all its plans: cuBLASLt. */
     struct {

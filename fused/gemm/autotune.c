@@ -1,28 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Timing the candidates of a shape on the caller's own buffers. */
+/* Timing the candidates of a shape, on the caller's buffers, or when a plan opens for which nothing was measured. */
+#include "fused/gemm/autotune.h"
+
 #include <errno.h>
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fused/core/context.h"
+#include "fused/core/ranks.h"
+#include "fused/core/cuda.h"
+#include "fused/gemm/kernels.h"
+#include "fused/gemm/plan.h"
+#include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
+#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-enum { MAX_CANDIDATES = 20 };
+enum { MAX_CANDIDATES = 24, OPENING_ROUNDS = 3 };
 
-/* The default first, so that a tie keeps it. */
-static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
-                                struct prs_gemm_tuning *list)
+struct trial {
+    struct prs_fused *ctx;
+    const struct prs_gemm_shape *shape;
+    const struct prs_gemm_operands *operands;
+    uint32_t rounds;
+    uint64_t until_ns; /* no candidate begins later on any rank; UINT64_MAX: all are timed */
+    cudaStream_t stream;
+    cudaEvent_t events[2];
+};
+
+/* What a rank says of a candidate. */
+struct heard {
+    float ms; /* of one launch */
+    uint32_t late;
+};
+
+static uint32_t list_fused(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                           struct prs_gemm_tuning *list)
 {
-    uint32_t count = 1, world = shape->op == PRS_GEMM_ALONE ? 1 : ctx->config.world;
-    uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
+    uint32_t count = 0, pairs = prs_ceil_div(shape->m / ctx->config.world, PRS_PAIR_M);
     uint32_t ctas = shape->op == PRS_GEMM_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
     bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
-    memset(list, 0, MAX_CANDIDATES * sizeof(*list));
-    if (world == 1)
-        return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++] = (struct prs_gemm_tuning){.band = band, .mover = ctas};
         if (copies) /* the plan chooses the pieces along k */
@@ -37,42 +55,155 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_ge
     list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_UNPACED, .mover = ctas};
     list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_PACED, .mover = ctas};
     list[count++] = (struct prs_gemm_tuning){.spread = 1, .paced = PRS_GEMM_UNPACED, .mover = ctas};
+    for (uint32_t i = 0; i < count; i++)
+        list[i].path = PRS_GEMM_PATH_FUSED;
     return count;
 }
 
-/* Milliseconds per launch of the slowest rank. */
-static int time_candidate(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
-                          const struct prs_gemm_tuning *tuning, const struct prs_gemm_operands *operands,
-                          uint32_t rounds, cudaStream_t stream, cudaEvent_t *events, float *slowest)
+/* The model's choice first, so that a tie keeps it; then the unfused path, which the model often misjudges. */
+static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                                struct prs_gemm_tuning *list)
 {
-    struct prs_gemm_plan *plan;
-    float mine = 0, *all;
-    int r = prs_gemm_plan_open(ctx, shape, tuning, &plan);
+    uint32_t count = 1;
+    memset(list, 0, MAX_CANDIDATES * sizeof(*list));
+    if (prs_table_place(ctx, shape)->world == 1)
+        return count;
+    if (prs_tuning_can_unfuse(shape))
+        list[count++].path = PRS_GEMM_PATH_UNFUSED;
+    if (prs_tuning_can_fuse(shape, ctx->config.world))
+        count += list_fused(ctx, shape, list + count);
+    return count;
+}
+
+/* What the model says of a candidate; FLT_MAX: it cannot run. */
+static double predicted(const struct trial *t, const struct prs_gemm_tuning *tuning, uint32_t clusters)
+{
+    struct prs_gemm_info info = {.reason = NULL};
+    return prs_tuning_choose(t->ctx, t->shape, tuning, NULL, clusters, &info) ? FLT_MAX : info.predicted_us;
+}
+
+/* Sorts the fused candidates, those that the model thinks fast first, as the time may not be enough for all. */
+static int order(const struct trial *t, struct prs_gemm_tuning *list, uint32_t count)
+{
+    double us[MAX_CANDIDATES];
+    uint32_t clusters, first = count > 1 && list[1].path == PRS_GEMM_PATH_UNFUSED ? 2 : 1;
+    int r = prs_kernels_prepare(t->shape, prs_table_place(t->ctx, t->shape)->nodes > 1, &clusters);
     if (r)
-        return r;
-    all = calloc(ctx->config.world, sizeof(*all));
-    if (!all)
-        r = prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", ctx->config.world);
-    for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
+        return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", t->ctx->config.device);
+    clusters = prs_context_clusters(t->ctx, clusters, 2);
+    for (uint32_t i = first; i < count; i++) {
+        struct prs_gemm_tuning tuning = list[i];
+        double mine = predicted(t, &tuning, clusters);
+        uint32_t at = i;
+        for (; at > first && us[at - 1] > mine; at--) {
+            us[at] = us[at - 1];
+            list[at] = list[at - 1];
+        }
+        us[at] = mine;
+        list[at] = tuning;
+    }
+    return 0;
+}
+
+/* heard gets the slowest rank's time, and whether any rank is late. */
+static int hear(const struct trial *t, float ms, struct heard *heard)
+{
+    struct heard mine = {ms / (float)t->rounds, prs_clock_ns() >= t->until_ns};
+    struct heard *all = calloc(t->ctx->config.world, sizeof(*all));
+    int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", t->ctx->config.world);
+    r = prs_ranks_agree(t->ctx, r);
+    if (!r)
+        r = prs_ranks_allgather(t->ctx, &mine, all, sizeof(mine));
+    *heard = (struct heard){0};
+    for (uint32_t i = 0; i < t->ctx->config.world && r == 0; i++) {
+        heard->ms = all[i].ms > heard->ms ? all[i].ms : heard->ms;
+        heard->late |= all[i].late;
+    }
+    free(all);
+    return r;
+}
+
+static int time_plan(const struct trial *t, struct prs_gemm_plan *plan, float *ms)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < t->rounds + 1 && r == 0; i++) {
         if (i == 1) /* the first launch warms up */
-            r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
+            r = prs_cuda_check(cudaEventRecord(t->events[0], t->stream), "cudaEventRecord");
         if (!r)
-            r = prs_gemm_launch(plan, operands, stream);
+            r = prs_gemm_launch(plan, t->operands, t->stream);
     }
     if (!r)
-        r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
+        r = prs_cuda_check(cudaEventRecord(t->events[1], t->stream), "cudaEventRecord");
     if (!r)
-        r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
+        r = prs_cuda_check(cudaEventSynchronize(t->events[1]), "autotune launches");
     if (!r)
-        r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
-    r = prs_ranks_agree(ctx, r); /* a rank that failed has no time to give */
+        r = prs_cuda_check(cudaEventElapsedTime(ms, t->events[0], t->events[1]), "cudaEventElapsedTime");
+    return r;
+}
+
+/* tuning->path becomes what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which some rank has not. */
+static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning, struct heard *heard)
+{
+    struct prs_gemm_plan *plan;
+    float ms = 0;
+    int r = prs_gemm_plan_open(t->ctx, t->shape, tuning, &plan);
+    if (r)
+        return r;
+    tuning->path = plan->info.tuning.path;
+    r = prs_ranks_agree(t->ctx, time_plan(t, plan, &ms)); /* a rank that failed has no time to give */
     if (!r)
-        r = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
-    *slowest = 0;
-    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
-        *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
-    free(all);
+        r = hear(t, ms, heard);
     prs_gemm_plan_close(plan);
+    return r;
+}
+
+/* Every rank has the same times and takes the same candidate. *us: its time. */
+static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, double *us)
+{
+    const struct prs_gemm_shape *s = t->shape;
+    struct prs_gemm_tuning list[MAX_CANDIDATES];
+    uint32_t count = list_candidates(t->ctx, s, list);
+    struct heard heard = {0};
+    float least = FLT_MAX;
+    int r = prs_ranks_agree(t->ctx, order(t, list, count));
+    for (uint32_t i = 0; i < count && r == 0 && !heard.late; i++) {
+        struct prs_gemm_tuning *c = &list[i];
+        if (i == 1 && c->path == PRS_GEMM_PATH_UNFUSED && list[0].path == PRS_GEMM_PATH_UNFUSED)
+            continue; /* the model chose it */
+        r = time_candidate(t, c, &heard);
+        if (r == -ENOTSUP && c->path == PRS_GEMM_PATH_UNFUSED) {
+            r = 0;
+            continue;
+        }
+        if (r)
+            break;
+        PRS_INFO("fused: operation %d, %u x %u x %u: path %u, band %u, spread %u, mover %u with %u segments, pace %u, "
+                 "tiles per signal %u: %.1f us",
+                 (int)s->op, s->m, s->n, s->k, c->path, c->band, c->spread, c->mover, c->segments, c->paced,
+                 c->tiles_per_signal, heard.ms * 1e3);
+        if (heard.ms < least) {
+            least = heard.ms;
+            *best = *c;
+        }
+    }
+    *us = least * 1e3;
+    return r;
+}
+
+/* Times the candidates, and keeps the best in the tuning file. */
+static int run(struct trial *t, struct prs_gemm_tuning *best, double *us)
+{
+    int r = prs_cuda_check(cudaEventCreate(&t->events[0]), "cudaEventCreate");
+    if (r)
+        return r;
+    r = prs_cuda_check(cudaEventCreate(&t->events[1]), "cudaEventCreate");
+    if (!r)
+        r = time_candidates(t, best, us);
+    if (r == 0 && t->ctx->config.rank == 0)
+        r = prs_table_append(t->ctx, t->shape, best, *us);
+    if (t->events[1])
+        (void)cudaEventDestroy(t->events[1]);
+    (void)cudaEventDestroy(t->events[0]);
     return r;
 }
 
@@ -80,42 +211,124 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                       const struct prs_gemm_operands *operands, uint32_t rounds, cudaStream_t stream,
                       struct prs_gemm_tuning *best)
 {
-    struct prs_gemm_tuning list[MAX_CANDIDATES];
-    cudaEvent_t events[2];
-    uint32_t count = list_candidates(ctx, shape, list);
-    float least = FLT_MAX;
+    struct trial t = {.ctx = ctx, .shape = shape, .operands = operands, .rounds = rounds, .stream = stream};
+    double us;
     int before, r;
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
+    t.until_ns = UINT64_MAX;
     r = prs_cuda_enter(ctx, &before);
     if (r)
         return r;
-    r = prs_cuda_check(cudaEventCreate(&events[0]), "cudaEventCreate");
-    if (r)
-        goto leave;
-    r = prs_cuda_check(cudaEventCreate(&events[1]), "cudaEventCreate");
-    if (r)
-        goto destroy_first;
-    for (uint32_t i = 0; i < count && r == 0; i++) {
-        float slowest;
-        r = time_candidate(ctx, shape, &list[i], operands, rounds, stream, events, &slowest);
-        if (!r)
-            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, mover %u with %u segments, pace %u, "
-                     "tiles per signal %u: "
-                     "%.1f us",
-                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].mover,
-                     list[i].segments, list[i].paced, list[i].tiles_per_signal, slowest * 1e3);
-        if (r == 0 && slowest < least) { /* every rank has the same times and takes the same candidate */
-            least = slowest;
-            *best = list[i];
-        }
+    r = run(&t, best, &us);
+    prs_cuda_leave(before);
+    return r;
+}
+
+/* ---- when a plan opens ---- */
+
+/* Values of -1 ... 1, as far as the time of a product depends on them. */
+static int fill(void *to, uint64_t bytes)
+{
+    enum { BLOCK = 1 << 16 };
+    uint16_t *values = malloc(BLOCK);
+    uint32_t state = 1;
+    int r = values ? 0 : prs_fail(-ENOMEM, "fused: no memory for values to multiply");
+    for (uint32_t i = 0; i < BLOCK / 2 && r == 0; i++) {
+        state = state * 1664525u + 1013904223u;
+        values[i] = (uint16_t)(0x3c00u + (state >> 16 & 0x83ffu)); /* bf16: 0.008 ... 2; fp16: 1 ... 2; both signs */
     }
-    if (r == 0 && ctx->config.rank == 0)
-        r = prs_tuning_append(ctx, shape, best);
-    (void)cudaEventDestroy(events[1]);
-destroy_first:
-    (void)cudaEventDestroy(events[0]);
-leave:
+    if (!r)
+        r = prs_cuda_check(cudaMemcpy(to, values, bytes < BLOCK ? bytes : BLOCK, cudaMemcpyHostToDevice), "cudaMemcpy");
+    for (uint64_t at = BLOCK; at < bytes && r == 0; at *= 2)
+        r = prs_cuda_check(
+            cudaMemcpy((uint8_t *)to + at, to, bytes - at < at ? bytes - at : at, cudaMemcpyDeviceToDevice),
+            "cudaMemcpy");
+    if (!r)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    free(values);
+    return r;
+}
+
+struct matrices {
+    uint64_t a, b, c; /* bytes */
+    uint8_t *at;
+};
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Bytes of the operands without gaps. */
+static struct matrices matrices_of(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
+{
+    uint32_t world = ctx->config.world;
+    uint64_t columns = prs_result_columns(s);
+    uint64_t rows_a = s->op == PRS_GEMM_ALLGATHER ? s->m / world : s->m;
+    uint64_t rows_c = s->op == PRS_GEMM_REDUCE_SCATTER ? s->m / world : s->m;
+    return (struct matrices){.a = aligned(rows_a * s->k * 2),
+                             .b = aligned((uint64_t)s->n * s->k * 2),
+                             .c = aligned(rows_c * columns * prs_result_element(s))};
+}
+
+/* Collective. *there: all ranks have memory and values; where one has not, none measures, which is no error. */
+static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
+{
+    uint32_t mine = cudaMalloc((void **)&x->at, x->a + x->b + x->c) == cudaSuccess, *all;
+    int r = 0;
+    if (!mine) {
+        (void)cudaGetLastError();
+        x->at = NULL;
+    }
+    mine = mine && !fill(x->at, x->a + x->b);
+    all = calloc(ctx->config.world, sizeof(*all));
+    if (!all)
+        r = prs_fail(-ENOMEM, "fused: no memory for the answers of %u ranks", ctx->config.world);
+    r = prs_ranks_agree(ctx, r);
+    if (!r)
+        r = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
+    *there = r == 0;
+    for (uint32_t i = 0; i < ctx->config.world && *there; i++)
+        *there = all[i] != 0;
+    free(all);
+    return r;
+}
+
+bool prs_autotune_measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
+{
+    return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape);
+}
+
+int prs_autotune_opening(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
+{
+    struct prs_gemm_shape own = *shape;
+    struct matrices x = matrices_of(ctx, shape);
+    struct prs_gemm_operands operands = {0};
+    struct trial t = {.ctx = ctx, .shape = &own, .operands = &operands, .rounds = OPENING_ROUNDS};
+    bool there = false;
+    double us = 0;
+    int before, r;
+    own.c_anywhere = shape->op == PRS_GEMM_ALLREDUCE;
+    *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
+    r = prs_cuda_enter(ctx, &before);
+    if (r)
+        return r;
+    r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* launches of a context do not overlap */
+    if (!r)
+        r = prs_cuda_check(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    r = prs_ranks_agree(ctx, r);
+    if (!r)
+        r = take_matrices(ctx, &x, &there);
+    operands.a = x.at, operands.b = x.at + x.a, operands.c = x.at + x.a + x.b;
+    t.until_ns = prs_clock_ns() + (uint64_t)ctx->measure_ms * 1000000u;
+    if (there)
+        r = run(&t, &found->tuning, &us);
+    if (there && r == 0)
+        found->source = PRS_TABLE_MEASURED, found->us = (float)us;
+    (void)cudaFree(x.at);
+    if (t.stream)
+        (void)cudaStreamDestroy(t.stream);
     prs_cuda_leave(before);
     return r;
 }

@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "fused/core/tensor_map.h"
+#include "fused/gemm/autotune.h"
 #include "fused/gemm/copies.h"
 #include "fused/gemm/kernels.h"
+#include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 #include "fused/gemm/unfused/lt.h"
 #include "fused/gemm/unfused/unfused.h"
@@ -218,13 +220,9 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape 
 /* Flags of the hint. */
 enum { WITHOUT_LT = 1 }; /* cuBLASLt cannot run the shape on some rank */
 
-/* What rank 0 finds in its tuning file holds for all: it alone writes to the file, may just have done so, and other
- * ranks may not see that file. */
-struct finding {
-    uint32_t found;
-    struct prs_gemm_tuning tuning;
-};
-static_assert(sizeof(struct finding) <= sizeof(((struct prs_hint *)NULL)->first), "a finding fits a hint");
+/* What rank 0 finds holds for all: it alone writes to the tuning file, may just have done so, and other ranks may not see
+ * that file. */
+static_assert(sizeof(struct prs_table_found) <= sizeof(((struct prs_hint *)NULL)->first), "what is found fits a hint");
 
 /* Without cuBLASLt a plan that only prefers the unfused path takes the fused one: it is slower, but right. */
 static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
@@ -307,9 +305,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     struct prs_gemm_plan *p = self(base);
     const struct prs_gemm_shape *shape = &p->shape;
     struct prs_fused *ctx = base->ctx;
-    struct finding file = {0};
+    struct prs_table_found found = {.source = PRS_TABLE_NONE};
     uint32_t clusters, world = base->alone ? 1 : ctx->config.world, nodes = base->alone ? 1 : ctx->place.nodes;
-    bool from_file;
     int r = check_shape(ctx, shape);
     if (!r && p->wanted)
         r = prs_check_reserved(p->wanted, "struct prs_gemm_tuning");
@@ -318,16 +315,18 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->info = (struct prs_gemm_info){.reason = NULL};
     p->inbox_rows = 0;
     if (agreed)
-        memcpy(&file, agreed->first, sizeof(file));
+        memcpy(&found, agreed->first, sizeof(found));
+    else if (p->measured)
+        found = *p->measured;
     else if (!p->wanted)
-        file.found = prs_tuning_read(ctx, shape, &file.tuning);
-    memcpy(base->call.hint.first, &file, sizeof(file));
+        prs_table_find(ctx, shape, &found);
+    memcpy(base->call.hint.first, &found, sizeof(found));
+    p->source = found.source;
     r = prs_kernels_prepare(shape, nodes > 1, &clusters);
     if (r)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
     clusters = prs_context_clusters(ctx, clusters, 2);
-    from_file = !p->wanted && file.found;
-    r = prs_tuning_choose(ctx, shape, from_file ? &file.tuning : p->wanted, from_file, clusters, &p->info);
+    r = prs_tuning_choose(ctx, shape, p->wanted, &found, clusters, &p->info);
     if (r)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
@@ -362,8 +361,9 @@ static int enqueue_copies(struct prs_plan *base)
     return prs_copies_enqueue(self(base));
 }
 
-int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
-                       struct prs_gemm_plan **out)
+/* tuning, measured: as in struct prs_gemm_plan. */
+static int open_plan(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
+                     const struct prs_table_found *measured, struct prs_gemm_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "a matrix product",
                                                 .kind = PRS_CALL_GEMM,
@@ -383,7 +383,31 @@ int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape
     fill_types(&p->shape);
     p->rows = shape->m;
     p->wanted = tuning;
+    p->measured = measured;
     return prs_plan_open(&p->base, (void **)out);
+}
+
+/* Opened again with what is measured: only the first opening finds out that the ranks have nothing that was. */
+int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
+                       struct prs_gemm_plan **out)
+{
+    struct prs_gemm_plan *p;
+    struct prs_table_found measured;
+    int r = open_plan(ctx, shape, tuning, NULL, &p);
+    if (r)
+        return r;
+    if (!tuning && p->source == PRS_TABLE_NONE && prs_autotune_measures(ctx, shape)) {
+        r = prs_autotune_opening(ctx, shape, &measured);
+        if (r || measured.source != PRS_TABLE_NONE) {
+            prs_gemm_plan_close(p);
+            p = NULL;
+        }
+        if (r == 0 && !p)
+            r = open_plan(ctx, shape, NULL, &measured, &p);
+    }
+    if (!r)
+        *out = p;
+    return r;
 }
 
 void prs_gemm_plan_close(struct prs_gemm_plan *p)

@@ -35,12 +35,14 @@ struct prs_gemm_plan {
     struct prs_plan base;
     struct prs_gemm_shape shape; /* the caller's, no type of which is the default */
     struct prs_gemm_info info;
-    const struct prs_gemm_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
-    struct prs_kernel_args args;          /* all but the maps of A, B and C, which each launch fills */
-    struct prs_gemm_operands operands;    /* of the launch that is being enqueued */
-    uint32_t rows;                        /* of that launch; while the plan is opened, and with m_on_device, the most */
-    struct prs_schedule schedule;         /* of the launch that is being enqueued, as far as the host knows it */
-    struct prs_lt *lt;                    /* unfused path; else NULL */
+    const struct prs_gemm_tuning *wanted;   /* the caller's, while the plan is opened; or NULL */
+    const struct prs_table_found *measured; /* for this plan, while it is opened; or NULL: look for an entry */
+    uint32_t source;                        /* enum prs_table_source */
+    struct prs_kernel_args args;            /* all but the maps of A, B and C, which each launch fills */
+    struct prs_gemm_operands operands;      /* of the launch that is being enqueued */
+    uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
+    struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
+    struct prs_lt *lt;            /* unfused path; else NULL */
     /* Unfused path: launches of up to so many rows are added up by inboxes, in the memory of this need. */
     uint32_t inbox_rows, inbox;
     /* 1 + number of the need for results that are copied to C; 0: the ranks store into C. */

@@ -3,14 +3,12 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
 #include "fused/gemm/gather_time.h"
 #include "fused/gemm/plan.h"
+#include "fused/gemm/table.h"
 #include "transport/util/error.h"
 
 static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by so much */
@@ -203,80 +201,6 @@ static void predict(const struct prs_fused *ctx, const struct prs_gemm_shape *sh
         info->predicted_us = PRS_START_US + (longest > far ? longest : far);
 }
 
-/* One line per GPU and shape; the last that fits wins, so that tuning again only appends. A line of another version
- * does not fit. */
-static const char LINE[] = "v4 %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u";
-
-/* As one word of a line. */
-static void gpu_word(const struct prs_fused *ctx, char word[sizeof(ctx->gpu)])
-{
-    memcpy(word, ctx->gpu[0] ? ctx->gpu : "?", ctx->gpu[0] ? sizeof(ctx->gpu) : 2);
-    for (char *c = word; *c; c++)
-        if (*c == ' ')
-            *c = '_';
-}
-
-static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
-{
-    static const struct prs_place alone = {.world = 1, .nodes = 1, .local_ranks = 1};
-    return shape->op == PRS_GEMM_ALONE ? &alone : &ctx->place;
-}
-
-static bool read_tuning(const char *path, const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
-                        struct prs_gemm_tuning *t)
-{
-    const struct prs_place *at = place_of(ctx, shape);
-    char own[sizeof(ctx->gpu)], gpu[64];
-    FILE *f = fopen(path, "re");
-    char line[256];
-    bool found = false;
-    if (!f)
-        return false; /* nothing has been tuned yet */
-    gpu_word(ctx, own);
-    while (fgets(line, sizeof(line), f)) {
-        unsigned sms, op, m, n, k, nk, w, d;
-        struct prs_gemm_tuning have = {0};
-        if (sscanf(line, LINE, gpu, &sms, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.mover,
-                   &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 16)
-            continue;
-        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_transposed &&
-            w == at->world && d == at->nodes && sms == ctx->sms && strcmp(gpu, own) == 0) {
-            *t = have;
-            found = true;
-        }
-    }
-    (void)fclose(f);
-    return found;
-}
-
-bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
-{
-    const char *path = getenv("PERSEUS_FUSED_TUNING");
-    return path && read_tuning(path, ctx, shape, t);
-}
-
-int prs_tuning_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t)
-{
-    const struct prs_place *at = place_of(ctx, shape);
-    char gpu[sizeof(ctx->gpu)];
-    const char *path = getenv("PERSEUS_FUSED_TUNING");
-    FILE *f;
-    int written;
-    if (!path)
-        return 0;
-    f = fopen(path, "ae");
-    if (!f)
-        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
-                        strerror(errno));
-    gpu_word(ctx, gpu);
-    written = fprintf(f, "v4 %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u\n", gpu, ctx->sms, (unsigned)shape->op,
-                      shape->m, shape->n, shape->k, shape->b_transposed, at->world, at->nodes, t->clusters, t->band,
-                      t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal);
-    if (fclose(f) != 0 || written < 0)
-        return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
-    return 0;
-}
-
 void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t, const struct prs_schedule *s,
                      uint32_t *push, uint32_t *store)
 {
@@ -335,6 +259,19 @@ static const char *only_fused(const struct prs_gemm_shape *shape)
     return NULL;
 }
 
+bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape)
+{
+    return !only_fused(shape);
+}
+
+/* What was found for a shape near this one may not fit it. */
+static void drop_path(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
+{
+    if ((t->path == PRS_GEMM_PATH_FUSED && obstacle(shape, at->world)) ||
+        (t->path == PRS_GEMM_PATH_UNFUSED && only_fused(shape)))
+        t->path = PRS_GEMM_PATH_AUTO;
+}
+
 static int choose_path(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
                        struct prs_gemm_info *info)
 {
@@ -366,24 +303,30 @@ static void limit(const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
 }
 
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
-                      const struct prs_gemm_tuning *wanted, bool from_file, uint32_t clusters,
+                      const struct prs_gemm_tuning *wanted, const struct prs_table_found *found, uint32_t clusters,
                       struct prs_gemm_info *info)
 {
-    const struct prs_place *at = place_of(ctx, shape);
+    const struct prs_place *at = prs_table_place(ctx, shape);
     struct prs_gemm_tuning *t = &info->tuning;
     double gather_us = 0;
     int r;
     info->reason = "analytic default";
     if (wanted) {
         *t = *wanted;
-        info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
+        info->reason = "given by the caller, the rest by default";
+    } else if (found && found->source != PRS_TABLE_NONE) {
+        *t = found->tuning;
+        drop_path(shape, at, t);
+        info->reason = found->source == PRS_TABLE_FILE      ? "tuning file"
+                       : found->source == PRS_TABLE_SHIPPED ? "table of the library"
+                                                            : "measured when the plan opened";
     }
     if (t->path > PRS_GEMM_PATH_UNFUSED)
         return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
     if (t->mover > PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "fused: mover %u of the tuning does not exist", t->mover);
     r = choose_path(shape, at, clusters, info);
-    if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && !from_file)
+    if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && wanted)
         r = prs_context_check_copies(ctx);
     if (r)
         return r;
@@ -404,5 +347,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     if (t->tiles_per_signal == 0)
         t->tiles_per_signal = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
     predict(ctx, shape, at, gather_us, info);
+    if (!wanted && found && found->us > 0)
+        info->predicted_us = found->us;
     return 0;
 }

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses the path, the number of SMs and the message sizes: an analytic default, unless the caller or the tuning file
- * gives values. */
+/* Chooses the path, the number of SMs and the message sizes: what the caller gives, or what was measured (table.h), and the
+ * rest by an analytic model. */
 #ifndef PERSEUS_FUSED_GEMM_TUNING_H
 #define PERSEUS_FUSED_GEMM_TUNING_H
 
 #include "fused/core/context.h"
 #include "fused/gemm/layout.h"
 
-/* Reads the entry of the file that PERSEUS_FUSED_TUNING names. False: there is none. */
-bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t);
+struct prs_table_found;
 
-/* Decides every field of info->tuning, and predicts the time. wanted: values from the caller or the file (from_file),
- * or NULL. clusters: how many can run at once. 0, or -EINVAL: a field is wrong, or the fused path is forced and cannot
- * run. */
+/* Decides every field of info->tuning, and predicts the time. wanted: the caller's values, or NULL; found: what was
+ * measured, or NULL, and without effect where the caller has values. clusters: how many can run at once. 0, or -EINVAL: a field of wanted is wrong, or it forces a
+ * path that cannot run. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
-                      const struct prs_gemm_tuning *wanted, bool from_file, uint32_t clusters,
+                      const struct prs_gemm_tuning *wanted, const struct prs_table_found *found, uint32_t clusters,
                       struct prs_gemm_info *info);
 
 /* Whether copy engines move an all-gather's blocks. */
@@ -23,8 +22,9 @@ static inline bool prs_tuning_copies(const struct prs_gemm_tuning *t)
     return t->mover == PRS_MOVED_BY_COPY_ENGINES;
 }
 
-/* Whether the fused kernels can run the shape, even if they are slower. */
+/* Whether the fused kernels, or the unfused path, can run the shape, even if they are slower. */
 bool prs_tuning_can_fuse(const struct prs_gemm_shape *shape, uint32_t world);
+bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape);
 
 /* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of those
  * the most in one hop; 0: none. */
@@ -34,8 +34,5 @@ uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struc
 /* SM clocks between two sends, by t->spread. */
 void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t, const struct prs_schedule *s,
                      uint32_t *push, uint32_t *store);
-
-/* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */
-int prs_tuning_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t);
 
 #endif

@@ -78,19 +78,22 @@ struct prs_gemm_info {
     uint64_t sent_bytes;           /**< per launch over NVLink, from this rank */
     uint64_t far_bytes;            /**< per launch to other nodes, from this rank */
     /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
-     * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. */
+     * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. What was measured for a
+     * near shape counts more: its time, by the ratio of the products. */
     double predicted_us;
-    const char *reason;    /**< why the path was chosen; static text */
+    const char *reason;    /**< where the tuning is from, or why the path was chosen; static text */
     uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
 struct prs_gemm_plan;
 
-/** *Collective.* tuning NULL: the entry that rank 0 finds in its tuning file (PERSEUS_FUSED_TUNING), or the analytic
- * default. A shape takes the unfused path (cuBLASLt, then separate communication) when the fused kernel cannot run it,
- * because n or k is not a multiple of 8, or would be slower; prs_gemm_plan_query() says so. -EINVAL: no path can run
- * it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+/** *Collective.* tuning NULL: what was measured for the nearest shape, in the file that PERSEUS_FUSED_TUNING names for
+ * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
+ * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
+ * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) when the fused
+ * kernel cannot run it, because n or k is not a multiple of 8, or would be slower. prs_gemm_plan_query() says what was
+ * chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
@@ -128,9 +131,10 @@ struct prs_gemm_operands {
 PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_operands *operands,
                             struct CUstream_st *stream);
 
-/** *Collective.* Times the candidates for this shape on the given operands (C is overwritten), `rounds` launches each,
- * and returns the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that
- * file. Waits for the launches. Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
+/** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
+ * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is decided, fields that are 0 are
+ * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches. Errors: those
+ * of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
                               struct prs_gemm_tuning *best);

@@ -7,11 +7,24 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 
 enum { CLUSTERS = 66 };
 
 static uint32_t nodes = 1;
+
+/* In place of the library's table: what a sweep of 4 x H200 found. */
+const char *prs_table_shipped(void)
+{
+    return "# operation m n k\n"
+           "v5 NVIDIA_H200 132 2 2048 14336 8192 1 4 1 : 1 66 2 1 1 2 85 16 657\n"
+           "v5 NVIDIA_H200 132 2 1024 14336 8192 1 4 1 : 1 66 1 1 2 2 85 16 390\n"
+           "v5 NVIDIA_H200 132 2 1024 7168 4096 1 4 1 : 1 66 1 1 2 2 85 16 110\n"
+           "v5 NVIDIA_H200 132 1 1024 8192 7168 1 4 1 : 1 66 1 0 1 2 1 16 196\n"
+           "v5 NVIDIA_H200 132 1 2048 4096 3584 1 4 1 : 1 66 2 0 1 2 1 16 116\n"
+           "v5 NVIDIA_H200 132 1 512 4096 3584 1 4 1 : 2 66 0 0 1 2 85 16 40";
+}
 
 static struct prs_gemm_info choose(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k,
                                    const struct prs_gemm_tuning *wanted)
@@ -19,10 +32,10 @@ static struct prs_gemm_info choose(enum prs_gemm_op op, uint32_t m, uint32_t n, 
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .local_ranks = 4 / nodes}};
     struct prs_gemm_shape shape = {op, m, n, k, 0};
     struct prs_gemm_info info;
-    struct prs_gemm_tuning read;
-    bool found = !wanted && prs_tuning_read(&ctx, &shape, &read);
+    struct prs_table_found found;
+    prs_table_find(&ctx, &shape, &found);
     memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, found ? &read : wanted, found, CLUSTERS, &info), 0);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, wanted, &found, CLUSTERS, &info), 0);
     return info;
 }
 
@@ -76,7 +89,7 @@ Test(tuning, a_path_that_does_not_exist_is_refused)
     struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0};
     struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_UNFUSED + 1};
     struct prs_gemm_info info;
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, NULL, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, shapes_that_cannot_run_fused_say_why)
@@ -134,7 +147,7 @@ static double lost(const struct measured_ways *w, int i)
     struct prs_gemm_shape shape = {w->op, MEASURED_ROWS[i], w->n, w->k, 0};
     struct prs_gemm_info info;
     memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, NULL, CLUSTERS, &info), 0);
     return (info.tuning.path == PRS_GEMM_PATH_FUSED ? w->fused[i] : w->unfused[i]) / fmin(w->fused[i], w->unfused[i]);
 }
 
@@ -190,9 +203,9 @@ Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
     struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 63, 0}, odd = {PRS_GEMM_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_FUSED};
     struct prs_gemm_info info;
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, NULL, CLUSTERS, &info), -EINVAL);
     ctx.place.nodes = 2, ctx.place.local_ranks = 2;
-    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, NULL, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, the_last_line_of_the_file_that_fits_wins)
@@ -207,22 +220,132 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
-    cr_assert_eq(prs_tuning_append(&here, &shape, &first), 0);
-    cr_assert_eq(prs_tuning_append(&here, &shape, &second), 0);
-    cr_assert_eq(prs_tuning_append(&here, &other, &third), 0);
+    cr_assert_eq(prs_table_append(&here, &shape, &first, 1), 0);
+    cr_assert_eq(prs_table_append(&here, &shape, &second, 1), 0);
+    cr_assert_eq(prs_table_append(&here, &other, &third, 1), 0);
     here.place.world = 2;
-    cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "another world");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "another world");
     here.place.world = 4, here.place.nodes = 2;
-    cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "other nodes");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "other nodes");
     here.place.nodes = 1, here.sms = 100;
-    cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "fewer SMs");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "fewer SMs");
     here.sms = 0, strcpy(here.gpu, "NVIDIA H800");
-    cr_assert_eq(prs_tuning_append(&here, &shape, &third), 0, "another GPU");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "another GPU");
     info = choose(PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, NULL);
     cr_assert_eq(info.tuning.band, 2);
     cr_assert_eq(info.tuning.spread, 33);
     unlink(path);
 }
+
+/* ---- the table ---- */
+
+static struct prs_fused four_h200(void)
+{
+    return (struct prs_fused){
+        .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .sms = 132, .gpu = "NVIDIA H200"};
+}
+
+static struct prs_table_found find(const struct prs_fused *ctx, struct prs_gemm_shape shape)
+{
+    struct prs_table_found found;
+    prs_table_find(ctx, &shape, &found);
+    return found;
+}
+
+Test(table, a_shape_takes_the_entry_of_the_nearest_one)
+{
+    static const struct {
+        struct prs_gemm_shape shape;
+        double us; /* of the entry that is taken; 0: none */
+    } cases[] = {{{PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1}, 657},
+                 {{PRS_GEMM_ALLGATHER, 1024, 14336, 8192, 1}, 390},
+                 {{PRS_GEMM_ALLGATHER, 1536, 14336, 8192, 1}, 657}, /* 0.42 from 2048, 0.58 from 1024 */
+                 {{PRS_GEMM_ALLGATHER, 1424, 14336, 8192, 1}, 390}, /* 0.48 from 1024, 0.52 from 2048 */
+                 {{PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 0}, 657}, /* 1/4 */
+                 {{PRS_GEMM_ALLGATHER, 2500, 14336, 8192, 0}, 0},   /* 1/4 + 0.29 */
+                 {{PRS_GEMM_ALLGATHER, 2500, 14336, 8192, 1}, 657},
+                 {{PRS_GEMM_ALLGATHER, 2500, 14336, 10240, 1}, 0}, /* 0.29 + 0.32 */
+                 {{PRS_GEMM_ALLGATHER, 4096, 14336, 8192, 1}, 0},
+                 {{PRS_GEMM_ALLGATHER, 1024, 10240, 8192, 1}, 390},
+                 {{PRS_GEMM_REDUCE_SCATTER, 1024, 8192, 7168, 1}, 196},
+                 {{PRS_GEMM_ALLREDUCE, 1024, 8192, 7168, 1}, 0}};
+    struct prs_fused ctx = four_h200();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct prs_gemm_shape *s = &cases[i].shape;
+        struct prs_table_found found = find(&ctx, *s);
+        double entry = cases[i].us == 657 ? 2048.0 * 14336 * 8192 : cases[i].us == 390 ? 1024.0 * 14336 * 8192 : 1;
+        cr_assert_eq(found.source, cases[i].us > 0 ? PRS_TABLE_SHIPPED : PRS_TABLE_NONE, "case %zu", i);
+        if (cases[i].us == 657 || cases[i].us == 390)
+            cr_assert_float_eq(found.us, cases[i].us * s->m * s->n * s->k / entry, 1, "case %zu: %f us", i, found.us);
+    }
+}
+
+Test(table, other_ranks_or_another_gpu_are_not_near)
+{
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1};
+    struct prs_fused ctx = four_h200();
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_SHIPPED);
+    ctx.sms = 131;
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
+    ctx = four_h200(), ctx.place.world = 2;
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
+    ctx = four_h200(), ctx.place.nodes = 2;
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
+    ctx = four_h200(), strcpy(ctx.gpu, "NVIDIA H20");
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
+}
+
+Test(table, the_file_wins_over_the_library_where_both_are_as_near)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    struct prs_fused ctx = four_h200();
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1}, near = shape;
+    struct prs_gemm_tuning mine = {.path = PRS_GEMM_PATH_FUSED, .band = 1, .mover = PRS_MOVED_BY_CTAS};
+    cr_assert(fd >= 0);
+    close(fd);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    near.m = 2304;
+    cr_assert_eq(prs_table_append(&ctx, &near, &mine, 700), 0);
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_SHIPPED, "the file's is further");
+    cr_assert_eq(find(&ctx, near).source, PRS_TABLE_FILE);
+    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650), 0);
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_FILE);
+    cr_assert_float_eq(find(&ctx, shape).us, 650, 0.1);
+    cr_assert_eq(find(&ctx, shape).tuning.mover, PRS_MOVED_BY_CTAS);
+    unlink(path);
+}
+
+/* Entries with 1 and 2 pairs a rank. */
+Test(table, a_band_that_is_a_whole_block_stays_one)
+{
+    struct prs_fused ctx = four_h200();
+    cr_assert_eq(find(&ctx, (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 2800, 14336, 8192, 1}).tuning.band, 3);
+    cr_assert_eq(find(&ctx, (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 1400, 14336, 8192, 1}).tuning.band, 2);
+}
+
+Test(table, a_plan_takes_what_was_measured_and_predicts_it)
+{
+    struct prs_fused ctx = four_h200();
+    struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 512, 4096, 3584, 1};
+    struct prs_table_found found = find(&ctx, shape);
+    struct prs_gemm_info info;
+    memset(&info, 0, sizeof(info));
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_float_eq(info.predicted_us, 40, 0.01);
+    cr_assert_str_eq(info.reason, "table of the library");
+    shape.ldc = 4104; /* with gaps: only fused */
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_FUSED);
+    shape = (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 2048, 14337, 8192, 1}; /* only unfused */
+    found = find(&ctx, shape);
+    cr_assert_eq(found.tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
+    cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
+}
+
+/* ---- gaps ---- */
 
 Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 {
@@ -269,16 +392,18 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .shared_device = true};
     struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, 0};
     struct prs_gemm_tuning unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
+    struct prs_table_found found = {.source = PRS_TABLE_FILE};
     struct prs_gemm_info info = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, NULL);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES);
     cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.mover, 0);
     memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, NULL, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS, "a GPU's copies to itself need an SM");
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, false, CLUSTERS, &info), -EINVAL);
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, NULL, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, NULL, CLUSTERS, &info), -EINVAL);
     cr_assert_not_null(strstr(prs_error_last(), "ranks share a GPU"), "%s", prs_error_last());
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, true, CLUSTERS, &info), 0, "a file knows no GPUs");
+    found.tuning = demanded;
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0, "a file knows no GPUs");
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS);
 }
 
@@ -320,7 +445,7 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, r->m, r->n, r->k, 0};
         struct prs_gemm_info info = {.predicted_us = 0};
         const struct prs_gemm_tuning *t = &info.tuning;
-        cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, false, CLUSTERS, &info), 0);
+        cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, NULL, CLUSTERS, &info), 0);
         cr_assert_eq(t->mover, r->mover, "row %u: %u", i, t->mover);
         cr_assert((r->band == 0 || t->band == r->band) && (r->segments == 0 || t->segments == r->segments),
                   "row %u: %u:%u", i, t->band, t->segments);

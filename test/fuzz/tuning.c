@@ -3,10 +3,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 #include "test/fuzz/fuzz.h"
 
 enum { CLUSTERS = 66 };
+
+const char *prs_table_shipped(void)
+{
+    return "";
+}
 
 size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
 {
@@ -43,12 +49,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     fuzz_require(ftruncate(fd, 0) == 0 && pwrite(fd, data, bytes, 0) == (ssize_t)bytes, "no memory");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct prs_gemm_info info;
-        struct prs_gemm_tuning read;
-        bool found = prs_tuning_read(&ctx, &shapes[i], &read);
+        struct prs_table_found found;
 
+        prs_table_find(&ctx, &shapes[i], &found);
+        fuzz_require(found.us >= 0 && found.us < 1e12f, "%f us", (double)found.us);
         memset(&info, 0, sizeof(info));
-        if (found && !prs_tuning_choose(&ctx, &shapes[i], &read, true, CLUSTERS, &info))
-            play(&shapes[i], &info.tuning);
+        if (found.source == PRS_TABLE_NONE)
+            continue;
+        fuzz_require(!prs_tuning_choose(&ctx, &shapes[i], NULL, &found, CLUSTERS, &info), "what is found cannot run");
+        play(&shapes[i], &info.tuning);
     }
     return 0;
 }

@@ -5,6 +5,7 @@ symmetric memory, on this host's GPUs.
 
     test/gpu/grid.py [--gpus N] [--out FOLDER] [--budget-s 450]     FOLDER/grid-NxGPU.json: a row a cell
     test/gpu/grid.py --sweep [--from FOLDER/grid-NxGPU.json]        FOLDER/sweep-NxGPU.json: the fastest tunings of each
+    test/gpu/grid.py --table FOLDER/sweep-NxGPU.json                lines for fused/gemm/table.txt
 
 A cell is a product of a model, a number of tokens, a pass (forward, or both: forward and gradients), eager or a CUDA
 graph, and a layout of the weight. The ways take turns in one process; a time is the median over the rounds of the
@@ -58,6 +59,7 @@ TIERS = ((POWERS, "forward", True, "nk"), ((2048, 8192), "both", True, "nk"), (O
          ((512, 2048, 8192), "forward", True, "kn"), ((512, 2048, 8192), "forward", False, "nk"),
          ((8192, 1024), "both", False, "nk"), ((4096, 1024, 512), "both", True, "nk"), ((2048,), "both", True, "kn"))
 WARMUP, ROUNDS = 2, 9
+TABLE = ("path", "clusters", "band", "mover", "segments", "paced", "spread", "tiles_per_signal")  # as in a table's line
 NAMES = ("product", "perseus", "unfused", "fused", "nccl", "symm")
 
 Cell = collections.namedtuple("Cell", "model op kind n k tokens pass_ graph layout")
@@ -341,8 +343,8 @@ def sweep_row(cell, device, group, kept, options):
 
 
 def sweep_cells(options, world):
-    """Forward graphs; with --from, where the plan's choice loses most."""
-    cells = cells_of(options.model, (TIERS[0], TIERS[2], (POWERS, "forward", True, "kn")))
+    """Forward graphs at the rows that plans have; with --from, where the plan's choice loses most first."""
+    cells = cells_of(options.model, (TIERS[0], (POWERS, "forward", True, "kn")))
     if options.from_:
         rows = json.loads(options.from_.read_text())["rows"]
         rows = [row for row in rows if row["op"] != "layer" and row["pass"] == "forward" and row["graph"]
@@ -351,6 +353,18 @@ def sweep_cells(options, world):
                 for row in rows}
         cells.sort(key=lambda cell: -lost.get((cell.model, cell.op, cell.tokens, cell.layout), 1.0))
     return cells
+
+
+def table_lines(path):
+    """A sweep's best tunings as lines of fused/gemm/table.txt."""
+    found = json.loads(path.read_text())
+    gpu = found["machine"].split(" x ", 1)[1].split(" (")[0].replace(" ", "_")
+    rows = [row for row in found["rows"] if row["checked"] and row["best"] and row["tokens"] == row["rows"]]
+    sms = 2 * max(row["chosen"]["clusters"] for row in rows)
+    for row in rows:
+        best, op = row["best"][0], perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
+        yield (f"v5 {gpu} {sms} {op} {row['rows']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} 1 "
+               f": {' '.join(str(best[name]) for name in TABLE)} {best['us']}")
 
 
 # ---- what is said about rows ----
@@ -437,7 +451,7 @@ def summary(rows):
 
 def machine_of(device, world):
     if device.name() == "emulated":
-        return f"{world} emulated GPUs"
+        return f"{world} x emulated GPU (without times)"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
     driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return (f"{world} x {torch.cuda.get_device_name()} (NVLink), {os.cpu_count()} cores, driver {driver}, CUDA "
@@ -498,6 +512,7 @@ def parsed(arguments):
     parser.add_argument("--sweep", action="store_true", help="time the tunings that a plan can have, not the libraries")
     parser.add_argument("--from", dest="from_", type=pathlib.Path, metavar="FILE",
                         help="rows of a grid: sweep the cells that lose most first")
+    parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print a sweep as lines of a table")
     parser.add_argument("--finalists", type=int, default=6, help="tunings of a sweep that are timed for all rounds")
     parser.add_argument("--no-symm", dest="symm", action="store_false", help="without torch's symmetric memory")
     parser.add_argument("--commit", default=os.environ.get("COMMIT", "unknown"))
@@ -524,6 +539,9 @@ def rank_main(options):
 
 def main():
     options = parsed(sys.argv[1:])
+    if options.table:
+        print("\n".join(sorted(set(table_lines(options.table)))))
+        return 0
     if "RANK" in os.environ:
         return rank_main(options)
     gpus = options.gpus or min(torch.cuda.device_count(), 8)

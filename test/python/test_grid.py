@@ -77,6 +77,11 @@ class Grid(unittest.TestCase):
             self.assertEqual(len({json.dumps({**best, "us": 0, "first_us": 0}) for best in row["best"]}),
                              len(row["best"]))
             self.assertEqual([best["us"] for best in row["best"]], sorted(best["us"] for best in row["best"]))
+        lines = list(grid.table_lines(self.folder / "sweep-2xemulated.json"))
+        self.assertEqual(len(lines), len(rows))
+        for line, row in zip(lines, rows):
+            self.assertRegex(line, r"^v5 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+$")
+            self.assertIn(f" 128 {row['n']} {row['k']} ", line)
 
     def test_what_the_budget_leaves_out_is_named(self):
         rows, left = self.measured("--budget-s", "0")[0]

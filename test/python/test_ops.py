@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops on emulated GPUs, compared with torch on the CPU."""
 import ctypes
+import os
+import tempfile
 import unittest
+from unittest import mock
 
 import ranks
 import torch
@@ -47,6 +50,25 @@ class Products(unittest.TestCase):
             c = perseus.matmul_all_reduce(random(group.rank, 200, 72), weights(group.rank, 72, 136, transposed), group)
             return beyond(c, [product(random(r, 200, 72), weights(r, 72, 136, transposed)) for r in range(group.world)])
         self.each(body)
+
+    def test_tuning_is_kept_and_plans_take_it(self):
+        def body(group):
+            b = weights(group.rank, 64, 96, True)
+            parts = [random(r, 64, 64) for r in range(group.world)]
+            want = [product(p, weights(r, 64, 96, True))[group.rank * 32:][:32] for r, p in enumerate(parts)]
+            bad = beyond(perseus.matmul_reduce_scatter(parts[group.rank], b, group), want)
+            perseus.tune("matmul_reduce_scatter", 64, 96, 64, group, rounds=1)
+            plan = group.product(ops.REDUCE_SCATTER, 64, 96, 64, True, 0, 0)
+            info = group.library.prs_gemm_info()
+            group.library.prs_gemm_plan_query(plan.handle, ctypes.byref(info))
+            return bad + beyond(perseus.matmul_reduce_scatter(parts[group.rank], b, group), want), info.reason
+        with tempfile.NamedTemporaryFile() as file, mock.patch.dict(os.environ, PERSEUS_FUSED_TUNING=file.name):
+            self.assertEqual(run(2, body), [(0, b"tuning file")] * 2)
+            self.assertEqual(len(file.read().splitlines()), 1)
+        with self.assertRaisesRegex(ValueError, "PERSEUS_FUSED_TUNING is not set"):
+            perseus.tune("matmul_reduce_scatter", 64, 96, 64)
+        with self.assertRaisesRegex(ValueError, "one of all_gather_matmul"):
+            perseus.tune("matmul", 64, 96, 64)
 
     def test_any_number_of_rows_is_multiplied(self):
         """Plans are shared by classes of rows, and the results of all-reduces lie in one buffer: sizes go up and down."""

@@ -175,9 +175,9 @@ static void warn_unknown(void)
 {
     static const char prefix[] = "PERSEUS_";
     /* test/variables.py compares them with doc/variables.md. */
-    static const char *const known[] = {"REQUIRED",      "ORDER",        "TIMEOUT_MS", "GIN_TIMEOUT_MS",
-                                        "GIN_HOLD_NS",   "STANDBY_RAIL", "NODE",       "FUSED_TUNING",
-                                        "FUSED_LIBRARY", "METRICS",      "LOG"};
+    static const char *const known[] = {"REQUIRED",     "ORDER", "TIMEOUT_MS",   "GIN_TIMEOUT_MS", "GIN_HOLD_NS",
+                                        "STANDBY_RAIL", "NODE",  "FUSED_TUNING", "FUSED_LIBRARY",  "FUSED_MEASURE_MS",
+                                        "METRICS",      "LOG"};
 
     for (char **at = environ; at && *at; at++) {
         const char *name = *at + sizeof(prefix) - 1, *nearest = NULL;

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/gemm/table.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/gemm/schedule.h"
+#include "transport/util/error.h"
+
+static const double NEAR = 0.5, OTHER_LAYOUT = 0.25;
+
+enum { MOST_LINE = 256 };
+
+/* GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds. A line of another
+ * version does not fit. */
+static const char LINE[] = "v5 %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf";
+enum { LINE_FIELDS = 18 };
+
+struct entry {
+    char gpu[64];
+    unsigned sms, op, m, n, k, b_transposed, world, nodes;
+    struct prs_gemm_tuning tuning;
+    double us;
+};
+
+struct search {
+    const struct prs_fused *ctx;
+    const struct prs_gemm_shape *shape;
+    char gpu[sizeof(((struct prs_fused *)NULL)->gpu)];
+    double nearest;
+    struct prs_table_found *found;
+};
+
+/* As one word of a line. */
+static void gpu_word(const struct prs_fused *ctx, char word[sizeof(ctx->gpu)])
+{
+    memcpy(word, ctx->gpu[0] ? ctx->gpu : "?", ctx->gpu[0] ? sizeof(ctx->gpu) : 2);
+    for (char *c = word; *c; c++)
+        if (*c == ' ')
+            *c = '_';
+}
+
+const struct prs_place *prs_table_place(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
+{
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .local_ranks = 1};
+    return shape->op == PRS_GEMM_ALONE ? &alone : &ctx->place;
+}
+
+static bool parse(const char *line, struct entry *e)
+{
+    struct prs_gemm_tuning *t = &e->tuning;
+    return sscanf(line, LINE, e->gpu, &e->sms, &e->op, &e->m, &e->n, &e->k, &e->b_transposed, &e->world, &e->nodes,
+                  &t->path, &t->clusters, &t->band, &t->mover, &t->segments, &t->paced, &t->spread,
+                  &t->tiles_per_signal, &e->us) == LINE_FIELDS &&
+           t->path <= PRS_GEMM_PATH_UNFUSED && t->mover <= PRS_MOVED_BY_CTAS;
+}
+
+static bool same_ranks(const struct search *s, const struct entry *e)
+{
+    const struct prs_place *at = prs_table_place(s->ctx, s->shape);
+    return e->op == (unsigned)s->shape->op && e->world == at->world && e->nodes == at->nodes && e->sms == s->ctx->sms &&
+           strcmp(e->gpu, s->gpu) == 0;
+}
+
+static double distance(const struct prs_gemm_shape *shape, const struct entry *e)
+{
+    return fabs(log2((double)shape->m / e->m)) + fabs(log2((double)shape->n / e->n)) +
+           fabs(log2((double)shape->k / e->k)) +
+           ((shape->b_transposed != 0) != (e->b_transposed != 0) ? OTHER_LAYOUT : 0);
+}
+
+static uint32_t pairs_of(uint32_t m, uint32_t world)
+{
+    return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
+}
+
+static void take(const struct search *s, const struct entry *e, enum prs_table_source source)
+{
+    const struct prs_gemm_shape *shape = s->shape;
+    double ratio = (double)shape->m / e->m * ((double)shape->n / e->n) * ((double)shape->k / e->k);
+    struct prs_table_found *found = s->found;
+    found->source = source;
+    found->tuning = e->tuning;
+    found->us = e->us > 0 && e->us < 1e9 ? (float)(e->us * ratio) : 0;
+    /* A band that was a whole block stays one. */
+    if (e->tuning.band >= pairs_of(e->m, e->world))
+        found->tuning.band = pairs_of(shape->m, e->world);
+}
+
+static void consider(struct search *s, const char *line, enum prs_table_source source)
+{
+    struct entry e;
+    double far;
+    if (!parse(line, &e) || !same_ranks(s, &e) || e.m == 0 || e.n == 0 || e.k == 0)
+        return;
+    far = distance(s->shape, &e);
+    if (far > s->nearest)
+        return;
+    s->nearest = far;
+    take(s, &e, source);
+}
+
+static void search_text(struct search *s, const char *text)
+{
+    char line[MOST_LINE];
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        if (length < sizeof(line)) {
+            memcpy(line, text, length);
+            line[length] = 0;
+            consider(s, line, PRS_TABLE_SHIPPED);
+        }
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void search_file(struct search *s, const char *path)
+{
+    char line[MOST_LINE];
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return; /* nothing has been tuned yet */
+    while (fgets(line, sizeof(line), f))
+        consider(s, line, PRS_TABLE_FILE);
+    (void)fclose(f);
+}
+
+void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
+{
+    struct search s = {.ctx = ctx, .shape = shape, .nearest = NEAR, .found = found};
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
+    gpu_word(ctx, s.gpu);
+    search_text(&s, prs_table_shipped());
+    if (path)
+        search_file(&s, path);
+}
+
+int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t,
+                     double us)
+{
+    const struct prs_place *at = prs_table_place(ctx, shape);
+    char gpu[sizeof(ctx->gpu)];
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    FILE *f;
+    int written;
+    if (!path)
+        return 0;
+    f = fopen(path, "ae");
+    if (!f)
+        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
+                        strerror(errno));
+    gpu_word(ctx, gpu);
+    written =
+        fprintf(f, "v5 %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f\n", gpu, ctx->sms, (unsigned)shape->op,
+                shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world, at->nodes, t->path, t->clusters,
+                t->band, t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal, us);
+    if (fclose(f) != 0 || written < 0)
+        return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
+    return 0;
+}
