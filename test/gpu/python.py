@@ -114,9 +114,9 @@ def any_stream(group, steps=300):
     return {"steps": steps, "worst": worst}, worst < 0.05
 
 
-# Columns and depth of the products of a tensor-parallel layer over all ranks: QKV, attention's output, gate and up, down.
-LAYERS = {"llama3-70b": ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
-          "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))}
+# Columns and depth of the products of a tensor-parallel layer of Llama-3 8B over all ranks: QKV, attention's output, gate
+# and up, down.
+LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LAYER_OPS = ("all_gather_matmul", "matmul_reduce_scatter") * 2
 
 
@@ -127,7 +127,7 @@ def split(op, n, k, world):
 
 def sixty_seven_sizes(group):
     """67 numbers of rows through four layers: memory of the plans, and the host's time to the first launch of a number."""
-    weights = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYERS["llama3-8b"])]
+    weights = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYER)]
     dist.barrier()
     torch.cuda.synchronize()
     before, first, opening = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved(), [], []
@@ -146,48 +146,6 @@ def sixty_seven_sizes(group):
              "first_launch_ms_median": round(sorted(first)[len(first) // 2], 3), "opening_ms": round(max(opening), 1),
              "opening_ms_median": round(sorted(opening)[len(opening) // 2], 1)}
     return found, found["memory_mb"] <= 1024 and found["first_launch_ms"] <= 1
-
-
-def tensor_parallel_layers(group, rounds=8, layers=8):
-    """Eight layers of products one after the other under CUDA graphs: ours, NCCL + torch, and the products alone as 1."""
-    from perseus.bench import captured, once, wrong
-    found, fine = {}, True
-    for model, tokens in (("llama3-70b", 8192), ("llama3-70b", 2048), ("llama3-8b", 8192), ("llama3-8b", 1024)):
-        products = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYERS[model])] * layers
-        a = {w: operands(op, tokens, *w.shape, group.world)[0] for op, w in products}
-        gathered = {w: uniform(tokens, w.shape[1]) for op, w in products if op == "all_gather_matmul"}
-
-        def nccl(op, w):
-            if op == "all_gather_matmul":
-                dist.all_gather_into_tensor(gathered[w], a[w])
-                return gathered[w] @ w.t()
-            out = torch.empty(tokens // group.world, w.shape[0], dtype=torch.bfloat16, device="cuda")
-            dist.reduce_scatter_tensor(out, a[w] @ w.t())
-            return out
-        ways = {"perseus": lambda op, w: getattr(torch.ops.perseus, op)(a[w], w.t(), group.name), "nccl": nccl,
-                "product": lambda op, w: gathered.get(w, a[w]) @ w.t()}
-        for way in ways.values():  # plans are opened before a capture
-            for op, w in products[:4]:
-                way(op, w)
-        calls = {name: captured(lambda way=way: [way(op, w) for op, w in products]) for name, way in ways.items()}
-        taken, worst = {name: [] for name in calls}, 0.0
-        for i in range(3 + rounds):
-            for x in a.values():
-                x.neg_()
-            results = {}
-            for name, call in calls.items():
-                usec, results[name] = once(call, group)
-                if i >= 3:
-                    taken[name].append(usec)
-            pairs = zip(results["perseus"], results["nccl"], products)
-            worst = max(worst, *(wrong(have, want, w.shape[1] * group.world) for have, want, (_, w) in pairs))
-        usec = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
-        fine = fine and worst <= 1
-        found[f"{model} {tokens}"] = {"perseus": round(usec["perseus"] / usec["product"], 3), "nccl": round(usec["nccl"] / usec["product"], 3),
-                                      "product_us": round(usec["product"], 1), "error": round(worst, 3)}
-        del calls, results, products, a, gathered
-        torch.cuda.empty_cache()
-    return found, fine
 
 
 def few_rows(group, rounds=20):
@@ -406,7 +364,7 @@ def abort_ends_waits(group):
     return {"ended_ms": round(ended_ms, 2), "text": str(failure)}, 0 <= ended_ms < 100 and failure is not None and failure.code == -errno.ECANCELED
 
 
-CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, tensor_parallel_layers, few_rows, gradients_are_right, a_step_beside_torchs, maps_of_experts,
+CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, few_rows, gradients_are_right, a_step_beside_torchs, maps_of_experts,
           moe_training, a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 

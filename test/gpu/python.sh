@@ -25,7 +25,6 @@ step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --roun
 claim any_stream 100
 claim any_number_of_rows 200
 claim sixty_seven_sizes 120
-claim tensor_parallel_layers 200
 claim few_rows 150
 claim a_killed_rank_is_named 100
 claim maps_of_experts 200
