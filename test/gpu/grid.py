@@ -5,7 +5,7 @@ symmetric memory, on this host's GPUs.
 
     test/gpu/grid.py [--gpus N] [--out FOLDER] [--budget-s 450]     FOLDER/grid-NxGPU.json: a row a cell
     test/gpu/grid.py --sweep [--from FOLDER/grid-NxGPU.json]        FOLDER/sweep-NxGPU.json: the fastest tunings of each
-    test/gpu/grid.py --table FOLDER/sweep-NxGPU.json                lines for fused/gemm/table.txt
+    test/gpu/grid.py --table FOLDER/sweep-NxGPU.json                lines for fused/gemm/table.txt; also from a grid
 
 A cell is a product of a model, a number of tokens, a pass (forward, or both: forward and gradients), eager or a CUDA
 graph, and a layout of the weight. The ways take turns in one process; a time is the median over the rounds of the
@@ -355,15 +355,22 @@ def sweep_cells(options, world):
     return cells
 
 
+def faster_path(row):
+    """Of a grid's row, as an entry of a sweep's; the rest is the plan's."""
+    path, usec = min((FUSED, row["fused_us"]), (UNFUSED, row["unfused_us"]), key=lambda pair: pair[1])
+    return {**dict.fromkeys(TABLE, 0), "path": path, "us": usec}
+
+
 def table_lines(path):
-    """A sweep's best tunings as lines of fused/gemm/table.txt."""
+    """A sweep's best tunings, or a grid's faster paths, as lines of fused/gemm/table.txt."""
     found = json.loads(path.read_text())
     gpu = found["machine"].split(" x ", 1)[1].split(" (")[0].replace(" ", "_")
-    rows = [row for row in found["rows"] if row["checked"] and row["best"] and row["tokens"] == row["rows"]]
-    sms = 2 * max(row["chosen"]["clusters"] for row in rows)
+    rows = [row for row in found["rows"] if row["checked"] and row["op"] != "layer" and row["pass"] == "forward"
+            and row["graph"] and row["tokens"] in POWERS]
+    sms = 2 * max(row.get("chosen", row.get("tuning"))["clusters"] for row in rows)
     for row in rows:
-        best, op = row["best"][0], perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
-        yield (f"v5 {gpu} {sms} {op} {row['rows']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} 1 "
+        best, op = row["best"][0] if "best" in row else faster_path(row), perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
+        yield (f"v5 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} 1 "
                f": {' '.join(str(best[name]) for name in TABLE)} {best['us']}")
 
 

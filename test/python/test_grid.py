@@ -77,11 +77,21 @@ class Grid(unittest.TestCase):
             self.assertEqual(len({json.dumps({**best, "us": 0, "first_us": 0}) for best in row["best"]}),
                              len(row["best"]))
             self.assertEqual([best["us"] for best in row["best"]], sorted(best["us"] for best in row["best"]))
+        self.assertEqual(len(list(grid.table_lines(self.folder / "grid-2xemulated.json"))), 2)
         lines = list(grid.table_lines(self.folder / "sweep-2xemulated.json"))
         self.assertEqual(len(lines), len(rows))
         for line, row in zip(lines, rows):
             self.assertRegex(line, r"^v5 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+$")
             self.assertIn(f" 128 {row['n']} {row['k']} ", line)
+
+    def test_the_table_of_the_library_has_only_entries(self):
+        shapes = set()
+        for line in (grid.ROOT / "fused/gemm/table.txt").read_text().splitlines():
+            if not line.startswith("#"):
+                self.assertRegex(line, r"^v5 \S+ \d+ [123]( [1-9]\d*){3} [01] [248] [1-9]\d* : [12]( \d+){7} \d+(\.\d+)?$")
+                self.assertNotIn(line.partition(":")[0], shapes)
+                shapes.add(line.partition(":")[0])
+        self.assertGreater(len(shapes), 0)
 
     def test_what_the_budget_leaves_out_is_named(self):
         rows, left = self.measured("--budget-s", "0")[0]
