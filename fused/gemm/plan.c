@@ -220,8 +220,7 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape 
 /* Flags of the hint. */
 enum { WITHOUT_LT = 1 }; /* cuBLASLt cannot run the shape on some rank */
 
-/* What rank 0 finds holds for all: it alone writes to the tuning file, may just have done so, and other ranks may not see
- * that file. */
+/* What rank 0 finds holds for all: it alone writes to the tuning file, and others may not see that file. */
 static_assert(sizeof(struct prs_table_found) <= sizeof(((struct prs_hint *)NULL)->first), "what is found fits a hint");
 
 /* Without cuBLASLt a plan that only prefers the unfused path takes the fused one: it is slower, but right. */
@@ -394,9 +393,7 @@ int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape
     struct prs_gemm_plan *p;
     struct prs_table_found measured;
     int r = open_plan(ctx, shape, tuning, NULL, &p);
-    if (r)
-        return r;
-    if (!tuning && p->source == PRS_TABLE_NONE && prs_autotune_measures(ctx, shape)) {
+    if (r == 0 && !tuning && p->source == PRS_TABLE_NONE && prs_autotune_measures(ctx, shape)) {
         r = prs_autotune_opening(ctx, shape, &measured);
         if (r || measured.source != PRS_TABLE_NONE) {
             prs_gemm_plan_close(p);

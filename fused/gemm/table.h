@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tunings that were measured: a table that comes with the library (table.txt), and a file of the user's. A shape takes the
- * entry of the nearest shape, if one is near. */
+/* Tunings that were measured: a table that comes with the library (table.txt), and a file of the user's. A shape takes
+ * the entry of the nearest shape, if one is near. */
 #ifndef PERSEUS_FUSED_GEMM_TABLE_H
 #define PERSEUS_FUSED_GEMM_TABLE_H
 
@@ -20,10 +20,10 @@ struct prs_table_found {
     struct prs_gemm_tuning tuning; /* as measured; 0: by the model */
 };
 
-/* The entry of the nearest shape, among those of this GPU, number of SMs, operation, world and nodes. The distance of two
- * shapes is |log2| of the ratio of their m, plus that of n, plus that of k, plus 1/4 where B is laid out differently; an
- * entry further than 1/2 is none. Of equally near ones the file's wins over the library's, and a later line over an
- * earlier one. */
+/* The entry of the nearest shape, among those of this GPU, number of SMs, operation, world and nodes. The distance of
+ * two shapes is |log2| of the ratio of their m, plus that of n, plus that of k, plus 1/4 where B is laid out
+ * differently; an entry further than 1/2 is none. Of equally near ones the file's wins over the library's, and a later
+ * line over an earlier one. */
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found);
 
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses the path, the number of SMs and the message sizes: what the caller gives, or what was measured (table.h), and the
- * rest by an analytic model. */
+/* Chooses the path, the number of SMs and the message sizes: what the caller gives, or what was measured (table.h), and
+ * the rest by an analytic model. */
 #ifndef PERSEUS_FUSED_GEMM_TUNING_H
 #define PERSEUS_FUSED_GEMM_TUNING_H
 
@@ -9,9 +9,9 @@
 
 struct prs_table_found;
 
-/* Decides every field of info->tuning, and predicts the time. wanted: the caller's values, or NULL; found: what was
- * measured, or NULL, and without effect where the caller has values. clusters: how many can run at once. 0, or -EINVAL: a field of wanted is wrong, or it forces a
- * path that cannot run. */
+/* Decides every field of info->tuning, and predicts the time. wanted: the caller's values, or NULL. found: what was
+ * measured, or NULL; without effect where the caller has values. clusters: how many can run at once. 0, or -EINVAL: a
+ * field of wanted is wrong, or it forces a path that cannot run. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                       const struct prs_gemm_tuning *wanted, const struct prs_table_found *found, uint32_t clusters,
                       struct prs_gemm_info *info);

@@ -369,9 +369,10 @@ def table_lines(path):
             and row["graph"] and row["tokens"] in POWERS]
     sms = 2 * max(row.get("chosen", row.get("tuning"))["clusters"] for row in rows)
     for row in rows:
-        best, op = row["best"][0] if "best" in row else faster_path(row), perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
-        yield (f"v5 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} 1 "
-               f": {' '.join(str(best[name]) for name in TABLE)} {best['us']}")
+        best = row["best"][0] if "best" in row else faster_path(row)
+        op = perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
+        yield (f"v5 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
+               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']}")
 
 
 # ---- what is said about rows ----

@@ -210,8 +210,9 @@ class Planned(Way):
         group, lib = self.x.group, self.x.group.library
         shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_transposed=transposed)
         tuning = lib.prs_gemm_tuning(**self.tuning)
-        self.plans[op] = group._open(f"plan of a product of {n} columns and depth {k}", "prs_gemm_plan_open", group.handle,
-                                     ctypes.byref(shape), ctypes.byref(tuning))
+        what = f"plan of a product of {n} columns and depth {k}"
+        shape, tuning = ctypes.byref(shape), ctypes.byref(tuning)
+        self.plans[op] = group._open(what, "prs_gemm_plan_open", group.handle, shape, tuning)
 
     def decided(self):
         """The whole tuning of the forward pass."""

@@ -199,7 +199,7 @@ Test(opening, ranks_with_another_library_or_gpu_are_named, .timeout = 60)
 struct both {
     int result[2];
     char text[2][256];
-    struct prs_gemm_info info[2], again[2];
+    struct prs_gemm_info info[2];
     atomic_uint met[2]; /* how many all-gathers each has begun */
     const char *file;
 };
@@ -319,61 +319,6 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
     cr_assert_eq(both.info[0].tuning.band, 1);
     cr_assert_eq(both.info[1].tuning.band, 1, "rank 1 took %u", both.info[1].tuning.band);
     cr_assert_eq(both.info[1].tuning.spread, 33, "rank 1 took %u", both.info[1].tuning.spread);
-}
-
-/* Opens a plan of a shape that no table has, twice, and launches it. */
-static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
-{
-    struct both *both = user;
-    struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1};
-    struct counted_self counted = {self, &both->met[rank]};
-    struct prs_fused *ctx = open_rank(rank, counted_allgather, &counted);
-    struct prs_gemm_plan *plan = NULL, *again = NULL;
-    struct prs_gemm_operands x = {ranks_upload(1, 1024 * 64), ranks_upload(2, 256 * 64), NULL};
-    cr_assert_eq(cudaMalloc(&x.c, 512 * 256 * 2), cudaSuccess);
-    keep_result(both, rank, prs_gemm_plan_open(ctx, &shape, NULL, &plan));
-    cr_assert_eq(both->result[rank], 0, "%s", both->text[rank]);
-    prs_gemm_plan_query(plan, &both->info[rank]);
-    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0);
-    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
-    prs_gemm_plan_close(plan);
-    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &again), 0);
-    prs_gemm_plan_query(again, &both->again[rank]);
-    prs_gemm_plan_close(again);
-    prs_fused_close(ctx);
-}
-
-/* limit_ms: of the time in which candidates may begin. Returns how many all-gathers there were. */
-static unsigned measured_in(const char *limit_ms)
-{
-    char path[] = "/tmp/perseus-tuning-XXXXXX", line[256], more[256];
-    static const char kept[] = "v5 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : ";
-    struct both both = {.file = path};
-    FILE *f = fdopen(mkstemp(path), "r");
-    cr_assert_not_null(f);
-    setenv("PERSEUS_FUSED_TUNING", path, 1);
-    setenv("PERSEUS_FUSED_MEASURE_MS", limit_ms, 1);
-    hopper_setup(2, 4, 0);
-    ranks_run(2, open_measured, &both);
-    cr_assert(fgets(line, sizeof(line), f) && !fgets(more, sizeof(more), f), "rank 0 keeps one line");
-    cr_assert_eq(strncmp(line, kept, strlen(kept)), 0, "%s", line);
-    for (int rank = 0; rank < 2; rank++) {
-        cr_assert_str_eq(both.info[rank].reason, "measured when the plan opened");
-        cr_assert_str_eq(both.again[rank].reason, "tuning file");
-        cr_assert_eq(memcmp(&both.info[rank].tuning, &both.info[0].tuning, sizeof(struct prs_gemm_tuning)), 0);
-        cr_assert_eq(memcmp(&both.again[rank].tuning, &both.info[0].tuning, sizeof(struct prs_gemm_tuning)), 0);
-        cr_assert_float_eq(both.info[rank].predicted_us, both.info[0].predicted_us, 1e-6);
-    }
-    (void)fclose(f);
-    (void)unlink(path);
-    return atomic_load(&both.met[0]);
-}
-
-/* A candidate is a plan that opens, and times that are exchanged. In 1 ms there is time for the first only. */
-Test(opening, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeout = 200)
-{
-    unsigned all = measured_in("60000"), first = measured_in("1");
-    cr_assert(all >= first + 15, "%u all-gathers with all candidates, %u with the first", all, first);
 }
 
 /* Rank 1 has a tuning that rank 0 does not have: the field is named, not only that something differs. */

@@ -5,7 +5,8 @@
     group = perseus.init()                                         # all ranks
     y = perseus.all_gather_matmul(x, linear.weight.t(), group)     # or torch.ops.perseus.all_gather_matmul(x, w, group.name)
 
-perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed, `python -m perseus.bench` measures.
+perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed,
+`python -m perseus.bench` measures, `python -m perseus.tuning` tunes plans of given shapes (perseus.tune()).
 """
 from . import nn, parallel
 from ._group import Group
@@ -20,7 +21,8 @@ from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
            "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer",
-           "moe_plan", "moe_survivors", "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "tune", "unwatch", "watch"]
+           "moe_plan", "moe_survivors", "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "tune",
+           "unwatch", "watch"]
 
 
 def plugin_path() -> str:

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans that are measured when they open, where no table has an entry. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "test/hopper/ranks.h"
+#include "tools/hopper/hopper.h"
+
+struct measured {
+    struct prs_gemm_info info[2], again[2];
+    atomic_uint met[2]; /* how many all-gathers each has begun */
+};
+
+struct counted_self {
+    struct ranks_self *self;
+    atomic_uint *met;
+};
+
+static int counted_allgather(void *user, const void *mine, void *all, size_t bytes)
+{
+    struct counted_self *c = user;
+    atomic_fetch_add(c->met, 1);
+    return ranks_allgather(c->self, mine, all, bytes);
+}
+
+/* Opens a plan of a shape that no table has, twice, and launches it. */
+static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct measured *found = user;
+    struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct counted_self counted = {self, &found->met[rank]};
+    struct prs_fused_config config = {rank, 2, (int)rank, 300, counted_allgather, &counted};
+    struct prs_fused *ctx = NULL;
+    struct prs_gemm_plan *plan = NULL, *again = NULL;
+    struct prs_gemm_operands x = {0};
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    x.a = ranks_upload(1, 1024 * 64), x.b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&x.c, 512 * 256 * 2), cudaSuccess);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    prs_gemm_plan_query(plan, &found->info[rank]);
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    prs_gemm_plan_close(plan);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &again), 0);
+    prs_gemm_plan_query(again, &found->again[rank]);
+    prs_gemm_plan_close(again);
+    prs_fused_close(ctx);
+}
+
+/* limit_ms: of the time in which candidates may begin. Returns how many all-gathers there were. */
+static unsigned measured_in(const char *limit_ms)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX", line[256], more[256];
+    static const char kept[] = "v5 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : ";
+    struct measured found = {0};
+    FILE *f = fdopen(mkstemp(path), "r");
+    cr_assert_not_null(f);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    setenv("PERSEUS_FUSED_MEASURE_MS", limit_ms, 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_measured, &found);
+    cr_assert(fgets(line, sizeof(line), f) && !fgets(more, sizeof(more), f), "rank 0 keeps one line");
+    cr_assert_eq(strncmp(line, kept, strlen(kept)), 0, "%s", line);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_str_eq(found.info[rank].reason, "measured when the plan opened");
+        cr_assert_str_eq(found.again[rank].reason, "tuning file");
+        cr_assert_eq(memcmp(&found.info[rank].tuning, &found.info[0].tuning, sizeof(struct prs_gemm_tuning)), 0);
+        cr_assert_eq(memcmp(&found.again[rank].tuning, &found.info[0].tuning, sizeof(struct prs_gemm_tuning)), 0);
+        cr_assert_float_eq(found.info[rank].predicted_us, found.info[0].predicted_us, 1e-6);
+    }
+    (void)fclose(f);
+    (void)unlink(path);
+    return atomic_load(&found.met[0]);
+}
+
+/* A candidate is a plan that opens, and times that are exchanged. In 1 ms there is time for the first only. */
+Test(measured, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeout = 200)
+{
+    unsigned all = measured_in("60000"), first = measured_in("1");
+    cr_assert(all >= first + 15, "%u all-gathers with all candidates, %u with the first", all, first);
+}
