@@ -5,9 +5,12 @@ import unittest
 
 import ranks
 import torch
+import torch.distributed as dist
 from llama_block import Config, LlamaBlock
 from ranks import random, run
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from train import initialize
 
 import perseus
@@ -74,6 +77,20 @@ class Compiled(unittest.TestCase):
 
     def test_the_llama_block_compiles_in_one_graph_with_its_backward(self):
         self.compare("aot_eager")
+
+    def test_parameters_that_are_dtensors_compile_in_one_graph(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        group = perseus.init(init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)), device=0, watchdog=False)
+        block, results = perseus.nn.replicate(LlamaBlock(SMALL, perseus.nn, group), group), []
+        for run_block in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+            block.zero_grad()
+            y = run_block(random(0, 16, 2, 64))
+            y.float().square().mean().backward()
+            results.append([y.detach(), *(p.grad.full_tensor() for p in block.parameters())])
+        self.assertTrue(all(isinstance(p, DTensor) for p in block.parameters()))
+        self.assertTrue(all(map(torch.equal, *results)))
+        group.close()
+        dist.destroy_process_group()
 
     def test_a_dynamic_number_of_rows_compiles(self):
         self.compare("aot_eager", dynamic=True)

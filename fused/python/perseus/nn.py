@@ -20,6 +20,7 @@ from typing import Any, Iterable, Iterator, Union
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from . import ops
@@ -81,13 +82,28 @@ def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 
 # ---- parameters ----
 
+class _Local(torch.autograd.Function):
+    """DTensor.to_local() for a parameter, whose gradient is laid out as the parameter. Less for the host than to_local() itself."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor, partial: bool) -> torch.Tensor:
+        spec, part = parameter._spec, parameter._local_tensor
+        ctx.spec = DTensorSpec(spec.mesh, (Partial(),), tensor_meta=spec.tensor_meta) if partial else spec
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        return DTensor(g.contiguous(), ctx.spec, requires_grad=False), None
+
+
 def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
     """This rank's part of a parameter, as a plain tensor that gives it gradients. partial: gradients of a replicated one are this rank's part of a sum."""
     if not isinstance(parameter, DTensor):
         return parameter
-    if partial and parameter.device_mesh.ndim == 1:
-        return parameter.to_local(grad_placements=[Partial()])
-    return parameter.to_local()
+    partial = partial and parameter.device_mesh.ndim == 1
+    if parameter.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling() and parameter._local_tensor.is_contiguous():
+        return _Local.apply(parameter, partial)
+    return parameter.to_local(grad_placements=[Partial()] if partial else None)
 
 
 def _distributed(shard: torch.Tensor, group: Group, placement: Placement) -> nn.Parameter:
