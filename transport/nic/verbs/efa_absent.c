@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replaces efa.c and nic_srd.c in builds without EFA. */
+/* Replaces efa.c and srd.c in builds without EFA. */
 #include <stdio.h>
 
 #include "transport/nic/verbs/efa.h"
