@@ -165,11 +165,12 @@ static int need_workspace(struct prs_attention_plan *p)
     const struct prs_attention_schedule *s = &p->args.schedule;
     if (s->place.world == 1)
         return 0;
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0}, prs_attention_tuning_staging(&p->shape, s));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, NULL},
+                  prs_attention_tuning_staging(&p->shape, s));
+    prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (2ull * arrival_count(s) + prs_attention_credit(s, s->place.local_ranks, 0)) * sizeof(uint32_t));
     if (s->place.nodes > 1)
-        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+        prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                       prs_attention_far_words(s) * sizeof(uint64_t));
     return p->args.planes != 0 ? prs_plan_copies(&p->base) : 0;
 }
@@ -254,20 +255,23 @@ static void fill_args(struct prs_attention_plan *p)
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
-static const char *const terms[] = {"batch",     "heads_q",     "heads_kv", "head_dim", "seq",
-                                    "causal",    "heads_first", "mode",     "ctas",     "heads_per_step",
-                                    "slab_rows", "block_rows",  "overlap",  "mover",    "bytes of arguments"};
-
-static void add_terms(struct prs_attention_plan *p)
+static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
 {
-    const struct prs_attention_shape *sh = &p->shape;
-    const struct prs_attention_tuning *t = &p->info.tuning;
-    const uint64_t values[] = {sh->batch,       sh->heads_q,          sh->heads_kv, sh->head_dim, sh->seq,
-                               sh->causal != 0, sh->heads_first != 0, t->mode,      t->ctas,      t->heads_per_step,
-                               t->slab_rows,    t->block_rows,        t->overlap,   t->mover,     sizeof(p->args)};
-    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
-    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
-        prs_plan_term(&p->base, values[i]);
+    prs_plan_term(p, "batch", sh->batch);
+    prs_plan_term(p, "heads_q", sh->heads_q);
+    prs_plan_term(p, "heads_kv", sh->heads_kv);
+    prs_plan_term(p, "head_dim", sh->head_dim);
+    prs_plan_term(p, "seq", sh->seq);
+    prs_plan_term(p, "causal", sh->causal != 0);
+    prs_plan_term(p, "heads_first", sh->heads_first != 0);
+    prs_plan_term(p, "mode", t->mode);
+    prs_plan_term(p, "ctas", t->ctas);
+    prs_plan_term(p, "heads_per_step", t->heads_per_step);
+    prs_plan_term(p, "slab_rows", t->slab_rows);
+    prs_plan_term(p, "block_rows", t->block_rows);
+    prs_plan_term(p, "overlap", t->overlap);
+    prs_plan_term(p, "mover", t->mover);
+    prs_plan_term(p, "bytes of arguments", sizeof(struct prs_attention_args));
 }
 
 static int decide(struct prs_plan *base, const struct prs_hint *agreed)
@@ -285,7 +289,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     if (r)
         return r;
     fill_args(p);
-    add_terms(p);
+    add_terms(base, &p->shape, &p->info.tuning);
     r = need_workspace(p);
     return r ? r : open_deal(p);
 }
@@ -295,6 +299,8 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
     struct prs_attention_plan *p = self(base);
     return prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
 }
+
+static prs_launch_step_fn *const forward_steps[] = {launch_kernel, NULL};
 
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 {
@@ -307,15 +313,25 @@ static int enqueue_copies(struct prs_plan *base)
     return prs_attention_copies_enqueue(base->copies, &p->args, p->k, p->v);
 }
 
+static const char *awaited(uint32_t what)
+{
+    switch (what) {
+    case PRS_AWAIT_KEYS:
+        return "keys or values";
+    case PRS_AWAIT_CREDIT:
+        return "credit for keys and values";
+    default:
+        return NULL;
+    }
+}
+
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                             const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "ring attention",
-                                                .kind = PRS_CALL_ATTENTION,
-                                                .terms = terms,
+                                                .awaited = awaited,
                                                 .decide = decide,
                                                 .place = place,
-                                                .kernel = launch_kernel,
                                                 .begin_copies = begin_copies,
                                                 .copies = enqueue_copies};
     struct prs_attention_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
@@ -382,7 +398,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->k = x->k, p->v = x->v;
     r = encode_inputs(p, x);
     if (!r)
-        r = prs_plan_launch(&p->base, stream);
+        r = prs_plan_launch(&p->base, forward_steps, stream);
     prs_cuda_leave(before);
     return r;
 }

@@ -26,6 +26,12 @@
 
 #include "fused/core/geometry.h"
 
+/* What its flags stand for (core/sync.h). */
+enum prs_attention_awaited {
+    PRS_AWAIT_KEYS = 8,  /* a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9 /* room for a group of them */
+};
+
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };
 
 struct prs_attention_schedule {

@@ -191,7 +191,7 @@ static int open_node(struct prs_fused *ctx, uint64_t name)
 /* Collective. */
 static int open_alarm(struct prs_fused *ctx)
 {
-    static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, false, 0};
+    static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, false, NULL};
     static const uint64_t bytes = sizeof(uint32_t);
     uint32_t holding; /* it stays until the context is closed */
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
@@ -212,6 +212,41 @@ static bool is_lost(struct prs_fused *ctx)
     return (ctx->alarm && r != 0) || cudaStreamSynchronize(ctx->stream) != cudaSuccess || alarm != 0;
 }
 
+struct prs_kept {
+    struct prs_kept *next;
+    const void *key;
+    void *data;
+    void (*close)(void *data);
+};
+
+void *prs_context_kept(const struct prs_fused *ctx, const void *key)
+{
+    for (const struct prs_kept *k = ctx->kept; k; k = k->next)
+        if (k->key == key)
+            return k->data;
+    return NULL;
+}
+
+int prs_context_keep(struct prs_fused *ctx, const void *key, void *data, void (*close)(void *data))
+{
+    struct prs_kept *k = calloc(1, sizeof(*k));
+    if (!k)
+        return prs_fail(-ENOMEM, "fused: no memory for what plans share");
+    *k = (struct prs_kept){ctx->kept, key, data, close};
+    ctx->kept = k;
+    return 0;
+}
+
+static void release_kept(struct prs_fused *ctx)
+{
+    while (ctx->kept) {
+        struct prs_kept *k = ctx->kept;
+        ctx->kept = k->next;
+        k->close(k->data);
+        free(k);
+    }
+}
+
 /* healthy: the others come too. The context's device is current. */
 static void release(struct prs_fused *ctx, bool healthy)
 {
@@ -225,8 +260,7 @@ static void release(struct prs_fused *ctx, bool healthy)
             healthy = prs_ranks_barrier(ctx) == 0;
     }
     prs_copy_stream_close(&ctx->copies);
-    if (ctx->lt.close)
-        ctx->lt.close(ctx->lt.data);
+    release_kept(ctx);
     if (ctx->memory) {
         prs_symmetric_close(ctx, healthy ? LEAVING_MS : 0);
     } else {

@@ -16,7 +16,10 @@
 #include "fused/core/sync.h"
 #include "transport/util/error.h"
 
+enum { PRS_MOST_FAMILIES = 8 }; /* of kernels that give names to flags */
+
 struct prs_board;
+struct prs_kept;
 struct prs_memory;
 struct prs_network;
 struct prs_symmetric;
@@ -36,12 +39,8 @@ struct prs_fused {
     uint32_t capability;
     uint32_t measure_ms; /* PERSEUS_FUSED_MEASURE_MS of rank 0 */
     char gpu[64];
-    /* What a kernel family keeps for all its plans: cuBLASLt. */
-    struct {
-        void *data;
-        void (*close)(void *data);
-        struct prs_local workspace;
-    } lt;
+    struct prs_kept *kept; /* what families keep for all their plans */
+    prs_awaited_fn *awaited[PRS_MOST_FAMILIES];
     bool parted;        /* an all-gather failed here: other ranks may have gone on */
     bool shared_device; /* two ranks of one node, this one or another, use one GPU */
 };
@@ -52,6 +51,11 @@ static inline uint32_t prs_context_clusters(const struct prs_fused *ctx, uint32_
     uint32_t most = ctx->sms / ctas;
     return most == 0 ? 1 : clusters < most ? clusters : most;
 }
+
+/* What a family keeps for all its plans until the context is closed, by the address `key`. NULL: nothing yet. */
+void *prs_context_kept(const struct prs_fused *ctx, const void *key);
+/* close(data) runs when the context is closed. 0 or -ENOMEM. */
+int prs_context_keep(struct prs_fused *ctx, const void *key, void *data, void (*close)(void *data));
 
 /* Checks that copy engines, which the caller asked for, can move data between these ranks. 0 or -EINVAL. */
 static inline int prs_context_check_copies(const struct prs_fused *ctx)

@@ -11,10 +11,10 @@
 
 int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out)
 {
-    static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, true, 0};
+    static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, true, NULL};
     static const char *const names[] = {"bytes"};
     struct prs_symmetric *s = NULL;
-    struct prs_call call = {.kind = PRS_CALL_ALLOC, .need = {bytes}};
+    struct prs_call call = {.kind = "allocates symmetric memory", .need = {bytes}};
     uint32_t holding;
     int before, r = prs_cuda_enter(ctx, &before);
     if (r)
@@ -55,7 +55,7 @@ static int exchange_keys(struct prs_fused *ctx, struct prs_chunk *c, const struc
 static int hold_import(struct prs_fused *ctx, struct prs_symmetric *s, const struct prs_keys *keys, int error)
 {
     static const char *const names[] = {"bytes"};
-    struct prs_call call = {.kind = PRS_CALL_IMPORT, .error = error};
+    struct prs_call call = {.kind = "imports memory", .error = error};
     int r;
     prs_call_term(&call, s->bytes);
     r = prs_meet(ctx, &call, names);

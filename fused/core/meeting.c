@@ -10,29 +10,19 @@
 #include "fused/core/symmetric.h"
 #include "transport/util/error.h"
 
-static const char *call_name(uint32_t kind)
-{
-    static const char *const names[] = {[PRS_CALL_ALLOC] = "allocates symmetric memory",
-                                        [PRS_CALL_IMPORT] = "imports memory",
-                                        [PRS_CALL_GEMM] = "opens a matrix product",
-                                        [PRS_CALL_MOE] = "opens MoE",
-                                        [PRS_CALL_ATTENTION] = "opens ring attention"};
-    return kind < sizeof(names) / sizeof(*names) && names[kind] ? names[kind] : "makes a call that is not known";
-}
-
 /* Refuses when a rank failed or makes another call. The own error comes first: its text is the more precise one. */
 static int check_calls(const struct prs_fused *ctx, const struct prs_call *mine, const struct prs_call *all)
 {
     for (uint32_t i = 0; i < ctx->config.world; i++)
-        if (all[i].kind != mine->kind)
+        if (strcmp(all[i].kind, mine->kind) != 0)
             return prs_fail(-EINVAL, "fused: rank %u %s, rank %u %s: all ranks make the same calls in the same order",
-                            ctx->config.rank, call_name(mine->kind), i, call_name(all[i].kind));
+                            ctx->config.rank, mine->kind, i, all[i].kind);
     if (mine->error)
         return mine->error;
     for (uint32_t i = 0; i < ctx->config.world; i++)
         if (all[i].error)
             return prs_fail(all[i].error, "fused: rank %u failed (%d) when it %s: its own error says why", i,
-                            all[i].error, call_name(mine->kind));
+                            all[i].error, mine->kind);
     return 0;
 }
 
@@ -94,10 +84,10 @@ int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names
         if (other < ctx->config.world && hints_differ(ctx, all))
             r = PRS_DECIDE_AGAIN;
         else if (other < ctx->config.world)
-            r = prs_fail(
-                -EINVAL,
-                "fused: rank %u %s with %s %" PRIu64 ", rank %u with %" PRIu64 ": it must be the same on all ranks",
-                other, call_name(c->kind), names[term], all[other].term[term], ctx->config.rank, mine.term[term]);
+            r = prs_fail(-EINVAL,
+                         "fused: rank %u %s with %s %" PRIu64 ", rank %u with %" PRIu64
+                         ": it must be the same on all ranks",
+                         other, c->kind, names[term], all[other].term[term], ctx->config.rank, mine.term[term]);
     }
     free(all);
     return r;

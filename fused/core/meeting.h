@@ -7,9 +7,6 @@
 
 struct prs_fused;
 
-/* Which call this is. */
-enum prs_call_kind { PRS_CALL_ALLOC = 1, PRS_CALL_IMPORT, PRS_CALL_GEMM, PRS_CALL_MOE, PRS_CALL_ATTENTION };
-
 /* What a rank knows and others may not. Decisions that it leads to are made again when ranks decide differently. */
 struct prs_hint {
     uint32_t flags;     /* all take those of any rank */
@@ -18,15 +15,16 @@ struct prs_hint {
 };
 
 enum {
-    PRS_CALL_NEEDS = 6,
+    PRS_CALL_NEEDS = 8,
     PRS_CALL_TERMS = 32,
+    PRS_CALL_KIND = 48,
     PRS_MOST_HOLDINGS = 4096 /* plans and allocations of a context */
 };
 
 struct prs_call {
-    uint32_t kind, terms;
+    char kind[PRS_CALL_KIND]; /* what the rank does: "opens MoE" */
+    uint32_t terms;
     int32_t error; /* this rank failed: all ranks fail together */
-    uint32_t pad;
     struct prs_hint hint;
     uint64_t term[PRS_CALL_TERMS]; /* what must be the same on all ranks */
     uint64_t need[PRS_CALL_NEEDS]; /* bytes of symmetric memory; all take the most */

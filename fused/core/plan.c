@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,14 +32,21 @@ static void undo(struct prs_plan *p)
     prs_local_give_back(p->ctx, &p->own);
     prs_local_give_back(p->ctx, &p->words);
     p->copies = NULL;
-    p->needs = 0;
+    p->refused = 0;
     p->workspace_bytes = p->shared_bytes = 0;
-    p->call = (struct prs_call){.kind = p->steps->kind};
+    p->call = (struct prs_call){.terms = 0};
+    memset(p->need, 0, sizeof(p->need));
 }
 
 static int decide(struct prs_plan *p, const struct prs_hint *agreed)
 {
-    int r = p->steps->decide(p, agreed);
+    int r;
+    (void)snprintf(p->call.kind, sizeof(p->call.kind), "opens %s", p->steps->name);
+    r = p->steps->decide(p, agreed);
+    if (!r)
+        r = p->refused;
+    if (!r)
+        r = prs_sync_name(p->ctx, p->steps->awaited);
     if (!r)
         r = prs_sync_open(p->ctx, p->sync, &p->words);
     p->workspace_bytes += sizeof(*p->sync->words);
@@ -55,13 +63,12 @@ static int agree(struct prs_plan *p)
 {
     struct prs_hint agreed;
     int r = PRS_DECIDE_AGAIN;
-    p->call.kind = p->steps->kind;
     for (uint32_t i = 0; i < MOST_DECISIONS && r == PRS_DECIDE_AGAIN; i++) {
         r = decide(p, i == 0 ? NULL : &agreed);
         if (p->alone)
             return r;
         p->call.error = r;
-        r = prs_meet(p->ctx, &p->call, p->steps->terms);
+        r = prs_meet(p->ctx, &p->call, p->term_name);
         agreed = p->call.hint;
         if (r == PRS_DECIDE_AGAIN)
             undo(p);
@@ -73,10 +80,10 @@ static int agree(struct prs_plan *p)
 
 static int hold(struct prs_plan *p)
 {
-    int r = prs_symmetric_hold(p->ctx, p->need, p->call.need, p->needs, p->memory, &p->holding);
-    for (uint32_t i = 0; i < p->needs && !r; i++)
+    int r = prs_symmetric_hold(p->ctx, p->need, p->call.need, PRS_CALL_NEEDS, p->memory, &p->holding);
+    for (uint32_t i = 0; i < PRS_CALL_NEEDS && !r; i++)
         if (p->memory[i])
-            *(p->memory[i]->pool != 0 ? &p->shared_bytes : &p->workspace_bytes) += p->memory[i]->bytes;
+            *(p->memory[i]->pool ? &p->shared_bytes : &p->workspace_bytes) += p->memory[i]->bytes;
     return r;
 }
 
@@ -111,11 +118,22 @@ void prs_plan_close(struct prs_plan *p)
     prs_cuda_leave(before);
 }
 
-uint32_t prs_plan_need(struct prs_plan *p, struct prs_need need, uint64_t bytes)
+void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, uint64_t bytes)
 {
-    p->need[p->needs] = need;
-    p->call.need[p->needs] = bytes;
-    return p->needs++;
+    if (number >= PRS_CALL_NEEDS || p->call.need[number] != 0) {
+        p->refused = prs_fail(-EINVAL, "fused: need %u of %s: asked for twice, or not below %d", number, p->steps->name,
+                              PRS_CALL_NEEDS);
+        return;
+    }
+    p->need[number] = need;
+    p->call.need[number] = bytes;
+}
+
+void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value)
+{
+    if (p->call.terms < PRS_CALL_TERMS)
+        p->term_name[p->call.terms] = name;
+    prs_call_term(&p->call, value);
 }
 
 int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean)
@@ -148,28 +166,36 @@ static int launched(const struct prs_plan *p, int r)
     return prs_fail(r, "fused: CUDA refused to launch %s: %s", p->steps->name, cudaGetErrorString(cudaGetLastError()));
 }
 
+static int enqueue(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
+{
+    int r = 0;
+    while (*steps && !r)
+        r = (*steps++)(p, stream);
+    return launched(p, r);
+}
+
 /* A call of the host takes some 3 us and the kernel has data of its own to begin with, so the kernel goes first. But
  * under CUDA_LAUNCH_BLOCKING=1 a launch returns only when the kernel has ended: no rank would then enqueue the copies
  * that the other ranks' kernels wait for, so the copies go first. */
-static int launch_both(struct prs_plan *p, cudaStream_t stream)
+static int launch_both(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
     int r = p->copies->go_first ? p->steps->copies(p) : 0;
     if (!r)
-        r = launched(p, p->steps->kernel(p, stream));
+        r = enqueue(p, steps, stream);
     if (!r && !p->copies->go_first)
         r = p->steps->copies(p);
     return r;
 }
 
-int prs_plan_launch(struct prs_plan *p, cudaStream_t stream)
+int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
     int r;
     if (!p->copies)
-        return launched(p, p->steps->kernel(p, stream));
+        return enqueue(p, steps, stream);
     r = launched(p, p->steps->begin_copies(p, stream));
     if (!r)
         r = prs_copy_stream_fork(p->copies, stream);
     if (!r)
-        r = launch_both(p, stream);
+        r = launch_both(p, steps, stream);
     return r ? r : prs_copy_stream_join(p->copies, stream);
 }

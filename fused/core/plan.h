@@ -12,9 +12,8 @@ struct prs_plan;
 
 /* The steps that differ from kernel to kernel; all but close() return 0 or -errno. The context's device is current. */
 struct prs_plan_steps {
-    const char *name; /* for error texts */
-    enum prs_call_kind kind;
-    const char *const *terms; /* names of what must be the same on all ranks */
+    const char *name;        /* for error texts: "a matrix product" */
+    prs_awaited_fn *awaited; /* names the flags of its kernels */
     /* Opening. decide() needs no other rank: it checks the arguments, loads the kernels, decides everything, and says
      * what memory the plan needs and which terms must agree. agreed: NULL, or what all ranks know; then an earlier
      * decide() was undone by close(). */
@@ -24,22 +23,27 @@ struct prs_plan_steps {
     /* Releases what decide() and place() opened, except memory of prs_plan_need() and prs_plan_local(). Runs also after
      * they failed. Local. NULL: nothing. */
     void (*close)(struct prs_plan *p);
-    /* Launching. The last two are for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for;
-     * copies() enqueues the copies on the copy stream, which runs beside the fused kernel. */
-    int (*kernel)(struct prs_plan *p, cudaStream_t stream);
+    /* Launching, for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for; copies() enqueues
+     * the copies on the copy stream, which runs beside the kernels of the launch. */
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
 };
+
+/* A part of a launch: enqueues a kernel or more. 0 or -errno. */
+typedef int prs_launch_step_fn(struct prs_plan *p, cudaStream_t stream);
 
 struct prs_plan {
     struct prs_fused *ctx;
     const struct prs_plan_steps *steps;
     struct prs_sync *sync; /* part of the kernel's arguments */
     bool alone;            /* no other rank takes part: opening is not collective */
-    struct prs_call call;  /* while the plan is opened */
+    /* While the plan is opened: */
+    struct prs_call call;
+    const char *term_name[PRS_CALL_TERMS];
     struct prs_need need[PRS_CALL_NEEDS];
-    uint32_t needs, holding;
-    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL where it was for 0 bytes */
+    int refused; /* by prs_plan_need() */
+    uint32_t holding;
+    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL: none, or of 0 bytes */
     struct prs_local words, own;
     struct prs_copy_stream *copies; /* the context's; NULL: no copies */
     uint64_t workspace_bytes;       /* device memory of this plan on this rank */
@@ -57,13 +61,10 @@ int prs_plan_open(struct prs_plan *p, void **out);
 /* Local. NULL does nothing. */
 void prs_plan_close(struct prs_plan *p);
 
-/* For decide(): symmetric memory. Returns its number in memory[]. */
-uint32_t prs_plan_need(struct prs_plan *p, struct prs_need need, uint64_t bytes);
-/* For decide(): a term that must be the same on all ranks. */
-static inline void prs_plan_term(struct prs_plan *p, uint64_t value)
-{
-    prs_call_term(&p->call, value);
-}
+/* For decide(): symmetric memory, which will be memory[number]. The family numbers its needs; each at most once. */
+void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, uint64_t bytes);
+/* For decide(): a term that must be the same on all ranks; `name` is for error texts. */
+void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value);
 /* For decide(): p->own, memory of this rank, of which the first `clean` bytes are zero. Once. */
 int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
 /* For decide(): the plan has copies. */
@@ -73,7 +74,8 @@ int prs_plan_copies(struct prs_plan *p);
  * prs_cuda_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
-/* Enqueues the kernel and, beside it, the copies if there are any. Later work of `stream` waits for both. */
-int prs_plan_launch(struct prs_plan *p, cudaStream_t stream);
+/* Enqueues the steps of a launch, of which NULL is the end, and beside them the copies if there are any. Later work of
+ * `stream` waits for both. */
+int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 
 #endif

@@ -107,8 +107,8 @@ static struct prs_symmetric *find_shared(const struct prs_memory *m, const struc
 {
     struct prs_symmetric *best = NULL;
     *largest = 0;
-    for (struct prs_symmetric *s = m->pieces; s && need->pool != 0; s = s->next) {
-        if (s->pool != need->pool)
+    for (struct prs_symmetric *s = m->pieces; s && need->pool; s = s->next) {
+        if (!s->pool || strcmp(s->pool, need->pool) != 0)
             continue;
         *largest = s->bytes > *largest ? s->bytes : *largest;
         if (s->bytes >= bytes && (!best || s->bytes < best->bytes))
@@ -130,7 +130,7 @@ static int take_pieces(struct prs_fused *ctx, const struct prs_need *needs, cons
     uint64_t largest;
     for (uint32_t i = 0; i < count; i++) {
         struct prs_symmetric *shared = find_shared(ctx->memory, &needs[i], bytes[i], &largest);
-        uint64_t take = needs[i].pool != 0 ? shared_bytes(bytes[i], largest) : bytes[i];
+        uint64_t take = needs[i].pool ? shared_bytes(bytes[i], largest) : bytes[i];
         int r;
         if (bytes[i] == 0 || pieces[i])
             continue;

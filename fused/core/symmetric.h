@@ -20,18 +20,6 @@ enum prs_symmetric_use {
     PRS_SYMMETRIC_USES
 };
 
-/* Memory that plans share, which run one after the other. */
-enum prs_pool {
-    PRS_POOL_NONE,
-    PRS_POOL_UNFUSED,  /* rows of A that ranks gather */
-    PRS_POOL_PRODUCTS, /* products that ranks then add up; no other rank writes to them */
-    PRS_POOL_INBOX,    /* unfused sums: fused/gemm/unfused/inbox.h */
-    PRS_POOL_BANKS,    /* fused products: two banks of what CTAs of other ranks write */
-    PRS_POOL_COPIED,   /* fused products: rows that copy engines of other ranks write */
-    PRS_POOL_TURNS,    /* fused products: struct prs_turns */
-    PRS_POOL_RESULTS   /* results of all-reduces that are copied to C */
-};
-
 struct prs_block;
 struct prs_chunk;
 
@@ -43,8 +31,9 @@ struct prs_symmetric {
     struct prs_chunk *chunk;
     struct prs_block *block; /* NULL: the whole of an imported chunk */
     enum prs_symmetric_use use;
-    uint32_t pool, holders; /* 0: not shared */
-    uint32_t window;        /* of ctx->network->device, when has_window; the same on all ranks */
+    const char *pool; /* NULL: not shared */
+    uint32_t holders;
+    uint32_t window; /* of ctx->network->device, when has_window; the same on all ranks */
     bool has_window;
     bool lent; /* to the caller */
 };
@@ -52,8 +41,10 @@ struct prs_symmetric {
 /* What a call asks for. */
 struct prs_need {
     enum prs_symmetric_use use;
-    bool far;      /* other nodes reach it: it gets a window. Without other nodes this says nothing */
-    uint32_t pool; /* not 0: holdings with needs of the same pool share a piece that is large enough */
+    bool far; /* other nodes reach it: it gets a window. Without other nodes this says nothing */
+    /* Holdings with needs of a pool of the same name share a piece that is large enough: plans run one after the other.
+     * NULL: not shared. */
+    const char *pool;
 };
 
 int prs_symmetric_open(struct prs_fused *ctx);

@@ -43,44 +43,37 @@ int prs_sync_check(struct prs_fused *ctx)
     return r == 0 ? 0 : prs_fail(r, "fused: an earlier launch failed: %s", error.text);
 }
 
-static const char *awaited_name(uint32_t what)
+int prs_sync_name(struct prs_fused *ctx, prs_awaited_fn *awaited)
 {
+    for (uint32_t i = 0; i < PRS_MOST_FAMILIES; i++) {
+        if (!ctx->awaited[i])
+            ctx->awaited[i] = awaited;
+        if (ctx->awaited[i] == awaited)
+            return 0;
+    }
+    return prs_fail(-ENOSPC, "fused: a context has room for the flags of %d families of kernels", PRS_MOST_FAMILIES);
+}
+
+static const char *awaited_name(const struct prs_fused *ctx, uint32_t what)
+{
+    const char *name = NULL;
     switch (what) {
-    case PRS_AWAIT_PARTIAL:
-        return "partial sums";
-    case PRS_AWAIT_CHUNK:
-        return "rows of A";
-    case PRS_AWAIT_BROADCAST:
-        return "reduced tiles";
     case PRS_AWAIT_PEERS:
         return "its arrival";
-    case PRS_AWAIT_KEYS:
-        return "keys or values";
-    case PRS_AWAIT_CREDIT:
-        return "credit for keys and values";
     case PRS_AWAIT_NETWORK:
         return "the proxy to take or finish a command to or";
-    case PRS_AWAIT_ROUTES:
-        return "counts and routes";
-    case PRS_AWAIT_TOKEN:
-        return "a token's row";
-    case PRS_AWAIT_BLOCK:
-        return "a block of rows to be put together";
     case PRS_AWAIT_CTAS:
         return "all CTAs";
-    case PRS_AWAIT_END:
-        return "the end of the launch before";
-    case PRS_AWAIT_SUM:
-        return "a token's result";
-    default:
-        return "an unknown flag";
     }
+    for (uint32_t i = 0; i < PRS_MOST_FAMILIES && ctx->awaited[i] && !name; i++)
+        name = ctx->awaited[i](what);
+    return name ? name : "an unknown flag";
 }
 
 /* The kernel was told to give up. The device API says so too, and a kernel may learn it there first. */
 static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
 {
-    const char *awaited = awaited_name(f->what & ~(uint32_t)PRS_FAULT_ABORTED);
+    const char *awaited = awaited_name(ctx, f->what & ~(uint32_t)PRS_FAULT_ABORTED);
     int r = ctx->network ? prs_proxy_check(ctx->network->proxy) : 0;
     if (r == 0 || __atomic_load_n(&ctx->fault->asked, __ATOMIC_RELAXED)) {
         (void)snprintf(
@@ -119,7 +112,7 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
         return -ECANCELED;
     default:
         (void)snprintf(text, bytes, "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u",
-                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want,
+                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(ctx, f->what), f->from, f->index, f->want,
                        f->seen);
         return -ETIMEDOUT;
     }

@@ -13,22 +13,15 @@
 struct prs_fused;
 struct prs_local;
 
-/* What a flag stands for. */
+/* The text of a family's flag, "partial sums" for example; NULL: not one of its own. */
+typedef const char *prs_awaited_fn(uint32_t what);
+
+/* What a flag stands for. Flags of its own a family numbers below 64, with numbers that no other family has (a test
+ * compares), and names in prs_plan_steps.awaited(). */
 enum prs_awaited {
-    PRS_AWAIT_PARTIAL = 1,
-    PRS_AWAIT_CHUNK = 2,
-    PRS_AWAIT_BROADCAST = 3,
     PRS_AWAIT_PEERS = 4,
     PRS_AWAIT_NETWORK = 5,
-    PRS_AWAIT_KEYS = 8,    /* attention: a slab of keys or values */
-    PRS_AWAIT_CREDIT = 9,  /* attention: room for a group of them */
-    PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
-    PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
-    PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_CTAS =
-        19, /* this rank's own CTAs: in MoE all that count chunks; in attention all that read or forward a group */
-    PRS_AWAIT_END = 20, /* MoE: that a rank has ended the launch before */
-    PRS_AWAIT_SUM = 21, /* MoE: a rank's sum of the results of a token */
+    PRS_AWAIT_CTAS = 19, /* this rank's own CTAs */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
@@ -53,13 +46,8 @@ struct prs_fault {
 };
 static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
 
-/* Kinds of work that CTAs claim from a counter. */
-enum prs_claims {
-    PRS_CLAIM_UNITS,
-    PRS_CLAIM_CHUNKS,
-    PRS_CLAIM_ROWS, /* all-reduce: rows of other nodes to forward; all-gather: chunks to keep */
-    PRS_CLAIMS
-};
+/* Kinds of work that CTAs may claim, each from a counter: the family numbers them. */
+enum { PRS_MOST_CLAIMS = 3 };
 
 /* Device words of one plan on one rank. */
 struct prs_plan_words {
@@ -68,9 +56,9 @@ struct prs_plan_words {
     /* CTAs that have left the launch, in the high half; the low one: those of them that saw the alarm. Zero between
      * launches. */
     uint64_t left;
-    uint32_t aborted;             /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t copying;             /* epoch whose blocks the copy engines move; they copy this word as their flag */
-    uint32_t claimed[PRS_CLAIMS]; /* GEMM: how much of each kind of work is taken; zero between launches */
+    uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
+    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
+    uint32_t claimed[PRS_MOST_CLAIMS]; /* how much of each kind of work is taken; zero between launches */
     /* Used after a wait that timed out. The launch continues, so that all its CTAs finish. But the data that it signals
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
@@ -92,6 +80,9 @@ extern "C" {
 
 /* Words for a plan, in *memory, which the plan gives back. 0, -ENOMEM or -EIO. */
 int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local *memory);
+
+/* Error texts name the flags of a family from now on. 0 or -ENOSPC. */
+int prs_sync_name(struct prs_fused *ctx, prs_awaited_fn *awaited);
 
 /* Whether a kernel gave up, the network failed, or the caller aborted. False for what is wrong with the caller's data:
  * other ranks go on then. */

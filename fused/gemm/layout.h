@@ -23,6 +23,7 @@ enum {
 
 static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE,
               "quarters of three partial tiles fill a stage");
+static_assert((int)PRS_CLAIMS <= (int)PRS_MOST_CLAIMS, "each kind of work has a counter");
 static_assert(PRS_PARTIAL_QUARTER == 2 * PRS_SLAB, "a quarter is one slab of each warpgroup");
 
 /* The offset of one quarter (64 columns) of a partial tile. A quarter is contiguous: the slab of warpgroup 0, then that

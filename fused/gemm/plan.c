@@ -46,9 +46,6 @@ static struct prs_gemm_plan *self(struct prs_plan *p)
     return (struct prs_gemm_plan *)p;
 }
 
-/* Numbers of the plan's needs. */
-enum { STAGING, FLAGS, SIGNALS, TURNS }; /* the unfused path has no turns */
-
 static void fill_args(struct prs_gemm_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
@@ -79,16 +76,16 @@ static int need_workspace(struct prs_gemm_plan *p)
     /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until the
      * other ranks have read it. */
     if (s->segments != 0)
-        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
+        prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
                       p->args.staging_bank_bytes);
     else
-        prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_BANKS},
+        prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_BANKS},
                       2 * p->args.staging_bank_bytes);
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+    prs_plan_need(&p->base, PRS_GEMM_FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (flag_words(p) + 2 * s->place.local_ranks + counters) * sizeof(uint32_t));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+    prs_plan_need(&p->base, PRS_GEMM_SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                   s->place.nodes == 1 ? 0 : prs_schedule_row_word(s, 0, s->pairs * 2) * sizeof(uint64_t));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_TURNS},
+    prs_plan_need(&p->base, PRS_GEMM_TURNS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_TURNS},
                   prs_turns_bytes(s->place.world));
     return s->segments != 0 ? prs_plan_copies(&p->base) : 0;
 }
@@ -111,21 +108,21 @@ static int place(struct prs_plan *base)
     struct prs_gemm_plan *p = self(base);
     struct prs_kernel_args *a = &p->args;
     const struct prs_schedule *s = &a->schedule;
-    if (base->needs == 0)
+    if (!base->memory[PRS_GEMM_STAGING])
         return 0;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
-        a->staging[peer] = base->memory[STAGING]->at[peer];
-        a->flags[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
+        a->staging[peer] = base->memory[PRS_GEMM_STAGING]->at[peer];
+        a->flags[peer] = (uint32_t *)base->memory[PRS_GEMM_FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
         if (p->info.tuning.path == PRS_GEMM_PATH_FUSED)
-            a->turns[peer] = (struct prs_turns *)base->memory[TURNS]->at[peer];
+            a->turns[peer] = (struct prs_turns *)base->memory[PRS_GEMM_TURNS]->at[peer];
     }
     /* Banks begin at the same places for all plans. */
-    a->staging_bank_bytes = base->memory[STAGING]->bytes / 2 / PRS_STAGE_A * PRS_STAGE_A;
+    a->staging_bank_bytes = base->memory[PRS_GEMM_STAGING]->bytes / 2 / PRS_STAGE_A * PRS_STAGE_A;
     if (s->place.nodes > 1) {
         a->far.counters =
             a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */
-        prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &a->far);
+        prs_symmetric_far(base->ctx, base->memory[PRS_GEMM_STAGING], base->memory[PRS_GEMM_SIGNALS], &a->far);
     }
     return base->copies ? place_copies(p) : 0;
 }
@@ -241,62 +238,34 @@ static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
 static void need_result(struct prs_gemm_plan *p)
 {
     const struct prs_gemm_shape *s = &p->shape;
-    p->result = 0;
     if (s->c_anywhere && s->op == PRS_GEMM_ALLREDUCE && p->args.schedule.place.world > 1 && p->inbox_rows < s->m)
-        p->result = 1 + prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
-                                      (uint64_t)s->m * p->args.n * prs_result_element(s));
+        prs_plan_need(&p->base, PRS_GEMM_RESULT, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
+                      (uint64_t)s->m * p->args.n * prs_result_element(s));
 }
 
-static const char *const terms[] = {"operation",
-                                    "m",
-                                    "n",
-                                    "k",
-                                    "b_transposed",
-                                    "activation",
-                                    "ldc",
-                                    "gated",
-                                    "c_anywhere",
-                                    "dtype",
-                                    "sum_dtype",
-                                    "c_dtype",
-                                    "path",
-                                    "clusters",
-                                    "band",
-                                    "mover",
-                                    "segments",
-                                    "spread",
-                                    "paced",
-                                    "tiles_per_signal",
-                                    "bytes of arguments"};
-
-static void add_terms(struct prs_gemm_plan *p)
+static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const struct prs_gemm_tuning *t)
 {
-    const struct prs_gemm_shape *sh = &p->shape;
-    const struct prs_gemm_tuning *t = &p->info.tuning;
-    const uint64_t values[] = {sh->op,
-                               sh->m,
-                               sh->n,
-                               sh->k,
-                               sh->b_transposed != 0,
-                               sh->activation,
-                               sh->op == PRS_GEMM_ALLREDUCE ? sh->ldc : 0, /* ranks store into each other's C */
-                               sh->gated != 0,
-                               sh->c_anywhere != 0,
-                               sh->dtype,
-                               sh->sum_dtype,
-                               sh->c_dtype,
-                               t->path,
-                               t->clusters,
-                               t->band,
-                               t->mover,
-                               t->segments,
-                               t->spread,
-                               t->paced,
-                               t->tiles_per_signal,
-                               sizeof(p->args)};
-    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
-    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
-        prs_plan_term(&p->base, values[i]);
+    prs_plan_term(p, "operation", sh->op);
+    prs_plan_term(p, "m", sh->m);
+    prs_plan_term(p, "n", sh->n);
+    prs_plan_term(p, "k", sh->k);
+    prs_plan_term(p, "b_transposed", sh->b_transposed != 0);
+    prs_plan_term(p, "activation", sh->activation);
+    prs_plan_term(p, "ldc", sh->op == PRS_GEMM_ALLREDUCE ? sh->ldc : 0); /* ranks store into each other's C */
+    prs_plan_term(p, "gated", sh->gated != 0);
+    prs_plan_term(p, "c_anywhere", sh->c_anywhere != 0);
+    prs_plan_term(p, "dtype", sh->dtype);
+    prs_plan_term(p, "sum_dtype", sh->sum_dtype);
+    prs_plan_term(p, "c_dtype", sh->c_dtype);
+    prs_plan_term(p, "path", t->path);
+    prs_plan_term(p, "clusters", t->clusters);
+    prs_plan_term(p, "band", t->band);
+    prs_plan_term(p, "mover", t->mover);
+    prs_plan_term(p, "segments", t->segments);
+    prs_plan_term(p, "spread", t->spread);
+    prs_plan_term(p, "paced", t->paced);
+    prs_plan_term(p, "tiles_per_signal", t->tiles_per_signal);
+    prs_plan_term(p, "bytes of arguments", sizeof(struct prs_kernel_args));
 }
 
 static int decide(struct prs_plan *base, const struct prs_hint *agreed)
@@ -334,7 +303,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_GEMM_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
     need_result(p);
-    add_terms(p);
+    add_terms(base, shape, &p->info.tuning);
     return r;
 }
 
@@ -350,6 +319,8 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
     return prs_kernels_launch(&p->shape, &p->args, p->info.tuning.clusters, stream);
 }
 
+static prs_launch_step_fn *const fused_steps[] = {launch_kernel, NULL};
+
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 {
     return prs_kernels_begin_copies(&self(base)->args, stream);
@@ -360,17 +331,29 @@ static int enqueue_copies(struct prs_plan *base)
     return prs_copies_enqueue(self(base));
 }
 
+static const char *awaited(uint32_t what)
+{
+    switch (what) {
+    case PRS_AWAIT_PARTIAL:
+        return "partial sums";
+    case PRS_AWAIT_CHUNK:
+        return "rows of A";
+    case PRS_AWAIT_BROADCAST:
+        return "reduced tiles";
+    default:
+        return NULL;
+    }
+}
+
 /* tuning, measured: as in struct prs_gemm_plan. */
 static int open_plan(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
                      const struct prs_table_found *measured, struct prs_gemm_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "a matrix product",
-                                                .kind = PRS_CALL_GEMM,
-                                                .terms = terms,
+                                                .awaited = awaited,
                                                 .decide = decide,
                                                 .place = place,
                                                 .close = close_lt,
-                                                .kernel = launch_kernel,
                                                 .begin_copies = begin_copies,
                                                 .copies = enqueue_copies};
     struct prs_gemm_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
@@ -551,7 +534,7 @@ static int launch_fused(struct prs_gemm_plan *p, cudaStream_t stream)
     p->args.keeps = p->operands.gathered != NULL;
     if (r == 0 && p->operands.gathered)
         r = prs_tensor_map_encode(&kept, &p->args.keep_to);
-    return r ? r : prs_plan_launch(&p->base, stream);
+    return r ? r : prs_plan_launch(&p->base, fused_steps, stream);
 }
 
 static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
@@ -584,9 +567,9 @@ int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, 
         return r;
     p->operands = *x;
     set_rows(p);
-    copies = p->result != 0 && !prs_unfused_has_inbox(p);
+    copies = p->base.memory[PRS_GEMM_RESULT] && !prs_unfused_has_inbox(p);
     if (copies)
-        p->operands.c = p->base.memory[p->result - 1]->at[0];
+        p->operands.c = p->base.memory[PRS_GEMM_RESULT]->at[0];
     p->args.epilogue = epilogue_of(p);
     if (p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);

@@ -31,6 +31,25 @@ static inline bool prs_has_gaps(const struct prs_gemm_shape *s)
            (s->ldc != 0 && s->ldc != prs_result_columns(s));
 }
 
+/* Numbers of a plan's needs. */
+enum prs_gemm_need {
+    PRS_GEMM_STAGING,
+    PRS_GEMM_FLAGS,
+    PRS_GEMM_SIGNALS, /* between nodes */
+    PRS_GEMM_TURNS,   /* fused path */
+    PRS_GEMM_INBOX,   /* unfused path */
+    PRS_GEMM_RESULT   /* what is copied to C */
+};
+
+/* Memory that the plans of a context share. */
+#define PRS_POOL_GATHERED "gemm: rows of A that ranks gather, unfused"
+#define PRS_POOL_PRODUCTS "gemm: products that ranks then add up; no other rank writes to them"
+#define PRS_POOL_INBOX    "gemm: unfused/inbox.h"
+#define PRS_POOL_BANKS    "gemm: two banks of what CTAs of other ranks write"
+#define PRS_POOL_COPIED   "gemm: rows that copy engines of other ranks write"
+#define PRS_POOL_TURNS    "gemm: struct prs_turns"
+#define PRS_POOL_RESULTS  "gemm: results of all-reduces that are copied to C"
+
 struct prs_gemm_plan {
     struct prs_plan base;
     struct prs_gemm_shape shape; /* the caller's, no type of which is the default */
@@ -43,16 +62,14 @@ struct prs_gemm_plan {
     uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
-    /* Unfused path: launches of up to so many rows are added up by inboxes, in the memory of this need. */
-    uint32_t inbox_rows, inbox;
-    /* 1 + number of the need for results that are copied to C; 0: the ranks store into C. */
-    uint32_t result;
+    uint32_t inbox_rows;          /* unfused path: launches of up to so many rows are added up by inboxes */
 };
 
 /* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
 static inline const struct prs_symmetric *prs_result_home(const struct prs_gemm_plan *p, uint64_t bytes)
 {
-    return p->result != 0 ? p->base.memory[p->result - 1] : prs_symmetric_find(p->base.ctx, p->operands.c, bytes);
+    const struct prs_symmetric *result = p->base.memory[PRS_GEMM_RESULT];
+    return result ? result : prs_symmetric_find(p->base.ctx, p->operands.c, bytes);
 }
 
 #endif

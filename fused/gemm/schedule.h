@@ -19,6 +19,17 @@
 #include <perseus/gemm.h>
 #include "fused/core/tile.h"
 
+/* What its flags stand for (core/sync.h). */
+enum prs_gemm_awaited { PRS_AWAIT_PARTIAL = 1, PRS_AWAIT_CHUNK = 2, PRS_AWAIT_BROADCAST = 3 };
+
+/* Kinds of work that CTAs claim. */
+enum prs_gemm_claims {
+    PRS_CLAIM_UNITS,
+    PRS_CLAIM_CHUNKS,
+    PRS_CLAIM_ROWS, /* all-reduce: rows of other nodes to forward; all-gather: chunks to keep */
+    PRS_CLAIMS
+};
+
 enum {
     PRS_PAIR_M = 256,   /* rows of one cluster */
     PRS_PUSH_ROWS = 64, /* all-gather: one pushed chunk is 64 rows x 64 columns, 8 KB */

@@ -6,14 +6,16 @@
 #include "fused/moe/plan.h"
 #include "transport/util/error.h"
 
-static int run_dispatch_again(struct prs_moe_plan *p, cudaStream_t stream)
+static int dispatch_again(struct prs_plan *base, cudaStream_t stream)
 {
+    struct prs_moe_plan *p = prs_moe_self(base);
     struct prs_moe_args a = p->args;
-    int r;
     a.push_gap = 0; /* no product whose loads the rows could delay */
-    r = prs_moe_kernels_dispatch_again(&a, p->info.tuning.ctas, stream);
-    return r != 0 || !p->clears_fill ? r : prs_moe_kernels_clear_fill(&a, p->info.tuning.ctas, stream);
+    return prs_moe_kernels_dispatch_again(&a, p->info.tuning.ctas, stream);
 }
+
+static prs_launch_step_fn *const again_steps[] = {dispatch_again, NULL};
+static prs_launch_step_fn *const clear_again_steps[] = {dispatch_again, prs_moe_clear_fill, NULL};
 
 int prs_moe_dispatch_again(struct prs_moe_plan *p, const struct prs_moe_again *x, struct CUstream_st *stream)
 {
@@ -42,27 +44,45 @@ int prs_moe_dispatch_again(struct prs_moe_plan *p, const struct prs_moe_again *x
     p->args.beside = x->beside;
     p->args.products = x->products;
     p->args.unweighted = !x->weighted;
-    p->clears_fill = x->clear_fill != 0;
-    r = prs_moe_launch(p, run_dispatch_again, false, 2, stream);
+    r = prs_moe_launch(p, x->clear_fill ? clear_again_steps : again_steps, false, 2, stream);
     p->args.row_bytes = own_rows;
     prs_cuda_leave(before);
     return r;
 }
 
+static int split_values(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return prs_moe_kernels_split_values(&p->args, p->info.tuning.ctas, stream);
+}
+
 /* Values are combined as short rows. */
-static int run_return_values(struct prs_moe_plan *p, cudaStream_t stream)
+static struct prs_moe_args args_of_values(const struct prs_moe_plan *p)
 {
     struct prs_moe_args a = p->args;
-    int r = prs_moe_kernels_split_values(&a, p->info.tuning.ctas, stream);
     a.route.row_bytes = prs_moe_value_bytes(&a.route);
     a.results = a.value_rows;
     a.combined = a.value_sums;
     a.residual = NULL;
     a.unweighted = 1;
-    if (!r)
-        r = prs_moe_kernels_combine(&a, p->info.tuning.ctas, stream);
-    return r != 0 ? r : prs_moe_kernels_join_values(&a, p->info.tuning.ctas, stream);
+    return a;
 }
+
+static int combine_values(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    struct prs_moe_args a = args_of_values(p);
+    return prs_moe_kernels_combine(&a, p->info.tuning.ctas, stream);
+}
+
+static int join_values(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    struct prs_moe_args a = args_of_values(p);
+    return prs_moe_kernels_join_values(&a, p->info.tuning.ctas, stream);
+}
+
+static prs_launch_step_fn *const value_steps[] = {split_values, combine_values, join_values, NULL};
 
 int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x, struct CUstream_st *stream)
 {
@@ -87,15 +107,18 @@ int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x
     p->args.values = x->values;
     p->args.origins = x->rows;
     p->args.returned = x->out;
-    r = prs_moe_launch(p, run_return_values, false, 2, stream);
+    r = prs_moe_launch(p, value_steps, false, 2, stream);
     prs_cuda_leave(before);
     return r;
 }
 
-static int run_activation_back(struct prs_moe_plan *p, cudaStream_t stream)
+static int activation_back(struct prs_plan *base, cudaStream_t stream)
 {
+    struct prs_moe_plan *p = prs_moe_self(base);
     return prs_moe_kernels_activation_back(&p->args, p->info.tuning.ctas, stream);
 }
+
+static prs_launch_step_fn *const activation_back_steps[] = {activation_back, NULL};
 
 int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activation *x, struct CUstream_st *stream)
 {
@@ -124,7 +147,7 @@ int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activat
     p->args.of_columns = x->of_columns;
     p->args.activated = x->weighted;
     p->args.products = x->products;
-    r = prs_moe_launch(p, run_activation_back, false, 0, stream);
+    r = prs_moe_launch(p, activation_back_steps, false, 0, stream);
     prs_cuda_leave(before);
     return r;
 }

@@ -5,65 +5,86 @@
 #include "fused/moe/plan.h"
 #include "transport/util/error.h"
 
+/* ---- steps ---- */
 /* A product whose weights are laid out as shape says. */
 static int enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, cudaStream_t stream)
 {
     return prs_moe_enqueue_product(p, args, p->shape.weights_transposed != 0, stream);
 }
 
-static int run_product(struct prs_moe_plan *p, cudaStream_t stream)
+static int route(struct prs_plan *base, cudaStream_t stream)
 {
+    return prs_moe_kernels_route(&prs_moe_self(base)->args, stream);
+}
+
+static int multiply(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
     return enqueue_product(p, &p->args, stream);
 }
 
-static int run_dispatch_product(struct prs_moe_plan *p, cudaStream_t stream)
+static int multiply_down(struct prs_plan *base, cudaStream_t stream)
 {
-    int r = prs_moe_kernels_route(&p->args, stream);
-    return r != 0 ? r : run_product(p, stream);
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return enqueue_product(p, &p->down, stream);
 }
 
-/* The last kernel ends the launch. */
-static int finish_layer(struct prs_moe_plan *p, cudaStream_t stream)
+static int multiply_kept(struct prs_plan *base, cudaStream_t stream)
 {
-    struct prs_moe_args last = p->args;
-    int r = enqueue_product(p, &p->down, stream);
-    last.ends = 1;
-    return r != 0 ? r : prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return enqueue_product(p, &p->first, stream);
 }
 
-static int run_layer(struct prs_moe_plan *p, cudaStream_t stream)
+static int clear_kept_fill(struct prs_plan *base, cudaStream_t stream)
 {
-    int r = run_dispatch_product(p, stream);
-    return r != 0 ? r : finish_layer(p, stream);
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return prs_moe_kernels_clear_fill(&p->first, p->info.tuning.ctas, stream);
 }
 
-static int run_kept_layer(struct prs_moe_plan *p, cudaStream_t stream)
+int prs_moe_clear_fill(struct prs_plan *base, cudaStream_t stream)
 {
-    uint32_t ctas = p->info.tuning.ctas;
-    int r = prs_moe_kernels_route(&p->args, stream);
-    if (!r)
-        r = prs_moe_kernels_clear_fill(&p->first, ctas, stream);
-    if (!r)
-        r = enqueue_product(p, &p->first, stream);
-    if (!r)
-        r = prs_moe_kernels_activate(&p->args, ctas, stream);
-    return r != 0 ? r : finish_layer(p, stream);
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return prs_moe_kernels_clear_fill(&p->args, p->info.tuning.ctas, stream);
 }
 
-static int run_dispatch(struct prs_moe_plan *p, cudaStream_t stream)
+static int activate(struct prs_plan *base, cudaStream_t stream)
 {
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return prs_moe_kernels_activate(&p->args, p->info.tuning.ctas, stream);
+}
+
+static int dispatch(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
     struct prs_moe_args a = p->args;
-    int r = prs_moe_kernels_route(&p->args, stream);
     a.push_gap = 0; /* no product whose loads the rows could delay */
-    if (!r)
-        r = prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
-    return r != 0 || !p->clears_fill ? r : prs_moe_kernels_clear_fill(&a, p->info.tuning.ctas, stream);
+    return prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
 }
 
-static int run_combine(struct prs_moe_plan *p, cudaStream_t stream)
+static int combine(struct prs_plan *base, cudaStream_t stream)
 {
+    struct prs_moe_plan *p = prs_moe_self(base);
     return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
 }
+
+/* Of a layer: the last kernel ends the launch. */
+static int combine_and_end(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    struct prs_moe_args last = p->args;
+    last.ends = 1;
+    return prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
+}
+
+/* ---- launches ---- */
+static prs_launch_step_fn *const dispatch_gemm_steps[] = {route, multiply, NULL};
+static prs_launch_step_fn *const gemm_steps[] = {multiply, NULL};
+static prs_launch_step_fn *const dispatch_steps[] = {route, dispatch, NULL};
+static prs_launch_step_fn *const clear_dispatch_steps[] = {route, dispatch, prs_moe_clear_fill, NULL};
+static prs_launch_step_fn *const combine_steps[] = {combine, NULL};
+static prs_launch_step_fn *const layer_steps[] = {route, multiply, multiply_down, combine_and_end, NULL};
+static prs_launch_step_fn *const kept_layer_steps[] = {route,         clear_kept_fill, multiply_kept, activate,
+                                                       multiply_down, combine_and_end, NULL};
 
 static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
@@ -162,13 +183,12 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     return 0;
 }
 
-int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
-                   uint32_t ends, cudaStream_t stream)
+int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
+                   cudaStream_t stream)
 {
     p->args.dispatches = dispatches;
     p->args.ends = ends;
-    p->job = job;
-    return prs_plan_launch(&p->base, stream);
+    return prs_plan_launch(&p->base, steps, stream);
 }
 
 static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
@@ -200,7 +220,7 @@ int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b,
     set_routing(p, b);
     r = encode(p, b);
     if (!r)
-        r = prs_moe_launch(p, run_dispatch_product, true, 1, stream);
+        r = prs_moe_launch(p, dispatch_gemm_steps, true, 1, stream);
     prs_cuda_leave(before);
     return r;
 }
@@ -217,7 +237,7 @@ int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct C
     prs_moe_use_maps(p, b->maps);
     r = encode(p, b);
     if (!r)
-        r = prs_moe_launch(p, run_product, false, 0, stream);
+        r = prs_moe_launch(p, gemm_steps, false, 0, stream);
     prs_cuda_leave(before);
     return r;
 }
@@ -236,8 +256,7 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
         return r;
     set_routing(p, b);
     p->args.row_bytes = b->out;
-    p->clears_fill = b->clear_fill != 0;
-    r = prs_moe_launch(p, run_dispatch, true, 1, stream);
+    r = prs_moe_launch(p, b->clear_fill ? clear_dispatch_steps : dispatch_steps, true, 1, stream);
     p->args.row_bytes = own_rows;
     prs_cuda_leave(before);
     return r;
@@ -263,7 +282,7 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
     p->args.residual = x->residual;
     p->args.combined = x->out;
     p->args.unweighted = x->unweighted;
-    r = prs_moe_launch(p, run_combine, false, 2, stream);
+    r = prs_moe_launch(p, combine_steps, false, 2, stream);
     prs_cuda_leave(before);
     return r;
 }
@@ -288,7 +307,7 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     p->args.unweighted = 0;
     r = encode_layer(p, b);
     if (!r)
-        r = prs_moe_launch(p, b->kept_rows ? run_kept_layer : run_layer, true, 0, stream);
+        r = prs_moe_launch(p, b->kept_rows ? kept_layer_steps : layer_steps, true, 0, stream);
     prs_cuda_leave(before);
     return r;
 }

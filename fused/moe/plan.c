@@ -18,11 +18,6 @@ enum {
 
 static const double ROUTING_US = 25; /* counts, offsets, maps */
 
-static struct prs_moe_plan *self(struct prs_plan *p)
-{
-    return (struct prs_moe_plan *)p;
-}
-
 /* ---- choices ---- */
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
@@ -242,24 +237,24 @@ static void need_shared(struct prs_moe_plan *p)
     bool several = r->place.world > 1;
     uint64_t rows = several ? prs_route_row_flag(r, r->place.world, 0) : 0;
     /* Zeros at first: a launch that gives up goes on with the counts and places that are there. */
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, 0}, prs_route_messages_bytes(r));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
+    prs_plan_need(&p->base, MESSAGES, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, NULL}, prs_route_messages_bytes(r));
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, NULL},
                   several ? prs_route_staging_at(r, r->place.world, 0) : 0);
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
+    prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (2 * r->place.world + (p->shape.layer ? 2 : 1) * rows) * sizeof(uint32_t));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, false, 0},
+    prs_plan_need(&p->base, RETURNS, (struct prs_need){PRS_SYMMETRIC_DATA, false, NULL},
                   several && p->shape.layer ? prs_route_staging_at(r, r->place.world, 0) : 0);
     if (r->place.nodes == 1)
         return;
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, true, 0},
+    prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, NULL},
                   prs_route_relay_at(r, p->shape.layer ? 4 : 2, 1, 0));
-    prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
+    prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                   prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
 }
 
 static int place(struct prs_plan *base)
 {
-    struct prs_moe_args *a = &self(base)->args;
+    struct prs_moe_args *a = &prs_moe_self(base)->args;
     const struct prs_route *r = &a->route;
     struct prs_symmetric *const *memory = base->memory;
     for (uint32_t q = 0; q < r->place.local_ranks; q++) {
@@ -277,7 +272,7 @@ static int place(struct prs_plan *base)
     a->far.device = base->ctx->network->device;
     a->far.signals = (uint64_t *)memory[SIGNALS]->at[0];
     a->far.relay = memory[RELAY]->at[0];
-    a->far.back = self(base)->shape.layer ? 2 : 0;
+    a->far.back = prs_moe_self(base)->shape.layer ? 2 : 0;
     a->far.message_window = memory[MESSAGES]->window;
     a->far.relay_window = memory[RELAY]->window;
     a->far.signal_window = memory[SIGNALS]->window;
@@ -286,31 +281,25 @@ static int place(struct prs_plan *base)
 
 /* ---- plans ---- */
 /* Ranks read each other's routing entries, so their sizes must agree. Between nodes they count each other's puts. */
-static const char *const terms[] = {"tokens", "hidden", "experts",           "top_k", "rows_per_signal", "rows_per_put",
-                                    "passes", "layer",  "bytes of arguments"};
-
 static void add_terms(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
     const struct prs_moe_tuning *t = &p->info.tuning;
     bool far = p->base.ctx->place.nodes > 1;
-    const uint64_t values[] = {s->tokens,
-                               s->hidden,
-                               s->experts,
-                               s->top_k,
-                               far ? t->rows_per_signal : 0,
-                               far ? t->rows_per_put : 0,
-                               far ? t->passes : 0,
-                               s->layer != 0,
-                               sizeof(p->args)};
-    static_assert(sizeof(values) / sizeof(*values) == sizeof(terms) / sizeof(*terms), "each term has a name");
-    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
-        prs_plan_term(&p->base, values[i]);
+    prs_plan_term(&p->base, "tokens", s->tokens);
+    prs_plan_term(&p->base, "hidden", s->hidden);
+    prs_plan_term(&p->base, "experts", s->experts);
+    prs_plan_term(&p->base, "top_k", s->top_k);
+    prs_plan_term(&p->base, "rows_per_signal", far ? t->rows_per_signal : 0);
+    prs_plan_term(&p->base, "rows_per_put", far ? t->rows_per_put : 0);
+    prs_plan_term(&p->base, "passes", far ? t->passes : 0);
+    prs_plan_term(&p->base, "layer", s->layer != 0);
+    prs_plan_term(&p->base, "bytes of arguments", sizeof(p->args));
 }
 
 static int decide(struct prs_plan *base, const struct prs_hint *agreed)
 {
-    struct prs_moe_plan *p = self(base);
+    struct prs_moe_plan *p = prs_moe_self(base);
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t clusters, ctas;
     int r = prs_check_reserved(&p->shape, "struct prs_moe_shape");
@@ -337,21 +326,28 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     return open_tables(p);
 }
 
-static int launch_kernels(struct prs_plan *base, cudaStream_t stream)
+static const char *awaited(uint32_t what)
 {
-    struct prs_moe_plan *p = self(base);
-    return p->job(p, stream);
+    switch (what) {
+    case PRS_AWAIT_ROUTES:
+        return "counts and routes";
+    case PRS_AWAIT_TOKEN:
+        return "a token's row";
+    case PRS_AWAIT_BLOCK:
+        return "a block of rows to be put together";
+    case PRS_AWAIT_END:
+        return "the end of the launch before";
+    case PRS_AWAIT_SUM:
+        return "a token's result";
+    default:
+        return NULL;
+    }
 }
 
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
                       struct prs_moe_plan **out)
 {
-    static const struct prs_plan_steps steps = {.name = "MoE",
-                                                .kind = PRS_CALL_MOE,
-                                                .terms = terms,
-                                                .decide = decide,
-                                                .place = place,
-                                                .kernel = launch_kernels};
+    static const struct prs_plan_steps steps = {.name = "MoE", .awaited = awaited, .decide = decide, .place = place};
     struct prs_moe_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;

@@ -19,16 +19,21 @@ struct prs_moe_plan {
     bool first_is_n_k;         /* of the latter */
     uint8_t *activations;      /* [capacity, I]: between a layer's products */
     struct prs_moe_tuning wanted;
-    bool clears_fill;                                        /* of this dispatch */
-    int (*job)(struct prs_moe_plan *p, cudaStream_t stream); /* enqueues the kernels of the launch */
 };
+
+static inline struct prs_moe_plan *prs_moe_self(struct prs_plan *p)
+{
+    return (struct prs_moe_plan *)p;
+}
 
 /* Takes the caller's maps; NULL: the plan's own. */
 void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
 
-/* Enqueues one launch. job: enqueues its kernels. ends: see struct prs_moe_args. */
-int prs_moe_launch(struct prs_moe_plan *p, int (*job)(struct prs_moe_plan *, cudaStream_t), bool dispatches,
-                   uint32_t ends, cudaStream_t stream);
+/* Enqueues one launch. steps: as in prs_plan_launch(). ends: see struct prs_moe_args. */
+int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
+                   cudaStream_t stream);
+/* A step: rows that only fill an expert's last 128 become zeros. */
+int prs_moe_clear_fill(struct prs_plan *base, cudaStream_t stream);
 
 /* The experts' matrices of a product, [k, n] each, or [n, k]. */
 struct prs_moe_matrices {

@@ -44,10 +44,13 @@ int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args
     return r != 0 ? r : prs_moe_encode_product(p, args, m, to);
 }
 
-static int run_multiply(struct prs_moe_plan *p, cudaStream_t stream)
+static int multiply(struct prs_plan *base, cudaStream_t stream)
 {
+    struct prs_moe_plan *p = prs_moe_self(base);
     return prs_moe_enqueue_product(p, &p->first, p->first_is_n_k, stream);
 }
+
+static prs_launch_step_fn *const multiply_steps[] = {multiply, NULL};
 
 int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, struct CUstream_st *stream)
 {
@@ -73,7 +76,7 @@ int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, st
     p->first_is_n_k = m.n_k;
     r = prs_moe_encode_plain(p, &p->first, x->rows, &m, x->out);
     if (!r)
-        r = prs_moe_launch(p, run_multiply, false, 0, stream);
+        r = prs_moe_launch(p, multiply_steps, false, 0, stream);
     prs_cuda_leave(before);
     return r;
 }

@@ -14,7 +14,7 @@ uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t p
     return x ^ x >> 15;
 }
 
-uint32_t model_claim(struct rank *r, enum prs_claims kind)
+uint32_t model_claim(struct rank *r, enum prs_gemm_claims kind)
 {
     return watch_count(&r->claimed[kind]) - 1;
 }

@@ -67,7 +67,7 @@ void model_close(struct model *m);
 
 /* ---- shared by the roles ---- */
 /* Takes the next piece of this kind of work. */
-uint32_t model_claim(struct rank *r, enum prs_claims kind);
+uint32_t model_claim(struct rank *r, enum prs_gemm_claims kind);
 /* All-gather: an arrival counter, and an all-reduce's counter of broadcasts, in the bank of the epoch. */
 uint32_t *model_arrivals(struct rank *r, uint32_t epoch, uint32_t index);
 uint32_t *model_done(struct rank *r, uint32_t epoch, uint32_t slot);

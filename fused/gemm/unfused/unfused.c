@@ -42,17 +42,49 @@ static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 }
 
 /* One handle and one workspace serve all plans of a context, whose launches run one after the other. */
+struct lt_shared {
+    void *handle;
+    struct prs_local workspace; /* which goes with the context */
+};
+
+static void close_shared(void *data)
+{
+    struct lt_shared *shared = data;
+    prs_lt_release(shared->handle);
+    free(shared);
+}
+
+static int share_lt(struct prs_fused *ctx, struct lt_shared **out)
+{
+    static const char key;
+    struct lt_shared *shared = prs_context_kept(ctx, &key);
+    int r = 0;
+    if (!shared) {
+        shared = calloc(1, sizeof(*shared));
+        r = shared ? prs_local_take(ctx, PRS_LT_WORKSPACE, 0, &shared->workspace)
+                   : prs_fail(-ENOMEM, "fused: no memory for what plans share");
+        if (!r)
+            r = prs_context_keep(ctx, &key, shared, close_shared);
+        if (r) {
+            if (shared)
+                prs_local_give_back(ctx, &shared->workspace);
+            free(shared);
+        }
+    }
+    *out = shared;
+    return r;
+}
+
 static int open_lt(struct prs_gemm_plan *p)
 {
     struct prs_fused *ctx = p->base.ctx;
     struct prs_gemm_shape shape = p->shape;
-    int r = ctx->lt.workspace.at ? 0 : prs_local_take(ctx, PRS_LT_WORKSPACE, 0, &ctx->lt.workspace);
+    struct lt_shared *shared;
+    int r = share_lt(ctx, &shared);
     if (p->args.schedule.place.world == 1)
         shape.op = PRS_GEMM_ALONE; /* no other rank adds to it */
     if (!r)
-        r = prs_lt_open(&ctx->lt.data, ctx->lt.workspace.at, &shape, ctx->config.max_sms, &p->lt);
-    if (ctx->lt.data)
-        ctx->lt.close = prs_lt_release;
+        r = prs_lt_open(&shared->handle, shared->workspace.at, &shape, ctx->config.max_sms, &p->lt);
     p->base.shared_bytes += r ? 0 : PRS_LT_WORKSPACE;
     return r;
 }
@@ -91,15 +123,15 @@ static void need_inbox(struct prs_gemm_plan *p)
         return;
     bytes = inbox_bytes(p, p->inbox_rows);
     more = inbox_bytes(p, one != 0 && one < p->inbox_rows ? one : p->inbox_rows);
-    p->inbox = prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_INBOX},
-                             bytes > more ? bytes : more);
+    prs_plan_need(&p->base, PRS_GEMM_INBOX, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, PRS_POOL_INBOX},
+                  bytes > more ? bytes : more);
 }
 
 int prs_unfused_open(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     bool far = s->place.nodes > 1;
-    enum prs_pool pool;
+    const char *pool;
     int r = open_lt(p);
     if (!r && s->place.world == 1 && p->shape.gated)
         r = prs_plan_local(&p->base, product_bytes(p), 0);
@@ -108,14 +140,14 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
      * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has read
      * its own product, so products have memory of their own. Between nodes each plan awaits credit for its memory. */
-    pool = p->shape.op == PRS_GEMM_ALLGATHER ? PRS_POOL_UNFUSED : PRS_POOL_PRODUCTS;
-    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? PRS_POOL_NONE : pool},
-                        staging_bytes(p));
-    (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, 0},
-                        PRS_MAX_LOCAL_RANKS * sizeof(uint32_t));
+    pool = p->shape.op == PRS_GEMM_ALLGATHER ? PRS_POOL_GATHERED : PRS_POOL_PRODUCTS;
+    prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? NULL : pool},
+                  staging_bytes(p));
+    prs_plan_need(&p->base, PRS_GEMM_FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
+                  PRS_MAX_LOCAL_RANKS * sizeof(uint32_t));
     if (far)
-        (void)prs_plan_need(&p->base, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, 0},
-                            prs_exchange_word(s, PRS_EXCHANGE_WORDS, 0) * sizeof(uint64_t));
+        prs_plan_need(&p->base, PRS_GEMM_SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
+                      prs_exchange_word(s, PRS_EXCHANGE_WORDS, 0) * sizeof(uint64_t));
     need_inbox(p);
     return 0;
 }
@@ -247,7 +279,7 @@ static int check_result(const struct prs_gemm_plan *p)
 /* On one node, after the product, nothing else is needed. */
 static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
 {
-    const struct prs_symmetric *inbox = p->base.memory[p->inbox];
+    const struct prs_symmetric *inbox = p->base.memory[PRS_GEMM_INBOX];
     struct inbox_parts parts = inbox_parts(p, p->rows);
     int r = check_result(p);
     struct prs_unfused_inbox_sum a = {.sync = p->args.sync,
