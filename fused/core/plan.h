@@ -23,8 +23,8 @@ struct prs_plan_steps {
     /* Releases what decide() and place() opened, except memory of prs_plan_need() and prs_plan_local(). Runs also after
      * they failed. Local. NULL: nothing. */
     void (*close)(struct prs_plan *p);
-    /* Launching, for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for; copies() enqueues
-     * the copies on the copy stream, which runs beside the kernels of the launch. */
+    /* Launching, for plans with `copies`. begin_copies() enqueues the kernel that the copies wait for; copies()
+     * enqueues the copies on the copy stream, which runs beside the kernels of the launch. */
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
 };

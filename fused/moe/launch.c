@@ -183,14 +183,6 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     return 0;
 }
 
-int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
-                   cudaStream_t stream)
-{
-    p->args.dispatches = dispatches;
-    p->args.ends = ends;
-    return prs_plan_launch(&p->base, steps, stream);
-}
-
 static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     struct prs_moe_args *a = &p->args;

@@ -368,3 +368,11 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
 }
+
+int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
+                   cudaStream_t stream)
+{
+    p->args.dispatches = dispatches;
+    p->args.ends = ends;
+    return prs_plan_launch(&p->base, steps, stream);
+}
