@@ -37,7 +37,7 @@ static uint64_t tensor_bytes(const struct prs_attention_args *a)
     return (uint64_t)s->pairs * s->segments * s->segment_rows * a->row_bytes;
 }
 
-/* The pairs from `pair` up to `end` of keys or values, to the rank so far before this one. */
+/* The pairs from `pair` up to `end` of keys or values, to the rank `distance` places before this one. */
 static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args *a, const uint8_t *from,
                       uint32_t distance, uint32_t kind, uint32_t pair, uint32_t end)
 {

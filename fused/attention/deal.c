@@ -14,7 +14,7 @@ enum {
     TRIES = 5
 };
 
-/* The state of dealing: who claims a piece, when pieces are claimed in this order, is whoever has the least work. */
+/* The state of dealing. When CTAs claim pieces in this order, the CTA with the least work claims the next one. */
 struct dealer {
     const struct prs_attention_schedule *s;
     struct prs_attention_deal *deal;
@@ -39,7 +39,7 @@ static void give(struct dealer *d, uint32_t cta, const struct prs_attention_piec
     deal->most = d->load[cta] > deal->most ? d->load[cta] : deal->most;
 }
 
-/* How many of the `rest` steps from `first` on the CTA with so much room takes. */
+/* How many of the `rest` steps, counted from `first`, a CTA takes that has `room` steps left. */
 static uint32_t steps_for(const struct dealer *d, const struct prs_attention_task *t, uint32_t first, uint32_t rest,
                           uint64_t room)
 {

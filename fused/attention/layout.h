@@ -10,7 +10,7 @@
 #include "fused/core/sync.h"
 
 enum {
-    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room beside two stages of 176 keys */
+    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room for two stages of 176 keys */
     PRS_ATTENTION_PUSH_SLOTS = 2,
     PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; they share the fence before its count */
     PRS_ATTENTION_STAGES = 2,      /* of keys, and the same number of values */

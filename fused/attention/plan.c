@@ -31,7 +31,7 @@ static struct prs_attention_plan *self(struct prs_plan *p)
     return (struct prs_attention_plan *)p;
 }
 
-/* Strides of a tensor with so many heads. */
+/* Strides of a tensor with `heads` heads. */
 static struct prs_attention_strides strides_of(const struct prs_attention_plan *p, uint32_t heads)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;

@@ -225,7 +225,7 @@ struct prs_attention_message {
     uint32_t turn; /* messages come turn by turn; forwarded rows are of its group, own rows may be of the next group */
     uint32_t group;
     uint32_t way; /* 0: the own slice; else the received slice of the counterpart `way` nodes after this one */
-    /* To the rank that comes so far before this one in its node. 0: to this rank: the own slice goes to the relay slot;
+    /* To the rank `distance` places before this one in its node. 0: to this rank: the own slice goes to the relay slot;
      * another slice is here already, and is only counted. */
     uint32_t distance;
     uint32_t pair, kind, segment;
@@ -421,7 +421,7 @@ PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule 
 }
 
 /* ---- credits: a receiver says "all pieces of this group have been read" ---- */
-/* The sender's word for credit from the rank `distance` before it in its node. */
+/* Index of the sender's word that takes credit from the rank `distance` places before it in its node. */
 PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
 {
     return (distance - 1) * s->groups + group;

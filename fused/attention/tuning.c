@@ -9,7 +9,7 @@
 
 /* head_dim 64 reaches less: the exponentials, not the tensor cores, are its limit. */
 static const double HALF_HEAD_SHARE = 0.75;
-/* What a copy takes beside its bytes: 2.6, or until the host has enqueued it. */
+/* The time of a copy in addition to its bytes. Measured: 2.6, or as long as the host takes to enqueue it. */
 static const double COPY_US = 5;
 
 enum {
@@ -57,8 +57,8 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const s
 }
 
 /* Keeping an earlier maximum saves rescaling of the result, the more the more keys there are. Probabilities up to 2^8
- * cost as little precision as the products' own rounding, from so many keys on: 1.05 times cuDNN's worst error at 16384
- * and a head of 128, 1.24 at 8192. */
+ * cost no more precision than the products' own rounding, from TOP_KEPT_KEYS keys on: 1.05 times cuDNN's worst error at
+ * 16384 and a head of 128, 1.24 at 8192. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
@@ -108,7 +108,7 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
     return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->place.world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
 }
 
-/* How long a launch takes when copy engines move so many groups. Either the copies are the limit: after the last group
+/* How long a launch takes when copy engines move `groups` groups. Either the copies are the limit: after the last group
  * has arrived its tasks remain, except for a first wave, which has only waited for the last slice. Or the products are:
  * their first wave waits for all of the first group. */
 static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,

@@ -20,7 +20,7 @@ struct prs_left {
 void prs_left_free(struct prs_left *l);
 /* Frees it in a later prs_left_sweep(), when all ranks of its board have left. */
 void prs_left_keep(struct prs_left *l);
-/* Frees what earlier contexts of this process left behind on a device and nobody can touch any more. */
+/* Frees the memory that earlier contexts of this process left on a device, as far as no rank can touch it any more. */
 void prs_left_sweep(int device);
 
 #endif

@@ -26,7 +26,7 @@ static int check_calls(const struct prs_fused *ctx, const struct prs_call *mine,
     return 0;
 }
 
-/* The first rank that differs; world: none. *term: in which one. */
+/* Return the first rank whose call differs, or `world` if there is none. *term: the term that differs. */
 static uint32_t find_difference(const struct prs_fused *ctx, const struct prs_call *mine, const struct prs_call *all,
                                 uint32_t *term)
 {

@@ -43,8 +43,8 @@ static int nearness(const struct prs_network *n, int rail, const char *path)
     return prs_rail_query(n->fabric, rail, &info) == 0 ? prs_pci_path_common(path, info.pci_path) : -1;
 }
 
-/* Takes the rails nearest to the GPU. The ranks of the node divide them: each takes every so many-th, and where there
- * are fewer rails than ranks, several ranks take the same one. */
+/* Takes the rails nearest to the GPU. The ranks of the node divide them: with n ranks a rank takes every n-th rail.
+ * Where there are fewer rails than ranks, several ranks take the same one. */
 static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
 {
     int count = prs_fabric_rails(n->fabric), best = -1, ties = 0, turn = 0, sharers;

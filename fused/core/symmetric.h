@@ -12,7 +12,7 @@
 #include "fused/core/far.h"
 #include "fused/core/meeting.h"
 
-/* What is in the memory at first, and who writes to it. Each use has chunks of its own. */
+/* What the memory holds at first, and which ranks or NICs write to it. Each use has chunks of its own. */
 enum prs_symmetric_use {
     PRS_SYMMETRIC_DATA,    /* anything; written and read by ranks of this node and, through a window, of others */
     PRS_SYMMETRIC_CLEAN,   /* zeros; the same */

@@ -8,8 +8,8 @@
 /* Fitted to the times of whole launches of 2 and 4 x H200, ranks as threads (doc/results/allgather-pieces-2xH200.json,
  * allgather-choice-2xH200.json, allgather-turns-4xH200.json: test_gather_time.c has rows of each), and near what
  * programs found that had nothing else to do (doc/fused-notes.md): a copy engine 353 to 358 GB/s in large pieces, 4.3
- * to 5 us for a piece and its flag beside the bytes, a call of the host 2.5 to 3.2 us. Ranks that are processes take 5
- * to 10 us longer here, pushed rows too: the bench's streams are idle then, and the launch is waited for. */
+ * to 5 us for a piece and its flag in addition to the bytes, a call of the host 2.5 to 3.2 us. Ranks that are processes
+ * take 5 to 10 us longer here, pushed rows too: the bench's streams are idle then, and the launch is waited for. */
 static const double KERNEL_BEGINS_US = 11; /* after the one that waits for credit */
 static const double CALLS_BEGIN_US = 5;    /* the kernel is launched before the first copy is enqueued */
 static const double CALL_US = 2.5;         /* two calls for each piece: rows, flag */

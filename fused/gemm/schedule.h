@@ -363,7 +363,7 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
 }
 
 struct prs_copy {
-    uint32_t distance;      /* to the rank that comes so far after this one */
+    uint32_t distance;      /* the copy goes to the rank `distance` places after this one */
     uint32_t band, segment; /* of the own block */
 };
 

@@ -11,7 +11,7 @@
 #include "fused/gemm/table.h"
 #include "transport/util/error.h"
 
-static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by so much */
+static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by this factor */
 
 enum {
     MOST_SPREAD = 1000, /* percent */

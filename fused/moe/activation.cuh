@@ -50,8 +50,8 @@ PRS_DEVICE uint4 pack_vector(const float (&x)[8])
                       pack_bf16x2(x[6], x[7]));
 }
 
-/* A row of the first product, and of the matrices beside it. vectors: of the result; up begins after as many of the
- * gate. */
+/* A row of the first product, and of the other matrices of the same shape. vectors: of the result; up begins after as
+ * many of the gate. */
 struct activation_row {
     uint64_t wide, narrow; /* bytes before the row, in [capacity, N] and in [capacity, I] */
     uint32_t vectors;

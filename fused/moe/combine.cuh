@@ -131,7 +131,8 @@ PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
     }
 }
 
-/* The sum at place `at` among those from the peer at distance p, when it is here. `neighbour`: who sends it. */
+/* Waits for the sum at place `at` among those from the peer at distance p. `neighbour`: index of the rank that sends
+ * it. */
 PRS_DEVICE const uint4 *await_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t at,
                                   uint32_t neighbour)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gradients need of MoE beside combine: dispatch along earlier maps, values of rows on their way back, and the way
- * back through a layer's activation. */
+/* The MoE calls that gradients need, except combine: dispatch along the maps of an earlier launch, values of rows back
+ * to their tokens, and the gradient of a layer's activation. */
 #include <errno.h>
 
 #include "fused/moe/plan.h"

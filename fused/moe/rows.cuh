@@ -264,7 +264,7 @@ struct incoming {
     uint32_t at, end; /* position in the list, and its end */
     uint32_t n, row;  /* row `row` of those from the node at distance n */
     uint32_t last_n;
-    const int32_t *last; /* its row of the forwarding table; NULL: it is flagged */
+    const int32_t *last; /* the previous row's entry in the forwarding table; NULL: its flags are raised */
 };
 
 /* The forwarding table from the node at distance n, which routing has kept: prs_route_forwarding_at(). */

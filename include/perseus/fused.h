@@ -65,8 +65,8 @@ struct prs_fused_config {
     void *user;                  /**< for allgather */
     /** Ranks with equal numbers share a node. 0: PERSEUS_NODE, else the machine's boot id and network. */
     uint64_t node;
-    /** SMs that the fused kernels of this context take at most, so that others run beside them; the same on all ranks.
-     * 0: all. */
+    /** The most SMs that fused kernels of this context take, so that other kernels run at the same time; equal on all
+     * ranks. 0: all. */
     uint32_t max_sms;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
@@ -116,7 +116,7 @@ enum prs_activation {
 
 /** The type of a matrix's elements. */
 enum prs_dtype {
-    PRS_DTYPE_DEFAULT = 0, /**< what the field says */
+    PRS_DTYPE_DEFAULT = 0, /**< the default that the field's comment names */
     PRS_DTYPE_BF16 = 1,
     PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; what is above 65504 rounds to infinity */
     PRS_DTYPE_FP32 = 3

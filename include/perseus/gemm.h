@@ -74,12 +74,12 @@ struct prs_gemm_tuning {
 /** What a plan of a product has decided. */
 struct prs_gemm_info {
     struct prs_gemm_tuning tuning; /**< all fields decided */
-    uint64_t workspace_bytes;      /**< device memory on this rank beside A, B and C, of this plan alone */
+    uint64_t workspace_bytes;      /**< device memory on this rank in addition to A, B and C, of this plan alone */
     uint64_t sent_bytes;           /**< per launch over NVLink, from this rank */
     uint64_t far_bytes;            /**< per launch to other nodes, from this rank */
-    /** A model. Fused: the start of the pipeline, and the longer of compute and communication. Unfused: their sum.
-     * ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. What was measured for a
-     * near shape counts more: its time, by the ratio of the products. */
+    /** The time that a model predicts. Fused: the start of the pipeline, plus the longer of compute and communication.
+     * Unfused: their sum. ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. If a
+     * near shape was measured: its measured time, scaled by the ratio of m n k. */
     double predicted_us;
     const char *reason;    /**< where the tuning is from, or why the path was chosen; static text */
     uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */

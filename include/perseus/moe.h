@@ -65,7 +65,7 @@ struct prs_moe_tuning {
 struct prs_moe_info {
     struct prs_moe_tuning tuning; /**< all fields decided */
     uint32_t capacity;
-    uint64_t workspace_bytes; /**< device memory on this rank beside the caller's */
+    uint64_t workspace_bytes; /**< device memory on this rank in addition to the caller's */
     /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
@@ -93,8 +93,8 @@ struct prs_moe_status {
     uint32_t wrong_choices;  /**< of this rank's choices: E (with a map: L) or more. They count as no choice */
     uint32_t wrong_token;    /**< the first of this rank's tokens with a wrong choice or place; UINT32_MAX: none */
     uint32_t tokens_dropped; /**< what *count_on_device has beyond shape.tokens */
-    uint32_t absent_choices; /**< of this rank's choices: experts for which the map has no place. They count as none */
-    uint32_t wrong_places;   /**< of this rank's choices: the map's place is E or more. They count as none */
+    uint32_t absent_choices; /**< of this rank's choices: experts for which the map has no place. They are ignored */
+    uint32_t wrong_places;   /**< of this rank's choices: the map's place is E or more. They are ignored */
     uint32_t unused;
 };
 
@@ -126,7 +126,7 @@ struct prs_moe_batch {
      * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in each
      * run alike; an entry may stand there twice. An expert without any is absent: its choices count as none, tokens
      * keep their other experts, and status->absent_choices says how many. Only the token's rank reads its map, when the
-     * launch runs. So the map may differ between ranks (one may list its own replica alone), and may be written anew
+     * launch runs. So the map may differ between ranks (one may list its own replica alone), and may be rewritten
      * between two launches, also those of a captured graph. Places must hold the weights that the map says. */
     const int32_t *placement;
     /** Of a layer: NULL, or what gradients need, which then stays here: the tokens in the rows of their experts, bf16

@@ -145,7 +145,7 @@ struct prs_rail_set {
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**
- * The rails of a peer over these: they, and behind a single one the rail that stands by for it, if there is one
+ * The rails that a peer over `rails` uses: the same rails, followed by a single rail's standby rail if there is one
  * (PERSEUS_STANDBY_RAIL). The set is not checked. */
 PRS_API void prs_fabric_all_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails,
                                   struct prs_rail_set *all);

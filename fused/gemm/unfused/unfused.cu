@@ -34,7 +34,7 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
 {
     meet_neighbours(args);
     __syncwarp();
-    /* [gave-up]: a neighbour gave up at an earlier meeting, and came to this one. Between nodes finish() checks it,
+    /* [gave-up]: a neighbour gave up at an earlier barrier, and arrived at this one. Between nodes finish() checks it,
      * after this rank has waited for its counterparts, because then it can name the one that is lost. */
     if (threadIdx.x == 0 && args.schedule.place.nodes == 1 && alarmed(&args.sync))
         record_alarm(&args.sync);

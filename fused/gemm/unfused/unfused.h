@@ -100,8 +100,8 @@ int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStrea
 /* One exchange. 0 or -EIO. */
 int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange, cudaStream_t stream);
 
-/* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), meets the node's ranks,
- * waits until the network has read everything that was put here, and advances the epoch. 0 or -EIO. */
+/* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), passes a barrier of the
+ * node's ranks, waits until the network has read everything that was put here, and advances the epoch. 0 or -EIO. */
 int prs_unfused_finish(const struct prs_kernel_args *args, int credit, cudaStream_t stream);
 
 #ifdef __cplusplus
