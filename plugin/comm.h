@@ -18,7 +18,7 @@ enum {
     COMM_MAX_RECVS = CTS_MAX_ENTRIES,
     COMM_REQUESTS = NET_MAX_REQUESTS * COMM_MAX_RECVS,
     COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; further records wait and then share a write */
-    COMM_LONG_BYTES = 16384,     /* the write of a record costs little beside a message this long */
+    COMM_LONG_BYTES = 16384,     /* the write of a record costs little compared with a message this long */
     COMM_UNFILLED_ENOUGH = 4,    /* announced entries that keep a sender busy for a round trip */
     COMM_CHECK_EVERY = 64,       /* calls without an event before the peer and the device are checked */
     COMM_MAX_BYTES = 0x7fffffff, /* test() returns sizes as int */
@@ -99,7 +99,7 @@ struct recv_comm {
     uint64_t announced; /* first whose record was not written to the sender */
     uint64_t tail;      /* all before it have arrived */
     uint64_t written;   /* the records of all before it have left the mirror */
-    uint64_t signaled;  /* after the last record whose write asks for a completion */
+    uint64_t signaled;  /* all before it are covered by a write that asks for a completion */
     uint64_t arrived;   /* FIRST_SEQUENCE plus the number of entries that have arrived, in any order */
     bool has_long;      /* a waiting record is for a long message */
     uint32_t misses;    /* calls that found no event since the last check of the peer */

@@ -15,7 +15,8 @@
 
 enum {
     HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
-    /* A connection that has not shown the cookie for so long is dropped. A busy peer may take longer; it calls again. */
+    /* A connection that has not sent the cookie after this time is dropped. A busy peer may take longer; it connects
+     * again. */
     SILENT_MS = 5000,
     REPORT_MS = 1000, /* at least, between two lines in the log about strangers */
 };

@@ -194,7 +194,7 @@ static int open_sizes(struct prs_peer *peer)
     return r;
 }
 
-/* The NIC that adds is the receiver's; ours must be able to ask for it. */
+/* Are signals sent as records? An add is carried out by the receiver's NIC, and our NIC must be able to request it. */
 static bool signals_are_records(const struct prs_peer *peer)
 {
     bool adds = true;

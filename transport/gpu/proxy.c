@@ -57,8 +57,8 @@ static int set_error(struct prs_proxy *proxy, int error, const char *text)
         /* [proxy-error] The text is whole before the error is seen. Pairs with prs_proxy_check() and
          * prs_proxy_error(). */
         __atomic_store_n(&proxy->error, error, __ATOMIC_RELEASE);
-        /* [proxy-failed] Before the ring says so: who learns it there finds this too. Pairs with the fence in
-         * give_up_network(), fused/core/network.cuh. */
+        /* [proxy-failed] Stored before the ring's error: a thread that reads the error in the ring finds this too.
+         * Pairs with the fence in give_up_network(), fused/core/network.cuh. */
         if (proxy->options.failed)
             __atomic_store_n(proxy->options.failed, 1, __ATOMIC_RELEASE);
         prs_ring_abort(&proxy->ring, error);

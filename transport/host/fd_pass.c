@@ -166,7 +166,7 @@ static int accept_connection(struct prs_fd_pass *pass, int *out)
 }
 
 /* A connection can be read: send the files if it shows our cookie. Return how many processes were served, 0 or 1, or an
- * error: who shows the cookie asks only once, so nobody comes in the place of a process that is gone. */
+ * error: a process that shows the cookie asks only once, so no other one comes in place of a process that has ended. */
 static int answer(const struct prs_fd_pass *pass, int s, const int files[PRS_FD_PASS_FILES])
 {
     uint8_t cookie[sizeof(pass->address.cookie)];

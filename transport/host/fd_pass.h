@@ -11,7 +11,7 @@ enum { PRS_FD_PASS_FILES = 2 };
 /* Where a process can be asked for its files. Plain data, which the caller sends by other means. */
 struct prs_fd_pass_address {
     uint8_t name[16];   /* random; names the socket */
-    uint8_t cookie[16]; /* random; whoever asks must show it */
+    uint8_t cookie[16]; /* random; a process that asks for the files must send it */
 };
 static_assert(sizeof(struct prs_fd_pass_address) == 32, "travels between processes");
 

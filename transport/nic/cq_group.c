@@ -14,7 +14,7 @@ int prs_cq_group_get(struct prs_cq_group *group, const struct prs_rail *rail, st
     if (r)
         return r;
     *out = group->rail[group->count];
-    /* [cq-group] pairs with the acquire of whoever polls: the queues are complete. */
+    /* [cq-group] pairs with the acquire of a thread that polls: the queues are complete. */
     __atomic_store_n(&group->count, group->count + 1, __ATOMIC_RELEASE);
     return 0;
 }

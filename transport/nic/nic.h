@@ -41,8 +41,9 @@ struct prs_link {
     struct prs_rail_address own;
     const bool *overrun;        /* its completion queue has lost completions. The event thread sets it */
     struct prs_shared_cqs *cqs; /* that it shares with other links; NULL: none */
-    void *user;                 /* who takes its completions, where it shares them; NULL: nobody yet */
-    bool stopped;               /* by stop() or kill() */
+    /* the object that takes its completions, where completion queues are shared; NULL: none yet */
+    void *user;
+    bool stopped;      /* by stop() or kill() */
     bool unflushed;    /* the NIC did not take a queue to the error state: it may go on, or complete nothing any more */
     int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
     uint64_t receives; /* posted; for the counters */
@@ -110,7 +111,7 @@ struct prs_nic_ops {
 
     /* May this, from the other side, be the address of a port? */
     bool (*is_port)(const struct prs_nic_address *address);
-    /* Describe where a port is, whoever has told it. */
+    /* Write the address of a port, local or remote, as text. */
     void (*address_text)(const struct prs_nic_address *port, char *text, size_t text_bytes);
 
     /* ---- memory. Any thread ---- */

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What may be done with memory, beside requests of this side that read and write it. */
+/* What the other side may do with memory. Requests of this side may always read and write it. */
 enum prs_access {
     PRS_ACCESS_LOCAL,   /* nothing */
     PRS_ACCESS_WRITTEN, /* the other side writes there */

@@ -7,7 +7,7 @@
 #include "transport/order/wire.h"
 #include "transport/util/compiler.h"
 
-/* Small puts stay on their queue while it has at most so much more to do than the best one: that makes longer runs. */
+/* Small puts stay on their queue while its backlog exceeds the smallest one by at most this: that makes longer runs. */
 enum { SMALL_SLACK_BYTES = 16384 };
 
 /* ---- the queue of a put, and the signals that follow it ---- */
@@ -33,8 +33,8 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
     group->unfenced = true;
 }
 
-/* Announce a put of so many parts to the receiver, under counted. Return the tag that each part names, 0 under another
- * policy, or -1 when no tag is free. */
+/* Under counted, announce a put of this many parts to the receiver. Return the tag that each part names, 0 under
+ * another policy, or -1 when no tag is free. */
 static inline int count_put(struct prs_order *order, const struct prs_put *put, uint32_t parts)
 {
     uint16_t tag;

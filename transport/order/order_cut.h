@@ -18,13 +18,13 @@ static inline void prs_order_backlogs(const struct prs_order *order, struct prs_
     }
 }
 
-/* Refuse what could never leave: a notification counts so many parts at most, and a queue has so many slots. what names
- * the op in the error. Return 0 or -EINVAL. */
+/* Refuse a message that could never be posted: the parts of a notification and the slots of a queue are limited. what:
+ * the op's name in the error. Return 0 or -EINVAL. */
 int prs_order_check_parts(const struct prs_order *order, const char *what, uint64_t len_bytes, bool notified,
                           bool one_queue);
 
 /* Cut a message over the queues, by speed and backlog, or give all to only_queue (-1: any). A stripe longer than
- * max_part_bytes becomes several parts, and each part takes so many slots. Return the number of parts; 0 when a queue
+ * max_part_bytes becomes several parts, and each part takes `slots` slots. Return the number of parts; 0 when a queue
  * has no room for its own now. */
 uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, uint32_t slots,
                        struct prs_stripe *stripes);

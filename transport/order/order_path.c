@@ -16,7 +16,7 @@
 #include "transport/order/stripe.h"
 #include "transport/order/wire.h"
 
-/* A stopped path seems to have so much to do that no request is ever given to it. As a float it is exact. */
+/* The backlog of a stopped path: so large that no request is ever given to it. It is exact as a float. */
 #define STOPPED_BACKLOG (1ull << 60)
 
 /* A standby path seems to have more to do than a path that works ever has, and less than a stopped one. */
@@ -114,7 +114,7 @@ static uint32_t taken_in_flight(const struct prs_order_queue *queue, uint32_t ta
     return taken - (queue->immediates - count_immediates(queue, queue->tail, queue->head));
 }
 
-/* The position after the request with the last of so many immediates in flight. */
+/* The position after the request that carries the last of this many immediates, counted from the oldest in flight. */
 static uint32_t end_of_taken(const struct prs_order_queue *queue, uint32_t immediates)
 {
     uint32_t end = queue->tail;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The policy counted. Every put of a group carries a tag in its immediate: the name of the group's open interval. The
  * signal closes the interval. It travels as a record that says how many arrivals the tag must have, and the receiver
- * raises it when it has counted so many. So order needs no queue, no fence and no wait at the sender. Pure.
+ * raises it when it has counted that many. So order needs no queue, no fence and no wait at the sender. Pure.
  *
  *   sender    prs_tally     tags of open intervals; numbers and credits of records
  *   receiver  prs_counts    arrivals by tag; records in the order of their numbers
@@ -64,7 +64,7 @@ struct prs_tally {
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word);
 /* Announce more arrivals for a group slot. Return the tag that they must name, or 0: none is free now. */
 uint16_t prs_tally_count(struct prs_tally *tally, uint32_t slot, uint32_t arrivals);
-/* Has the receiver room for so many more records? Reads the credit word only when there seems to be none. */
+/* Has the receiver room for this many more records? Reads the credit word only when there seems to be none. */
 bool prs_tally_room(struct prs_tally *tally, uint32_t records);
 /* Number the record and let it close the interval of the slot. The receiver must have room. */
 void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *record);

@@ -17,7 +17,7 @@
 
 enum {
     KEPT_ROOM = 256,  /* events, at first */
-    EXPECT_MS = 1000, /* look for a note that was announced so long; afterwards, now and then */
+    EXPECT_MS = 1000, /* so long after a note was announced, look for it at each call; later rarely */
 };
 
 int prs_failover_open(struct prs_peer *peer)

@@ -133,7 +133,7 @@ static inline bool prs_failover_is_agreeing(const struct prs_failover *failover,
 
 /* Make the state, if the peer's order engine can replace a path. Return 0 or -ENOMEM. */
 int prs_failover_open(struct prs_peer *peer);
-/* Undo it: the other side cannot fail over. */
+/* Undo prs_failover_open(), for a connection whose other side cannot fail over. */
 void prs_failover_close(struct prs_peer *peer);
 
 /* Move the queues of a path to the error state, so that nothing of the other side arrives there any more. */

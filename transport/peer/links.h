@@ -20,7 +20,7 @@ static inline uint32_t prs_links_loopback_depth(uint32_t depth)
 
 /* Create the queues of all paths. remote: the other side's queues; NULL: not known yet. Return 0 or -errno. */
 int prs_links_open(struct prs_peer *peer, const struct prs_wire_queues *remote);
-/* Create the queues of one path, for the rail where it is now. remote: as above. Return 0 or -errno. */
+/* Create the queues of one path, for the rail's present address. remote: as above. Return 0 or -errno. */
 int prs_links_open_path(const struct prs_peer *peer, uint32_t path, const struct prs_rail_address *own,
                         const struct prs_wire_queues *remote, struct prs_link **out);
 

@@ -68,12 +68,14 @@ struct prs_peer {
     struct prs_own_memory inline_bytes;
     struct prs_own_memory sizes; /* uint64_t [PRS_NOTIFY_IDS], if the peer may write them */
     int stream_fd;               /* TCP, open as long as the peer: it ends when the other process dies */
-    bool stream_lost;            /* the network of the TCP stream failed: writes show who is alive */
-    bool remote_closed;          /* its farewell has arrived */
-    bool remote_gone;            /* and long afterwards nothing more has arrived */
-    uint64_t touch_ns;           /* when the next such write is due */
-    uint64_t farewell_ns;        /* a request that nobody waits for failed: a farewell may come until then */
-    struct prs_event failure;    /* of that request */
+    /* the network of the TCP stream failed: RDMA writes show whether the other side is alive */
+    bool stream_lost;
+    bool remote_closed; /* its farewell has arrived */
+    bool remote_gone;   /* and long afterwards nothing more has arrived */
+    uint64_t touch_ns;  /* when the next such write is due */
+    /* a request that no caller waits for has failed; until this time a farewell may still explain it */
+    uint64_t farewell_ns;
+    struct prs_event failure; /* of that request */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

@@ -25,8 +25,9 @@ struct prs_raise {
     struct prs_op op;                /* the read or the write in flight */
     const struct prs_record *record; /* READING: the record to continue with */
     struct prs_claim claim;          /* of the word, unless IDLE */
-    uint64_t refused_ns;             /* since when a claim has been refused: retry at each progress; 0: not refused */
-    volatile uint64_t *landing;      /* receives the value that is read; registered on the first path */
+    /* when the claim was first refused; it is retried at each progress call. 0: not refused */
+    uint64_t refused_ns;
+    volatile uint64_t *landing; /* receives the value that is read; registered on the first path */
     uint32_t landing_key;
 };
 
@@ -34,9 +35,9 @@ struct prs_raise {
  * has failed). */
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record);
 
-/* Where rails can be replaced: let the first living rail raise the signals in device memory from now on, unless requests
- * of the one before are in flight. Sets that were in flight on a rail that is lost are raised again. Return 0 or -errno
- * (the peer has failed). */
+/* Where rails can be replaced: from now on, let the first rail that works raise the signals in device memory, unless
+ * requests of the previous one are in flight. Sets that were in flight on a rail that is lost are raised again. Return
+ * 0 or -errno (the peer has failed). */
 int prs_raise_over_living_rail(struct prs_peer *peer);
 
 /* Release the claim if the write is complete. Call it at each progress, since other peers may be waiting. */

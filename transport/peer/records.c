@@ -172,8 +172,8 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
 
     if (!raises(record))
         return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
-    /* Where rails may be lost, as much as possible is left to the CPU: a request that is in flight when they are cannot
-     * be done again. */
+    /* Where rails may be lost, the CPU raises as many signals as possible: an atomic that is in flight when its rail is
+     * lost cannot be repeated. */
     return peer->link[0]->rail->domain->adds && !peer->failover ? prs_order_self(&peer->order, NULL, &wr)
                                                                 : prs_raise_signal(peer, record);
 }

@@ -119,7 +119,7 @@ static bool resize(struct prs_cqs *cqs, struct prs_cq *cq, uint32_t room)
     return true;
 }
 
-/* Make room for so many entries more, and for as many as there are already, so that it happens rarely. */
+/* Make room for this many more entries, and for as many again as there are already, so that resizing is rare. */
 static bool grow(struct prs_cqs *cqs, struct prs_cq *cq, uint32_t entries)
 {
     uint32_t most = limit_of(cqs), twice = doubled(cqs, cq->room);

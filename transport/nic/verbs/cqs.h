@@ -31,7 +31,7 @@ struct prs_cqs {
     struct prs_shared_cqs base; /* first */
     bool shared;                /* else there is one link, and neither lock is needed */
     bool fixed;                 /* the device does not change the size of a completion queue */
-    pthread_mutex_t life;       /* protects refs, and which queue there is with how much room */
+    pthread_mutex_t life;       /* protects refs, the choice of the completion queue and its free entries */
     uint32_t refs;
     uint32_t locked; /* prs_spin_lock(); protects what follows */
     struct prs_cq *first;
@@ -49,7 +49,7 @@ void prs_cqs_hold(struct prs_cqs *cqs);
 /* The last one frees the completion queues. NULL is allowed. */
 void prs_cqs_drop(struct prs_cqs *cqs);
 
-/* Find or make a completion queue with so many free entries, and take them. Return 0 or -errno, logged. */
+/* Find or create a completion queue with this many free entries, and reserve them. Return 0 or -errno, logged. */
 int prs_cqs_reserve(struct prs_cqs *cqs, uint32_t entries, struct prs_cq **out);
 void prs_cqs_release(struct prs_cqs *cqs, struct prs_cq *cq, uint32_t entries);
 

@@ -30,7 +30,7 @@ int prs_verbs_devices(prs_nic_device_fn *fn, void *arg);
 int prs_verbs_open_device(const struct prs_nic_device *device, struct prs_domain **out);
 void prs_verbs_close_device(struct prs_domain *domain);
 
-/* Reads and atomics that may be in flight on a queue, of so many that the device has. */
+/* Reads and atomics that may be in flight on a queue, given the device's limit. */
 uint8_t prs_verbs_limit_reads(int most);
 /* How many of the other side a queue serves at a time. */
 uint8_t prs_verbs_reads(const struct prs_verbs_device *device);

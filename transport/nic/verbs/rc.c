@@ -271,7 +271,7 @@ static void rc_address(const struct prs_queue *base, struct prs_nic_address *out
     struct prs_verbs_queue address = {.number = base->number, .start = queue->start};
     struct ibv_ece ece = {0};
 
-    /* The library or the device may have none. */
+    /* The library or the device may have no ECE. */
     if (config_of(base)->ece && prs_verbs.query_ece && prs_verbs.set_ece && !prs_verbs.query_ece(queue->qp, &ece)) {
         address.ece.vendor = ece.vendor_id;
         address.ece.options = ece.options;

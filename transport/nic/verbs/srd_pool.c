@@ -43,7 +43,8 @@ struct prs_srd_pool {
     struct prs_srd_handle *handles;
 };
 
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* protects pools, and who uses what in each of them */
+/* protects pools, and the counts of users in each of them */
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct prs_srd_pool *pools;
 PRS_RENEW_IN_CHILD(pools, pools_lock)
 
@@ -431,7 +432,7 @@ static uint32_t find_slot(struct prs_srd_qp *qp)
     return slot;
 }
 
-/* Fill the table of names anew. It has twice as many entries as there are slots. */
+/* Rebuild the table of names. It has twice as many entries as there are slots. */
 static void rename_ends(struct prs_srd_qp *qp)
 {
     memset(qp->name, 0, (qp->name_mask + 1) * sizeof(*qp->name));
