@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as processes of one machine that meet in shared memory. Every wait has a limit. */
+/* Ranks as processes of one machine, which exchange data and pass barriers in shared memory. Every wait has a limit. */
 #ifndef TOOLS_COMMON_RANKS_H
 #define TOOLS_COMMON_RANKS_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench --kernel attention: ring attention; results poisoned before each launch, and those of the timed
- * launches checked (timed.h). cuDNN, FA2 and NCCL beside it are in tools/fused/attention_peers.py, which torch needs.
+ * launches checked (timed.h). The baselines cuDNN, FA2 and NCCL are in tools/fused/attention_peers.py, which torch
+ * needs.
  */
 #include "tools/fused/attention.h"
 #include "tools/fused/timed.h"

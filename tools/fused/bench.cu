@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and the two one after the other, in turn in
- * one job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
+/* perseus-fused-bench: compares each fused kernel with cuBLASLt alone, NCCL alone, and the two one after the other, by
+ * turns in one job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
 #include "tools/fused/attention.h"
 #include "tools/fused/timed.h"
 
@@ -162,7 +162,7 @@ static const struct bench_timed_calls CALLS = {negate, prepare, run_method, keep
 
 static void measure(struct run *r)
 {
-    /* What is done beside product and communication has no baseline here. */
+    /* Work other than product and communication has no baseline here. */
     uint32_t talks = r->problem.shape.op != PRS_GEMM_ALONE && r->nccl != NULL && !bench_finishes(&r->problem);
     r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
     r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;

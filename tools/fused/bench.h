@@ -87,7 +87,7 @@ void bench_meet(struct bench_rank *rank);
 
 double bench_median(double *v, uint32_t count);
 
-/* ---- the start line (start.cu): all ranks meet, and their GPUs go on together ---- */
+/* ---- the start line (start.cu): a barrier of all ranks and their GPUs ---- */
 struct bench_start {
     struct bench_rank *rank;
     uint32_t *flags[PRS_MAX_LOCAL_RANKS];
@@ -117,8 +117,8 @@ struct bench_verdict {
 size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
 size_t bench_columns_c(const struct bench_problem *p);
-uint32_t bench_words_c(const struct bench_problem *p); /* of 16 bits, in an element of C */
-/* Is the result more than the sum? */
+uint32_t bench_words_c(const struct bench_problem *p); /* number of 16-bit words in an element of C */
+/* Does the kernel do more than the product's sum: bias, activation, gate or residual? */
 bool bench_finishes(const struct bench_problem *p);
 /* dtype: enum prs_dtype. */
 void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which,

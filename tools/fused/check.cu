@@ -160,7 +160,7 @@ static __global__ void check_gathered(struct bench_problem p, const uint16_t *ga
             atomicAdd(wrong, 1ull);
 }
 
-/* words: of 16 bits, in an element. Of an fp32 number only the upper one shows that it was not written. */
+/* words: 16-bit words in an element. In an fp32 element only the upper word shows whether it was written. */
 static __global__ void count_poison(const uint16_t *c, uint64_t count, uint32_t words, struct bench_sums *out)
 {
     unsigned long long mine = 0;

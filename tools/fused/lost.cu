@@ -35,7 +35,7 @@ void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, str
                      void (*launch)(void *run), void *run, cudaStream_t stream)
 {
     double from = now_ms(), end = from + o->kill_after + (double)o->timeout_ms * LIMITS;
-    bench_meet(rank); /* for the last time: no rank can meet a dead one */
+    bench_meet(rank); /* the last barrier: a dead rank never arrives */
     while (now_ms() < end) {
         struct prs_fused_error error;
         cudaError_t e;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the bench's ranks meet: at a barrier in memory that they share. It has a name when each rank is a process
- * (torchrun, mpirun or this program started it), and is private when the ranks are threads. */
+/* The barrier of the bench's ranks, in memory that they share. It has a name when each rank is a process (torchrun,
+ * mpirun or this program started it), and is private when the ranks are threads. */
 #include "tools/fused/bench.h"
 
 #include <fcntl.h>
@@ -174,7 +174,7 @@ static int run_forked(const struct bench_options *o, bench_rank_fn *fn, void *us
     struct rank_processes ranks = {"perseus-fused-bench", o->world, be_rank};
     ranks.user = &forked;
     ranks.may_die = o->kill_after ? o->world : 0;
-    rank_setenv("MASTER_PORT", (uint32_t)getpid()); /* names the shared memory in which they meet */
+    rank_setenv("MASTER_PORT", (uint32_t)getpid()); /* names the shared memory of their barrier */
     return rank_processes_run(&ranks);
 }
 

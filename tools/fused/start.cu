@@ -34,7 +34,7 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     BENCH_CALL(prs_fused_alloc(ctx, PRS_MAX_LOCAL_RANKS * sizeof(uint32_t), &mine));
-    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot, so they meet on the host
+    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot, so their barrier is on the host
      * only. */
     bench_allgather(rank, &mine, all, sizeof(mine));
     for (uint32_t p = 0; p < rank->world; p++)
@@ -44,7 +44,8 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
 void bench_start_cross(struct bench_start *s, cudaStream_t stream)
 {
     struct meet_args m;
-    if (!s->rank->threads) /* others may store here after the meeting, so this rank's work must be done before it */
+    /* other ranks may store here after the barrier, so this rank's work must be done before it */
+    if (!s->rank->threads)
         BENCH_CUDA(cudaStreamSynchronize(stream));
     bench_meet(s->rank);
     if (!s->rank->threads)

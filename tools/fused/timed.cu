@@ -51,7 +51,8 @@ static double time_once(struct rounds *r, uint32_t method)
     float ms;
     leave_other_data(t, method < t->own ? method
                                         : 0); /* before the baselines too, so that all methods have the same caches */
-    /* Before every timed run, and before the ranks meet: results of an earlier run must not pass for this one's. */
+    /* Before every timed run, and before the barrier of the ranks: results of an earlier run must not pass for this
+     * one's. */
     t->calls->prepare(t->user, method);
     bench_start_cross(t->start, t->stream);
     BENCH_CUDA(cudaEventRecord(r->from, t->stream));

@@ -31,7 +31,7 @@ struct bench_timed {
     /* Results. */
     double usec[BENCH_MAX_METHODS]; /* medians, each of the slowest rank's times; NaN: did not run */
     uint64_t checked;               /* timed launches of our own kernels that were compared */
-    double differing;               /* differences in them, on the worst rank */
+    double differing;               /* elements that differed in those launches, on the rank with the most */
 };
 
 /* Each round runs every method once. With no iterations, each of our own kernels is launched once, untimed, and

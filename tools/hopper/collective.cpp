@@ -33,7 +33,7 @@ extern "C" bool hopper_collective_launch(struct hopper_collective *c, struct CUs
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(c->sms);
     config.blockDim = dim3(1);
-    config.dynamicSmemBytes = hopper::MOST_SHARED_BYTES; /* so that nothing else fits beside a CTA */
+    config.dynamicSmemBytes = hopper::MOST_SHARED_BYTES; /* so that no other CTA fits on the SM */
     config.stream = stream;
     return c->sms <= hopper_sms() &&
            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, hopper::MOST_SHARED_BYTES) ==

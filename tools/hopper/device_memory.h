@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Knows which memory exists, which device owns it, and which bytes copies and tensor cores may read. "Asynchronous
- * operations" below are the copies and products that run beside the threads (the async proxy of PTX). */
+ * operations" below are the copies and products that run concurrently with the threads (the async proxy of PTX). */
 #ifndef TOOLS_HOPPER_DEVICE_MEMORY_H
 #define TOOLS_HOPPER_DEVICE_MEMORY_H
 

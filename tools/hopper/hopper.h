@@ -26,8 +26,8 @@ const char *hopper_violation(void);
 /* How many SMs of a device have a CTA at this moment. */
 uint32_t hopper_busy_sms(int device);
 
-/* A collective of another library, such as an all-reduce of NCCL on a stream beside ours: on each of `ranks` devices a
- * kernel that holds `sms` whole SMs until all CTAs of all these kernels run. */
+/* A collective of another library, such as an all-reduce of NCCL on another stream: on each of `ranks` devices a kernel
+ * that holds `sms` whole SMs until all CTAs of all these kernels run. */
 struct hopper_collective;
 struct hopper_collective *hopper_collective_open(uint32_t ranks, uint32_t sms);
 /* Enqueues the kernel of the current device. False: the device has fewer SMs. */
@@ -37,7 +37,7 @@ bool hopper_collective_met(const struct hopper_collective *c);
 /* Call it when all its kernels have ended. */
 void hopper_collective_close(struct hopper_collective *c);
 
-/* From now on at most so many clusters of a launch run at a time, as if something else held the other SMs; 0: as many
+/* From now on at most this many clusters of a launch run at a time, as if something else held the other SMs; 0: as many
  * as fit. The occupancy that a program asks for does not change. */
 void hopper_limit_clusters(uint32_t clusters);
 /* How many kernels were loaded on a device by their first launch there. */

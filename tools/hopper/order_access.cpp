@@ -174,7 +174,7 @@ static void touch_cell(struct order_cell *c, uint16_t bytes, const struct touch 
         append(c, {x.agent, x.time, (int32_t)(x.from ? (char *)x.from - FROM_BASE : 0), bytes, x.kind, x.scope});
 }
 
-/* offset: in the window of the cells, or the address itself. */
+/* offset: relative to the start of the memory that `cells` describe, or an address. */
 static void touch_range(struct order_cell *cells, size_t offset, size_t bytes, const struct touch &x, bool keep,
                         size_t name)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What order.cpp (who knows what) and order_access.cpp (who touched what) share. */
+/* What order.cpp (which agent knows which accesses) and order_access.cpp (which agent made which access) share. */
 #ifndef TOOLS_HOPPER_ORDER_AGENTS_H
 #define TOOLS_HOPPER_ORDER_AGENTS_H
 

@@ -60,7 +60,7 @@ struct fiber {
     uint64_t wgmma_issued;
     std::vector<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
     bool wgmma_fenced;
-    std::shared_ptr<struct order_thread> order; /* this and the members of this name below: order.h */
+    std::shared_ptr<struct order_thread> order; /* members named `order`, here and below: see order.h */
 };
 
 /* The lanes of a warp that have come to a collective. */
@@ -154,7 +154,8 @@ bool scheduler_is_here(void);
 uint64_t scheduler_random(void);
 /* The number of CUDA threads that run now. Random delays grow with it. */
 uint32_t scheduler_population(void);
-/* Runs run(object) after a random delay, which is sometimes zero and sometimes very long; or after so many steps. */
+/* Runs run(object) after a random delay, which is sometimes zero and sometimes very long; or after a given number of
+ * steps. */
 void scheduler_run_late(void (*run)(void *), void *object);
 void scheduler_run_after(uint64_t steps, void (*run)(void *), void *object);
 /* In an instruction: the address in the kernel that called it. */

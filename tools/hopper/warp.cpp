@@ -19,7 +19,7 @@ static bool same_name(const char *a, const char *b)
     return a == b || strcmp(a, b) == 0;
 }
 
-/* The index of the meeting; a new one where none waits for these lanes. */
+/* The index of the collective that waits for these lanes; a new one if there is none. */
 static size_t find_meeting(const char *name, uint32_t mask, void *from)
 {
     std::vector<meeting> &all = self->warp->meetings;

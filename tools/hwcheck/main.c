@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-hwcheck: what two hosts and the network between them do, beside what Perseus relies on. */
+/* perseus-hwcheck: compares what two hosts and the network between them do with what Perseus relies on. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

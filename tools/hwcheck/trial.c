@@ -118,8 +118,8 @@ static int signal_word(struct link *link, struct prs_op *op, uint32_t word, uint
 
 /* ---- pairs: data, then what announces it ---- */
 
-/* Pairs of which one at a time is in flight: notifications are handed over in their order, so behind one that is late
- * all data of later pairs has time to arrive. The others show what happens under load. */
+/* Pairs of which one at a time is in flight: notifications are handed over in their order, so while one is late, all
+ * data of later pairs has time to arrive. The others show what happens under load. */
 static uint32_t pairs_alone(uint32_t count)
 {
     return count / 4;

@@ -12,7 +12,7 @@ static int is_net_plugin(const struct dirent *entry)
 {
     const char *name = entry->d_name, *end = strstr(name, ".so");
 
-    /* libnccl-net.so and libnccl-net-NAME.so; with a version behind it they are found through a link. */
+    /* libnccl-net.so and libnccl-net-NAME.so; names that end in a version are found through a link. */
     return !strncmp(name, "libnccl-net", 11) && (name[11] == '.' || name[11] == '-') && end && !end[3];
 }
 

@@ -50,7 +50,7 @@ struct meeting *job_meeting(struct job *job, int receiver, int sender, int comm)
 
 double *job_usec(struct job *job, int rank)
 {
-    /* The meetings come after the times, so the distance between the two tells how many times there are. */
+    /* job->meeting follows job->usec in memory, so their distance is the number of times. */
     size_t all = (size_t)((double *)job->meeting - job->usec);
 
     return job->usec + (size_t)rank * (all / job->ranks);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rank processes of a run share: memory where they meet and leave their results. */
+/* What the rank processes of a run share: memory for connecting and for their results. */
 #ifndef NETBENCH_JOB_H
 #define NETBENCH_JOB_H
 

@@ -569,7 +569,7 @@ static int run_sizes(struct rank *sides, int count)
 
 /* ---- opening and closing ---- */
 
-/* Return 0 or -errno; then nothing is left open. What the service thread met is in service_result. */
+/* Return 0 or -errno; then nothing is left open. An error of the service thread is in service_result. */
 static int open_side(struct rank *rank, const char *plugin)
 {
     net_result result;

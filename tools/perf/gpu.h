@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* Host memory in which the kernel and the CPU meet. Each word has one writer. */
+/* Host memory by which the kernel and the CPU wait for each other. Each word has one writer. */
 struct gpu_meeting {
     uint64_t sent;    /* written by the kernel: iterations that are complete */
     uint64_t checked; /* by the CPU: iterations that every receiver has checked */
@@ -33,7 +33,7 @@ struct gpu_library {
     int host; /* in tests, without CUDA: its memory is the host's, and threads play the blocks */
     /* Use the GPU of this rank. Return 0, or 1 with the reason on stderr; so do the others that return int. */
     int (*open)(uint32_t rank);
-    /* Whether each of so many ranks has its own GPU: then a kernel that waits does not delay another rank's. */
+    /* Whether each rank has its own GPU: then a kernel that waits does not delay another rank's. */
     int (*alone)(uint32_t ranks);
     struct gpu_meeting *(*meeting)(void); /* zeroed; valid until the process ends */
     /* Start the sender's persistent kernel; us[] (2 * iterations) is filled when finish() returns. */

@@ -13,8 +13,8 @@ struct cell {
     uint32_t concurrency, peers;
 };
 
-/* Of the words that the ranks share. An epoch is one iteration of either kind: odd ones put only, even ones signal
- * too. */
+/* Indices of the words that the ranks share. An epoch is one iteration of either kind: odd ones put only, even ones
+ * signal too. */
 enum { WORD_EPOCH = 0, WORD_ACKS = 1, WORD_ERRORS = 2 };
 
 /* Counters of a sender, to be read while it is idle. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every rank sends a block to every other, each with a signal: so many at a time, the next rank's first. */
+/* Every rank sends a block to every other, each with a signal. A limited number is in flight at a time; the next rank
+ * comes first. */
 #include <errno.h>
 #include <stdlib.h>
 

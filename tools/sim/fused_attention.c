@@ -66,7 +66,7 @@ static void compute_span(struct sim *sim, uint32_t rank, uint32_t index)
     sim_call_at(sim, until, rank, index);
 }
 
-/* Begin the CTA's present span, or wait for its slice; spans that the mask leaves empty are passed by. */
+/* Begin the CTA's present span, or wait for its slice; spans that the mask leaves empty are skipped. */
 static void enter_span(struct sim *sim, uint32_t rank, uint32_t index)
 {
     struct rank_state *r = &state_of(sim)->rank[rank];

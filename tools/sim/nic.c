@@ -191,7 +191,7 @@ static bool nic_drained(const struct prs_link *base)
 
 static void nic_address(const struct prs_queue *queue, struct prs_nic_address *out)
 {
-    (void)queue; /* who is connected to whom is known */
+    (void)queue; /* the simulator already knows which queues are connected */
     *out = (struct prs_nic_address){0};
 }
 
@@ -370,7 +370,7 @@ static void stop_at_fence(struct sim *sim, struct sim_queue *queue, uint64_t ope
         queue->sending++;
 }
 
-/* Send up to so many bytes of a request. Return true when that was the last of it. */
+/* Send up to this many bytes of a request. Return true if they were its last. */
 static bool send_part(struct sim *sim, struct sim_queue *queue, uint32_t position)
 {
     const struct prs_wr *wr = &queue->ring[position & queue->mask];

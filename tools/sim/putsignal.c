@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-perf putsignal in the model: a sender has so many transfers in flight together, first without signals, then
- * each with one. Groups and the order of commands are those of tools/perf/putsignal.c. */
+/* perseus-perf putsignal in the model: a sender has a fixed number of transfers in flight together, first without
+ * signals, then each with one. Groups and the order of commands are those of tools/perf/putsignal.c. */
 #include <stdlib.h>
 #include <string.h>
 

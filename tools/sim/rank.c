@@ -247,8 +247,8 @@ static void queue_command(struct prs_team *rank, const struct prs_cmd_fields *fi
     }
 }
 
-/* Write as many commands into the ring as there is room for, and at most so many, of which a put with its signal is one
- * if that is asked for. */
+/* Write as many commands into the ring as there is room for, up to a limit that counts a put with its signal as one if
+ * that is asked for. */
 static uint32_t write_commands(struct prs_team *rank, uint32_t most, bool pairs)
 {
     uint32_t count = 0, turns = 0;
@@ -279,7 +279,7 @@ void sim_rank_issue(struct prs_team *rank)
         sim_rank_wake(rank, sim->events.now_ps);
     left = rank->command_end - rank->command_first;
     if (!left || !count)
-        return; /* without a free slot: the proxy's next round goes on */
+        return; /* no free slot: the proxy's next round continues here */
     rank->issuing = true;
     sim_add_event(sim,
                   sim->events.now_ps + sim_ps(sim->cluster.push_ns * (double)(left < ISSUE_BATCH ? left : ISSUE_BATCH)),

@@ -38,7 +38,7 @@ enum sim_event_kind {
     SIM_QUIET,      /* the kernel of rank a sees that all its commands are complete */
     SIM_CALL,       /* the workload: a and b are its own */
     SIM_RAIL,       /* a rail is lost, or, with a 0, is back */
-    SIM_NOTE,       /* an end: something arrives on its TCP stream */
+    SIM_NOTE,       /* argument: one end of a connection. A message arrives on its TCP stream */
 };
 
 /* A direction of a cable: busy until free_ps. */
@@ -142,7 +142,7 @@ struct prs_team {
     struct prs_dispatch dispatch;
     struct sim_end **end;    /* [world] by peer; NULL: not connected */
     bool *met;               /* [world] has ever been connected */
-    uint32_t connected;      /* peers that it has met: as a proxy that closes no connection, it looks at all of them */
+    uint32_t connected;      /* number of peers ever connected: a proxy closes no connection, so it polls all of them */
     struct sim_end **listed; /* to progress */
     uint32_t listed_count, listed_room;
     struct prs_cmd_fields *command; /* FIFO: issued by the kernel, not in the ring yet */
@@ -193,7 +193,7 @@ struct sim_options {
     uint32_t ring_slots;  /* of each rank */
     uint32_t connections; /* kept open; above it, those that have settled are closed */
     uint32_t
-        turn_commands; /* not 0: one thread both issues so many commands and steps the proxy, as perseus-perf does */
+        turn_commands; /* not 0: one thread issues this many commands and then steps the proxy, as perseus-perf does */
     bool turn_pairs;   /* a put with its signal is one of them */
     uint64_t seed;
     bool explain, statistics;
@@ -266,7 +266,7 @@ uint64_t sim_random(struct sim *sim, uint64_t n);
  * over NVLink and take no proxy. */
 void sim_put(struct sim *sim, uint32_t put, uint32_t group);
 void sim_signal(struct sim *sim, uint32_t signal, uint32_t group);
-/* The rank computes for so long, after what it computes already; then call(rank, token). */
+/* The rank computes for this time, after the work that it already has; then call(rank, token). */
 void sim_compute(struct sim *sim, uint32_t rank, double ns, uint64_t token);
 void sim_call_at(struct sim *sim, uint64_t at_ps, uint32_t rank, uint64_t token);
 /* The counters of a rank, or of all ranks. */

@@ -23,16 +23,16 @@ struct work_result {
     double put_only_us; /* putsignal */
     double stall_us;    /* drain: of rank 0 */
     uint32_t transfers; /* of a rank */
-    uint64_t bytes;     /* of a rank, over the network */
+    uint64_t bytes;     /* sent by one rank over the network */
     uint32_t slowest;
-    struct sim_counts counts; /* of an iteration with signals: of rank 0, and of all ranks */
+    struct sim_counts counts; /* of rank 0, in an iteration with signals */
     struct sim_counts all;
-    struct sim_counts both;     /* putsignal: of rank 0, in an iteration without signals and one with */
+    struct sim_counts both;     /* putsignal: of rank 0, one iteration without signals plus one with signals */
     struct sim_explain explain; /* of the slowest rank */
     uint64_t events, memory_bytes, pairs_most, early;
     struct sim_lost lost;
-    uint64_t side_bytes;     /* of one side of a connection, as those that are open in the end take on average */
-    double user_s, system_s; /* of the core */
+    uint64_t side_bytes;     /* memory of one side of a connection: the average over those open at the end */
+    double user_s, system_s; /* CPU time of the simulator's core */
 };
 
 /* Each plays one run. Return 0 or -errno, with a line on stderr. */

@@ -33,7 +33,7 @@ static void *zeros(int device, size_t bytes)
     return p;
 }
 
-/* Runs one launch on each of so many devices; returns the violation, or "". */
+/* Runs one launch on each device; returns the violation, or "". */
 static std::string verdict(void (*kernel)(const struct args), uint32_t devices, uint32_t threads, uint32_t cluster)
 {
     struct launch_shape shape = {cluster, threads, SHARED};

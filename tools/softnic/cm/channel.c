@@ -384,8 +384,8 @@ static bool may_block(int fd)
 }
 
 /* Take the lock to use a channel. Programs destroy a channel while a thread of theirs asks for events, as rping does at
- * its end. In the kernel such a thread waits on, since closing a descriptor does not wake who reads from it; here it
- * may be awake, or be late to ask. It then waits for the end of the process, or to be cancelled. */
+ * its end. In the kernel such a thread waits on, since closing a descriptor does not wake a thread that reads from it;
+ * here it may be awake, or be late to ask. It then waits for the end of the process, or to be cancelled. */
 static void lock_channel(const struct cm_channel *channel)
 {
     const struct cm_channel *found;

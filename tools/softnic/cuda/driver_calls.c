@@ -17,7 +17,7 @@ enum {
     PTDS_FLAG = 2,     /* of cuGetProcAddress */
     KNOWN = 12040,     /* the version of the functions below, for cuGetProcAddress */
     PROC_V2 = 12000,   /* its own parameters changed here */
-    STAGED = 64 << 10, /* the driver stages so much pageable memory at once, and does not wait */
+    STAGED = 64 << 10, /* the driver stages up to this much pageable memory at once, and does not wait */
     TYPE_HOST = 1,
     TYPE_UNIFIED = 4,
 };

@@ -13,7 +13,7 @@
 
 enum { LINE_S = 4, LIMIT_S = 30, SEEN = 16384, PROBES = 64 };
 
-/* Shared by who waits and the thread that calls the driver; freed by the later one. */
+/* Shared by the thread that waits and the thread that calls the driver; the last of them to leave frees it. */
 struct wait {
     void *ctx;
     sem_t ended;

@@ -38,7 +38,7 @@ static bool serve_process(struct sn_world *world, uint32_t i)
         /* [copier-serves] release; pairs with agent_find in copier_client.c */
         __atomic_store_n(serves, wanted, __ATOMIC_SEQ_CST);
     else
-        /* so that the client asks again, but not in a loop */
+        /* the client must ask again, so that a failure is not retried in a loop */
         __atomic_store_n(&world->copier.wanted[i], 0, __ATOMIC_RELEASE);
     return gone;
 }

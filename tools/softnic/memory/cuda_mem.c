@@ -403,7 +403,7 @@ static bool cuda_is_device(uint64_t addr, uint64_t length)
     return cuda->pointer_attribute(&managed, SN_CU_ATTR_IS_MANAGED, addr) != SN_CU_OK || !managed;
 }
 
-/* A DMA-BUF does not tell its address in this process. Those who export device memory give its address as the iova
+/* A DMA-BUF does not tell its address in this process. Programs that export device memory give its address as the iova
  * (NCCL, NVSHMEM), so it is looked for there. */
 static int cuda_export_mr(struct sn_mr_shm *mr, int dmabuf_fd, uint64_t offset)
 {

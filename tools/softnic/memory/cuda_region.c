@@ -291,8 +291,8 @@ static int open_chunks(const struct sn_cuda *cuda, struct sn_cuda_map *map, cons
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemSetAccess", r);
 }
 
-/* The table is read as if the owner were another process, so that one who deregisters meanwhile does no harm. CUDA tells
- * the range of an allocation only where it is mapped, so this GPU could not ask for it. */
+/* The table is read as if the owner were another process, so that a thread that deregisters meanwhile does no harm.
+ * CUDA tells the range of an allocation only where it is mapped, so this GPU could not ask for it. */
 static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
 {
     bool own = map->proc == sn_self->proc;

@@ -10,7 +10,7 @@
 
 enum {
     EVENTS_MOST = 64,
-    STALL_S = 4, /* no copy takes so long by itself */
+    STALL_S = 4, /* no copy takes longer by itself */
 };
 #define LOOK_NS 1000000000ull
 
@@ -29,7 +29,7 @@ struct sn_cuda_stream {
     /* under watch_mutex: */
     struct sn_cuda_stream *older;
     uint64_t seen_calls, seen_given, seen_passed; /* at the last look */
-    unsigned looks;                               /* so many in a row have found that nothing moved */
+    unsigned looks;                               /* how many looks in a row found that nothing moved */
 };
 
 static pthread_mutex_t watch_mutex = PTHREAD_MUTEX_INITIALIZER;

@@ -10,7 +10,7 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    ATOMICS = 32, /* after so many the locks are given back: others need them, too */
+    ATOMICS = 32, /* after this many the locks are given back: others need them, too */
     READS = 4,
     SPAN_BYTES = 4096, /* words within this distance are read by one copy */
     WORD = 8,

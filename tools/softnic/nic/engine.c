@@ -23,7 +23,7 @@ enum {
     SPIN_UP_NS = 1800, /* nine times SPIN_DOWN_NS: nine of ten timers end within the spin */
     SPIN_DOWN_NS = 200,
     NICE_BUSY = -10,
-    /* See "Who does short due work" below. */
+    /* See "Which thread does short due work" below. */
     PATIENCE_NS = 400000,
     IN_TIME_NS = 25000,
     WATCH_NS = 2000000,
@@ -33,7 +33,7 @@ enum {
     PROBE_MOST = 4096,
     LINGER_NS = 50000,   /* after a look at a device copy: the next look comes sooner than a sleeper would wake up */
     REAL_NAP_NS = 20000, /* a sleep of a microsecond would end before the thread is off its core */
-    /* looks at the pipeline come every microsecond; only one in so many is judged as a piece of work */
+    /* looks at the pipeline come every microsecond; only one in this many is judged as a piece of work */
     LOOKS_A_PIECE = 64,
 };
 
@@ -99,12 +99,12 @@ static void heap_remove_locked(struct sn_engine *e, uint32_t at)
     publish_next_locked(e);
 }
 
-/* Who does short due work. A thread that polls a completion queue does it in passing (sn_engine_help). While pollers
- * are in time, an engine that spins for the same work only takes a CPU, perhaps the poster's: on two cores 96 transfers
- * of a modelled 0.43 ms then took 9 ms. So while pollers are trusted, the engine waits PATIENCE_NS after a due time
- * before it steps in. One such miss ends the trust: the program polls memory or sleeps, and the engine does the work on
- * time by itself. It still leaves one piece in probe_every to pollers, because a poster that a spinning engine keeps
- * off its CPU could not show that it polls again. */
+/* Which thread does short due work. A thread that polls a completion queue does it in passing (sn_engine_help). While
+ * pollers are in time, an engine that spins for the same work only takes a CPU, perhaps the poster's: on two cores 96
+ * transfers of a modelled 0.43 ms then took 9 ms. So while pollers are trusted, the engine waits PATIENCE_NS after a
+ * due time before it steps in. One such miss ends the trust: the program polls memory or sleeps, and the engine does
+ * the work on time by itself. It still leaves one piece in probe_every to pollers, because a poster that a spinning
+ * engine keeps off its CPU could not show that it polls again. */
 static uint64_t patience(const struct sn_engine *e, const struct sn_qp *qp)
 {
     return qp->light && (e->trust > 0 || e->taken >= e->probe_at) ? PATIENCE_NS : 0;
@@ -179,8 +179,8 @@ static bool copy_is_near(const struct sn_engine *e, uint64_t now)
     return at && now < at + LINGER_NS;
 }
 
-/* Spin until then, or until another queue pair is the earliest. The lock is released: posters would otherwise queue up
- * for it behind this thread, 16 us for each request. give_way: the thread that makes a copy may need this core. */
+/* Spin until then, or until another queue pair is the earliest. The lock is released: posters would otherwise wait for
+ * this thread to release it, 16 us for each request. give_way: the thread that makes a copy may need this core. */
 static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
 {
     uint64_t at = e->next_at;

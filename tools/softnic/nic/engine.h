@@ -31,7 +31,7 @@ struct sn_engine {
     uint64_t spin_ns;    /* how long before a due time to stop sleeping */
     uint64_t rest_until; /* while asleep: when it wakes by itself; UINT64_MAX: never */
 
-    /* who does short due work: engine.c */
+    /* which thread does short due work: engine.c */
     int trust;                      /* more than 0: threads that poll are trusted to do it */
     uint32_t taken;                 /* light pieces of work so far */
     uint32_t probe_at, probe_every; /* without trust: the piece that is left to pollers next, and the interval */
@@ -48,7 +48,8 @@ int sn_engine_push(struct sn_engine *engine, struct sn_qp *qp, uint64_t wake_at)
 /* Take a queue pair back. True when it was in the heap, false when the thread is running it. */
 bool sn_engine_remove(struct sn_engine *engine, struct sn_qp *qp);
 
-/* Do one piece of due work, if there is any: a thread that polls in vain helps instead of waiting to be preempted. */
+/* Do one piece of due work, if there is any: a thread whose poll finds nothing helps instead of waiting to be
+ * preempted. */
 void sn_engine_help(struct sn_engine *engine);
 
 #endif

@@ -11,7 +11,7 @@
 #include "tools/softnic/world/object.h"
 
 enum {
-    /* After so many, no request begins until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
+    /* After this many, no request begins until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
      * once. */
     BEGUN_MOST = 512,
     /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */
@@ -262,8 +262,8 @@ static int enqueue_group(struct sn_qp *qp, struct sn_qp_shm *target, struct row 
     return r;
 }
 
-/* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Puts
- * behind it may be in the copy of an earlier one all the same. */
+/* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Later
+ * puts may nevertheless be part of the copy of an earlier one. */
 static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t end)
 {
     bool full = false;

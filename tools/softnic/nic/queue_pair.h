@@ -59,7 +59,7 @@ struct sn_wqe {
     uint64_t retry_until; /* unreachable; give up then. 0: not retrying */
     /* in the pipeline (pipeline.h) */
     int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
-    uint32_t stores; /* an atomic: so many writes of its batch must be done before it is (atomic_batch.h) */
+    uint32_t stores; /* an atomic: number of writes of its batch that must be done first (atomic_batch.h) */
     struct sn_queued_copy queued_copy;
     /* the outcome */
     uint32_t status;     /* enum ibv_wc_status */
@@ -96,10 +96,10 @@ struct sn_qp {
     uint32_t exec, done;         /* positions: next to execute, next to complete; the runner's */
     uint32_t tail;               /* position: next to post */
     uint32_t freed;              /* positions below are free again: their completions were polled */
-    uint32_t seen;               /* SRD: the next run was planned with the positions below */
+    uint32_t seen;               /* SRD: the order of execution is planned for positions below this */
     uint32_t reads_open;         /* reads and atomics that have begun and are not completed */
 
-    /* who executes it, under the mutex */
+    /* execution; protected by the mutex */
     bool running; /* a runner is at work: only it touches exec, done, copy and the requests [done, tail) */
     bool queued;  /* in the engine's heap */
     bool closing;
@@ -108,7 +108,7 @@ struct sn_qp {
     bool light;     /* the next piece of work is short: a thread that polls may do it */
     uint32_t heap_at;
     uint64_t wake_at;
-    uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
+    uint32_t runs; /* odd while a request is being executed; ibv_dereg_mr waits until it is even or has advanced */
 
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
 

@@ -11,7 +11,7 @@
 #include "tools/softnic/world/wake.h"
 
 enum {
-    RUN_BATCH_BYTES = 4 << 20, /* after so many, other queue pairs of the engine get a turn */
+    RUN_BATCH_BYTES = 4 << 20, /* after this many, other queue pairs of the engine get a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
     PIPELINE_POLL_NS = 1000,   /* looking whether a copy is done costs a tenth of that */

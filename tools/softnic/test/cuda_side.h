@@ -48,10 +48,10 @@ void side_barrier(struct side *side);
 
 double now_s(void);
 
-/* Until complete: the median of n times, which are sorted, and how far they lie apart. */
+/* Capacity of the array of times that a test hands to times_print(). */
 enum { TIMES_MOST = 2000 };
 enum {
-    /* Limit for what must come: only a failure waits so long, but a machine may keep a thread off its cores. */
+    /* Limit for what must come: only a failure waits this long, but a machine may keep a thread off its cores. */
     PATIENCE_S = 60,
     LONG_S = 15, /* limit for what ends soon; less than the 20 s that the NIC waits for its copier */
 };

@@ -7,7 +7,7 @@
 
 #include "tools/softnic/world/lock.h"
 
-enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* so many other indices are freed before one is reused */ };
+enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* this many other indices are freed before one is reused */ };
 
 static int arena_class(uint64_t bytes)
 {

@@ -166,7 +166,8 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
     }
 }
 
-/* 0 once the owner destroys the queue pair. The owner does not take the lock, since it must not wait behind a peer. */
+/* 0 once the owner destroys the queue pair. The owner does not take the lock, since it must not wait for a peer that
+ * holds it. */
 static uint32_t qpn_of(const struct sn_qp_shm *qp)
 {
     return __atomic_load_n(&qp->qpn, __ATOMIC_ACQUIRE);

@@ -25,7 +25,7 @@ enum {
     SN_MAX_SRQS = 2048,
     SN_MAX_MRS = 65536,     /* 16 bits of a key; the other 16 are the generation */
     SN_MAX_GIDS = 2,        /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2; EFA has the first only */
-    SN_MAX_CQE = 262144,    /* libfabric's ofi_rxm asks for so many. NVSHMEM makes every queue that large */
+    SN_MAX_CQE = 262144,    /* libfabric's ofi_rxm asks for this many. NVSHMEM makes every queue that large */
     SN_ASYNC_EVENTS = 4096, /* unread events of an opened device: a failure may hit all queue pairs, twice each */
     SN_ARENA_CLASSES = 20,  /* 4 KiB << class */
     SN_IPC_BLOB = 128,
@@ -384,24 +384,24 @@ void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
  * -EEXIST (another process was faster: open it), -ENOSPC, or another -errno. */
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
 
-/* Map an existing world. All who map it can name each other's memory, so it must belong to this user, and no other may
- * open it. Return 0, -ENOENT, -EPERM (another user's, or open to others), -ELOOP (a symbolic link), -EPROTO (not a
- * world, or of another version), -EXDEV (of another process namespace: its processes cannot be identified or reached
- * from here), or another -errno. */
+/* Map an existing world. All processes that map it can name each other's memory, so it must belong to this user, and no
+ * other may open it. Return 0, -ENOENT, -EPERM (another user's, or open to others), -ELOOP (a symbolic link), -EPROTO
+ * (not a world, or of another version), -EXDEV (of another process namespace: its processes cannot be identified or
+ * reached from here), or another -errno. */
 int sn_world_open(const char *path, struct sn_world **out);
 
 /* The reason, in words, why sn_world_open of this thread has just returned r. */
 const char *sn_world_error(int r);
 
-/* Remove the file, unless its path names another file by now. Who opened it before finds `dead` and starts over. The
- * caller holds proc_lock: only then has nobody removed it and made another. Return whether it was removed. */
+/* Remove the file, unless its path names another file by now. A process that opened it before finds `dead` and starts
+ * over. The caller holds proc_lock: only then has nobody removed it and made another. Return whether it was removed. */
 bool sn_world_remove_locked(struct sn_world *world, const char *path);
 
 /* Unmap; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
 
-/* Path of the world this process should use: SOFTNIC_WORLD, or /dev/shm/softnic.<uid>.v<version>, so that builds
- * of two versions do not meet. */
+/* Path of the world this process should use: SOFTNIC_WORLD, or /dev/shm/softnic.<uid>.v<version>, so that builds of two
+ * versions do not share a world. */
 void sn_world_path(char *path, size_t bytes);
 
 /* Take the pages of a part of the world now: a full /dev/shm must be an error here, not a SIGBUS at a later write.
