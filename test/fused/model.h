@@ -48,7 +48,7 @@ struct rank {
 
 struct model_run {
     uint32_t op, nodes, m, n, k, band, segments, group;
-    uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
+    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not */
     uint32_t resident;           /* clusters of a rank that run at a time; 0: all */
     bool any_rows;               /* each epoch has its own number of rows, at most m */
 };

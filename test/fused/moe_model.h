@@ -48,9 +48,10 @@ struct rank {
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
     /* Claimed or counted in this launch: as in struct prs_moe_claims. */
     uint32_t claimed, counted, chunks_sent, parts, units, lists, pushed, relays, forwarded;
-    uint32_t exits;                /* threads of this launch */
-    uint32_t routed, ended, epoch; /* CTAs that have ended in each kernel, over all launches; launches */
-    uint32_t early;                /* rows of other nodes that were forwarded before all own rows were sent */
+    uint32_t exits; /* threads of this launch */
+    /* routed, ended: CTAs that have ended the first and the second kernel, over all launches; epoch: launches */
+    uint32_t routed, ended, epoch;
+    uint32_t early; /* rows of other nodes that were forwarded before all own rows were sent */
     struct nic nic;
 };
 
@@ -77,7 +78,7 @@ struct model {
 struct model_run {
     uint32_t nodes, put, group;
     uint32_t blocks_of_last;     /* capacity of the last rank */
-    uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
+    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not */
     /* CTAs of a rank that run at a time; one that is not among the first starts when another has left. 0: as many as
      * the rank's number, or all. */
     uint32_t resident;

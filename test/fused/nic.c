@@ -81,7 +81,7 @@ void nic_close(struct nic *nic)
     pthread_mutex_destroy(&nic->lock);
 }
 
-/* The NIC runs until it is closed, so this ends. */
+/* Wait until the NIC is idle. It runs until it is closed, so this wait ends. */
 bool nic_quiet(struct nic *nic)
 {
     pthread_mutex_lock(&nic->lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Maps of experts to places: what prs_moe_balance() makes, and how even the rows are that ranks get by it. */
+/* Maps of experts to places: what prs_moe_balance() makes, and how evenly they spread the rows over the ranks. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>

@@ -26,7 +26,7 @@ Test(context, several_ranks_need_a_way_to_meet)
 
 Test(context, without_a_hopper_gpu_opening_says_no_device)
 {
-    struct prs_fused_config config = {.rank = 0, .world = 1, .device = 4095}; /* no machine has so many */
+    struct prs_fused_config config = {.rank = 0, .world = 1, .device = 4095}; /* no machine has this many devices */
     struct prs_fused *ctx;
     cr_assert_eq(prs_fused_open(&config, &ctx), -ENODEV);
 }

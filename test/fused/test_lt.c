@@ -119,7 +119,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
     return cudaSuccess;
 }
 
-/* The fake's algorithm is the number of rows that it was asked for. */
+/* The fake returns the requested number of rows as its algorithm, so the test sees which rows an algorithm was chosen
+ * for. */
 static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
                                  const void *value, size_t bytes)
 {

@@ -46,8 +46,9 @@ uint32_t watch_count(uint32_t *p);
 /* Call this between two reads of a word that held `seen`: waits, not for long, until one of the functions above changes
  * it. It sleeps, because threads that only yield can keep the thread that they wait for off its core for seconds. */
 void watch_pause(const uint32_t *p, uint32_t seen);
-/* Each thread of the last node calls this before each launch (from 1); true: it stops here. Once all have stopped, a
- * thread that waits for another rank gives up as soon as all threads wait in vain, however slow the machine is. */
+/* Each thread of the last node calls this before each launch, counted from 1. True: the thread stops here. Once all of
+ * them have stopped, waits for another rank give up as soon as every remaining thread waits, so the result does not
+ * depend on the speed of the machine. */
 bool watch_leaves(struct watch *w, uint32_t launch);
 
 /* from: the rank that should have raised the flag, or sent the value. */

@@ -41,7 +41,7 @@ static bool ends(const char *text, size_t bytes)
     return memchr(text, 0, bytes) != NULL;
 }
 
-/* What a message says is text, whoever has sent it. */
+/* The words of a message are text, also in one from an unknown sender. */
 static void receive_all(int fd)
 {
     struct message m;

@@ -19,7 +19,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
         return 0;
     memset(out, (int)n, 20);
     out[0] = (uint8_t)n;
-    return n == 0 ? 2 : 17; /* a token for a wake-up, or a cookie: the right one is filled in later, or it is wrong */
+    return n == 0 ? 2 : 17; /* 2: a token for a wake-up. 17: a cookie, correct (filled in later) or wrong */
 }
 
 static bool nothing(const void *of)

@@ -15,7 +15,7 @@
 #include <cuda_runtime.h>
 
 enum { OURS = 8, MOST_WAITING = 40, BYTES = 2048, SLOT_BYTES = 4096, CHILD_LIMIT_S = 60 };
-/* An operation that is not done so long after the last was enqueued waits for the kernel. */
+/* An operation that is not done this long after the last one was enqueued waits for the kernel. */
 static const double LOOK_US = 20e3;
 static const uint64_t KERNEL_LIMIT_NS = 20000000000u; /* it ends by itself if this process fails */
 

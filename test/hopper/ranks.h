@@ -19,7 +19,7 @@ enum {
     RANKS_PATIENCE_MS = 3000, /* limit of waits for a rank that never comes; on a busy host the others may be slow */
 };
 
-/* Where the ranks meet. Give ranks_allgather and a struct ranks_self to prs_fused_config. */
+/* The ranks' barrier and all-gather. Give ranks_allgather and a struct ranks_self to prs_fused_config. */
 struct ranks_team { /* in memory that processes share */
     uint32_t world;
     pthread_barrier_t barrier;
@@ -37,7 +37,7 @@ void ranks_run(uint32_t world, ranks_body *body, void *user);
 /* The same, with a process for the ranks of each node, which is one of softnic's. `user` is shared memory; this process
  * must not have opened a verbs device, or set up the emulator, before. */
 void ranks_run_apart(uint32_t world, uint32_t nodes, ranks_body *body, void *user);
-/* Skips the test if softnic's world has not so many nodes. */
+/* Skips the test if softnic's world has fewer nodes. */
 void ranks_need_nodes(uint32_t nodes);
 
 /* Opens the context of one rank, on the GPU of the same number. nodes: how many the ranks are split over; 0: not said. */

@@ -69,7 +69,7 @@ static __global__ void arrive_and_wait(const struct args a)
         a.memory->wrong[threadIdx.x] += a.memory->data[1][i] != (uint8_t)(i * 7 + 1);
 }
 
-/* One launch of so many blocks, on a device whose first error was `failed`. */
+/* One launch of `blocks` blocks, on a device whose first error was `failed`. */
 static struct memory *run(void (*kernel)(const struct args), uint32_t blocks, uint64_t failed)
 {
     struct launch_shape shape = {1, THREADS, 1024};

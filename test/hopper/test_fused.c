@@ -536,7 +536,7 @@ Test(hopper, five_to_eight_ranks_take_one_hop_and_two_in_turn, .timeout = 600)
                                                .replays = 2});
 }
 
-/* Above 16 MB of sums the ranks meet, and read each other's memory. */
+/* Above 16 MB of sums the ranks pass a barrier and read each other's memory. */
 Test(hopper, many_rows_and_few_are_summed_in_turn, .timeout = 600)
 {
     static const uint32_t ROWS[] = {4100, 8, 4100};

@@ -14,7 +14,7 @@
 enum { RANKS = 3, ROOM = 3, PLACES = RANKS * ROOM, EXPERTS = 6, REPLICAS = 2, TOP = 3, TOKENS = 40, HIDDEN = 72 };
 enum { LOST = 1, WEIGHTS = HIDDEN * HIDDEN };
 
-/* One world. Ranks keep their GPU and what they hold when they get another number. */
+/* One world of ranks. A rank that gets another number keeps its GPU and its experts. */
 struct world {
     uint32_t ranks, before[RANKS]; /* [rank]: its number in the first world */
     int32_t placement[EXPERTS][REPLICAS];

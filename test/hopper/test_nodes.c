@@ -222,7 +222,7 @@ Test(nodes, fused_and_unfused_plans_share_a_proxy, .timeout = 300)
 }
 
 /* ---- a rail is lost ---- */
-/* tools/dev/faults takes a rail meanwhile, and sets how many launches there are. */
+/* tools/dev/faults takes a rail away during the launches, and sets their number. */
 static void assert_launches_go_on(enum prs_gemm_op op, enum prs_gemm_path path, uint32_t world, bool apart)
 {
     const char *launches = getenv("PRS_TEST_LAUNCHES");

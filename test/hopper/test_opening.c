@@ -21,7 +21,7 @@ struct echo {
     uint32_t offers, lost_at; /* the offer in which the echo's device cannot be reached; 0: never */
     uint32_t ignored;         /* offers that rank 0 made after the error */
     uint32_t calls;
-    int told, gave; /* the error of the echo; the first error of rank 0 */
+    int told, gave; /* the error that the echo reported; the first error that rank 0 reported */
     bool same_gpu;  /* the echo has the GPU of rank 0 */
     bool greeted;
     uint64_t more;           /* added to the first term of the echo's call */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch makes progress with any SMs that are left to it: beside another library's collective that holds some SMs and
- * waits for other ranks, in an order that differs from rank to rank. */
+/* A launch makes progress with any SMs that are left to it: while another library's collective holds some SMs and waits
+ * for other ranks, in an order that differs from rank to rank. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -214,7 +214,7 @@ struct crossing {
     bool differs[RANKS_MAX];
 };
 
-/* Until the launch before is on so many SMs, or it seems that it will not be. */
+/* Waits until the previous launch is on this many SMs, or seems unable to get them. */
 static void await_placed(uint32_t rank, uint32_t sms)
 {
     for (int ms = 0; ms < PLACED_MS && hopper_busy_sms((int)rank) < sms; ms++)
@@ -301,7 +301,7 @@ static const struct crossing two_ranks = {.world = 2, .rounds = 2, .collective_f
 /* Two ranks hold back SMs from the launches of all four. */
 static const struct crossing four_ranks = {.world = 4, .rounds = 1, .collective_first = 3, .held = 2};
 static const struct crossing first_launch = {.world = 2, .rounds = 1, .collective_first = 1, .held = 2, .cold = true};
-/* As few SMs as are left beside a collective that takes nearly all. */
+/* The few SMs that a collective leaves when it takes nearly all of them. */
 static const struct crossing few_sms = {.world = 3, .rounds = 1, .collective_first = 5, .held = 3};
 
 /* Each family has a process of its own: whether a kernel is loaded is a matter of the process. */

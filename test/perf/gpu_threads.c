@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-perf --gpu without a GPU: threads play the blocks of the sender's persistent kernel. The commands, the
- * meeting with the CPU and the checks are the same (tools/perf/gpu_blocks.h). */
+/* perseus-perf --gpu without a GPU: threads play the blocks of the sender's persistent kernel. The commands, the words
+ * shared with the CPU and the checks are the same (tools/perf/gpu_blocks.h). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -70,7 +70,7 @@ static void work(void)
     wait_for(path);
     cr_assert(blocked_by("prs-metrics") >> (SIGTERM - 1) & 1, "a signal of the program's may end in the thread");
     pair_close(&plugin, &pair);
-    wait_for(path); /* the last counts, for whoever reads them while the process is there */
+    wait_for(path); /* the last counts stay readable until the process ends */
     plugin_close(&plugin);
     exit(0);
 }

@@ -30,7 +30,7 @@ struct toy_request {
 struct toy_comm {
     int fd, is_send;
     struct head head;     /* of the message being transferred */
-    size_t moved;         /* bytes of its head and data that were */
+    size_t moved;         /* bytes of its head and data transferred so far */
     int entry;            /* receiving: index of its buffer */
     uint32_t first, next; /* requests that are not done, in order */
     struct toy_request request[REQUESTS];

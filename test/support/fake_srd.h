@@ -18,7 +18,7 @@ struct fake_srd_qp {
     struct ibv_cq cq;
     bool alive, error;                /* error: in the error state */
     uint32_t in_flight;               /* requests that were posted and not completed */
-    uint32_t posted_receives, pieces; /* so far, and their pieces of memory */
+    uint32_t posted_receives, pieces; /* receives posted so far, and the number of their pieces of memory */
     struct ibv_wc queued[FAKE_SRD_QUEUED];
     uint32_t queued_count, queued_taken;
 };
@@ -61,7 +61,7 @@ void fake_srd_close(struct prs_link *link, int stream_fd);
 struct prs_verbs_queue fake_srd_address(const struct prs_link *link);
 
 struct fake_srd_qp *fake_srd_qp_of(const struct prs_link *link);
-/* Post so many writes on the first queue, from this position on. Return what post() returns. */
+/* Post this many writes on the first queue, from this position on. Return what post() returns. */
 int fake_srd_post(struct prs_link *link, uint32_t first, uint32_t count);
 /* Let polling of this queue pair return a completion. */
 void fake_srd_complete(struct fake_srd_qp *qp, struct ibv_wc wc);

@@ -8,7 +8,7 @@
 
 #include <perseus/perseus.h>
 
-/* Long, since only a failure waits so long: soft-RoCE in QEMU or a shared core is slow. */
+/* Long, since only a failure waits until then: soft-RoCE in QEMU or a shared core is slow. */
 enum { PAIR_TIMEOUT_MS = 200000 };
 
 struct pair_shared;

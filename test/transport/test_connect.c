@@ -186,7 +186,7 @@ Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .init = open_de
     cr_assert_eq(prs_handle_parse(&foreign, cookie, &address), 0);
     cr_assert_eq(prs_handle_parse(&good, (uint8_t[16]){0}, &address), 0);
     prs_handle_fill(cookie, &address, &mixed);
-    fabric->config.timeout_ms = 300; /* it calls again for so long */
+    fabric->config.timeout_ms = 300; /* it repeats the call for this long */
     connector = open_connector(&mixed);
     fabric->config.timeout_ms = HEALTHY_MS;
     cr_assert_eq(meet(listener, connector, &a, &b), -ECONNRESET, "%s", prs_error_text());

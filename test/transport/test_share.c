@@ -65,7 +65,7 @@ static void close_end(struct end *end)
     prs_region_release(end->region);
 }
 
-/* Return 0 or the error. For any thread, unlike meet(); one at a time. */
+/* Return 0 or the error. Unlike meet(), any thread may call it, but one at a time. */
 static int open_wire(struct wire *wire)
 {
     struct prs_peer_options options = {.on_notify = on_notify, .traffic_class = -1};
@@ -111,7 +111,7 @@ static int send_one(const struct end *from, const struct end *to, struct prs_op 
     return prs_peer_put(from->peer, op, &put);
 }
 
-/* Send so many messages more in both directions, and take them. Return 0 or the error. */
+/* Send this many more messages in both directions, and take them. Return 0 or the error. */
 static int exchange(struct wire *wire, uint32_t more)
 {
     uint32_t goal = wire->sent + more;

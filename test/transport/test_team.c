@@ -282,7 +282,7 @@ Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini 
 
 /* ---- strangers ---- */
 
-enum { STAYS_MS = 30 /* a peer that is open for so long was not refused */ };
+enum { STAYS_MS = 30 /* a peer that is open for this long was not refused */ };
 
 /* Connect to `handle` with this private data, and let the hub accept. */
 static struct prs_peer *call_as(const struct prs_handle *handle, const void *data, uint32_t bytes)
@@ -301,7 +301,7 @@ static struct prs_peer *call_as(const struct prs_handle *handle, const void *dat
     return peer;
 }
 
-/* Let the hub go on for so long at most, and tell whether it has closed this peer. */
+/* Let the hub make progress for at most this long, and tell whether it has closed this peer. */
 static bool is_closed(struct prs_peer *peer, uint64_t wait_ms)
 {
     for (uint64_t end = prs_clock_ms() + wait_ms; prs_clock_ms() < end;) {

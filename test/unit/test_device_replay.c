@@ -150,7 +150,7 @@ Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
     close_fixture();
 }
 
-/* An arrival at a counter that expects none once divided by zero. */
+/* In an earlier version, an arrival at a counter that expects none divided by zero. */
 Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
 {
     struct prs_device_signal signal = signal_of(1, 0, 0);

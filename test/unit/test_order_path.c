@@ -40,7 +40,7 @@ static void post(struct bench *bench)
         ;
 }
 
-/* The queue of the last request, and all others, of a bench with so many paths of one queue each. */
+/* The queue of the last request, and all others, of a bench with this many paths of one queue each. */
 static struct prs_order_queue *queue_of(struct bench *bench, uint32_t path)
 {
     return &bench->order.queue[path];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who gets which SRD queue pair. The device is fake, and all ranks are in this process, each with its own device. */
+/* Which connection gets which SRD queue pair. The device is fake, and all ranks are in this process, each with its own
+ * device. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
