@@ -222,9 +222,10 @@ static net_result start(struct gin_queue *queue, struct gin_request *request, bo
 }
 
 /* Whether new requests wait a moment (hold_ns) for more, to share a doorbell. NCCL up to 2.30 brings one request of a
- * rank at a time and calls progress after each; later versions say when more follow, and then hold_ns is 0. With a doorbell each, the NIC would work on the first signal of a burst before
- * the others reach it. A request to a rank with nothing in flight was posted at once (prs_peer_put(),
- * prs_peer_signal()), so a lone request never waits. Others wait for GIN_MAX_HELD times hold_ns at most. */
+ * rank at a time and calls progress after each; later versions say when more follow, and then hold_ns is 0. With a
+ * doorbell each, the NIC would work on the first signal of a burst before the others reach it. A request to a rank with
+ * nothing in flight was posted at once (prs_peer_put(), prs_peer_signal()), so a lone request never waits. Others wait
+ * for GIN_MAX_HELD times hold_ns at most. */
 static bool hold_back(struct gin_set *set)
 {
     uint32_t hold_ns = set->hold_ns;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters of this process in a file, for monitoring: PERSEUS_METRICS=FOLDER writes FOLDER/perseus-PID.prom every
- * second, in Prometheus's text format, and removes it when the process exits. Without the variable nothing here does anything, and no counter costs more. */
+ * second, in Prometheus's text format, and removes it when the process exits. Without the variable nothing here does
+ * anything, and no counter costs more. */
 #ifndef PERSEUS_PLUGIN_METRICS_H
 #define PERSEUS_PLUGIN_METRICS_H
 

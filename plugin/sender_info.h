@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private data of the sender's connection request: where its clear-to-send ring is. From the wire: it may be anything. */
+/* Private data of the sender's connection request: where its clear-to-send ring is. From the wire: it may be
+ * anything. */
 #ifndef PERSEUS_PLUGIN_SENDER_INFO_H
 #define PERSEUS_PLUGIN_SENDER_INFO_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GEMM + all-reduce, the second half of a tensor-parallel MLP whose every rank needs the whole result: each rank multiplies
- * its part of k, and gets the sum over all ranks. C must be memory that the other ranks reach: prs_fused_alloc().
+/* GEMM + all-reduce, the second half of a tensor-parallel MLP whose every rank needs the whole result: each rank
+ * multiplies its part of k, and gets the sum over all ranks. C must be memory that the other ranks reach:
+ * prs_fused_alloc().
  *
  *     nvcc gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_all_reduce
  *     nvcc -ccbin mpicc -DWITH_MPI gemm_all_reduce.c $(pkg-config --cflags --libs perseus-fused) -lm

@@ -12,7 +12,8 @@ PRS_DEVICE float silu(float x)
     return x * divide_fast(1.0f, 1.0f + exp2_fast(x * -1.4426950408889634f));
 }
 
-/* tanh(y) = 2 / (1 + exp(-2 y)) - 1, so the approximation is x / (1 + exp(-2 y)): y = sqrt(2 / pi) (x + 0.044715 x^3). */
+/* tanh(y) = 2 / (1 + exp(-2 y)) - 1, so the approximation is x / (1 + exp(-2 y)): y = sqrt(2 / pi) (x + 0.044715
+ * x^3). */
 PRS_DEVICE float gelu_tanh(float x)
 {
     float y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
@@ -106,7 +107,8 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
 }
 
 /* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
- * so that the code of a quarter exists once. The result of a gated tile has two quarters, which are then there twice. */
+ * so that the code of a quarter exists once. The result of a gated tile has two quarters, which are then there
+ * twice. */
 template <int DTYPE>
 PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const struct tile_place &tile)
 {

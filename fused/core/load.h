@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading kernels. With lazy loading, the default, a kernel is loaded when it is first asked for, which may wait for all
- * running kernels: also for a collective of another library that waits for another rank. So all kernels are loaded when
- * a context opens, and opening a plan or launching waits for nothing. */
+/* Loading kernels. With lazy loading, the default, a kernel is loaded when it is first asked for, which may wait for
+ * all running kernels: also for a collective of another library that waits for another rank. So all kernels are loaded
+ * when a context opens, and opening a plan or launching waits for nothing. */
 #ifndef PERSEUS_FUSED_LOAD_H
 #define PERSEUS_FUSED_LOAD_H
 

@@ -46,8 +46,8 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
 }
 
 /* Plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
- * order. So what says when it may be written counts the launches of all of them. Symmetric memory, of all fused products
- * of the context with other ranks; only its own rank changes the first two words. */
+ * order. So what says when it may be written counts the launches of all of them. Symmetric memory, of all fused
+ * products of the context with other ranks; only its own rank changes the first two words. */
 struct prs_turns {
     uint32_t launches; /* finished; the next launch uses the bank of its parity */
     uint32_t copied;   /* of those, by copy engines */

@@ -73,8 +73,8 @@ static int need_workspace(struct prs_gemm_plan *p)
     fill_args(p);
     if (!p->args.staging_bank_bytes)
         return 0;
-    /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until the
-     * other ranks have read it. */
+    /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until
+     * the other ranks have read it. */
     if (s->segments != 0)
         prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
                       p->args.staging_bank_bytes);

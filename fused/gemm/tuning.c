@@ -18,7 +18,8 @@ enum {
     MOST_TILES_PER_SIGNAL = 1 << 16
 };
 
-/* How often an element of the product, or of A, goes to the rank that needs it. The result of an all-reduce goes back. */
+/* How often an element of the product, or of A, goes to the rank that needs it. The result of an all-reduce goes
+ * back. */
 static double journeys(const struct prs_gemm_shape *shape)
 {
     return shape->op == PRS_GEMM_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The activation between a layer's products, as kernels of its own: there, for a layer that keeps the first product, and
- * back. One pass over the rows that exist, however large the capacity. A warp takes a row; sums and factors are fp32. */
+/* The activation between a layer's products, as kernels of its own: there, for a layer that keeps the first product,
+ * and back. One pass over the rows that exist, however large the capacity. A warp takes a row; sums and factors are
+ * fp32. */
 #ifndef PERSEUS_FUSED_ACTIVATION_CUH
 #define PERSEUS_FUSED_ACTIVATION_CUH
 

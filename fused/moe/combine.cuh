@@ -3,8 +3,8 @@
  * weights, and stores the sum where the token came from. There the rank adds up what has come, its own rows, and the
  * residual. Sums are fp32, in the order of the choices; each sum that travels is rounded once.
  *
- * Between nodes, owners store their sums at the counterpart of the token's rank on their node, which adds them up and puts
- * the result: one row a node crosses.
+ * Between nodes, owners store their sums at the counterpart of the token's rank on their node, which adds them up and
+ * puts the result: one row a node crosses.
  *
  * A warp adds up one row at a time: lane i knows where term i lies. All CTAs claim deliveries, then relayed rows, then
  * tokens. A delivery waits for no delivery of another rank, a relayed row only for deliveries, so any number of running
@@ -116,8 +116,8 @@ PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, cons
         store_release_sys(args.return_flags[q] + prs_route_row_flag(r, from, at), epoch);
 }
 
-/* Own tokens' rows are not added up here: combine_token() reads them. The last deliveries are those of other nodes, whose
- * sums have the longest way: they come first. */
+/* Own tokens' rows are not added up here: combine_token() reads them. The last deliveries are those of other nodes,
+ * whose sums have the longest way: they come first. */
 PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
 {
     uint32_t deliveries = args.totals->deliveries;

@@ -226,9 +226,9 @@ static int open_tables(struct prs_moe_plan *p)
     return prs_tensor_map_encode(&t, &a->rows);
 }
 
-/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones, for
- * which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for each
- * row of staging, and of returns. Between nodes also tokens on their way, and signal words. */
+/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones,
+ * for which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for
+ * each row of staging, and of returns. Between nodes also tokens on their way, and signal words. */
 enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS };
 
 static void need_shared(struct prs_moe_plan *p)

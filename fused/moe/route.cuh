@@ -322,7 +322,7 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
 }
 
 /* Where the result of a choice comes from, if from another rank: its sum of this token's rows comes with the lead; from
- * another node, that of all its ranks comes with the relay lead. receive_entry() writes the sources that are own rows. */
+ * another node, that of all its ranks comes with the relay lead. receive_entry() writes sources that are own rows. */
 PRS_DEVICE void write_source(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct routing_chunk &at, uint32_t choice)
 {

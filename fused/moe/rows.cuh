@@ -481,8 +481,8 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
 }
 
 /* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each warp of the
- * grid that places rows, so the first blocks are complete first. Returns the first delivery of the list, whose next ones
- * follow at a distance of `warps`. */
+ * grid that places rows, so the first blocks are complete first. Returns the first delivery of the list, whose next
+ * ones follow at a distance of `warps`. */
 PRS_DEVICE uint32_t first_delivery(uint32_t list, uint32_t warps)
 {
     return list / warps * warps * DELIVERIES_PER_CLAIM + list % warps;
@@ -527,7 +527,8 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b,
 }
 
 /* ---- the end ---- */
-/* Tells the ranks of the node, and the counterparts, that this rank has read what they sent. Out of line: it costs the roles no registers. */
+/* Tells the ranks of the node, and the counterparts, that this rank has read what they sent. Out of line: it costs the
+ * roles no registers. */
 PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;

@@ -525,8 +525,9 @@ PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_a
             return r;
     }
     counter->signals[position % counter->expected] = *signal;
-    /* [arrival-count] This thread has claimed its puts and stored its signal before it is counted. The last arrival acquires
-     * all that the others did, so its signals get later positions than any put of the round. Pairs with itself. */
+    /* [arrival-count] This thread has claimed its puts and stored its signal before it is counted. The last arrival
+     * acquires all that the others did, so its signals get later positions than any put of the round. Pairs with
+     * itself. */
     if ((prs_add_acq_rel_gpu(&counter->arrived, 1) + 1) % counter->expected != 0)
         return 0;
     r = prs_arrival_counter_flush(dev, counter);

@@ -24,9 +24,9 @@
  *
  * Threads. A context and its plans must be used by one thread at a time, but for prs_fused_poll_error() and
  * prs_fused_abort(). Different contexts are independent; ranks may be threads of one process or processes of one host.
- * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. Where one
- * rank fails, or passes something that must be the same on all ranks and is not, the call fails on all ranks, and the
- * text names the rank and what differs. Functions make the context's device current while they run and restore the
+ * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. Where
+ * one rank fails, or passes something that must be the same on all ranks and is not, the call fails on all ranks, and
+ * the text names the rank and what differs. Functions make the context's device current while they run and restore the
  * caller's device.
  *
  * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. Where
@@ -83,8 +83,8 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
  * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not -EINVAL: a
  * number of rows that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a lost rank the
  * others close, and open a smaller world. What could not be freed is freed when a context is opened on the same device
- * after all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have seen
- * no error call prs_fused_abort() first. */
+ * after all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have
+ * seen no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
@@ -92,13 +92,13 @@ PRS_API void prs_fused_close(struct prs_fused *ctx);
  * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
  * a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
-/** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory for
- * example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order and this
- * rank included, as kernels of this rank reach it, 16-byte aligned; `bytes` is the same on all ranks. Results of
- * ALLREDUCE may then lie there. The memory stays the caller's. Give it up with prs_fused_free(ctx, at[own]), after which
- * the caller may unmap and free it on one node. Several nodes: the memory is registered with the network too, and must
- * stay until a collective call after which all ranks have given it up. -EINVAL, -ENOMEM; several nodes: -ENOTSUP, -EIO
- * when it cannot be registered. */
+/** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory
+ * for example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order
+ * and this rank included, as kernels of this rank reach it, 16-byte aligned; `bytes` is the same on all ranks. Results
+ * of ALLREDUCE may then lie there. The memory stays the caller's. Give it up with prs_fused_free(ctx, at[own]), after
+ * which the caller may unmap and free it on one node. Several nodes: the memory is registered with the network too, and
+ * must stay until a collective call after which all ranks have given it up. -EINVAL, -ENOMEM; several nodes: -ENOTSUP,
+ * -EIO when it cannot be registered. */
 PRS_API int prs_fused_import(struct prs_fused *ctx, void *const *at, size_t bytes);
 /** Local. No launch of this rank that uses the memory may be in flight. -EINVAL: not the start of such memory. */
 PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);
@@ -155,8 +155,8 @@ struct prs_fused_error {
  * Valid until the thread's next failure; empty before the first. */
 PRS_API const char *prs_fused_error_text(void);
 
-/** Returns error->code. Does not block; from any thread, at any time before prs_fused_close(). The first error stays, and
- * nothing more is launched on this context: close the plans and the context on all ranks and open them again. */
+/** Returns error->code. Does not block; from any thread, at any time before prs_fused_close(). The first error stays,
+ * and nothing more is launched on this context: close the plans and the context on all ranks and open them again. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
 
 /** For a watchdog: gives up at once instead of at timeout_ms. Does not block; from any thread, at any time before
@@ -175,8 +175,8 @@ struct prs_fused_traffic {
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
-/** Exact while no launch is in flight, but for the last signals of a launch of MoE, which say that it has ended: they may
- * be counted some microseconds later. */
+/** Exact while no launch is in flight, but for the last signals of a launch of MoE, which say that it has ended: they
+ * may be counted some microseconds later. */
 PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic);
 
 #ifdef __cplusplus

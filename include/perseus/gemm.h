@@ -32,15 +32,15 @@ struct prs_gemm_shape {
     uint32_t m, n, k;      /**< W divides m for REDUCE_SCATTER and ALLGATHER */
     uint32_t b_transposed; /**< B is [n, k] */
     uint32_t activation;   /**< enum prs_activation */
-    /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps the
-     * plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
+    /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps
+     * the plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
     uint32_t lda, ldb, ldc;
     /** 1: a gated product, of weights gate | up as torch.cat makes them. The first n / 2 columns of B (rows, when B is
-     * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) + residual.
-     * n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
+     * [n, k]) are the gate, and C has n / 2 columns: C = activation(gate + bias) * (up + bias of its columns) +
+     * residual. n is even. REDUCE_SCATTER and ALLREDUCE take the fused path. */
     uint32_t gated;
-    /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks then
-     * store the result into memory that all plans of the context share, and a copy from there ends the launch. */
+    /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks
+     * then store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
     /** enum prs_dtype, each apart; the kernels have no other combinations.
      * dtype: of A, B, bias and gathered. Default: bf16; fp16.

@@ -36,8 +36,8 @@ struct prs_moe_shape {
     uint32_t capacity;
     uint32_t weights_transposed; /**< the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
     uint32_t activation;         /**< of the product: enum prs_activation */
-    /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then a
-     * multiple of 16. */
+    /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then
+     * a multiple of 16. */
     uint32_t gated;
     uint32_t layer; /**< 1: a plan for prs_moe_layer(), too: memory for what lies between its two products */
     /** L, at most 1024: each dispatch comes with a map (batch->placement) of L experts, which the router chooses among,
@@ -120,7 +120,8 @@ struct prs_moe_batch {
      * gated N / 2. */
     const void *down;
     const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
-    /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole blocks. */
+    /** Of prs_moe_dispatch(): 1: rows that only fill an expert's last 128 become zeros, for products over whole
+     * blocks. */
     uint32_t clear_fill;
     /** With shape.logical_experts: [L, R], the places that hold each expert; negative: none. A choice goes to one of
      * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in each
@@ -177,8 +178,8 @@ struct prs_moe_results {
  * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
- * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it is
- * rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it
+ * is rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
 
@@ -196,8 +197,8 @@ struct prs_moe_again {
 
 /** Dispatch along the maps of an earlier one, without routing: tokens[i] goes to the rows of that dispatch's token i.
  *
- * Gradients need it. The gradient of what prs_moe_combine() adds up (its rows) is the gradient of its result, dispatched
- * again and weighted. That of the router weights is `products`, with those rows as `beside`;
+ * Gradients need it. The gradient of what prs_moe_combine() adds up (its rows) is the gradient of its result,
+ * dispatched again and weighted. That of the router weights is `products`, with those rows as `beside`;
  * prs_moe_return_values() brings them to the tokens. The gradient of the tokens of prs_moe_dispatch() is
  * prs_moe_combine() of the rows' gradients, unweighted.
  *
@@ -215,9 +216,9 @@ struct prs_moe_values {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged, down
- * to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the rules
- * of launches. */
+/** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged,
+ * down to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the
+ * rules of launches. */
 PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
                                   struct CUstream_st *stream);
 
@@ -239,8 +240,8 @@ struct prs_moe_product {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined. Gradients
- * need it: weights transposed are the same memory with the other layout. By the rules of launches, but not
+/** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined.
+ * Gradients need it: weights transposed are the same memory with the other layout. By the rules of launches, but not
  * collective. */
 PRS_API int prs_moe_multiply(struct prs_moe_plan *plan, const struct prs_moe_product *product,
                              struct CUstream_st *stream);
@@ -258,11 +259,11 @@ struct prs_moe_activation {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** The gradients of a layer's activation, in one pass. With h = activation(gate) * up of a row, w its router weight and u
- * the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
- * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All in
- * fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By the
- * rules of launches, but not collective. */
+/** The gradients of a layer's activation, in one pass. With h = activation(gate) * up of a row, w its router weight and
+ * u the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
+ * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All
+ * in fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By
+ * the rules of launches, but not collective. */
 PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
                                     struct CUstream_st *stream);
 
@@ -285,9 +286,9 @@ struct prs_moe_loads {
  * without a context; the same input gives the same map everywhere.
  *
  * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a replica
- * (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first, each to the
- * rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing Timing
- * Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
+ * (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first, each to
+ * the rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing
+ * Timing Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
 PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
 
 #ifdef __cplusplus

@@ -7,7 +7,8 @@
  * There is no accept thread. Connections are accepted inside prs_team_progress(), on behalf of every context.
  *
  * Threads. One thread at a time may use a context and its peers. prs_team_set_traffic_class(), prs_team_drains(),
- * prs_team_rank(), prs_team_world() and, until the context is closed, prs_team_stats() may be called from any thread. */
+ * prs_team_rank(), prs_team_world() and, until the context is closed, prs_team_stats() may be called from any
+ * thread. */
 #ifndef PERSEUS_TEAM_H
 #define PERSEUS_TEAM_H
 

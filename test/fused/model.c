@@ -348,7 +348,8 @@ static void leave(struct cluster *c, uint32_t epoch)
     watch_raise(&r->epoch, epoch);
 }
 
-/* Waits until the epoch may begin, and until there is room for this cluster; false: the rank stops before it, or another thread failed. */
+/* Waits until the epoch may begin, and until there is room for this cluster; false: the rank stops before it, or
+ * another thread failed. */
 static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;

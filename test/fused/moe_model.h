@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in
  * place of each row. Data are plain memory, flags are atomics with the kernels' memory orders, so that ThreadSanitizer
- * finds a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which
- * claim all work from counters, and together also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before
- * the epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every epoch: even, all to one
- * expert, half of the experts empty, a node without any, ranks without tokens. */
+ * finds a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which claim
+ * all work from counters, and together also run the rank's two kernels one after the other; ranks run free, with random
+ * delays, from shortly before the epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every
+ * epoch: even, all to one expert, half of the experts empty, a node without any, ranks without tokens. */
 #ifndef TEST_FUSED_MOE_MODEL_H
 #define TEST_FUSED_MOE_MODEL_H
 

@@ -99,7 +99,8 @@ Test(tuning, shapes_that_cannot_run_fused_say_why)
     cr_assert(strstr(choose(PRS_GEMM_ALONE, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
 }
 
-/* us, of MEASURED_ROWS rows in all; 4 and 2 x H200: doc/results/fused-path-4xH200.json, sums fused-path-inbox-4xH200.json. */
+/* us, of MEASURED_ROWS rows in all; 4 and 2 x H200: doc/results/fused-path-4xH200.json, sums
+ * fused-path-inbox-4xH200.json. */
 enum { MEASURED = 5 };
 static const uint32_t MEASURED_ROWS[MEASURED] = {512, 768, 1024, 1536, 2048};
 static const struct measured_ways {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which calls of CUDA wait for a kernel that runs, and which of them keep other threads' copies waiting meanwhile, as the
- * copies of the software NIC are (doc/softnic.md, "What a copy may wait for"). Prints a table: whether the call returned
- * while the kernel ran; whether another thread could enqueue a copy meanwhile; whether this copy was done. Each row is a
- * process of its own. Under softnic-run the calls wait without the driver's lock.
+/* Which calls of CUDA wait for a kernel that runs, and which of them keep other threads' copies waiting meanwhile, as
+ * the copies of the software NIC are (doc/softnic.md, "What a copy may wait for"). Prints a table: whether the call
+ * returned while the kernel ran; whether another thread could enqueue a copy meanwhile; whether this copy was done.
+ * Each row is a process of its own. Under softnic-run the calls wait without the driver's lock.
  *
  *   driver_lock [DEVICE [ROWS]]    ROWS: a part of the names of the calls wanted
  *

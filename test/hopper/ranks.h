@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads of a test, or of a process for each node, on emulated GPUs; random inputs and a reference in double precision. */
+/* Ranks as threads of a test, or of a process for each node, on emulated GPUs; random inputs and a reference in double
+ * precision. */
 #ifndef TEST_HOPPER_RANKS_H
 #define TEST_HOPPER_RANKS_H
 
@@ -40,7 +41,8 @@ void ranks_run_apart(uint32_t world, uint32_t nodes, ranks_body *body, void *use
 /* Skips the test if softnic's world has fewer nodes. */
 void ranks_need_nodes(uint32_t nodes);
 
-/* Opens the context of one rank, on the GPU of the same number. nodes: how many the ranks are split over; 0: not said. */
+/* Opens the context of one rank, on the GPU of the same number. nodes: how many the ranks are split over; 0: not
+ * said. */
 int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out);
 /* Skips the test if there is no verbs device. Each test of several nodes calls it, in its own process. */
 void ranks_need_a_device(void);

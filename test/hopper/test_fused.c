@@ -482,8 +482,8 @@ Test(hopper, unfused_shapes_are_right, .timeout = 600)
 }
 
 /* ---- few rows: sums in one hop ---- */
-/* Short products and many launches, so that a fast rank is a launch ahead of a slow one: a word that was left behind, or
- * taken before it arrived, is found. One row, columns in vectors of 16 bytes and not, fewer items than CTAs. */
+/* Short products and many launches, so that a fast rank is a launch ahead of a slow one: a word that was left behind,
+ * or taken before it arrived, is found. One row, columns in vectors of 16 bytes and not, fewer items than CTAs. */
 Test(hopper, few_rows_are_summed_in_one_hop, .timeout = 600)
 {
     static const struct row rows[] = {

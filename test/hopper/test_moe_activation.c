@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A MoE layer that keeps what gradients need, and the way back through its activation, on emulated GPUs. Every element is
- * compared with the definition in double precision. */
+/* A MoE layer that keeps what gradients need, and the way back through its activation, on emulated GPUs. Every element
+ * is compared with the definition in double precision. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <math.h>

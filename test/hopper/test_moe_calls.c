@@ -414,8 +414,8 @@ static int call(const struct calls *x, int number)
     }
 }
 
-/* The rows of a rank that cross to the other node: one for each token with a choice there. Two ranks of two experts are a
- * node. */
+/* The rows of a rank that cross to the other node: one for each token with a choice there. Two ranks of two experts are
+ * a node. */
 static uint32_t rows_that_cross(uint32_t rank)
 {
     uint32_t rows = 0;

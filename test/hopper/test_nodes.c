@@ -254,7 +254,8 @@ Test(nodes, launches_of_unfused_allgather_go_on, .timeout = 300)
     assert_launches_go_on(PRS_GEMM_ALLGATHER, PRS_GEMM_PATH_UNFUSED, 2, false);
 }
 
-/* Two ranks of a node share its two rails. Each node has NICs of its own, so that a rail that stands by is always there. */
+/* Two ranks of a node share its two rails. Each node has NICs of its own, so that a rail that stands by is always
+ * there. */
 Test(nodes, launches_over_a_rail_each_go_on, .timeout = 300)
 {
     assert_launches_go_on(PRS_GEMM_ALLREDUCE, PRS_GEMM_PATH_AUTO, 4, true);
@@ -555,8 +556,8 @@ static void open_and_look_for_connections(uint32_t rank, struct ranks_self *self
     prs_fused_close(ctx);
 }
 
-/* They map each other's memory. A connection would end the context when it fails, as when both its ends lose their rails
- * together with the NIC by which they reach each other. */
+/* They map each other's memory. A connection would end the context when it fails, as when both its ends lose their
+ * rails together with the NIC by which they reach each other. */
 Test(nodes, ranks_of_a_node_have_no_connection, .timeout = 600)
 {
     uint32_t connected[4] = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each allocation fails once, over open, connect, a transfer and close of the plugin's tables for networks and GIN: there
- * is an error that says so, nothing is left behind, and the next try works. The plugin's objects and the transport are
- * linked in, with --wrap=malloc, calloc, realloc, free and mmap. */
+/* Each allocation fails once, over open, connect, a transfer and close of the plugin's tables for networks and GIN:
+ * there is an error that says so, nothing is left behind, and the next try works. The plugin's objects and the
+ * transport are linked in, with --wrap=malloc, calloc, realloc, free and mmap. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of counters in a folder that others may write to, and the thread that writes it. test_metrics.py reads what is
- * in it. */
+/* The file of counters in a folder that others may write to, and the thread that writes it. test_metrics.py reads what
+ * is in it. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A team without a NIC, linked in place of transport/connect/team.c and peer.c: every rank is this process. Puts complete late
- * and in any order. A signal is raised after every put of its group that was posted before it. */
+/* A team without a NIC, linked in place of transport/connect/team.c and peer.c: every rank is this process. Puts
+ * complete late and in any order. A signal is raised after every put of its group that was posted before it. */
 #ifndef TEST_SUPPORT_FAKE_TEAM_H
 #define TEST_SUPPORT_FAKE_TEAM_H
 

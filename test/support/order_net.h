@@ -81,8 +81,8 @@ void net_deliver(struct net *net, uint32_t q, uint32_t position);
 /* Let the receiver raise all signals that it may. */
 void net_raise(struct net *net);
 
-/* Both sides give the path up: what is posted on it and not delivered is lost. net_lose() then tells the sender what the
- * receiver has taken. */
+/* Both sides give the path up: what is posted on it and not delivered is lost. net_lose() then tells the sender what
+ * the receiver has taken. */
 void net_lose(struct net *net, uint32_t path);
 /* Connect the lost path again. Return false: busy. */
 bool net_regain(struct net *net, uint32_t path);

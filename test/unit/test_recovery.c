@@ -116,8 +116,8 @@ static void give_path_up(int first)
     }
 }
 
-/* B fences by itself and tells. A answers, has all that it needs, and offers queues, before B reads anything, long after
- * it was told that a note would come. */
+/* B fences by itself and tells. A answers, has all that it needs, and offers queues, before B reads anything, long
+ * after it was told that a note would come. */
 Test(recovery, an_offer_may_be_read_together_with_the_loss)
 {
     open_sides();

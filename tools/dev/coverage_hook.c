@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linked into every program and library of a build that measures coverage (tools/dev/coverage): each has counters of its
- * own, which it tells the preloaded library of. */
+/* Linked into every program and library of a build that measures coverage (tools/dev/coverage): each has counters of
+ * its own, which it tells the preloaded library of. */
 #include <dlfcn.h>
 
 void __gcov_dump(void);

@@ -21,7 +21,8 @@ static __device__ __forceinline__ float bench_value(uint32_t dtype, uint16_t bit
                                    : __bfloat162float(__ushort_as_bfloat16(bits));
 }
 
-/* Element `at` of an input of a rank: uniform in [-1, 1), rounded to its type, which may be fp32. which: enum bench_input. */
+/* Element `at` of an input of a rank: uniform in [-1, 1), rounded to its type, which may be fp32. which: enum
+ * bench_input. */
 static __device__ __forceinline__ float bench_element_of(uint32_t dtype, uint32_t seed, uint32_t rank, uint32_t which,
                                                          uint64_t at)
 {

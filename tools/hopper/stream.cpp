@@ -213,8 +213,8 @@ bool capture_end(struct stream_state *s, struct capture *c)
 
 /* ---- on the scheduler's thread ---- */
 /* The null stream of a device waits for its blocking streams, and they wait for it. */
-/* With CUDA_DEVICE_MAX_CONNECTIONS=1 all work of a device goes through one hardware queue: work starts when all that was
- * enqueued before it has started, and all CTAs of those launches. */
+/* With CUDA_DEVICE_MAX_CONNECTIONS=1 all work of a device goes through one hardware queue: work starts when all that
+ * was enqueued before it has started, and all CTAs of those launches. */
 static bool queue_holds_locked(const struct stream_state *s)
 {
     static const char *const connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");

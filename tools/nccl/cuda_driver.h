@@ -19,7 +19,8 @@ int cuda_device_count(void);
 
 /* When CUDA fails, each of these ends the process with a line that names the call: a benchmark cannot continue. */
 cuda_ptr cuda_alloc(size_t bytes);
-/* In the order of the stream: cuMemcpyHtoD returns before the bytes are in place, and no other stream waits for them. */
+/* In the order of the stream: cuMemcpyHtoD returns before the bytes are in place, and no other stream waits for
+ * them. */
 void cuda_copy_in_async(cuda_ptr dst, const void *src, size_t bytes, cuda_stream stream);
 void cuda_copy_out(void *dst, cuda_ptr src, size_t bytes);
 void cuda_copy_async(cuda_ptr dst, cuda_ptr src, size_t bytes, cuda_stream stream);

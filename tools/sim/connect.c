@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: what transport/connect/listener.c and connector.c do over TCP, as calls of setup.c. A connection is made when it
- * is first used. Above a limit, connections on which nothing is left to happen are closed, oldest first, and made again
- * when they are needed: that bounds memory, and changes nothing but the numbers of tags and records. */
+/* Connections: what transport/connect/listener.c and connector.c do over TCP, as calls of setup.c. A connection is made
+ * when it is first used. Above a limit, connections on which nothing is left to happen are closed, oldest first, and
+ * made again when they are needed: that bounds memory, and changes nothing but the numbers of tags and records. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -25,8 +25,8 @@ struct prs_setup_options {
 int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
                       struct prs_setup_options *out);
 
-/* For a team, whose contexts each have one thread: the completion queues for a peer that sends this as private data. NULL:
- * its own. */
+/* For a team, whose contexts each have one thread: the completion queues for a peer that sends this as private data.
+ * NULL: its own. */
 typedef struct prs_cq_group *prs_share_fn(void *user, const struct prs_wire_private *private_data);
 void prs_listener_share(struct prs_listener *listener, prs_share_fn *share, void *user);
 void prs_connector_share(struct prs_connector *connector, struct prs_cq_group *cqs);

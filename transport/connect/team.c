@@ -171,8 +171,8 @@ void prs_team_activate_locked(struct prs_team_context *context, uint32_t rank)
         if (context->active[i] == rank)
             return;
     context->active[context->active_count] = rank;
-    /* [active-count] pairs with the acquires in prs_team_step_connectors(), prs_team_settle() and prs_team_is_raising():
-     * another thread may be accepting for this context. */
+    /* [active-count] pairs with the acquires in prs_team_step_connectors(), prs_team_settle() and
+     * prs_team_is_raising(): another thread may be accepting for this context. */
     __atomic_store_n(&context->active_count, context->active_count + 1, __ATOMIC_RELEASE);
 }
 

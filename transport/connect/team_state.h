@@ -94,8 +94,8 @@ int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, i
 
 /* team_connect.c: take the peers that have connected to this rank. Return 0 or -errno. */
 int prs_team_accept_locked(struct prs_team *team);
-/* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it: one
- * that is not of this team is closed. Return 0 or -errno. */
+/* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it:
+ * one that is not of this team is closed. Return 0 or -errno. */
 int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer);
 /* Go on with the connections that this rank makes. *did grows by those that are made. Return 0 or the first -errno. */
 int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did);

@@ -30,9 +30,9 @@ void prs_fabric_number_ports(struct prs_fabric *fabric);
  * `caller`. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller);
 
-/* Add the standby rail of a set of one: the nearest rail of another NIC that can do what it can, if PERSEUS_STANDBY_RAIL
- * asks for one and a lost rail can be replaced under this policy. The same set and settings always give the same rail.
- * Return true if it was added, at the end of *out. */
+/* Add the standby rail of a set of one: the nearest rail of another NIC that can do what it can, if
+ * PERSEUS_STANDBY_RAIL asks for one and a lost rail can be replaced under this policy. The same set and settings always
+ * give the same rail. Return true if it was added, at the end of *out. */
 bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy policy,
                             struct prs_rail_set *out);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A back end: all that Perseus asks of one kind of NIC, from the list of its devices to its queues. The layers above ask
- * only for its properties, never for its name. Each device's domain holds the back end that drives it; backends.c lists
- * those that there are.
+/* A back end: all that Perseus asks of one kind of NIC, from the list of its devices to its queues. The layers above
+ * ask only for its properties, never for its name. Each device's domain holds the back end that drives it; backends.c
+ * lists those that there are.
  *
  * in_order promises that requests of one queue take effect at the remote side in the order of posting, and that a
  * completion with immediate is seen there only after the bytes of its request and of all earlier ones of the queue.
@@ -147,8 +147,8 @@ struct prs_nic_ops {
     uint32_t (*taken)(const struct prs_queue *queue);
     /* After stop(): have all receives been polled, so that taken() is final? */
     bool (*drained)(const struct prs_link *link);
-    /* If the link is unflushed: destroy its queue pairs, which returns when the NIC uses no memory of theirs. Nothing is
-     * polled any more, so taken() is final. */
+    /* If the link is unflushed: destroy its queue pairs, which returns when the NIC uses no memory of theirs. Nothing
+     * is polled any more, so taken() is final. */
     void (*end)(struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);

@@ -231,9 +231,9 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
 /* Admit a request to ourselves, for the probe queue of one path, at first path 0. op may be NULL. The window does not
  * bound it, because the ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
-/* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no order
- * only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path, and must
- * live as long as the engine. Return 0 or PRS_BUSY. */
+/* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no
+ * order only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path,
+ * and must live as long as the engine. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value);
 /* Admit a write of no bytes, on the queue of words and without an op: its completion shows that the peer is alive. One
  * at a time. Return 0 or PRS_BUSY. */
@@ -241,8 +241,8 @@ int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
-/* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode. Return 0 or
- * PRS_BUSY. */
+/* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode.
+ * Return 0 or PRS_BUSY. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 
 struct prs_chain {
@@ -304,14 +304,14 @@ struct prs_order_replay {
 int prs_order_path_stop(struct prs_order *order, uint32_t path);
 /* Admit a write of no bytes that tells the receiver to look at its TCP stream. Return 0 or PRS_BUSY. */
 int prs_order_knock(struct prs_order *order);
-/* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has taken
- * from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest over
- * another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the receiver
- * cannot have taken so many. Look at dirty. */
+/* The path has been stopped, and no completion of it comes any more. taken[k]: how many immediates the receiver has
+ * taken from the path's queue k since it was connected. Retire what must have arrived with them, and replay the rest
+ * over another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the
+ * receiver cannot have taken so many. Look at dirty. */
 int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
-/* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long there.
- * Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with that, or
- * -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
+/* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long
+ * there. Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with
+ * that, or -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
 int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
 /* The path has a new probe queue. Nothing of the old one is left. */
 void prs_order_probe_up(struct prs_order *order, uint32_t path);

@@ -242,8 +242,8 @@ void prs_failover_tell(struct prs_peer *peer, uint32_t path)
     prs_failover_set_stage(peer->failover, path, PRS_PATH_AGREEING);
 }
 
-/* The loopback queue of a lost path has failed too. Sets in device memory that were in flight are raised again by another
- * rail. An add cannot be: it could be done twice. */
+/* The loopback queue of a lost path has failed too. Sets in device memory that were in flight are raised again by
+ * another rail. An add cannot be: it could be done twice. */
 static int end_loopback(struct prs_peer *peer, uint32_t path)
 {
     uint64_t word;

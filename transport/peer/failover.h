@@ -26,9 +26,9 @@ struct prs_peer;
 
 enum { PRS_FAILOVER_DRAIN_MS = 10000 /* a NIC flushes a queue in far less */ };
 
-/* How far a path is, on this side. What it carries is enum prs_path_use, which the order engine owns: it is stopped from
- * DRAINING on (where the thread has fenced the path, once the owner knows), lost from DOWN on, and used again with UP.
- * New queues may be lost too: a path then drains and agrees that is lost already. */
+/* How far a path is, on this side. What it carries is enum prs_path_use, which the order engine owns: it is stopped
+ * from DRAINING on (where the thread has fenced the path, once the owner knows), lost from DOWN on, and used again with
+ * UP. New queues may be lost too: a path then drains and agrees that is lost already. */
 enum prs_path_stage {
     PRS_PATH_UP,
     PRS_PATH_DRAINING,
@@ -143,8 +143,8 @@ void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
 /* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
  * left. */
 bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
-/* Poll a path that is given up, and keep the events for the owner. Flushed requests are no news to it. Return true if there
- * are new ones. */
+/* Poll a path that is given up, and keep the events for the owner. Flushed requests are no news to it. Return true if
+ * there are new ones. */
 bool prs_failover_keep_events(struct prs_peer *peer, uint32_t path);
 /* Is it known what has arrived over the path? Where the NIC flushes nothing, take what is there, and end its queues. */
 bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path);
@@ -159,12 +159,13 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why);
 bool prs_failover_is_active(const struct prs_peer *peer);
 /* The other side has sent a note, which may arrive a little later: look for it at each progress. */
 void prs_failover_expect_note(struct prs_peer *peer);
-/* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has failed). */
+/* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has
+ * failed). */
 int prs_failover_step(struct prs_peer *peer);
 /* For paths that may come back, now and then. Return 0 or -errno (the peer has failed). */
 int prs_failover_recover(struct prs_peer *peer);
-/* Go on with paths that are given up or come back. Not only when nothing arrives: a busy peer may never be idle. Return 0
- * or -errno (the peer has failed). */
+/* Go on with paths that are given up or come back. Not only when nothing arrives: a busy peer may never be idle. Return
+ * 0 or -errno (the peer has failed). */
 int prs_failover_attend(struct prs_peer *peer);
 /* Read what has come on the stream, up to a farewell. Return 0 (it has come), PRS_AGAIN, or -errno: the stream has
  * ended without it, or the peer has failed. */

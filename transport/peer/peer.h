@@ -103,8 +103,8 @@ static inline bool prs_peer_lost_path(const struct prs_peer *peer, uint32_t path
 /* Post what was admitted. Return 0 or -errno (the peer has failed). */
 int prs_peer_post(struct prs_peer *peer);
 
-/* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place of
- * prs_peer_progress(). */
+/* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place
+ * of prs_peer_progress(). */
 
 /* The thread polls this group. From now on events of the peer reach it, and it joins the list when it wants to make
  * progress: always, if not all of its completion queues are of the group. Return 0 or -ENOMEM. */

@@ -27,8 +27,8 @@ PRS_DEVICE bool has_arrived(uint4 x)
     return x.x != 0 && x.y != 0 && x.z != 0 && x.w != 0;
 }
 
-/* The whole CTA. What its thread 0 draws: the launch in multiples of PRS_INBOX_LAUNCH, and the number of this CTA in it.
- * The last CTA of a launch begins the next one. */
+/* The whole CTA. What its thread 0 draws: the launch in multiples of PRS_INBOX_LAUNCH, and the number of this CTA in
+ * it. The last CTA of a launch begins the next one. */
 PRS_DEVICE uint32_t draw_number(uint32_t *drawn)
 {
     volatile uint32_t *shared = (volatile uint32_t *)dynamic_shared();
@@ -155,8 +155,8 @@ PRS_DEVICE void await_partials(const struct prs_unfused_inbox_sum &a, const stru
     }
 }
 
-/* [gave-up]: a neighbour gave up in an earlier launch, so that what it now sent may be wrong. It raised the alarm before
- * it sent this word, which the thread has read. */
+/* [gave-up]: a neighbour gave up in an earlier launch, so that what it now sent may be wrong. It raised the alarm
+ * before it sent this word, which the thread has read. */
 PRS_DEVICE void check_alarm(const struct prs_unfused_inbox_sum &a, const uint4 *word)
 {
     (void)load_acquire_sys((const uint32_t *)word);

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sum over the ranks of a node by one kernel, for few rows: a rank stores its partial sums straight into the inboxes of
- * the ranks that add them up, and each of those adds up what has arrived. In one hop every rank adds up all of the
+/* A sum over the ranks of a node by one kernel, for few rows: a rank stores its partial sums straight into the inboxes
+ * of the ranks that add them up, and each of those adds up what has arrived. In one hop every rank adds up all of the
  * result that it needs. In two, for an all-reduce, each rank adds up a part, and stores its results into the inboxes of
  * the others. There is no flag, no fence and no barrier: the words themselves say that they have arrived.
  *
  * Words. A word is two elements, or a result in fp32, inverted. 0 stands for "nothing yet": it would be one or two
- * not-a-numbers with all bits set, which the sender replaces by those that rounding gives. Everything else, -0 included,
- * arrives as it is. The receiver reads 16 bytes at a time, but looks at each word: only a word arrives as a whole.
+ * not-a-numbers with all bits set, which the sender replaces by those that rounding gives. Everything else, -0
+ * included, arrives as it is. The receiver reads 16 bytes at a time, but looks at each word: only a word arrives as a
+ * whole.
  *
- * Reuse. An inbox has two banks, which the launches use in turn; all launches of the context that share the memory count
- * (struct prs_inbox), and they run in the same order on all ranks. The thread that has read a word clears it, so a bank
- * is empty when its launch has ended. A sender is in launch t + 2, and writes to the bank of t again, only when it has
- * ended t + 1. For that it needed something of t + 1 from every rank: in one hop, a word for each item; in two, the same
- * for its part, or, where it has none, results to which every rank has sent. A rank sends words of t + 1 when its own
- * launch t has ended: it has then read, and cleared, all words of t. This holds for any number of ranks. It needs nothing
- * of the host, so it holds for graphs that are replayed, for plans that share the inbox, and for any rows. A launch that
- * gave up may leave words behind, but then no later one may use them: its error is final.
+ * Reuse. An inbox has two banks, which the launches use in turn; all launches of the context that share the memory
+ * count (struct prs_inbox), and they run in the same order on all ranks. The thread that has read a word clears it, so
+ * a bank is empty when its launch has ended. A sender is in launch t + 2, and writes to the bank of t again, only when
+ * it has ended t + 1. For that it needed something of t + 1 from every rank: in one hop, a word for each item; in two,
+ * the same for its part, or, where it has none, results to which every rank has sent. A rank sends words of t + 1 when
+ * its own launch t has ended: it has then read, and cleared, all words of t. This holds for any number of ranks. It
+ * needs nothing of the host, so it holds for graphs that are replayed, for plans that share the inbox, and for any
+ * rows. A launch that gave up may leave words behind, but then no later one may use them: its error is final.
  *
  * Any residency. A CTA draws its number when it starts, so those that run are the first ones. It sends its partial sums
- * before it waits, and it waits only for CTAs of the same number. So the lowest number that has not ended everywhere can
- * go on. */
+ * before it waits, and it waits only for CTAs of the same number. So the lowest number that has not ended everywhere
+ * can go on. */
 #ifndef PERSEUS_FUSED_INBOX_H
 #define PERSEUS_FUSED_INBOX_H
 

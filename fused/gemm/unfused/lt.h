@@ -20,9 +20,9 @@ static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 }
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
- * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases it
- * after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall take
- * at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
+ * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases
+ * it after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall
+ * take at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
 int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
 void prs_lt_release(void *handle);

@@ -70,7 +70,8 @@ struct prs_unfused_inbox_sum {
     struct prs_place place;
     const uint8_t *product; /* the partial sums of this rank */
     /* Elements of the product; of the part that a rank adds up, of which the last may have fewer; and from one part to
-     * the next: 0 when all ranks add up the same. Where `all` and `part` are whole vectors of eight, so is part_step. */
+     * the next: 0 when all ranks add up the same. Where `all` and `part` are whole vectors of eight, so is
+     * part_step. */
     uint32_t all, part, part_step;
     uint8_t *inbox[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     uint64_t bank_step;                  /* prs_inbox_bank_step() */

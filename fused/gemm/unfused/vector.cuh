@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eight elements at a time. WIDE: they are one vector of 16 bytes (32 of fp32); else they may lie anywhere, and be fewer
- * than eight. */
+/* Eight elements at a time. WIDE: they are one vector of 16 bytes (32 of fp32); else they may lie anywhere, and be
+ * fewer than eight. */
 #ifndef PERSEUS_FUSED_VECTOR_CUH
 #define PERSEUS_FUSED_VECTOR_CUH
 

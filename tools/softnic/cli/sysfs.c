@@ -225,8 +225,8 @@ static int keep_to_ourselves(void)
     return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -errno : 0;
 }
 
-/* UCX uses a device only if its character device is there. Nobody opens it: an empty folder to mount on and /dev/null are
- * enough. Where there is no such folder and none can be made, only UCX finds no device. */
+/* UCX uses a device only if its character device is there. Nobody opens it: an empty folder to mount on and /dev/null
+ * are enough. Where there is no such folder and none can be made, only UCX finds no device. */
 static void put_verbs_devices(uint32_t count)
 {
     char path[64];

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Addresses, devices, and the sockets that stand for a port of a device.
  *
- * Port P of device D is an abstract Unix socket, named by the world, the port space, D and P. So ports are not TCP's, the
- * kernel frees them with their process, and a listener on every address has a socket for each device of its node. */
+ * Port P of device D is an abstract Unix socket, named by the world, the port space, D and P. So ports are not TCP's,
+ * the kernel frees them with their process, and a listener on every address has a socket for each device of its
+ * node. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>

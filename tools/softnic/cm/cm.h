@@ -132,8 +132,8 @@ int cm_resolve_locked(struct cm_id *id, const struct sockaddr *src, const struct
 int cm_use_device_locked(struct cm_id *id, uint32_t dev);
 void cm_sockets_close_locked(struct cm_id *id);
 int cm_socket_adopt_locked(struct cm_id *id, int fd, uint32_t dev); /* an accepted one */
-/* Connect the id's socket to a listener of its destination. 0, EAGAIN (its queue is full), ENETDOWN (a cable is pulled),
- * or another errno. */
+/* Connect the id's socket to a listener of its destination. 0, EAGAIN (its queue is full), ENETDOWN (a cable is
+ * pulled), or another errno. */
 int cm_dial_locked(struct cm_id *id);
 bool cm_peer_is_ours(int fd);          /* a process of this user */
 bool cm_gid_known(const uint8_t *gid); /* a device of this world has it */

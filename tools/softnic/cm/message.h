@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What two connection managers agree on: the names of their sockets, and their messages: one struct for all, one datagram
- * each (SOCK_SEQPACKET). */
+/* What two connection managers agree on: the names of their sockets, and their messages: one struct for all, one
+ * datagram each (SOCK_SEQPACKET). */
 #ifndef SOFTNIC_CM_MESSAGE_H
 #define SOFTNIC_CM_MESSAGE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions of librdmacm.so.1; the manual pages of rdma-core are the contract. Apart from rdma_abi.h, because a test
- * compares that one with <rdma/rdma_cma.h>, which declares the same names with its own types. */
+/* The functions of librdmacm.so.1; the manual pages of rdma-core are the contract. Apart from rdma_abi.h, because a
+ * test compares that one with <rdma/rdma_cma.h>, which declares the same names with its own types. */
 #ifndef SOFTNIC_RDMA_CALLS_H
 #define SOFTNIC_RDMA_CALLS_H
 

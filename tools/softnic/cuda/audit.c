@@ -2,8 +2,8 @@
 /* The library that softnic-run names in LD_AUDIT: where the program looks up a function of the CUDA driver, it gives it
  * the one of driver_calls.c instead. This library lives in a namespace of its own, so it only decides, and loads
  * driver_calls.c into the program's namespace when the first such function is asked for. A program without CUDA never
- * gets that far. Preloading would need a dlsym() of ours, which breaks RTLD_NEXT, and AddressSanitizer refuses libraries
- * before its own. */
+ * gets that far. Preloading would need a dlsym() of ours, which breaks RTLD_NEXT, and AddressSanitizer refuses
+ * libraries before its own. */
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -75,7 +75,8 @@ uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned index, uintptr_t *from, uintp
     (void)index, (void)to;
     if (*from || strncmp(name, "cu", 2))
         return symbol->st_value;
-    /* Other bindings may be made while libraries cannot be loaded. The runtime library, NCCL and PyTorch use dlsym(). */
+    /* Other bindings may be made while libraries cannot be loaded. The runtime library, NCCL and PyTorch use
+     * dlsym(). */
     if (*flags & LA_SYMB_DLSYM)
         load();
     found = replace ? replace(name) : NULL;

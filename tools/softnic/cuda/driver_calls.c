@@ -39,8 +39,8 @@ static enum kind kind_of(uint64_t at)
     return type == SN_CU_MEMORY_HOST ? PINNED : DEVICE;
 }
 
-/* Wait for the stream as the call would, but without the driver's lock. Not while the stream is being captured: the call
- * is recorded, or refused. */
+/* Wait for the stream as the call would, but without the driver's lock. Not while the stream is being captured: the
+ * call is recorded, or refused. */
 static void wait_stream(void *stream)
 {
     int capturing = 0;

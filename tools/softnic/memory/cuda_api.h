@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA driver, opened at run time: building needs no CUDA, and a process without it never notices. The declarations
- * of the few functions used are this project's own; tools/softnic/test/test_cuda_abi.c compares them with cuda.h where the
- * kernels are built. */
+ * of the few functions used are this project's own; tools/softnic/test/test_cuda_abi.c compares them with cuda.h where
+ * the kernels are built. */
 #ifndef SOFTNIC_CUDA_API_H
 #define SOFTNIC_CUDA_API_H
 

@@ -27,7 +27,8 @@ static inline bool sn_is_atomic(uint32_t opcode)
 uint64_t sn_responder_enter(struct sn_qp_shm *target);
 void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry);
 
-/* Does this queue pair answer w: connected back to qp (UD, SRD: with the right qkey), able to receive, both cables up? */
+/* Does this queue pair answer w: connected back to qp (UD, SRD: with the right qkey), able to receive, both cables
+ * up? */
 bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w);
 
 /* Look up a span of one process's registered memory. qpn: of the target queue pair, which may have memory windows; 0:

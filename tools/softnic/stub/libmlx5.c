@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libmlx5.so.1 without mlx5: every call answers "not this hardware". The list contains what Debian's perftest and
- * pyverbs are linked against, and what NCCL, NVSHMEM and UCX look up at run time to find out whether a device is mlx5. */
+ * pyverbs are linked against, and what NCCL, NVSHMEM and UCX look up at run time to find out whether a device is
+ * mlx5. */
 #include <stdbool.h>
 
 #include "tools/softnic/stub/stub.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program of softnic-run over the driver of fake_cuda: a kernel runs until a write of the NIC into GPU memory is done,
- * and meanwhile another thread makes a call that the driver would let wait for the kernel with its lock held.
+/* A program of softnic-run over the driver of fake_cuda: a kernel runs until a write of the NIC into GPU memory is
+ * done, and meanwhile another thread makes a call that the driver would let wait for the kernel with its lock held.
  *
  *   driver_calls copy|launch|free [stuck]   stuck: expect that they wait for each other, as under --plain-cuda
  *   driver_calls late                       a kernel that waits for the launch: the wait before it has an end

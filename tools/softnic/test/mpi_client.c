@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an MPI library does with the NIC: messages of all protocols, a reduction, and one-sided access. Prints "right" from rank 0, or ends
- * with status 1 and the first wrong word. Built with mpicc by programs.py. */
+/* What an MPI library does with the NIC: messages of all protocols, a reduction, and one-sided access. Prints "right"
+ * from rank 0, or ends with status 1 and the first wrong word. Built with mpicc by programs.py. */
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>

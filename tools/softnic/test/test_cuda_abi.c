@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compare tools/softnic/memory/cuda_api.h and the calls of tools/softnic/cuda/driver_calls.c with the driver's own header: most of the test is that this compiles. */
+/* Compare tools/softnic/memory/cuda_api.h and the calls of tools/softnic/cuda/driver_calls.c with the driver's own
+ * header: most of the test is that this compiles. */
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>

@@ -11,7 +11,8 @@
 #include "transport/nic/verbs/gid.h"
 #include "transport/util/log.h"
 
-/* Vendor ids that drivers report: a word that such a NIC writes in strict order is seen after all its earlier writes. */
+/* Vendor ids that drivers report: a word that such a NIC writes in strict order is seen after all its earlier
+ * writes. */
 enum { VENDOR_MELLANOX = 0x02c9, VENDOR_SOFTNIC = 0x5052 };
 
 struct code {

@@ -43,8 +43,7 @@ struct prs_srd_pool {
     struct prs_srd_handle *handles;
 };
 
-/* protects pools, and the counts of users in each of them */
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* protects pools, and the user counts in each */
 static struct prs_srd_pool *pools;
 PRS_RENEW_IN_CHILD(pools, pools_lock)
 
