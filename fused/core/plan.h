@@ -74,7 +74,7 @@ int prs_plan_copies(struct prs_plan *p);
  * prs_cuda_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
-/* Enqueues the steps of a launch, of which NULL is the end, and beside them the copies if there are any. Later work of
+/* Enqueues the steps of a launch, which end with NULL, and concurrently the copies if there are any. Later work of
  * `stream` waits for both. */
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 

@@ -121,7 +121,7 @@ static int place(struct prs_plan *base)
     a->staging_bank_bytes = base->memory[PRS_GEMM_STAGING]->bytes / 2 / PRS_STAGE_A * PRS_STAGE_A;
     if (s->place.nodes > 1) {
         a->far.counters =
-            a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they lie behind its flags */
+            a->done[0] + 2 * s->place.local_ranks; /* only this rank uses them, but they follow its flags in memory */
         prs_symmetric_far(base->ctx, base->memory[PRS_GEMM_STAGING], base->memory[PRS_GEMM_SIGNALS], &a->far);
     }
     return base->copies ? place_copies(p) : 0;

@@ -62,7 +62,7 @@ struct prs_gemm_plan {
     uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
-    uint32_t inbox_rows;          /* unfused path: launches of up to so many rows are added up by inboxes */
+    uint32_t inbox_rows;          /* unfused path: inboxes add up launches of at most this many rows */
 };
 
 /* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
