@@ -54,8 +54,8 @@ struct prs_plan {
  * prs_plan_open(). NULL (logged): out of memory. */
 void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, size_t bytes);
 
-/* Collective, unless the plan is alone: where one rank fails, all do. Takes ownership of the plan. On success *out is
- * the plan; on failure the plan is freed and *out is unchanged. */
+/* Collective, unless the plan belongs to this rank alone. If one rank fails, all do. Takes ownership of the plan. On
+ * success *out is the plan; on failure the plan is freed and *out is unchanged. */
 int prs_plan_open(struct prs_plan *p, void **out);
 
 /* Local. NULL does nothing. */

@@ -53,7 +53,7 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
     if (words->network)
         *(volatile uint64_t *)words->network = PRS_DEVICE_ABORTED;
-    /* [gave-up]: both writes come before any thread of this rank goes on without what it waited for, and so before
+    /* [gave-up]: both writes come before any thread of this rank continues without what it waited for, and so before
      * every flag that it then raises. Pairs with the acquire of the rank that waits for such a flag and then calls
      * alarmed(). */
     __threadfence_system();

@@ -85,7 +85,7 @@ int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local
 int prs_sync_name(struct prs_fused *ctx, prs_awaited_fn *awaited);
 
 /* Whether a kernel gave up, the network failed, or the caller aborted. False for what is wrong with the caller's data:
- * other ranks go on then. */
+ * other ranks continue then. */
 bool prs_sync_lost(const struct prs_fused *ctx);
 
 /* 0 when a launch may be enqueued; otherwise the error of a fault in an earlier launch on this context, which is

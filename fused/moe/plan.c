@@ -236,7 +236,7 @@ static void need_shared(struct prs_moe_plan *p)
     const struct prs_route *r = &p->args.route;
     bool several = r->place.world > 1;
     uint64_t rows = several ? prs_route_row_flag(r, r->place.world, 0) : 0;
-    /* Zeros at first: a launch that gives up goes on with the counts and places that are there. */
+    /* Zeros at first: a launch that gives up continues with the counts and places that are there. */
     prs_plan_need(&p->base, MESSAGES, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, NULL}, prs_route_messages_bytes(r));
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, NULL},
                   several ? prs_route_staging_at(r, r->place.world, 0) : 0);

@@ -6,10 +6,10 @@
  * Memory is named by window and offset (heap.h, proxy.h). A window has the same size on every rank. A peer whose
  * windows are mapped here (same node) is reached by plain stores, any other by a command to the proxy of this rank.
  *
- * Order. A signal is seen only after the bytes of every put of its group that the same thread started before it, and of
- * every such put of a thread that arrived before it at an arrival counter or is ordered before it by another
- * release/acquire chain. Puts are not ordered among each other. What a put reads must be written by the calling thread,
- * or be ordered before the call by a barrier.
+ * Order. A signal is seen only after the bytes of the puts of its group that were started before it. These are the puts
+ * of the same thread, and those of threads that are ordered before it by an arrival counter or another release/acquire
+ * chain. Puts are not ordered among each other. What a put reads must be written by the calling thread, or be ordered
+ * before the call by a barrier.
  *
  * Threads. Any number of threads may call any function at the same time, unless its comment says otherwise.
  *

@@ -72,9 +72,9 @@ struct prs_fused_config {
 };
 
 /** *Collective.* -ENODEV: no Hopper GPU, or several nodes and no RDMA device. -EXDEV: a peer's memory cannot be mapped.
- * -EINVAL: also for nodes of unequal size, or whose ranks are not consecutive, and for ranks that differ in the version
- * of the library, the name of their GPU, or the SMs that they may use. -ETIMEDOUT: a rank cannot be reached;
- * the text names it. -ENOMEM, -EIO. */
+ * -EINVAL: also for nodes of unequal size, and for nodes whose ranks are not consecutive. Ranks that differ in the
+ * version of the library, the name of their GPU or the SMs that they may use are -EINVAL, too. -ETIMEDOUT: a rank
+ * cannot be reached; the text names it. -ENOMEM, -EIO. */
 PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out);
 /** Plans and symmetric memory of the context must have been released, and none of its launches may run. NULL does
  * nothing.
@@ -92,13 +92,13 @@ PRS_API void prs_fused_close(struct prs_fused *ctx);
  * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
  * a context. */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
-/** *Collective.* Memory of the caller's that all ranks of the node have mapped, a buffer of torch's symmetric memory
- * for example, or VMM handles, or a part of NVSHMEM's heap. at[i]: the memory of the node's i-th rank, in rank order
- * and this rank included, as kernels of this rank reach it, 16-byte aligned; `bytes` is the same on all ranks. Results
- * of ALLREDUCE may then lie there. The memory stays the caller's. Give it up with prs_fused_free(ctx, at[own]), after
- * which the caller may unmap and free it on one node. Several nodes: the memory is registered with the network too, and
- * must stay until a collective call after which all ranks have given it up. -EINVAL, -ENOMEM; several nodes: -ENOTSUP,
- * -EIO when it cannot be registered. */
+/** *Collective.* Use memory of the caller's that all ranks of the node have mapped: for example a buffer of torch's
+ * symmetric memory, VMM handles, or a part of NVSHMEM's heap. at[i] is the address at which kernels of this rank reach
+ * the memory of the node's i-th rank, in rank order, this rank included. It is 16-byte aligned; `bytes` is the same on
+ * all ranks. Results of ALLREDUCE may then lie there. The memory stays the caller's. Give it up with
+ * prs_fused_free(ctx, at[own]), after which the caller may unmap and free it on one node. Several nodes: the memory is
+ * registered with the network too, and must stay until a collective call after which all ranks have given it up.
+ * -EINVAL, -ENOMEM; several nodes: -ENOTSUP, -EIO when it cannot be registered. */
 PRS_API int prs_fused_import(struct prs_fused *ctx, void *const *at, size_t bytes);
 /** Local. No launch of this rank that uses the memory may be in flight. -EINVAL: not the start of such memory. */
 PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);

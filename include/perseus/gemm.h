@@ -53,7 +53,7 @@ struct prs_gemm_shape {
 
 enum prs_gemm_path { PRS_GEMM_PATH_AUTO = 0, PRS_GEMM_PATH_FUSED = 1, PRS_GEMM_PATH_UNFUSED = 2 };
 
-/** How an SM sends. PRS_GEMM_PACED: the next slab only after the one before has landed; ALLGATHER: to one rank after
+/** How an SM sends. PRS_GEMM_PACED: the next slab only after the previous one has landed; ALLGATHER: to one rank after
  * the other. PRS_GEMM_UNPACED: as many slabs as its buffers hold; ALLGATHER: to all ranks at once. */
 enum prs_gemm_pace { PRS_GEMM_UNPACED = 1, PRS_GEMM_PACED = 2 };
 
@@ -114,15 +114,15 @@ struct prs_gemm_operands {
     /** ALLGATHER: [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
      * of B for example; or NULL. */
     void *gathered;
-    /** Rows of this launch, the same on all ranks, at most shape.m: A, C and what travels are then as with a shape of m
-     * rows. W divides m as it divides shape.m. 0: shape.m, or what m_on_device says. */
+    /** Rows of this launch, the same on all ranks, at most shape.m: A, C and the transfers are then as for a shape of m
+     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. */
     uint32_t m;
-    /** Where the kernel finds m when it starts (so that a captured graph serves any m), or NULL. m is then 0, the plan
-     * takes the fused path, and A and C are as with shape.m rows, of which the first are used: of the first m / W rows
-     * of each rank's A (ALLGATHER), or of the first m, come the first m rows of C (m / W for REDUCE_SCATTER). Rows of C
-     * after them, up to a whole 64 of each block, are not defined. The number is a multiple of W for REDUCE_SCATTER, of
-     * 64 W for ALLGATHER, and for ALLREDUCE between nodes. Otherwise nothing is computed, and prs_fused_poll_error()
-     * says so (-EINVAL). */
+    /** NULL, or device memory from which the kernel reads the number of rows M when it starts, so that a captured graph
+     * serves any M. The field m is then 0, and the plan takes the fused path. A and C have the size for shape.m rows,
+     * of which the kernel uses the first ones. It reads the first M rows of A (ALLGATHER: M / W of each rank) and
+     * writes the first M rows of C (REDUCE_SCATTER: M / W). The following rows of C, up to the next multiple of 64 in
+     * each block, are undefined. M is a multiple of W for REDUCE_SCATTER, and of 64 W for ALLGATHER and for ALLREDUCE
+     * between nodes. Otherwise nothing is computed, and prs_fused_poll_error() returns -EINVAL. */
     const uint32_t *m_on_device;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };

@@ -42,7 +42,7 @@ PRS_API void prs_heap_close(struct prs_heap *heap);
 PRS_API void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part);
 /** Bytes of a part, after rounding. */
 PRS_API uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part);
-/** The part on every rank: [world], in order of rank; valid until the heap is closed. */
+/** Where the part lies on each rank: an array [world], in order of rank, valid until the heap is closed. */
 PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part);
 
 /**

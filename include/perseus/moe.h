@@ -86,7 +86,7 @@ struct prs_moe_expert_rows {
 };
 
 /** How one launch went on this rank. Neither drops nor wrong choices stop anything: the launch, the other ranks and
- * later launches go on. */
+ * later launches continue. */
 struct prs_moe_status {
     uint32_t rows_needed;    /**< rows of out that all choices need; more than capacity: some were dropped */
     uint32_t rows_dropped;   /**< choices, of any rank, that found no room here: the last rows of the last experts */
@@ -259,11 +259,11 @@ struct prs_moe_activation {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** The gradients of a layer's activation, in one pass. With h = activation(gate) * up of a row, w its router weight and
- * u the row of `gradients`, which is (the gradient of the layer's result) times down transposed: of_columns are the
- * gradients of gate and up under w u, weighted is w h, and products is the sum of u h, which is the gradient of w. All
- * in fp32, each rounded once. Rows that only fill up become zeros in both matrices, for products over whole blocks. By
- * the rules of launches, but not collective. */
+/** The gradients of a layer's activation, in one pass. For a row let h = activation(gate) * up, let w be its router
+ * weight, and let u be its row of `gradients`: the gradient of the layer's result times down transposed. Then
+ * of_columns are the gradients of gate and up for the gradient w u of h. weighted is w h. products is the sum of u h:
+ * the gradient of w. All are computed in fp32 and rounded once. Rows that only fill up become zeros in both matrices,
+ * for products over whole blocks. By the rules of launches, but not collective. */
 PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
                                     struct CUstream_st *stream);
 

@@ -235,7 +235,7 @@ struct prs_peer_options {
     /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
      * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
     bool exclusive_adds;
-    /* Wait for the other process as long as the caller goes on asking: it may be minutes late. A warning is logged once
+    /* Wait for the other process as long as the caller keeps asking: it may be minutes late. A warning is logged once
      * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
     bool patient;
     uint32_t timeout_ms;                   /* of connecting; 0: the fabric's */

@@ -20,7 +20,7 @@
  *
  * Any residency. A CTA draws its number when it starts, so those that run are the first ones. It sends its partial sums
  * before it waits, and it waits only for CTAs of the same number. So the lowest number that has not ended everywhere
- * can go on. */
+ * can continue. */
 #ifndef PERSEUS_FUSED_INBOX_H
 #define PERSEUS_FUSED_INBOX_H
 

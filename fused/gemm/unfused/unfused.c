@@ -138,8 +138,9 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
-     * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has read
-     * its own product, so products have memory of their own. Between nodes each plan awaits credit for its memory. */
+     * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has
+     * read its own product, so products have memory of their own. Between nodes each plan awaits credit for its
+     * memory. */
     pool = p->shape.op == PRS_GEMM_ALLGATHER ? PRS_POOL_GATHERED : PRS_POOL_PRODUCTS;
     prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? NULL : pool},
                   staging_bytes(p));
@@ -343,7 +344,7 @@ static void *product_of(const struct prs_gemm_plan *p)
     return p->args.schedule.place.world == 1 ? p->base.own.at : p->args.staging[0] + product_place(p);
 }
 
-/* What is left of the epilogue of such a product. */
+/* The rest of the epilogue of a product to which no other rank adds. */
 static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     struct prs_unfused_finish f = {.epilogue = p->args.epilogue,

@@ -94,7 +94,7 @@ template <bool WIDE> static inbox_fn inbox_sum_of(uint32_t dtype, uint32_t c_dty
                 : sum_by_inbox<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
 }
 
-/* FROM: of the product. */
+/* FROM: the element type of the product. */
 template <int DTYPE, int FROM, int C_DTYPE>
 static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
 {
