@@ -160,7 +160,7 @@ static int call_again(struct prs_connector *connector, int error)
     return PRS_AGAIN;
 }
 
-/* From the pause to the reply. Return 0 (it is in stream.in), PRS_AGAIN or -errno. */
+/* Run the stages from the pause to the listener's reply. Return 0 (the reply is in stream.in), PRS_AGAIN or -errno. */
 static int call_listener(struct prs_connector *connector)
 {
     int r = 0, lost;

@@ -17,7 +17,7 @@ static_assert(sizeof(struct prs_nic_address) == 64, "part of the wire format");
 
 /* Where a rail is in its network. Subnet managers, DHCP and the kernel change it, so each connection reads it again. */
 struct prs_rail_address {
-    struct prs_nic_address told; /* to the other side */
+    struct prs_nic_address told; /* sent to the other side */
     uint32_t own;                /* the back end's, of this host: never sent */
 };
 

@@ -4,7 +4,7 @@
  * lists those that there are.
  *
  * in_order promises that requests of one queue take effect at the remote side in the order of posting, and that a
- * completion with immediate is seen there only after the bytes of its request and of all earlier ones of the queue.
+ * completion with immediate is seen there only after the bytes of its request and of all earlier requests of the queue.
  * Without in_order, only the bytes of the request itself precede its completion with immediate. */
 #ifndef TRANSPORT_NIC_H
 #define TRANSPORT_NIC_H
@@ -43,8 +43,9 @@ struct prs_link {
     struct prs_shared_cqs *cqs; /* that it shares with other links; NULL: none */
     /* the object that takes its completions, where completion queues are shared; NULL: none yet */
     void *user;
-    bool stopped;      /* by stop() or kill() */
-    bool unflushed;    /* the NIC did not take a queue to the error state: it may go on, or complete nothing any more */
+    bool stopped; /* by stop() or kill() */
+    /* the NIC did not take a queue to the error state: it may continue, or complete nothing any more */
+    bool unflushed;
     int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
@@ -105,7 +106,7 @@ struct prs_nic_ops {
      * gid, gid_index, guid, max_peers, mem_kinds, mem_note, relaxed_ordering and strict_is_last. Return 0, or 1: the
      * port is unusable, for the reason in why. */
     int (*probe)(const struct prs_config *config, struct prs_rail *rail, char *why, size_t why_bytes);
-    /* Read where the rail is now. Return 0 or -errno, not logged, with the reason in why. */
+    /* Read the rail's present address. Return 0 or -errno, not logged, with the reason in why. */
     int (*locate)(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out, char *why,
                   size_t why_bytes);
 

@@ -14,7 +14,7 @@
  * How each policy keeps a signal after the puts of its group:
  *   - in_order and nic_fence remember, for each group and queue, the position of the last put. When at most one queue
  *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
- *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
+ *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts continue.
  *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
  *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
  *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another. Under adaptive
@@ -281,8 +281,8 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
  * The caller makes sure that nothing of the lost path can take effect any more, at either side, before it asks the
  * receiver what it has taken. */
 
-/* May paths be lost? The policy must be counted: then signals are records, which the receiver takes once, and no
- * request but a notified or counted one tells the peer anything. */
+/* May paths be lost? Only under the policy counted: there signals are records, which the receiver takes once, and only
+ * notified or counted requests make the peer act. */
 static inline bool prs_order_can_fail_over(const struct prs_order *order)
 {
     return order->queue[0].aim;

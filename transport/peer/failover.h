@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One of several rails to a peer is lost: its messages go on over the others (decisions/0014).
+/* One of several rails to a peer is lost: its messages continue over the others (decisions/0014).
  *
  *   fence   the queues of the path go to the error state: nothing of the other side arrives on them any more
  *   drain   every receive has completed or was flushed: so it is known what has arrived. A NIC that has died flushes
@@ -159,7 +159,7 @@ bool prs_failover_start(struct prs_peer *peer, uint32_t path, const char *why);
 bool prs_failover_is_active(const struct prs_peer *peer);
 /* The other side has sent a note, which may arrive a little later: look for it at each progress. */
 void prs_failover_expect_note(struct prs_peer *peer);
-/* Read notes, and go on with the paths that are given up as far as possible now. Return 0 or -errno (the peer has
+/* Read notes, and continue with the paths that are given up as far as possible now. Return 0 or -errno (the peer has
  * failed). */
 int prs_failover_step(struct prs_peer *peer);
 /* For paths that may come back, now and then. Return 0 or -errno (the peer has failed). */

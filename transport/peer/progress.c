@@ -201,7 +201,8 @@ static inline int progress(struct prs_peer *peer)
 static PRS_COLD int take_kept_events(struct prs_peer *peer)
 {
     struct prs_failover *failover = peer->failover;
-    struct prs_event first = {.kind = PRS_EVENT_DONE}; /* stays: their paths are given up */
+    /* unchanged by take_events(): the paths of these events are given up */
+    struct prs_event first = {.kind = PRS_EVENT_DONE};
     int count = (int)failover->kept_count, r;
 
     prs_failover_catch_up(peer);

@@ -12,11 +12,12 @@
 #include "transport/util/log.h"
 
 enum {
-    LOOK_CALLS = 16,  /* of progress between two looks at the clock */
-    LOOK_MS = 1,      /* between two looks at the paths */
-    AGAIN = 10,       /* delays after an attempt that has failed, for the one after the loss; twice as many each time */
-    DOUBLED_MOST = 5, /* times */
-    CONNECT_MS = 2000, /* for the network to be ready */
+    LOOK_CALLS = 16, /* of progress between two looks at the clock */
+    LOOK_MS = 1,     /* between two looks at the paths */
+    /* after a failed attempt the delay is this many times that after the loss; it doubles each time */
+    AGAIN = 10,
+    DOUBLED_MOST = 5,  /* times */
+    CONNECT_MS = 2000, /* limit for the network to become ready */
 };
 
 static struct prs_failover_path *path_of(struct prs_peer *peer, uint32_t path)

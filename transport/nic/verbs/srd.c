@@ -5,7 +5,7 @@
  *
  * Connections share queue pairs (srd_pool.h), and with them completion queues, send slots and receives. Whoever polls
  * takes completions of all of them: its own are returned, the others' wait at their ends. A connection of which nothing
- * may take effect any more waits until the NIC has completed its requests, since a shared queue pair goes on. */
+ * may take effect any more waits until the NIC has completed its requests, since a shared queue pair continues. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <sched.h>
@@ -632,7 +632,7 @@ static struct prs_srd_end *end_at(const struct srd_link *link, uint32_t i)
     return to_end(i < link->base.queue_count ? link->base.queue[i] : link->base.loopback);
 }
 
-/* Post and report nothing any more. What is in flight goes on. */
+/* Post and report nothing any more. Requests in flight stay in flight. */
 static void stop_end(struct prs_srd_end *end)
 {
     struct prs_event dropped;
