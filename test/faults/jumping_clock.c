@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LD_PRELOAD: the time of day jumps, forth and back, by up to an hour, several times a second, as an administrator or
- * NTP could make it. CLOCK_MONOTONIC does not. Whoever measures a limit by the time of day gives up at once, or
+ * NTP could make it. CLOCK_MONOTONIC does not. Code that measures a limit by the time of day gives up at once, or
  * never. */
 #include <dlfcn.h>
 #include <stdint.h>

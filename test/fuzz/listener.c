@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes on a listener's port, in two pieces, then the end of the connection. Nobody is accepted without the cookie,
- * and the listener goes on. Runs on any verbs device. */
+ * and the listener continues. Runs on any verbs device. */
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Notes of lost and returned rails, as the other side of a connection may send them at any time: each is refused, or
- * leads to a state in which both sides can go on and close. An input is a row of acts. */
+ * leads to a state in which both sides can continue and close. An input is a row of acts. */
 #include "test/fuzz/fuzz.h"
 #include "transport/nic/verbs/address.h"
 #include "test/support/fake_sides.h"

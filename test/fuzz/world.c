@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A damaged world of the software NIC: a program that opens it, sweeps it, reports on it or takes part in it gets an
- * error, or goes on. It touches nothing outside the file, and does not wait for ever. An input is a list of words to
+ * error, or continues. It touches nothing outside the file, and does not wait for ever. An input is a list of words to
  * change. */
 #include <fcntl.h>
 #include <infiniband/verbs.h>

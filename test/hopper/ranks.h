@@ -35,8 +35,8 @@ int ranks_allgather(void *user, const void *mine, void *all, size_t bytes);
 /* Calls body(rank, self, user) on `world` threads and waits for them. */
 typedef void ranks_body(uint32_t rank, struct ranks_self *self, void *user);
 void ranks_run(uint32_t world, ranks_body *body, void *user);
-/* The same, with a process for the ranks of each node, which is one of softnic's. `user` is shared memory; this process
- * must not have opened a verbs device, or set up the emulator, before. */
+/* The same, with one process for the ranks of each node. Each process is a node of softnic. `user` is shared memory;
+ * this process must not have opened a verbs device, or set up the emulator, before. */
 void ranks_run_apart(uint32_t world, uint32_t nodes, ranks_body *body, void *user);
 /* Skips the test if softnic's world has fewer nodes. */
 void ranks_need_nodes(uint32_t nodes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors inside a running job: a watchdog aborts, a rank is lost, the others go on without it. */
+/* Errors inside a running job: a watchdog aborts, a rank is lost, the others continue without it. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>

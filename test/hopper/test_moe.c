@@ -563,7 +563,7 @@ Test(moe, rows_beyond_capacity_are_dropped_and_the_next_launch_is_right, .timeou
     cr_assert_gt(dropped, 0);
 }
 
-/* The launch goes on without it: check_status() looks for it in every launch. */
+/* The launch continues without it: check_status() looks for it in every launch. */
 Test(moe, an_expert_that_does_not_exist_is_counted_and_its_token_named, .timeout = 600)
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 3, NO_EXPERT, 0, {0}};
@@ -586,7 +586,7 @@ Test(moe, tokens_go_where_the_map_of_their_rank_says, .timeout = 900)
     }
 }
 
-/* check_status() looks for the count and the token. Other choices of the tokens go on. */
+/* check_status() looks for the count and the token. Other choices of the tokens continue. */
 Test(moe, a_place_that_does_not_exist_is_counted_and_its_token_named, .timeout = 600)
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 3, NO_PLACE, 0, {0}, 0, 0, 6, 2};

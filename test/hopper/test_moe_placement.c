@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank of MoE is lost. The survivors open a smaller world and go on with the experts that they hold: a map says which
- * of them serve whom, and which experts are gone. */
+/* A rank of MoE is lost. The survivors open a smaller world and continue with the experts that they hold: a map says
+ * which of them serve whom, and which experts are gone. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>

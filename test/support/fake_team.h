@@ -20,9 +20,9 @@ struct prs_team *fake_team_open(const struct fake_team_options *options);
 void fake_team_close(struct prs_team *team);
 /* From now on progress fails with this error. */
 void fake_team_kill(struct prs_team *team, int error);
-/* Stop (or go on) completing: posted ops stay pending. */
+/* Stop (or continue) completing: posted ops stay pending. */
 void fake_team_hold(struct prs_team *team, bool hold);
-/* Stop completing for the next `looks` calls of progress, each of which takes `ms`; then go on. */
+/* Stop completing for the next `looks` calls of progress, each of which takes `ms`; then continue. */
 void fake_team_hold_for(struct prs_team *team, uint32_t looks, uint32_t ms);
 /* Has one of these calls begun? */
 bool fake_team_is_asleep(const struct prs_team *team);

@@ -537,7 +537,7 @@ Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_
     prs_listener_close(listener);
 }
 
-/* Each call reports it once; the caller decides whether to go on. */
+/* Each call reports it once; the caller decides whether to continue. */
 Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini = close_default)
 {
     struct rlimit limit, before;

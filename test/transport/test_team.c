@@ -216,7 +216,7 @@ Test(team, a_completion_queue_is_full_at_the_limit_of_the_device, .init = open_d
     close_hub();
 }
 
-/* The other side of one rank fails in the middle of transfers: its own end, and theirs go on. */
+/* The other side of one rank fails in the middle of transfers: its own end, and theirs continue. */
 Test(team, a_peer_that_fails_does_not_disturb_the_others, .init = open_default, .fini = close_default, .timeout = 300)
 {
     static const uint32_t lost = 7;

@@ -29,7 +29,7 @@ static void must_fail(int r, int error, const char *text)
     close_sides();
 }
 
-/* Let B go on until the path has this stage. */
+/* Let B continue until the path has this stage. */
 static void step_until(enum prs_path_stage stage)
 {
     for (int i = 0; path_at(B)->stage != stage; i++) {
@@ -55,7 +55,7 @@ Test(failover, the_failure_of_a_peer_reaches_the_other_side)
     must_fail(prs_failover_read(peer_of(B)), -ECONNRESET, "its cable was eaten");
 }
 
-/* Each side has lost another of the two. */
+/* Each side has lost a different one of the two rails. */
 Test(failover, without_a_rail_that_both_have_the_peer_fails)
 {
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .path = 0, .why = "the other cable"};

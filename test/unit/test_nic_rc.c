@@ -135,7 +135,7 @@ static int count_destroyed(struct ibv_qp *which)
     return 0;
 }
 
-/* Otherwise the NIC would go on with requests whose memory is used again. */
+/* Otherwise the NIC would continue with requests whose memory is used again. */
 Test(nic_rc, a_queue_that_cannot_be_stopped_is_destroyed)
 {
     static const struct prs_rail_address own;

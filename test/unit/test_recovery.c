@@ -19,7 +19,8 @@ enum { LIMIT_MS = 10000 };
 
 /* ---- what a side may do ---- */
 
-/* Whoever goes on over other queues knows that nothing more comes over these, and both sides use the same. */
+/* A side that continues over other queues knows that nothing more comes over these, and both sides use the same
+ * ones. */
 static void check(const char *after)
 {
     for (int s = 0; s < 2; s++) {

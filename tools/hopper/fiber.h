@@ -20,7 +20,7 @@ bool fiber_stack_intact(const uint8_t *stack);
 /* The stack pointer with which the first switch to `stack` calls entry(), which must not return. */
 void *fiber_prepare(uint8_t *stack, void (*entry)(void));
 
-/* Saves the running stack in *save and goes on where `load` was saved. Returns when *save is loaded. */
+/* Saves the running stack in *save and continues where `load` was saved. Returns when *save is loaded. */
 extern "C" void hopper_fiber_switch(void **save, void *load);
 
 } // namespace hopper

@@ -16,7 +16,7 @@ bool order_on;
 std::vector<agent> &agents = *new std::vector<agent>(1);
 
 /* ---- agents ---- */
-/* The agents of a CTA. A CTA that starts later may get those of one that has ended: times go on, lives do not. */
+/* The agents of a CTA. A CTA that starts later may get those of one that has ended: times continue, lives do not. */
 struct agent_set {
     uint32_t threads, first;
     std::map<uint64_t, std::pair<uint32_t, uint64_t>> others; /* kind and index: agent, and the CTA that used it last */

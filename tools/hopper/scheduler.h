@@ -163,7 +163,7 @@ void scheduler_run_after(uint64_t steps, void (*run)(void *), void *object);
 /* Stops the running thread until scheduler_wake(). reason.from: CALLER. */
 void scheduler_block(const struct wait_reason &reason);
 void scheduler_wake(struct fiber *f);
-/* Stops the running thread, which goes on together with the lanes of its warp that can run now. */
+/* Stops the running thread, which continues together with the lanes of its warp that can run now. */
 void scheduler_pause(void);
 /* Leaves the running thread for good; the scheduler then ends all launches. */
 [[noreturn]] void scheduler_abandon_fiber(void);

@@ -51,7 +51,7 @@ static void meet_in_order(struct warp *w, uint32_t mask)
     order_meet(lanes, count);
 }
 
-/* All lanes have come: gives each the values of all, and lets the others go on. */
+/* All lanes have come: gives each the values of all, and lets the others continue. */
 static void end_meeting(const struct meeting *m)
 {
     for (uint32_t l = 0; l < WARP; l++) {
@@ -64,8 +64,8 @@ static void end_meeting(const struct meeting *m)
     }
 }
 
-/* The lane that comes last calls together(), before any lane goes on. values: NULL, or where this lane gets the values
- * of all lanes. */
+/* The lane that comes last calls together(), before any lane continues. values: NULL, or where this lane gets the
+ * values of all lanes. */
 static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values, together_fn together, void *from)
 {
     struct warp *w = self->warp;
@@ -86,7 +86,7 @@ static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *value
         meet_in_order(w, mask);
     end_meeting(m);
     w->meetings.erase(w->meetings.begin() + (long)index);
-    scheduler_pause(); /* the other lanes go on at the same time */
+    scheduler_pause(); /* the other lanes continue at the same time */
 }
 
 void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values)

@@ -87,7 +87,7 @@ static void find_no_rail(struct machine *machine)
             "no RDMA device was found");
 }
 
-/* Settings of which the transport warned; it goes on with others. */
+/* Settings of which the transport warned; it continues with others. */
 static void find_warned_variables(struct machine *machine)
 {
     for (int i = 0; i < machine->line_count; i++) {

@@ -349,7 +349,7 @@ static void report_waits(const struct rank *rank)
     }
 }
 
-/* Return 0 to go on waiting, -ECANCELED or -ETIMEDOUT. */
+/* Return 0 to keep waiting, -ECANCELED or -ETIMEDOUT. */
 static int check_limits(struct rank *rank, double since)
 {
     __atomic_add_fetch(&rank->job->rank[rank->id].beats, 1, __ATOMIC_RELAXED);

@@ -355,7 +355,7 @@ static bool fence_open_at(const struct sim *sim, const struct sim_queue *queue, 
     return (int32_t)(queue->delivered - behind) >= 0;
 }
 
-/* A request waits at its fence. What follows on its queue goes on, unless fences stall. */
+/* A request waits at its fence. What follows on its queue continues, unless fences stall. */
 static void stop_at_fence(struct sim *sim, struct sim_queue *queue, uint64_t open_ps, bool known)
 {
     if (!known)

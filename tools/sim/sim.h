@@ -34,7 +34,7 @@ enum sim_event_kind {
     SIM_UNANSWERED, /* a queue: its NIC gives up waiting for an answer over a lost rail */
     SIM_UNFENCE,    /* a queue: what its fence waits for is complete */
     SIM_NEAR,       /* between GPUs of a node: put a has arrived, or, with b, signal a */
-    SIM_SEEN,       /* the kernel of the target goes on because of signal a */
+    SIM_SEEN,       /* the kernel of the target continues because of signal a */
     SIM_QUIET,      /* the kernel of rank a sees that all its commands are complete */
     SIM_CALL,       /* the workload: a and b are its own */
     SIM_RAIL,       /* a rail is lost, or, with a 0, is back */

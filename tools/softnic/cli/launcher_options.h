@@ -28,7 +28,7 @@ struct sn_launcher_options {
     char **command;
 };
 
-/* Read the command line. Return 0 to go on, or a positive number: exit now with this status minus one (--help,
+/* Read the command line. Return 0 to continue, or a positive number: exit now with this status minus one (--help,
  * --version: 1; bad options: 3, printed on stderr). */
 int sn_launcher_options_parse(struct sn_launcher_options *options, int argc, char **argv);
 

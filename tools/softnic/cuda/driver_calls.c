@@ -12,11 +12,11 @@
 #include "tools/softnic/memory/cuda_api.h"
 
 enum {
-    LEGACY_STREAM = 1, /* the default stream under names of their own, whatever variant of a function is called */
+    LEGACY_STREAM = 1, /* handles of the two default streams, the same in every variant of a function */
     THREAD_STREAM = 2,
     PTDS_FLAG = 2,     /* of cuGetProcAddress */
     KNOWN = 12040,     /* the version of the functions below, for cuGetProcAddress */
-    PROC_V2 = 12000,   /* its own parameters changed here */
+    PROC_V2 = 12000,   /* from this version on, cuGetProcAddress itself has other parameters */
     STAGED = 64 << 10, /* the driver stages up to this much pageable memory at once, and does not wait */
     TYPE_HOST = 1,
     TYPE_UNIFIED = 4,

@@ -405,7 +405,7 @@ fail:
     return r;
 }
 
-/* Return false when copies still run: they go on to use *a. */
+/* Return false when copies still run: they continue to use *a. */
 static bool agent_end(struct sn_agent *a)
 {
     __atomic_store_n(&a->stop, true, __ATOMIC_RELEASE);

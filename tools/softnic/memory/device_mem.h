@@ -13,7 +13,7 @@ struct sn_copy_queue {
     uint32_t id; /* tells the queues of a process apart: the queue pair's index */
 };
 
-/* A copy in a queue. A copy engine makes it after those before it, while its queue pair goes on. */
+/* A copy in a queue. A copy engine makes it after those before it, while its queue pair continues. */
 struct sn_queued_copy {
     uint64_t mark;
     void *map, *from_map, *slot; /* held until it is done */

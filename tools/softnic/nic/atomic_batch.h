@@ -31,7 +31,7 @@ bool sn_batch_covers(const struct sn_qp *qp, uint32_t proc, const struct sn_span
  * SN_EXEC_WORD_KNOWN (its word is known now, and it can be carried out), or -errno. */
 int sn_batch_done(struct sn_qp *qp, const struct sn_wqe *w, bool ask);
 
-/* An atomic has left the pipeline. The last one gives the locks back, unless it is about to be carried out. */
+/* An atomic has left the pipeline. The last one gives the locks back, unless it continues: it is carried out next. */
 void sn_batch_leave(struct sn_qp *qp, bool goes_on);
 
 /* Give the locks back if no atomic is in the pipeline. */

@@ -21,9 +21,9 @@ struct sn_engine {
     uint32_t count, room;
     uint32_t heavy;    /* how many are not light: only the engine runs these */
     uint64_t next_at;  /* wake_at of the earliest, a hint read without the mutex; UINT64_MAX: none */
-    uint64_t last_due; /* wake_at of the last one pushed */
-    uint64_t copy_at;  /* the same, of the last that waits for a device copy; read without the mutex */
-    int poster_cpu;    /* where the last one was pushed */
+    uint64_t last_due; /* wake_at of the queue pair that was pushed last */
+    uint64_t copy_at;  /* the same of the last queue pair that waits for a device copy; read without the mutex */
+    int poster_cpu;    /* the CPU on which the last one was pushed */
 
     /* sleeping and spinning */
     bool asleep;

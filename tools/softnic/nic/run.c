@@ -92,8 +92,8 @@ static void send_queue_stop(struct sn_qp_shm *shm)
     sn_lock_drop(&shm->lock);
 }
 
-/* After a failed request an RC connection fails too. Without acknowledgements the receiving half goes on, and SRD goes
- * on as a whole. */
+/* After a failed request an RC connection fails too. Without acknowledgements the receiving half continues, and SRD
+ * goes on as a whole. */
 static void fail_after(struct sn_qp *qp, const struct sn_wqe *w)
 {
     if (w->status == IBV_WC_SUCCESS || sn_qp_is_srd(qp))

@@ -142,7 +142,7 @@ struct job {
     struct ibv_mr *source, *device;
 };
 
-/* As NCCL: post, poll, and let the kernel go on. */
+/* As NCCL: post, poll, and let the kernel continue. */
 static void *write_and_end(void *arg)
 {
     const struct job *job = arg;

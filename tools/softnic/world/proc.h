@@ -8,7 +8,7 @@
 /* True when pid exists and is neither a zombie nor dead. */
 bool sn_pid_runs(uint32_t pid);
 
-/* True when it is stopped, traced or gone: it will not go on by itself. */
+/* True when it is stopped, traced or gone: it will not continue by itself. */
 bool sn_pid_stopped(uint32_t pid);
 
 /* Start time of a process in clock ticks since boot; 0 when it does not run. */
