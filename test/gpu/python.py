@@ -114,8 +114,8 @@ def any_stream(group, steps=300):
     return {"steps": steps, "worst": worst}, worst < 0.05
 
 
-# Columns and depth of the products of a tensor-parallel layer of Llama-3 8B over all ranks: QKV, attention's output, gate
-# and up, down.
+# Columns and depth of the products of a tensor-parallel layer of Llama-3 8B over all ranks: QKV, attention's output,
+# gate and up, down.
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 LAYER_OPS = ("all_gather_matmul", "matmul_reduce_scatter") * 2
 

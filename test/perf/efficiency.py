@@ -16,8 +16,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from quiet import cores_are_free  # noqa: E402
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
-# An idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but a virtual one can give less for half a minute; the
-# cause is unknown (doc/open.md).
+# An idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but a virtual one can give less for half a
+# minute; the cause is unknown (doc/open.md).
 LEAST = 0.85
 # policy, group, concurrency, peers: efficiency at least, at most; fences an iteration
 CELLS = [

@@ -13,7 +13,8 @@ import time
 from world import World
 
 LIMIT_S = 120
-# 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms. With 2^20 they last 34 s, longer than pulls of 0.3 s even on a slow machine.
+# 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms. With 2^20 they last 34 s, longer than pulls of 0.3 s
+# even on a slow machine.
 SHORT, LONG = {"NCCL_IB_TIMEOUT": "13"}, {"NCCL_IB_TIMEOUT": "20"}
 # At the slow rate the transfer takes longer than the pulls; the fast rate then ends it soon.
 SLOW, FAST = "20M", "100G"

@@ -280,8 +280,9 @@ def main():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
     hosts = join(args)
-    # A copy to pageable memory on the default stream holds a lock of the CUDA driver until it runs, and the software NIC needs the
-    # driver for what NCCL's kernel waits for there (doc/softnic.md): so work is not on the default stream.
+    # A copy to pageable memory on the default stream holds a lock of the CUDA driver until it runs, and the software
+    # NIC needs the driver for what NCCL's kernel waits for there (doc/softnic.md): so work is not on the default
+    # stream.
     with torch.cuda.stream(torch.cuda.Stream()):
         good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]
     dist.destroy_process_group()

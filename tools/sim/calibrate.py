@@ -31,7 +31,8 @@ NEEDED = ("tools/perseus-perf", "tools/perseus-sim", "tools/softnic/softnic-run"
 # What the software NIC and the CPU cost, where the fit begins. Times in ns; the rate is that of copying.
 START = {"push_ns": 40, "command_ns": 120, "post_ns": 500, "completion_ns": 60, "step_ns": 60, "poll_ns": 20, "arrival_ns": 100, "loopback_ns": 300,
          "call_ns": 500, "request_ns": 100, "copy_gbps": 60}
-# No CPU does these in less: a system call with two processes' pages, a lock and a wake-up, a look at a queue in memory of another process.
+# No CPU does these in less: a system call with two processes' pages, a lock and a wake-up, a look at a queue in memory
+# of another process.
 LEAST = {**{name: 1 for name in START}, "call_ns": 200, "post_ns": 200, "poll_ns": 10, "step_ns": 20, "completion_ns": 20, "command_ns": 50}
 STARTS = 8
 STEPS = (4, 2, 1.4, 1.15, 1.05)

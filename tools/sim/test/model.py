@@ -55,7 +55,8 @@ def a_lost_rail_is_replaced_by_the_transport():
         lost, = rows(*LOSABLE, "--lose-rail", "0:2:30", "--set", f"lost_ns={wait_us}000")
         assert (lost["errors"], lost["puts"], lost["signals"]) == (0, whole["puts"], whole["signals"]), lost
         assert lost["replayed"] > 0 and lost["had_arrived"] > 0, lost
-        # Where rails can be replaced, the CPU raises the signals that arrive: else each is a request of the receiver's NIC.
+        # Where rails can be replaced, the CPU raises the signals that arrive: else each is a request of the receiver's
+        # NIC.
         assert lost["work_requests"] >= whole["work_requests"] - whole["signals"], lost
         # Both sides of a connection of any of the node's 8 ranks with any of 24 others.
         assert 0 < lost["replaced_sides"] <= 2 * 8 * 24 and lost["replaced_sides"] % 2 == 0, lost

@@ -137,7 +137,8 @@ def table_row(text):
     return [float(x) for x in rows[-1]]
 
 
-# Claims ---------------------------------------------------------------------------------------------------------------------
+# Claims
+# ---------------------------------------------------------------------------------------------------------------------
 
 def devinfo_shows_every_nic_active(run):
     need("ibv_devinfo")
@@ -248,8 +249,9 @@ def mpi_runs(run):
                 assert sum(device["bytes_tx"] for device in world["devices"]) >= 1 << 20, text
 
 
-# rdma-core's tests take rdma_cm's address from the network interface of the device, which a PCI device of another kind does not have.
-# The folder is private to this command. Newer tests ask the kernel instead, by iproute2's rdma, and the kernel knows no such device.
+# rdma-core's tests take rdma_cm's address from the network interface of the device, which a PCI device of another kind
+# does not have. The folder is private to this command. Newer tests ask the kernel instead, by iproute2's rdma, and the
+# kernel knows no such device.
 LINKS = json.dumps([{"ifname": f"softnic{n}", "port": 1, "netdev": "lo"} for n in range(2)])
 WITH_INTERFACES = ("for d in /sys/class/infiniband/softnic*; do rm $d/device && mkdir -p $d/device/net/lo; done; "
                    'exec "$@"')
@@ -368,7 +370,8 @@ def libfabric_runs_over_srd_and_finds_its_data_whole(run):
 
 def a_short_write_takes_three_microseconds(run):
     need("ib_write_lat")
-    # 0.25 us for a byte to and fro here; what is slow at that (one of a virtual machine's two speeds, 0.6 us) may be slower at all.
+    # 0.25 us for a byte to and fro here; what is slow at that (one of a virtual machine's two speeds, 0.6 us) may be
+    # slower at all.
     most = max(3.0, 12 * (handoff_us() or 0))
     best_of(3, lambda: table_row(inside(run, [], "pair", "ib_write_lat", "-F", "-s", "8", "-n", "20000"))[4], lambda us: us <= most)
 
@@ -387,7 +390,8 @@ def modelled_latency_is_what_was_asked(run):
                            for model in ([], ["--latency", "50us", "--rate", "10G"]))
         return plain, modelled
 
-    # What the software takes comes on top, 2 us; in the slow one of a virtual machine's two speeds 2.3 to 3, without the model too.
+    # What the software takes comes on top, 2 us; in the slow one of a virtual machine's two speeds 2.3 to 3, without
+    # the model too.
     best_of(10, measure, lambda us: 49.9 <= us[1] <= 50 + max(2.5, 1.5 * us[0]))
 
 
