@@ -98,7 +98,7 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
 }
 
 /* ---- claimed pieces ----
- * A piece is claimed only when the loads of the one before have been issued: so pieces go to the CTAs that are first
+ * A piece is claimed only when the loads of the previous one have been issued: so pieces go to the CTAs that are first
  * free, as deal.h expects. Its index, or one that does not exist, goes to all roles through two slots. */
 PRS_DEVICE uint32_t claim_piece(const struct prs_attention_args &args)
 {

@@ -298,7 +298,7 @@ PRS_SHARED uint32_t prs_attention_forwards(const struct prs_attention_schedule *
 
 /* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. The own slice goes first
  * to the relay slot, because that way is the longest. If it goes ahead, it goes just before the slices of other nodes
- * of the group before. */
+ * of the previous group. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
 {
@@ -427,7 +427,7 @@ PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s,
     return (distance - 1) * s->groups + group;
 }
 
-/* The group that was in this group's buffer before; *earlier: in the launch before. */
+/* The group that was in this group's buffer before; *earlier: in the previous launch. */
 PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
 {
     /* MUTANT(model attention) credit of the launch before: s/</<=/ */

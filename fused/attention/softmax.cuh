@@ -112,8 +112,8 @@ template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float
 }
 
 /* Writes straight from the registers: shared memory has room only where the queries are, and by then those are the next
- * task's. No branch stands between the shuffles, because each shuffle would then wait for the one before. first: row of
- * this warp's first row in the segment. */
+ * task's. No branch stands between the shuffles, because each shuffle would then wait for the previous one. first: row
+ * of this warp's first row in the segment. */
 template <int N>
 PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
                            const float (&o)[N], const struct row_state &rows)

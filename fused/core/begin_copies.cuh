@@ -13,7 +13,7 @@ struct begin_copies_args {
     struct prs_sync sync;
     struct prs_place place;
     const uint32_t *credits;
-    const uint32_t *copied; /* the number of the launch to wait for; NULL: of the epoch before this one */
+    const uint32_t *copied; /* number of the launch to wait for; NULL: the previous epoch */
     uint32_t count, per_rank, step;
     uint32_t what; /* enum prs_awaited */
 };

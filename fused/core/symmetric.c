@@ -117,7 +117,7 @@ static struct prs_symmetric *find_shared(const struct prs_memory *m, const struc
     return best;
 }
 
-/* A piece of a pool is twice as large as the one before, so that plans that come in order of size need few. */
+/* A piece of a pool is twice as large as the previous one, so that plans that come in order of size need few. */
 static uint64_t shared_bytes(uint64_t bytes, uint64_t largest)
 {
     return bytes > 2 * largest ? bytes : 2 * largest;

@@ -234,7 +234,7 @@ static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
 }
 
 /* The ranks of an all-reduce store into the result of all; no rank begins to store before this one has begun the same
- * launch, and so has copied the result of the launch before. */
+ * launch, and so has copied the result of the previous launch. */
 static void need_result(struct prs_gemm_plan *p)
 {
     const struct prs_gemm_shape *s = &p->shape;

@@ -250,7 +250,7 @@ static const char *why_unfused(const struct prs_gemm_shape *shape, const struct 
     return NULL;
 }
 
-/* What of the shape the unfused path cannot do; NULL: nothing. */
+/* The feature of the shape that the unfused path does not support; NULL: none. */
 static const char *only_fused(const struct prs_gemm_shape *shape)
 {
     if (prs_has_gaps(shape))

@@ -69,7 +69,7 @@ PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, uint32_t epoch)
 }
 
 /* AGAIN: without routing, which is a barrier of all ranks. So a row may come to memory that its rank still reads in
- * the launch before. */
+ * the previous launch. */
 template <bool FAR, bool AGAIN>
 __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     dispatch_kernel(const __grid_constant__ struct prs_moe_args args)

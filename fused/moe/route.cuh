@@ -12,7 +12,7 @@
  *
  * In each launch every rank waits here for every other one. So no rank is in the product of launch e + 1 before all
  * have finished that of launch e: staging needs one bank. Messages are written before that wait, so they may come while
- * a slower rank still reads those of the launch before: they need two banks. They cannot come two launches early,
+ * a slower rank still reads those of the previous launch: they need two banks. They cannot come two launches early,
  * because their sender has seen this rank's flag of the launch between. */
 #ifndef PERSEUS_FUSED_ROUTE_CUH
 #define PERSEUS_FUSED_ROUTE_CUH

@@ -37,7 +37,7 @@ enum prs_moe_awaited {
     PRS_AWAIT_ROUTES = 16, /* a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_END = 20,    /* that a rank has ended the launch before */
+    PRS_AWAIT_END = 20,    /* that a rank has ended the previous launch */
     PRS_AWAIT_SUM = 21     /* a rank's sum of the results of a token */
 };
 

@@ -115,7 +115,7 @@ PRS_DEVICE uint32_t claim_for_warp(uint32_t *counter)
 }
 
 /* ---- launches without routing ---- */
-/* Until every neighbour and counterpart has read what it was sent in the launch before. */
+/* Until every neighbour and counterpart has read what it was sent in the previous launch. */
 PRS_DEVICE void await_room(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;

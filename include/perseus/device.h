@@ -502,7 +502,7 @@ PRS_HD int prs_arrival_counter_flush(const struct prs_device *dev, struct prs_ar
 
 /**
  * Arrive: this thread has started its puts of the round, and its signal is to be sent with those of the others. Waits
- * only while the signals of the round before are being sent. The last arrival sends all signals. Return 1 to it, 0 to
+ * only while the signals of the previous round are being sent. The last arrival sends all signals. Return 1 to it, 0 to
  * the others, or the error. */
 PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_arrival_counter *counter,
                                       const struct prs_device_signal *signal)

@@ -74,7 +74,7 @@ enum prs_wait_kind {
     PRS_WAIT_CREDIT = 1,  /* a free slot: the proxy is dead, stopped or slower than the time limit */
     PRS_WAIT_DONE = 2,    /* completion of a position */
     PRS_WAIT_SIGNAL = 3,  /* a signal word */
-    PRS_WAIT_ROUND = 4,   /* the signals of the round before, of an arrival counter */
+    PRS_WAIT_ROUND = 4,   /* the signals of the previous round, of an arrival counter */
     PRS_WAIT_COMMAND = 5, /* nothing: the command itself was refused */
     PRS_WAIT_ARRIVAL = 6, /* nothing: an arrival was refused, at a counter that expects none */
 };

@@ -264,8 +264,8 @@ static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cu
     return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
 }
 
-/* Where the ranks store an all-reduce's result. A sum by inboxes would do with any memory, but C that is right for few
- * rows only would be a trap. */
+/* Checks the memory for an all-reduce's result. A sum by inboxes could use any memory, but then the same C would work
+ * with few rows and fail with many. */
 static int check_result(const struct prs_gemm_plan *p)
 {
     uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_result_element(&p->shape);

@@ -47,7 +47,7 @@ struct prs_unfused_copy {
 int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
 
 /* The arrays that one rank adds up: those at `near` on this node, in this order, then `far_count` that came from other
- * nodes, the first at `far`, each far_step bytes after the one before. */
+ * nodes, the first at `far`, each far_step bytes after the previous one. */
 struct prs_unfused_sum {
     const uint8_t *near[PRS_MAX_LOCAL_RANKS];
     const uint8_t *far;
