@@ -29,7 +29,7 @@ struct attention_rank {
     uint32_t *arrivals, *credits, *finished; /* atomic; arrivals: two banks; finished: read, then forwarded */
     uint32_t arrival_words;                  /* of a bank */
     uint32_t pieces, messages, credit;       /* atomic: claimed in this launch */
-    uint32_t before;                         /* plain: epoch of the launch before */
+    uint32_t before;                         /* plain: epoch of the previous launch */
     uint32_t *signals;                       /* atomic; between nodes */
     uint32_t epoch, exits;                   /* atomic; exits: threads */
     uint32_t ended;                          /* atomic: CTAs, over all launches */

@@ -186,7 +186,7 @@ Test(team, peers_of_a_context_share_one_completion_queue, .init = open_default, 
     close_hub();
 }
 
-/* Each is twice as large as the one before: 1, 1 + 2, 1 + 2 + 4, ... peers. */
+/* Each is twice as large as the previous one: 1, 1 + 2, 1 + 2 + 4, ... peers. */
 Test(team, few_completion_queues_do_where_none_can_grow, .init = open_default, .fini = close_default, .timeout = 300)
 {
     int (*resize_cq)(struct ibv_cq * cq, int entries) = prs_verbs.resize_cq;

@@ -16,7 +16,7 @@ bool order_on;
 std::vector<agent> &agents = *new std::vector<agent>(1);
 
 /* ---- agents ---- */
-/* The agents of a CTA. A CTA that starts later may get those of one that has ended: times continue, lives do not. */
+/* The agents of a CTA. A CTA that starts later may reuse the agents of one that has ended; their clocks continue. */
 struct agent_set {
     uint32_t threads, first;
     std::map<uint64_t, std::pair<uint32_t, uint64_t>> others; /* kind and index: agent, and the CTA that used it last */
@@ -294,7 +294,7 @@ static void release_to(std::vector<order_release> *to, enum scope scope, const s
     order_add(&to->back().what, s);
 }
 
-/* Whether a poll has read the same as the one before. */
+/* Whether a poll has read the same as the previous one. */
 static bool is_same(const struct order_release &a, const struct order_release &b)
 {
     const struct view &x = a.what.known, &y = b.what.known;

@@ -2,7 +2,7 @@
 /*
  * What one comm sends and receives in one iteration of an operation: steps, each of a range to send and a range to
  * receive. A range is cut into chunks, one message each; a multi-receive is one irecv for several chunks. A chunk of a
- * step may be sent when the multi-receive that holds it in the step before is complete (and added). */
+ * step may be sent when the multi-receive that holds it in the previous step is complete (and added). */
 #ifndef NETBENCH_PLAN_H
 #define NETBENCH_PLAN_H
 
@@ -20,7 +20,7 @@ struct step {
 
 struct plan {
     int steps;
-    bool is_chained;   /* a step sends what the one before received */
+    bool is_chained;   /* a step sends what the previous one received */
     bool is_own_input; /* sent from an input buffer, not from the buffer that is received into */
     size_t chunk_bytes;
     int per_receive; /* chunks of a multi-receive */

@@ -207,7 +207,7 @@ static int test_receive(struct stream *stream)
 
 /* ---- sending ---- */
 
-/* Whether the data to send is here: the ring of ranks passes on what it received in the step before. */
+/* Whether the data to send is here: the ring of ranks passes on what it received in the previous step. */
 static bool is_ready(const struct stream *stream, const struct cursor *at)
 {
     if (!stream->plan.is_chained || at->step == 0)

@@ -21,7 +21,7 @@ struct rank_state {
     uint32_t clear;    /* ring: records that have come from the next rank */
     uint32_t ready;    /* ring: messages that may be sent as far as data goes */
     uint32_t sent;     /* messages */
-    uint32_t posted;   /* ring: records written to the rank before */
+    uint32_t posted;   /* ring: records written to the previous rank */
     uint32_t received; /* messages */
     struct prs_op *op; /* of puts and records, used in turn */
     uint32_t next_op;

@@ -224,7 +224,7 @@ bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path)
     if (!link->unflushed)
         return peer->nic->drained(link);
     if (prs_failover_keep_events(peer, path))
-        return false; /* first the owner takes them */
+        return false; /* the owner must take these events first */
     peer->nic->end(link);
     return true;
 }

@@ -53,8 +53,8 @@ enum prs_note_type {
     PRS_NOTE_FAILED = 'F',   /* the sender's peer has an error */
     PRS_NOTE_DOWN = 'D',     /* the sender has fenced the path */
     PRS_NOTE_OFFER = 'O',    /* the sender has new queues for it */
-    PRS_NOTE_ACCEPT = 'A',   /* and so has the other side, which has connected them */
-    PRS_NOTE_READY = 'R',    /* so have we, and they work: use them */
+    PRS_NOTE_ACCEPT = 'A',   /* the sender has new queues too, and has connected them to those offered */
+    PRS_NOTE_READY = 'R',    /* the sender's queues are connected and work: the path may be used */
 };
 
 struct prs_wire_note {

@@ -57,7 +57,8 @@ struct prs_peer {
     /* Set once. */
     const struct prs_fabric *fabric;
     struct prs_cq_group
-        *cqs; /* while it is being made: where its links find completion queues; NULL: they have their own */
+        /* while the peer is opened: the completion queues that its links shall use; NULL: each link has its own */
+        *cqs;
     int traffic_class;
     int service_level; /* on InfiniBand */
     uint32_t queues;   /* data queues of all paths */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A lock that is held for a few hundred instructions, by each message once or twice: a mutex of the C library would
- * cost a large part of that. A thread that finds it taken yields, since the holder may wait for a processor. 0 is
- * free. It needs a word of its own: gcc reads flags beside each other in one load. */
+ * cost a large part of that. A thread that finds it taken yields, since the holder may wait for a processor. 0 is free.
+ * It needs a word of its own: gcc reads adjacent flags in one load. */
 #ifndef TRANSPORT_UTIL_SPIN_H
 #define TRANSPORT_UTIL_SPIN_H
 
@@ -11,7 +11,8 @@
 
 static inline bool prs_spin_trylock(uint32_t *locked)
 {
-    return !__atomic_exchange_n(locked, 1, __ATOMIC_ACQUIRE); /* [spin] what the last holder did */
+    /* [spin] acquires what the last holder did under the lock */
+    return !__atomic_exchange_n(locked, 1, __ATOMIC_ACQUIRE);
 }
 
 static inline void prs_spin_lock(uint32_t *locked)

@@ -11,8 +11,8 @@
  * watch).
  *
  * The copier's agents begin jobs in the order in which they were posted. Queued copies (device_mem.h) are jobs, too:
- * each queue pair has a queue here, in which each copy follows the one before. A copy that cannot be queued waits until
- * the queue is empty, is made directly, and holds up those after it. If its memory cannot be opened here, it is
+ * each queue pair has a queue here, in which each copy follows the previous one. A copy that cannot be queued waits
+ * until the queue is empty, is made directly, and holds up those after it. If its memory cannot be opened here, it is
  * refused, and so are all after it, until the initiator, which has learned of it, starts with an empty queue again. */
 #ifndef SOFTNIC_AGENT_H
 #define SOFTNIC_AGENT_H

@@ -40,11 +40,11 @@ static int result_here(int r)
 {
     switch (r) {
     case -ENOENT: /* the owner's registration is gone */
-    case -EINVAL: /* its memory */
+    case -EINVAL: /* the owner's memory is not mapped */
         return -EFAULT;
     case -EFAULT: /* memory of this process is not mapped */
         return -EINVAL;
-    case -ESRCH: /* this process is not reachable, yet it exists */
+    case -ESRCH: /* the owner cannot reach this process, although it exists */
         return -EIO;
     default:
         return r;

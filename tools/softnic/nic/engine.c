@@ -201,7 +201,7 @@ static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 
     if (wait)
         return qp->wake_at + wait;
-    /* In a burst each piece is due right after the one before. Do not spin through it on the poster's CPU. */
+    /* In a burst each piece is due right after the previous one. Do not spin through it on the poster's CPU. */
     if (e->spun && sched_getcpu() == e->poster_cpu)
         return qp->wake_at;
     return qp->wake_at > e->spin_ns ? qp->wake_at - e->spin_ns : 0;

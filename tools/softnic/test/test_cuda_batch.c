@@ -268,7 +268,7 @@ void signals_and_writes_are_seen_in_their_order(struct side *side, bool from_hos
     chain_close(&chain);
 }
 
-/* A random request within the buffer, carried out on the model, too. Writes often continue the one before, overlap
+/* A random request within the buffer, carried out on the model, too. Writes often continue the previous one, overlap
  * others, touch words, or are as short as a flag. */
 struct meeting {
     uint8_t model[64 << 10];

@@ -145,7 +145,7 @@ void a_killed_copier_ends_in_errors_soon(struct side *side)
     side_barrier(side);
     side_connect(side);
     if (side->initiator)
-        write_fails(side, &other, there); /* a write that would not wait for the one before */
+        write_fails(side, &other, there); /* a write that would not wait for the previous one */
     side_barrier(side);
     side_connect(side);
     buf_free(&buf);

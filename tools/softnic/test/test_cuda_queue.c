@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes to device memory that are issued without waiting for the one before. */
+/* Writes to device memory that are issued without waiting for the previous one. */
 #include "tools/softnic/test/test_cuda_queue.h"
 
 #include <arpa/inet.h>
@@ -126,7 +126,7 @@ void an_immediate_comes_after_its_data(struct side *side)
     free(want);
 }
 
-/* Writes that wait for the one before, and writes that do not, mixed. */
+/* Writes that wait for the previous one, and writes that do not, mixed. */
 void completions_come_in_order(struct side *side)
 {
     enum { MIXED = 24 };

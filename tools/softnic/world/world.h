@@ -287,7 +287,7 @@ struct sn_agent_slot {
     uint32_t proc, proc_generation; /* the initiator */
     uint64_t length, compare_add, swap, found;
     uint32_t dst_count, src_count;
-    /* the process of the other side's registered memory: the owner, or any process where the copier is asked */
+    /* the process that registered the other side's memory: the owner, or, if the copier is asked, any process */
     uint32_t peer;
     /* SN_AGENT_ENQUEUE: the index of the queue pair whose queue it is; and whether that queue is empty */
     uint16_t queue;
