@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All-gather + GEMM, the first half of a tensor-parallel MLP: each rank has some rows of A, and multiplies all of them
- * by its own columns of the weight. One kernel a rank: rows of others arrive while those that are there are multiplied.
+ * by its own columns of the weight. One kernel per rank: rows of others arrive while those that are there are
+ * multiplied.
  *
  *     nvcc gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_all_gather
  *     nvcc -ccbin mpicc -DWITH_MPI gemm_all_gather.c $(pkg-config --cflags --libs perseus-fused) -lm

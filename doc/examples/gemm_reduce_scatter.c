@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GEMM + reduce-scatter, the second half of a tensor-parallel MLP: each rank multiplies its part of k, and gets its
- * rows of the sum over all ranks. One kernel a rank: finished tiles travel while others are computed.
+ * rows of the sum over all ranks. One kernel per rank: finished tiles travel while others are computed.
  *
  *     nvcc gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm -o gemm_reduce_scatter
  *     nvcc -ccbin mpicc -DWITH_MPI gemm_reduce_scatter.c $(pkg-config --cflags --libs perseus-fused) -lm

@@ -4,7 +4,7 @@
  * residual. Sums are fp32, in the order of the choices; each sum that travels is rounded once.
  *
  * Between nodes, owners store their sums at the counterpart of the token's rank on their node, which adds them up and
- * puts the result: one row a node crosses.
+ * puts the result: one row per node crosses.
  *
  * A warp adds up one row at a time: lane i knows where term i lies. All CTAs claim deliveries, then relayed rows, then
  * tokens. A delivery waits for no delivery of another rank, a relayed row only for deliveries, so any number of running

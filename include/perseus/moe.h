@@ -174,11 +174,11 @@ struct prs_moe_results {
 };
 
 /** Combine: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
- * rows of a token before they travel, so that each rank sends one row a token. Sums are fp32, in an order that the
+ * rows of a token before they travel, so that each rank sends one row per token. Sums are fp32, in an order that the
  * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
- * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row a node comes back: it
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row per node comes back: it
  * is rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);

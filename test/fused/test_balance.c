@@ -209,7 +209,7 @@ static void balance_zipf(struct map *m, uint32_t world, uint32_t extra)
 
 struct share {
     uint32_t world;
-    double alone, packed, replicated; /* without a map; without replicas; with one extra place a rank */
+    double alone, packed, replicated; /* without a map; without replicas; with one extra place per rank */
 };
 
 static struct share shares_of(uint32_t world)

@@ -317,7 +317,7 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     unlink(path);
 }
 
-/* Entries with 1 and 2 pairs a rank. */
+/* Entries with 1 and 2 pairs per rank. */
 Test(table, a_band_that_is_a_whole_block_stays_one)
 {
     struct prs_fused ctx = four_h200();
@@ -378,7 +378,7 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "do not divide m") != NULL, "%s", info.reason);
     cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 1024, 1024, 64, &wanted).tuning.path, PRS_GEMM_PATH_UNFUSED, "as demanded");
-    info = choose(PRS_GEMM_ALLREDUCE, 256, 256, 64, NULL); /* 64 rows a rank */
+    info = choose(PRS_GEMM_ALLREDUCE, 256, 256, 64, NULL); /* 64 rows per rank */
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "256 rows") != NULL, "%s", info.reason);
     cr_assert_eq(choose(PRS_GEMM_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_GEMM_PATH_FUSED,

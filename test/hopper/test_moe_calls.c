@@ -29,7 +29,7 @@ static void copy(const void *to, const void *from, size_t bytes)
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-/* A plan on one rank, and operands of all calls. Two experts a rank. */
+/* A plan on one rank, and operands of all calls. Two experts per rank. */
 struct calls {
     struct prs_fused *ctx;
     struct prs_moe_plan *plan;

@@ -4,7 +4,7 @@
  *   softnic-run -- gin_proxy_bench [ITERATIONS]
  *
  * In each iteration every "CTA" hands a put of 8 bytes with a signal to the proxy of rank 0, one after the other. The
- * proxy is NCCL's of 2.30.7, which takes one descriptor a round, or of 2.31 and newer, which takes all there are and
+ * proxy is NCCL's of 2.30.7, which takes one descriptor per round, or of 2.31 and newer, which takes all there are and
  * says that more follow. One JSON object a row. Exit status 1 if data or the number of doorbells is wrong. */
 #include <sched.h>
 #include <stdlib.h>
