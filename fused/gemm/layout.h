@@ -83,8 +83,8 @@ struct prs_kernel_args {
     struct prs_turns *turns[PRS_MAX_LOCAL_RANKS]; /* NULL: nothing is communicated */
     /* Partial flags, or two banks of arrival counters, of this plan alone; their bank is that of the epoch. A counter
      * that other ranks raise is zero when its bank is used: the last CTA of a launch zeroes the bank of that launch. A
-     * rank is in epoch e + 2, and raises counters of that
-     * bank again, only when all others have finished e: its epoch e + 1 needed what they sent after that. */
+     * rank is in epoch e + 2, and raises counters of that bank again, only when all others have finished e: its epoch e
+     * + 1 needed what they sent after that. */
     uint32_t *flags[PRS_MAX_LOCAL_RANKS];
     uint32_t flag_bank;                  /* words */
     uint32_t *done[PRS_MAX_LOCAL_RANKS]; /* all-reduce: two banks of broadcast counters, one for each neighbour of p */

@@ -111,7 +111,8 @@ static void damage(struct sn_world *world, const uint8_t *data, size_t bytes)
     }
 }
 
-/* Locks of the living are waited for, some seconds long (test_proc.c). That is no damage. */
+/* Free the locks. A lock of a living process would be waited for, for some seconds (test_proc.c), which is no
+ * damage. */
 static void free_locks(struct sn_world *world)
 {
     struct sn_lock *locks[] = {&world->proc_lock,         &world->arena_lock,     &world->ctx_slots.lock,

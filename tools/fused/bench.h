@@ -130,7 +130,7 @@ void bench_negate(void *to, uint64_t elements, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
-/* The elements of a gathered A [m, k] that are not those of its rank. */
+/* Return how many elements of a gathered A [m, k] differ from those that their rank sent. */
 uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathered, cudaStream_t stream);
 
 /* ---- baselines (baseline.cu) ---- */

@@ -89,8 +89,8 @@ static inline void copy_inline(const struct prs_order_queue *queue, struct prs_w
     wr->local_key = queue->inline_key;
 }
 
-/* Adds to one word may be merged into one request. Its owner is then the last of their ops, with bit 0 set, and mark[0]
- * of each op holds the owner before it. */
+/* Adds to one word may be merged into one request. The request's owner is then the last of these ops, with bit 0 set.
+ * mark[0] of each op holds the previous owner: a list. */
 enum { OWNER_MERGED = 1 };
 
 static inline void owner_merge(struct prs_op **owner, struct prs_op *op)

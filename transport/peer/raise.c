@@ -157,7 +157,7 @@ int prs_raise_over_living_rail(struct prs_peer *peer)
     r = show_keys(peer, path);
     if (r || prs_order_self_over(&peer->order, path))
         return r;
-    /* What has come over the rail that raised until now follows no more by itself. */
+    /* Another rail raises from now on, so its writes no longer follow the data of the previous rail by themselves. */
     records->unordered++;
     memset(records->ready_at, 0, PRS_RECORDS * sizeof(*records->ready_at)); /* there, since there are several paths */
     return 0;

@@ -27,8 +27,8 @@ PRS_DEVICE bool has_arrived(uint4 x)
     return x.x != 0 && x.y != 0 && x.z != 0 && x.w != 0;
 }
 
-/* The whole CTA. What its thread 0 draws: the launch in multiples of PRS_INBOX_LAUNCH, and the number of this CTA in
- * it. The last CTA of a launch begins the next one. */
+/* For the whole CTA: thread 0 draws a number, which is the launch in multiples of PRS_INBOX_LAUNCH plus the number of
+ * this CTA in it. The last CTA of a launch begins the next one. */
 PRS_DEVICE uint32_t draw_number(uint32_t *drawn)
 {
     volatile uint32_t *shared = (volatile uint32_t *)dynamic_shared();

@@ -23,7 +23,7 @@ struct cm_event {
 };
 
 static pthread_cond_t acked = PTHREAD_COND_INITIALIZER;
-static struct cm_channel *channels; /* that are not destroyed */
+static struct cm_channel *channels; /* all channels that are not destroyed yet */
 
 static struct cm_channel *channel_of(struct cm_id *id)
 {
