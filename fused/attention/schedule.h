@@ -14,10 +14,10 @@
  * only when the receiver has given credit for the group that was in it. CTAs move the data as messages; on one node
  * with everything resident, copy engines can do it instead (see "by copy engines").
  *
- * Between nodes a slice crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
- * counterpart (the rank with the same number) on each other node, which forwards it to the other ranks there like its
- * own slice. Slices are numbered in the order in which a rank reads them: `order` 0 is its own, then come those of its
- * node, then, node by node, its counterpart's and those that other ranks of its node forward to it. */
+ * Between nodes a slice crosses once: its rank copies it to a relay slot. From there it is put, slab by slab, to the
+ * counterpart (the rank with the same number) on each other node. The counterpart forwards it to the other ranks there
+ * like its own slice. Slices are numbered in the order in which a rank reads them: `order` 0 is its own, then come
+ * those of its node, then, node by node, its counterpart's and those that other ranks of its node forward to it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 

@@ -197,8 +197,9 @@ static int open_alarm(struct prs_fused *ctx)
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
 }
 
-/* Whether a launch failed in a way after which other ranks may be gone or may write at any time, here or, as far as is
- * known, on a rank of this node; or the caller aborted. Then closing waits for nobody. */
+/* Whether a launch failed so that other ranks may have ended, or may write at any time. The launch may be this rank's
+ * or, as far as this rank knows, of another rank of the node. An abort by the caller counts too. Closing then waits for
+ * no rank. */
 static bool is_lost(struct prs_fused *ctx)
 {
     uint32_t alarm = 0;

@@ -123,8 +123,8 @@ PRS_DEVICE bool mbarrier_test(uint64_t *bar, uint32_t parity)
     return done != 0;
 }
 
-/* Not bounded: every arrival comes from this cluster or from the copy engine, and waits on other GPUs are bounded where
- * they happen (sync.cuh), so that a lost peer cannot leave a barrier incomplete. */
+/* Not bounded: every arrival comes from this cluster or from the copy engine. Waits on other GPUs are bounded where
+ * they happen (sync.cuh), so a lost peer cannot leave a barrier incomplete. */
 PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
 {
     while (!mbarrier_try_wait(bar, parity)) {

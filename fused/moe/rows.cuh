@@ -544,9 +544,9 @@ PRS_DEVICE_OUTLINED void tell_end(const struct prs_moe_args &args, uint32_t epoc
                    prs_route_end_word(r, prs_distance_back(b, r->place.nodes)), epoch, b);
 }
 
-/* One thread of each CTA calls it after all waits of its CTA. A launch without routing advances the epoch by two, so
- * that the banks of messages, which have the parity of the epoch, alternate from routing to routing, and the last one's
- * stay as they are. */
+/* One thread of each CTA calls it after all waits of its CTA. A launch without routing advances the epoch by two. The
+ * banks of messages follow the parity of the epoch: so they alternate from routing to routing, and the messages of the
+ * last routing stay unchanged. */
 PRS_DEVICE void leave_moe(const struct prs_moe_args &args)
 {
     uint32_t epoch = launch_epoch(&args.sync) + args.ends - 1;

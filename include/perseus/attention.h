@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * Forward attention over a sequence that is split among the ranks. Each rank has the queries, keys and values of its
- * slice, and gets the rows of the result that belong to its queries, as if it had seen the whole sequence.
+ * slice. It gets the result of its queries over the whole sequence.
  *
  *     out = softmax(scale * q kT) v,  lse = log(sum(exp(scale * q kT)))
  *

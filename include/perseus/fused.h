@@ -24,10 +24,10 @@
  *
  * Threads. A context and its plans must be used by one thread at a time, but for prs_fused_poll_error() and
  * prs_fused_abort(). Different contexts are independent; ranks may be threads of one process or processes of one host.
- * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. Where
- * one rank fails, or passes something that must be the same on all ranks and is not, the call fails on all ranks, and
- * the text names the rank and what differs. Functions make the context's device current while they run and restore the
- * caller's device.
+ * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. If one
+ * rank fails, or passes a value that differs from the other ranks' where all must be equal, the call fails on all
+ * ranks. The text names the rank and what differs. Functions make the context's device current while they run and
+ * restore the caller's device.
  *
  * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. Where
  * there is room, opening a plan costs one allgather, no cudaMalloc() and no synchronisation of the device. Closing a
@@ -82,9 +82,9 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
  * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for them
  * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not -EINVAL: a
  * number of rows that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a lost rank the
- * others close, and open a smaller world. What could not be freed is freed when a context is opened on the same device
- * after all ranks of the old one on this node have closed it or their processes have ended, or at exit. Ranks that have
- * seen no error call prs_fused_abort() first. */
+ * others close, and open a smaller world. Memory that could not be freed is freed at exit, or when a context is opened
+ * on the same device. For that, all ranks of the old context on this node must have closed it, or their processes must
+ * have ended. Ranks that have seen no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of

@@ -91,9 +91,9 @@ struct prs_gemm_plan;
 /** *Collective.* tuning NULL: what was measured for the nearest shape, in the file that PERSEUS_FUSED_TUNING names for
  * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
- * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) when the fused
- * kernel cannot run it, because n or k is not a multiple of 8, or would be slower. prs_gemm_plan_query() says what was
- * chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+ * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
+ * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
+ * was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does

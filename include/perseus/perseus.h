@@ -250,10 +250,9 @@ PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rai
 /**
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Other connections
  * (garbage, wrong version, wrong cookie, silent until the time limit) are refused and logged once; they do not disturb
- * peers.
- * Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. -errno is also returned when a peer
- * had to be refused because something failed here (no memory, no queues, no common rail), or when the peer reports that
- * it failed. The listener remains usable. */
+ * peers. Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. It is also -errno when
+ * something failed here and a peer had to be refused for it (no memory, no queues, no common rail), and when the peer
+ * reports a failure. The listener remains usable. */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
 /** Drop unfinished connections and stop listening. NULL is allowed. */
 PRS_API void prs_listener_close(struct prs_listener *listener);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * A team: a set of ranks that reach each other through peers, each made when it is first used. A team has contexts.
- * Each pair of ranks has its own peer in each context, so contexts are independent ordering domains and different
- * threads may drive them (one thread at a time for one context).
+ * Each pair of ranks has its own peer in each context, so contexts are independent ordering domains. Different threads
+ * may drive different contexts, one thread at a time for each.
  *
  * There is no accept thread. Connections are accepted inside prs_team_progress(), on behalf of every context.
  *

@@ -126,8 +126,8 @@ static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t s
     return 0;
 }
 
-/* Limits for every algorithm that may be chosen. By default cuBLASLt assumes that pointers are aligned to 256 bytes,
- * and may add parts of K in the type of C, which rounds more than once (seen with odd numbers of rows). */
+/* Limits for every algorithm that may be chosen. By default cuBLASLt assumes that pointers are aligned to 256 bytes. It
+ * may also add parts of K in the type of C, which rounds more than once (seen with odd numbers of rows). */
 static int limit(cublasLtMatmulPreference_t preference)
 {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
