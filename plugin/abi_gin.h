@@ -34,8 +34,8 @@ struct gin_config_v13 {
 struct rma_config_v14 { /* v14 to v16 */
     int contexts, traffic_class, rank_stride;
 };
-/* The members that every version of the RMA configuration begins with. v17 is in no release that could be checked, and
- * its drafts differ in the members that follow, which say which ranks are used and are not needed here. */
+/* The members that every version of the RMA configuration begins with. v17 is in no release that could be checked. Its
+ * drafts differ in the members that follow: these say which ranks are used, which is not needed here. */
 struct rma_config {
     int contexts, traffic_class;
 };

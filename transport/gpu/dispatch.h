@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Turns the commands of a ring into transfers: takes and checks them, hands them to the order engine in the order of
- * the ring, queues them by rank, posts them, and retires them in the order of the ring. No thread; one caller at a
+ * the ring, queues them by rank, and posts them. They retire in the order of the ring. No thread; one caller at a
  * time. */
 #ifndef TRANSPORT_DISPATCH_H
 #define TRANSPORT_DISPATCH_H

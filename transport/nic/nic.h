@@ -3,8 +3,8 @@
  * ask only for its properties, never for its name. Each device's domain holds the back end that drives it; backends.c
  * lists those that there are.
  *
- * in_order promises that requests of one queue take effect at the remote side in the order of posting, and that a
- * completion with immediate is seen there only after the bytes of its request and of all earlier requests of the queue.
+ * in_order promises that requests of one queue take effect at the remote side in the order of posting. A completion
+ * with immediate is then seen there only after the bytes of its request and of all earlier requests of the queue.
  * Without in_order, only the bytes of the request itself precede its completion with immediate. */
 #ifndef TRANSPORT_NIC_H
 #define TRANSPORT_NIC_H
