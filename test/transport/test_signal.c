@@ -75,8 +75,8 @@ RUN(follows_its_puts_in_order_over_many_queues, .policy = "in_order", .rails = {
 RUN(follows_its_puts_drained, .policy = "drain", .rails = {2, 2}, .queues_per_rail = 2)
 RUN(follows_its_puts_fenced, .policy = "nic_fence", .rails = {2, 2})
 
-/* Data that arrived over another rail than the signal may still be on its way to a device when its completion is here,
- * so each round then flushes it by a read, once. Host memory, or a single rail that keeps order, needs no such read. */
+/* Data that arrived over another rail than the signal may still be on its way to a device when its completion is here.
+ * So each round flushes it by one read. Host memory, or a single rail that keeps order, needs no such read. */
 static void check_flushes(struct pair *pair)
 {
     bool wanted = pair->spec->words_on_device && (pair->spec->rails[1] > 1 || !pair_in_order(pair));

@@ -204,9 +204,9 @@ static int set_environment(const void *arg)
     char *joined;
     if (asprintf(&joined, "%s%s%s", run->libdir, old && *old ? ":" : "", old ? old : "") < 0)
         return -ENOMEM;
-    /* Streams share the driver's 8 hardware queues. A stream of the application that waits there for a kernel stops
-     * those after it, the NIC's copies among them, and the kernel may be waiting for these copies. 32 is the driver's
-     * maximum. */
+    /* Streams share the driver's 8 hardware queues. A stream of the application that waits there for a kernel stops the
+     * streams after it, the NIC's copies among them. The kernel may be waiting for just these copies. 32 is the
+     * driver's maximum. */
     int r = setenv("LD_LIBRARY_PATH", joined, 1) || setenv(SN_WORLD_ENV, run->path, 1) ||
                     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0)
                 ? -errno

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The namespaces of a world's command, for a launcher that joins the world. Processes copy from and to each other's
- * memory, which the kernel allows within one user namespace, and from outside into it, but not between two that an
- * unprivileged user made side by side. */
+ * memory. The kernel allows this within one user namespace, and from outside into it, but not between two namespaces
+ * that an unprivileged user made separately. */
 #ifndef SOFTNIC_NAMESPACES_H
 #define SOFTNIC_NAMESPACES_H
 

@@ -33,8 +33,8 @@ static bool is_words(const struct sn_copy *c)
     return c->dst_count <= SN_CUDA_STREAM_WORDS;
 }
 
-/* Is it into device memory of one registration that this process can reach, from device memory alone (one piece, if it
- * is another process's) or from a few bytes of host memory? */
+/* Can the copy be queued? Its target must be device memory of one registration that this process can reach. Its source
+ * is device memory alone (in one piece, if it is another process's), or a few bytes of host memory. */
 static bool can_write(const struct sn_copy *c)
 {
     bool from_device = c->src[0].kind == SN_MEM_CUDA;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Atomics on device memory that share their copies: the words of all that are ready are read together, changed here in
- * the order of the requests, and written after everything posted before them, all in the copy queue of their queue
- * pair. The world's locks of the words are held from the read until all is written. */
+/* Atomics on device memory that share their copies: the words of all that are ready are read together and changed here
+ * in the order of the requests. They are written after everything posted before them. All this is done in the copy
+ * queue of their queue pair. The world's locks of the words are held from the read until all is written. */
 #ifndef SOFTNIC_ATOMIC_BATCH_H
 #define SOFTNIC_ATOMIC_BATCH_H
 

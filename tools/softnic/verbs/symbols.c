@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The other exports of libibverbs: fork support (not needed here), sysfs helpers, unsupported calls, and the entry
- * points for provider drivers, so that a real libmlx5 or libefa finds every symbol, and then no device of its own. */
+ * points for provider drivers. So a real libmlx5 or libefa finds every symbol, but no device of its own. */
 #include "tools/softnic/verbs/symbols.h"
 
 #include <fcntl.h>

@@ -12,8 +12,8 @@ unsigned sn_cores(void);
 bool sn_cores_are_few(void);
 
 /* Let another thread have this core; for threads that wait in a loop. Where cores are few this is a short sleep, not a
- * yield: since Linux 6.6 a yield costs the thread a time slice, and the first thread that computes can keep threads
- * that yield to each other off the cores for up to 5 s (measured with three threads on two cores). */
+ * yield: since Linux 6.6 a yield costs the thread a time slice. One thread that computes can then keep threads that
+ * yield to each other off the cores for up to 5 s (measured with three threads on two cores). */
 void sn_give_way(void);
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waking a file descriptor of another process: each completion channel and each opened device is a datagram socket
- * whose abstract name consists of the world's id and a number, so that any process of the world can make it readable. A
- * datagram is only a token. The event itself is in shared memory, so nothing is lost when a token finds the socket
- * full. */
+/* Waking a file descriptor of another process: each completion channel and each opened device is a datagram socket. Its
+ * abstract name consists of the world's id and a number, so any process of the world can make it readable. A datagram
+ * is only a token. The event itself is in shared memory, so nothing is lost when a token finds the socket full. */
 #ifndef SOFTNIC_WAKE_H
 #define SOFTNIC_WAKE_H
 
