@@ -151,7 +151,7 @@ static bool add_partials(struct cluster *c, uint32_t epoch, struct slab *x)
     return true;
 }
 
-/* All-gather: every chunk of the row tile, in the order of K steps; the sum of what should be there is the result. */
+/* All-gather: read every chunk of the row tile, in the order of K steps. The result is the sum of the values. */
 static bool read_rows(struct cluster *c, uint32_t epoch, struct slab *x)
 {
     struct rank *me = &c->model->ranks[c->rank];

@@ -785,7 +785,7 @@ Test(hopper, unfused_fp16_products_are_right, .timeout = 900)
 }
 
 /* A has every finite fp16 number; rank 0's B is a diagonal, that of others is 0. So an element of C is a product of two
- * numbers, rounded once, with or without a journey. */
+ * numbers, rounded once, whether or not it travels between ranks. */
 enum { EVERY_ROWS = 1024, EVERY_COLUMNS = 64 };
 static const float DIAGONAL[] = {1, 0x1p-3f, -0x3p-12f, 0x1p-10f, 0x1p5f, -7, 0x1p-24f, 0x1.004p0f};
 

@@ -39,7 +39,7 @@ struct stamp {
 
 void order_add(struct order_sum *sum, const struct stamp &s);
 
-/* What was released to a word, and for whom. */
+/* A release to a word: what it publishes, and for which scope. */
 struct order_release {
     enum scope scope;
     struct origin from;

@@ -132,7 +132,7 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
 }
 
 /* The network of the TCP stream has failed, so it no longer shows that a silent peer has died. The network of the rails
- * may be well. So write no bytes to the peer now and then: the NIC reports whether it answers. */
+ * may be well. So post a zero-byte write to the peer now and then: the NIC reports whether it answers. */
 static PRS_COLD int touch_peer(struct prs_peer *peer)
 {
     uint64_t now_ns = prs_clock_ns();

@@ -112,8 +112,8 @@ int prs_peer_post(struct prs_peer *peer);
 int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct prs_peer_list *list);
 /* Handle events of this link of it; count may be the -errno of polling. Return 0 or -errno: the peer has failed now. */
 int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count);
-/* It was in the list, and was taken from it. It joins again if it wants to. Return how much was done, or the sticky
- * -errno. */
+/* Make progress on a peer that was taken from the list of peers that want progress. The peer joins the list again if it
+ * still wants progress. Return how much was done, or the sticky -errno. */
 int prs_peer_attend(struct prs_peer *peer);
 /* Now and then: if nothing has arrived since the last call, are the other process and the rails alive? Return 0 or
  * -errno. */

@@ -265,8 +265,8 @@ static bool real_known(const struct hook *hook)
     return real != NULL;
 }
 
-/* What to give for what the driver has found. A function of another version may have other parameters, and is left
- * alone. */
+/* The function to return in place of the one that the driver found. A function of another version may have other
+ * parameters, and is returned unchanged. */
 static void *replacement(const char *name, void *found, int version, uint64_t flags)
 {
     if (!strcmp(name, "cuGetProcAddress"))

@@ -125,7 +125,8 @@ struct sn_qp {
     uint32_t receives_due;   /* receives that those in it will take */
     uint64_t pipeline_bytes; /* of the writes in it */
     struct sn_copy_queue queue;
-    uint64_t window_users[SN_MAX_INITIATORS]; /* who was there when a window was invalidated (window.c) */
+    /* the initiators that were executing when a window was invalidated (window.c) */
+    uint64_t window_users[SN_MAX_INITIATORS];
     bool window_waits;
     struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
 };
