@@ -55,7 +55,7 @@ struct net {
     uint64_t sizes[PRS_NOTIFY_IDS];
     uint64_t credit;
     uint32_t taken[PRS_ORDER_MAX_QUEUES]; /* immediates of each queue, since it was connected */
-    bool has_lost;                        /* some path, once: requests may be delivered twice */
+    bool has_lost;                        /* a path was lost at some time, so requests may be delivered twice */
     uint32_t completions, replayed, taken_late;
 };
 

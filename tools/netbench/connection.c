@@ -30,7 +30,7 @@ static int listen_all(struct job *job, struct stream *streams, int count)
     return 0;
 }
 
-/* Return 1 when the stream got its comm to the peer, 0 when not yet. */
+/* Return 1 if the stream is now connected to its peer, 0 if not yet. */
 static int try_connect(struct job *job, struct stream *stream)
 {
     struct meeting *meeting = job_meeting(job, stream->route.to, stream->route.rank, stream->route.comm);

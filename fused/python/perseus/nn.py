@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers that are split among the ranks of a group (tensor parallelism), with sequence parallelism if wanted.
 
-A column-parallel layer holds out_features / W rows of the weight, a row-parallel one in_features / W columns. With sequence parallelism the
-activations between the two pairs of a transformer are split along `sequence_dim` (tokens, or sequence in [sequence, batch, features]):
+A column-parallel layer holds out_features / W rows of the weight, a row-parallel one in_features / W columns. With
+sequence parallelism the activations between the two pairs of a transformer are split along `sequence_dim` (tokens, or
+sequence in [sequence, batch, features]):
 
     x [t / W, ..., in]  -> ColumnParallelLinear -> [t, ..., hidden / W] -> RowParallelLinear -> [t / W, ..., out]
 
-Without it x and the result have t rows on every rank. Weights are laid out as torch.nn.Linear's; dtype is bfloat16, or float16. Layers take what
-torch.nn.Linear takes: views are copied where the ops need dense rows.
+Without it x and the result have t rows on every rank. Weights are laid out as torch.nn.Linear's; dtype is bfloat16, or
+float16. Layers take what torch.nn.Linear takes: views are copied where the ops need dense rows.
 
-Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and optimizers know which part a rank
-has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch has no mesh (those made from a store) have plain tensors.
+Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and
+optimizers know which part a rank has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch
+has no mesh (those made from a store) have plain tensors.
 """
 from __future__ import annotations
 
@@ -233,7 +235,8 @@ class RowParallelLinear(_Parallel):
 
 # ---- replicated parameters ----
 
-# of a parameter: whether its gradients are parts of a sum, False also where it is split; of a module: the names of the parameters whose gradients are
+# Of a parameter: whether its gradients are parts of a sum; False also where it is split. Of a module: the names of the
+# parameters whose gradients are.
 _MARK = "perseus_replicated"
 
 

@@ -33,7 +33,7 @@ enum {
     PROBE_MOST = 4096,
     LINGER_NS = 50000,   /* after a look at a device copy: the next look comes sooner than a sleeper would wake up */
     REAL_NAP_NS = 20000, /* a sleep of a microsecond would end before the thread is off its core */
-    /* looks at the pipeline come every microsecond; only one in this many is judged as a piece of work */
+    /* looks at the pipeline come every microsecond: this many of them count as one piece of work */
     LOOKS_A_PIECE = 64,
 };
 
