@@ -74,7 +74,7 @@ struct prs_moe_args {
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
-    uint32_t ends;       /* this kernel is the last one of its launch; 2: of a launch without routing */
+    uint32_t ends;       /* not 0: this kernel is the last one of its launch. 2: the launch has no routing */
 
     /* Combine: */
     const uint8_t *results;  /* rows of the experts */

@@ -452,7 +452,8 @@ Test(hopper, plans_that_share_memory_may_be_launched_in_any_order, .timeout = 90
 }
 
 /* ---- many ranks of a node ---- */
-/* More than three sums of others take more than one lap of the stages that bring them. */
+/* More than three sums of other ranks do not fit the stages through which they are loaded, which are then used
+ * again. */
 Test(hopper, five_to_eight_ranks_of_a_node_are_right, .timeout = 1200)
 {
     static const struct row rows[] = {

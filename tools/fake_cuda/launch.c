@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waits for the GPU's work, the first launch of a kernel, captures of a stream: what stands between the application and
- * the driver (tools/softnic/cuda) has to do with. */
+/* Waits for the GPU's work, first launches of kernels, captures of streams: the calls that tools/softnic/cuda
+ * intercepts between the application and the driver. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -21,7 +21,7 @@ static __global__ void fill(void *to, uint64_t count, uint32_t dtype, uint32_t s
     }
 }
 
-/* Of one rounding, relative: half of the last of 8 bits (fp16: of 11), and a little more. */
+/* The relative error of one rounding: half a unit in the last of 8 bits (fp16: of 11 bits), and a little more. */
 static __device__ double rounding(const struct bench_problem &p)
 {
     return p.shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;

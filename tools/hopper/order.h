@@ -54,7 +54,7 @@ struct order_thread {
     std::vector<order_release> unfenced;          /* read by relaxed loads, and acquired by the next fence */
     struct view narrow;                           /* released or acquired with too narrow a scope; for reports */
     uint32_t stores;                              /* bulk stores issued */
-    std::deque<uint32_t> groups;                  /* that number at each commit, of the newest groups */
+    std::deque<uint32_t> groups;                  /* the value of `stores` at each commit, for the newest groups */
     uint64_t joined[3][JOINS_REMEMBERED];         /* vectors that `now.base` contains, by the fields of a view */
 };
 

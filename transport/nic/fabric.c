@@ -235,7 +235,8 @@ bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_ra
     if (!fabric->config.failover || !fabric->config.standby || rails->count != 1 || !rail->domain->nic->in_order ||
         (policy != PRS_POLICY_AUTO && policy != PRS_POLICY_COUNTED))
         return false;
-    /* Of equally near ones the next, so that the rails of a node stand by for each other in a circle. */
+    /* Among equally near rails take the next one by number, so that each rail of a node has a different standby
+     * rail. */
     for (int k = 1; k < fabric->rail_count; k++) {
         int i = (rails->rail[0] + k) % fabric->rail_count;
         int near = prs_pci_path_common(rail->info.pci_path, fabric->rail[i].info.pci_path);

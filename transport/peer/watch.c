@@ -205,7 +205,7 @@ void prs_watch_add(struct prs_peer *peer)
                  peer->remote, strerror(r));
 }
 
-/* A forked child may hold the stream open. */
+/* Remove the stream from the epoll set. Closing it does not, if a forked child holds it open. */
 void prs_watch_lose_stream(struct prs_peer *peer)
 {
     if (peer->failover->watched.peer)

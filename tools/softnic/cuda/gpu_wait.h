@@ -23,7 +23,7 @@ void sn_gpu_wait(const char *name);
 /* Whether nobody has asked for these two in the current context before. */
 bool sn_gpu_first(uint64_t a, uint64_t b);
 
-/* Code was unloaded: what was seen may come again as something else. */
+/* Code was unloaded: forget the pairs that were seen, since other code may get the same addresses. */
 void sn_gpu_forget(void);
 
 /* A capture has begun (1) or ended (-1). */

@@ -154,7 +154,7 @@ static int copied_here_start(struct client_job *a)
     return r == SN_COPY_OWNER ? sn_owner_copy_start(&a->copy) : r;
 }
 
-/* To the copier all registered memory is its own; here it is the target's. */
+/* Translate an error of the copier: it reports registered memory as its own, but here that memory is the target's. */
 static int result_of_copier(int r)
 {
     return r == -ENOENT || r == -EINVAL ? -EFAULT : r;
