@@ -216,7 +216,7 @@ Test(attention_deal, all_ctas_get_the_same_work_within_a_few_percent)
         }
 }
 
-/* Those of the emulator's test of merging (test/hopper/test_attention.c). */
+/* The shapes with which the emulator's test checks merging (test/hopper/test_attention.c). */
 Test(attention_deal, what_does_not_go_round_is_cut)
 {
     static struct row cut[] = {{1, 1, 1, 1, 1100, 0, 176, 1, 4},      {2, 1, 1, 1, 500, 1, 128, 1, 4},

@@ -452,8 +452,7 @@ Test(hopper, plans_that_share_memory_may_be_launched_in_any_order, .timeout = 90
 }
 
 /* ---- many ranks of a node ---- */
-/* More than three sums of other ranks do not fit the stages through which they are loaded, which are then used
- * again. */
+/* With more than three sums of other ranks, the stages through which they are loaded are used again. */
 Test(hopper, five_to_eight_ranks_of_a_node_are_right, .timeout = 1200)
 {
     static const struct row rows[] = {

@@ -14,7 +14,7 @@ struct bench_moe_problem {
 
 /* One row that must result. */
 struct bench_moe_row {
-    uint32_t row, expert; /* of this rank's own */
+    uint32_t row, expert; /* expert: index among this rank's experts */
     struct prs_moe_row from;
 };
 

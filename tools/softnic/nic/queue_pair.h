@@ -194,7 +194,7 @@ uint64_t sn_qp_run(struct sn_qp *qp);
 /* Is an asynchronous copy under way? The caller is the runner, or holds the mutex while there is none. */
 bool sn_qp_copying(struct sn_qp *qp);
 
-/* Has everything that was begun ended? As above. */
+/* Has every request that was begun ended? The same callers. */
 bool sn_qp_drained(struct sn_qp *qp);
 
 /* Stop running; `at` is what sn_qp_run returned. Queue for the engine if anything is left. The caller holds the
