@@ -18,16 +18,16 @@ enum {
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
-/* Positions of one head in a piece. */
-PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t head_dim)
+/* Positions of one head in a piece. row_bytes: of one position of one head. */
+PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
 {
-    return PRS_ATTENTION_PUSH_BYTES / (head_dim * 2);
+    return PRS_ATTENTION_PUSH_BYTES / row_bytes;
 }
 
 /* How the copy engine sees a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim]: always
- * as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head and
- * batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment are then beyond
- * the tensor: they read as zero. */
+ * as five dimensions (the columns of 128 bytes, positions of a segment, the other columns, .., ..), of which the last
+ * two are head and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment
+ * are then beyond the tensor: they read as zero. */
 struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };

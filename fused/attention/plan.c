@@ -14,7 +14,7 @@
 
 static const double LOG2_E = 1.4426950408889634;
 
-enum { BF16_BYTES = 2, SWIZZLE_COLUMNS = 64, WARPGROUP_ROWS = 64 };
+enum { WARPGROUP_ROWS = 64 };
 
 struct prs_attention_plan {
     struct prs_plan base;
@@ -66,16 +66,18 @@ static int encode_tensors(const struct prs_attention_plan *p, const void *base, 
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
     struct prs_attention_strides x = strides_of(p, heads);
-    uint32_t columns = box.swizzled ? SWIZZLE_COLUMNS : p->shape.head_dim, parts = p->shape.head_dim / columns;
-    struct prs_tensor_view v = {
-        .base = base,
-        .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
-        .stride = {x.row * BF16_BYTES, (uint64_t)columns * BF16_BYTES, x.head * BF16_BYTES, x.segment * BF16_BYTES},
-        .box = {columns, box.rows, parts, 1, 1},
-        .swizzled = box.swizzled};
+    uint32_t bytes = prs_element_bytes(PRS_ATTENTION_TYPE);
+    uint32_t columns = box.swizzled ? prs_element_step(PRS_ATTENTION_TYPE) : p->shape.head_dim;
+    uint32_t parts = p->shape.head_dim / columns;
+    struct prs_tensor_view v = {.base = base,
+                                .type = PRS_ATTENTION_TYPE,
+                                .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
+                                .stride = {x.row * bytes, (uint64_t)columns * bytes, x.head * bytes, x.segment * bytes},
+                                .box = {columns, box.rows, parts, 1, 1},
+                                .swizzled = box.swizzled};
     if (p->shape.heads_first != 0) {
         v.size[3] = s->segments;
-        v.stride[2] = x.segment * BF16_BYTES, v.stride[3] = x.head * BF16_BYTES;
+        v.stride[2] = x.segment * bytes, v.stride[3] = x.head * bytes;
     }
     return prs_tensor_view_encode(&v, map);
 }
@@ -95,12 +97,13 @@ static int encode_received(struct prs_attention_plan *p)
     if (p->args.planes != 0)
         return encode_tensors(p, p->args.staging[0], prs_attention_tensor(s->place.world, 0), p->shape.heads_kv, box,
                               &p->args.received);
-    uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
-    uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
+    uint64_t row = p->args.row_bytes, stage = s->segment_rows * row;
+    uint32_t columns = prs_element_step(PRS_ATTENTION_TYPE), parts = p->shape.head_dim / columns;
     struct prs_tensor_view v = {.base = p->args.staging[0],
-                                .size = {SWIZZLE_COLUMNS, s->segment_rows, parts, prs_attention_stages(s), 1},
-                                .stride = {row, SWIZZLE_COLUMNS * BF16_BYTES, stage, stage},
-                                .box = {SWIZZLE_COLUMNS, box.rows, parts, 1, 1},
+                                .type = PRS_ATTENTION_TYPE,
+                                .size = {columns, s->segment_rows, parts, prs_attention_stages(s), 1},
+                                .stride = {row, PRS_STAGE_ROW, stage, stage},
+                                .box = {columns, box.rows, parts, 1, 1},
                                 .swizzled = true};
     return prs_tensor_view_encode(&v, &p->args.received);
 }
@@ -250,7 +253,7 @@ static void fill_args(struct prs_attention_plan *p)
     a->scale_log2 = (float)(scale * LOG2_E);
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides = strides_of(p, p->shape.heads_q);
-    a->row_bytes = p->shape.head_dim * BF16_BYTES;
+    a->row_bytes = prs_attention_row_bytes(&p->shape);
     a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
@@ -360,7 +363,7 @@ static int encode_inputs(struct prs_attention_plan *p, const struct prs_attentio
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
     struct box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
-    struct box piece = {prs_attention_piece_rows(p->shape.head_dim), false};
+    struct box piece = {prs_attention_piece_rows(p->args.row_bytes), false};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;
     int r = encode_tensor(p, x->q, p->shape.heads_q, queries, &a->q);
     if (!r)

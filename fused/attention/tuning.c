@@ -67,7 +67,7 @@ uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const
 
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
-    return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
+    return (uint64_t)prs_attention_stages(s) * s->segment_rows * prs_attention_row_bytes(a);
 }
 
 /* Products of this rank: all ranks have the same, half of them when causal. */
@@ -86,7 +86,7 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
     for (uint32_t way = 0; way < s->place.nodes; way++)
         for (uint32_t d = 1; d < s->place.local_ranks; d++)
             segments += copied ? s->segments : prs_attention_wanted(s, way, d);
-    info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+    info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * prs_attention_row_bytes(a);
     travel = (double)info->sent_bytes / (copied ? PRS_BESIDE_COPY_BYTES_PER_US : PRS_STORE_BYTES_PER_US);
     info->predicted_us = PRS_START_US + (compute > travel ? compute : travel);
 }
@@ -94,7 +94,8 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 /* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
 static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
-    return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+    return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * 2 * s->segment_rows *
+           prs_attention_row_bytes(a);
 }
 
 /* Where the fullest link is busy for more than half of the time, nearly all of it: causal 16384 on 4 H200 2007 us, with
@@ -199,7 +200,7 @@ static int choose_slabs(const struct prs_attention_shape *a, struct prs_attentio
 {
     if (t->slab_rows == 0) /* between nodes each slab costs a put and a signal: long slabs take 0.69 of the time */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
-    s->chunk_rows = prs_attention_piece_rows(a->head_dim);
+    s->chunk_rows = prs_attention_piece_rows(prs_attention_row_bytes(a));
     if (t->slab_rows % s->chunk_rows != 0)
         return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, what is sent at a time",
                         t->slab_rows, s->chunk_rows);

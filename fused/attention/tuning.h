@@ -6,7 +6,17 @@
 #include <perseus/attention.h>
 
 #include "fused/attention/layout.h"
+#include "fused/core/element.h"
 #include "fused/core/place.h"
+
+/* Of queries, keys, values and results. */
+enum { PRS_ATTENTION_TYPE = PRS_DTYPE_BF16 };
+
+/* Of one position of one head. */
+static inline uint32_t prs_attention_row_bytes(const struct prs_attention_shape *shape)
+{
+    return shape->head_dim * prs_element_bytes(PRS_ATTENTION_TYPE);
+}
 
 /* 0, or -EINVAL for a shape that no kernel can run. */
 int prs_attention_tuning_check(const struct prs_attention_shape *shape, uint32_t world);

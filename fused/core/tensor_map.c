@@ -5,9 +5,8 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 
+#include "fused/core/element.h"
 #include "transport/util/error.h"
-
-enum { BOX_COLUMNS = 64, BF16_BYTES = 2 };
 
 /* Found through the runtime, so that the library loads without libcuda.so. */
 static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
@@ -27,7 +26,7 @@ static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
     return have;
 }
 
-static int encode(const void *base, uint32_t rank, const cuuint64_t *size, const cuuint64_t *stride,
+static int encode(const void *base, uint32_t type, uint32_t rank, const cuuint64_t *size, const cuuint64_t *stride,
                   const cuuint32_t *box, bool swizzled, CUtensorMap *map)
 {
     PFN_cuTensorMapEncodeTiled_v12000 fn = encoder();
@@ -35,7 +34,7 @@ static int encode(const void *base, uint32_t rank, const cuuint64_t *size, const
     CUresult e;
     if (!fn)
         return prs_fail(-ENOTSUP, "fused: the driver has no cuTensorMapEncodeTiled: older than CUDA 12.0");
-    e = fn(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, (void *)(uintptr_t)base, size, stride, box, steps,
+    e = fn(map, prs_element_find(type)->tensor, rank, (void *)(uintptr_t)base, size, stride, box, steps,
            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (e != CUDA_SUCCESS)
@@ -47,9 +46,10 @@ static int encode(const void *base, uint32_t rank, const cuuint64_t *size, const
 int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map)
 {
     cuuint64_t size[3] = {t->columns, t->rows, t->planes};
-    cuuint64_t pitch = (t->pitch != 0 ? t->pitch : t->columns) * BF16_BYTES, stride[2] = {pitch, pitch * t->rows};
-    cuuint32_t box[3] = {BOX_COLUMNS, t->box_rows, 1};
-    return encode(t->base, t->planes == 0 ? 2 : 3, size, stride, box, t->swizzled, map);
+    cuuint64_t pitch = (t->pitch != 0 ? t->pitch : t->columns) * prs_element_bytes(t->type),
+               stride[2] = {pitch, pitch * t->rows};
+    cuuint32_t box[3] = {prs_element_step(t->type), t->box_rows, 1};
+    return encode(t->base, t->type, t->planes == 0 ? 2 : 3, size, stride, box, t->swizzled, map);
 }
 
 int prs_tensor_view_encode(const struct prs_tensor_view *v, CUtensorMap *map)
@@ -59,5 +59,5 @@ int prs_tensor_view_encode(const struct prs_tensor_view *v, CUtensorMap *map)
         size[i] = v->size[i];
     for (int i = 0; i < 4; i++)
         stride[i] = v->stride[i];
-    return encode(v->base, 5, size, stride, v->box, v->swizzled, map);
+    return encode(v->base, v->type, 5, size, stride, v->box, v->swizzled, map);
 }

@@ -17,6 +17,7 @@ enum {
 
 enum {
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
+    PRS_STAGE_ROW = 128, /* bytes: one swizzle row of A or B; how many elements those are follows from their type */
     PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
     PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
     PRS_STAGE = PRS_STAGE_A + PRS_STAGE_B,

@@ -162,10 +162,15 @@ static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, 
 {
     const struct prs_gemm_shape *s = t->shape;
     struct prs_gemm_tuning list[MAX_CANDIDATES];
-    uint32_t count = list_candidates(t->ctx, s, list);
+    uint32_t count = 0;
     struct heard heard = {0};
     float least = FLT_MAX;
-    int r = prs_ranks_agree(t->ctx, order(t, list, count));
+    int r = prs_gemm_shape_check(t->ctx, s);
+    if (!r) {
+        count = list_candidates(t->ctx, s, list);
+        r = order(t, list, count);
+    }
+    r = prs_ranks_agree(t->ctx, r);
     for (uint32_t i = 0; i < count && r == 0 && !heard.late; i++) {
         struct prs_gemm_tuning *c = &list[i];
         if (i == 1 && c->path == PRS_GEMM_PATH_UNFUSED && list[0].path == PRS_GEMM_PATH_UNFUSED)
@@ -211,11 +216,13 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                       const struct prs_gemm_operands *operands, uint32_t rounds, cudaStream_t stream,
                       struct prs_gemm_tuning *best)
 {
-    struct trial t = {.ctx = ctx, .shape = shape, .operands = operands, .rounds = rounds, .stream = stream};
+    struct prs_gemm_shape own = *shape;
+    struct trial t = {.ctx = ctx, .shape = &own, .operands = operands, .rounds = rounds, .stream = stream};
     double us;
     int before, r;
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
+    prs_gemm_shape_fill(&own);
     t.until_ns = UINT64_MAX;
     r = prs_cuda_enter(ctx, &before);
     if (r)
@@ -267,9 +274,9 @@ static struct matrices matrices_of(const struct prs_fused *ctx, const struct prs
     uint64_t columns = prs_result_columns(s);
     uint64_t rows_a = s->op == PRS_GEMM_ALLGATHER ? s->m / world : s->m;
     uint64_t rows_c = s->op == PRS_GEMM_REDUCE_SCATTER ? s->m / world : s->m;
-    return (struct matrices){.a = aligned(rows_a * s->k * 2),
-                             .b = aligned((uint64_t)s->n * s->k * 2),
-                             .c = aligned(rows_c * columns * prs_result_element(s))};
+    return (struct matrices){.a = aligned(rows_a * s->k * prs_operand_bytes(s)),
+                             .b = aligned((uint64_t)s->n * s->k * prs_operand_bytes(s)),
+                             .c = aligned(rows_c * columns * prs_result_bytes(s))};
 }
 
 /* Collective. *there: all ranks have memory and values; where one has not, none measures, which is no error. */
@@ -303,13 +310,15 @@ bool prs_autotune_measures(const struct prs_fused *ctx, const struct prs_gemm_sh
 int prs_autotune_opening(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct prs_gemm_shape own = *shape;
-    struct matrices x = matrices_of(ctx, shape);
+    struct matrices x;
     struct prs_gemm_operands operands = {0};
     struct trial t = {.ctx = ctx, .shape = &own, .operands = &operands, .rounds = OPENING_ROUNDS};
     bool there = false;
     double us = 0;
     int before, r;
+    prs_gemm_shape_fill(&own);
     own.c_anywhere = shape->op == PRS_GEMM_ALLREDUCE;
+    x = matrices_of(ctx, &own);
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
     r = prs_cuda_enter(ctx, &before);
     if (r)

@@ -6,9 +6,10 @@ static int copy_piece(struct prs_gemm_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;
     const struct prs_schedule *s = &p->schedule;
-    uint64_t pitch = (uint64_t)p->shape.k * 2, from_pitch = prs_pitch(p->shape.lda, p->shape.k) * 2,
+    uint32_t bytes = prs_operand_bytes(&p->shape);
+    uint64_t pitch = (uint64_t)p->shape.k * bytes, from_pitch = prs_pitch(p->shape.lda, p->shape.k) * bytes,
              row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
-    uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
+    uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_STAGE_ROW;
     uint64_t begin = piece->segment * width;
     const uint8_t *from = (const uint8_t *)p->operands.a + row * from_pitch + begin;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);

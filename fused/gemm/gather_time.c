@@ -78,8 +78,8 @@ static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u
         steps = s->k_steps - step;
     before = ((double)turn * s->block_rows + first) * s->k_steps + (double)rows * step;
     own = (double)rows * steps;
-    before *= PRS_TILE_K * 2 / PRS_COPY_BYTES_PER_US;
-    own = own * PRS_TILE_K * 2 / PRS_COPY_BYTES_PER_US + PIECE_US;
+    before *= PRS_STAGE_ROW / PRS_COPY_BYTES_PER_US;
+    own = own * PRS_STAGE_ROW / PRS_COPY_BYTES_PER_US + PIECE_US;
     /* MUTANT(model gather) the host may be what is late:
      * s/fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1)/2 * CALL_US + before + PIECE_US * (piece - 1/ */
     /* MUTANT(model gather) a piece costs more than its bytes: s/+ PIECE_US * (piece - 1)// */
@@ -142,8 +142,8 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, dou
 {
     uint32_t ctas = 2 * clusters;
     double others = s->place.world - 1, unit = s->k_steps * step_us(s, clusters);
-    double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
-    double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / PRS_STORE_BYTES_PER_US);
+    double bytes = others * s->block_rows * s->k_steps * PRS_STAGE_ROW, product = waves(s, clusters) * unit;
+    double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_STAGE_ROW * ctas / PRS_STORE_BYTES_PER_US);
     /* MUTANT(model gather) what is spread takes longer:
      * s#fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk)#ceil((double)prs_schedule_chunks(s) / ctas) * chunk# */
     double pushing = fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);

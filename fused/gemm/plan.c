@@ -25,7 +25,7 @@ static uint64_t bank_bytes(const struct prs_gemm_plan *p)
     if (s->place.world == 1 || s->op == PRS_GEMM_ALONE)
         return 0;
     if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0)
-        return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
+        return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * prs_operand_bytes(&p->shape);
     if (s->op == PRS_GEMM_ALLGATHER)
         return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0);
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
@@ -94,6 +94,7 @@ static int place_copies(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_tensor t = {.base = p->args.staging[0],
+                           .type = p->shape.dtype,
                            .columns = p->shape.k,
                            .box_rows = PRS_TILE_M,
                            .swizzled = true,
@@ -127,21 +128,22 @@ static int place(struct prs_plan *base)
     return base->copies ? place_copies(p) : 0;
 }
 
-static int check_stride(char name, uint32_t ld, uint32_t columns)
+static int check_stride(char name, uint32_t ld, uint32_t columns, uint32_t type)
 {
-    if (ld == 0 || (ld >= columns && ld % 8 == 0))
+    uint32_t step = prs_element_vector(type);
+    if (ld == 0 || (ld >= columns && ld % step == 0))
         return 0;
-    return prs_fail(-EINVAL, "fused: rows of %c are %u elements apart: that must be a multiple of 8, and at least %u",
-                    name, ld, columns);
+    return prs_fail(-EINVAL, "fused: rows of %c are %u elements apart: that must be a multiple of %u, and at least %u",
+                    name, ld, step, columns);
 }
 
 static int check_strides(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
 {
-    int r = check_stride('A', s->lda, s->k);
+    int r = check_stride('A', s->lda, s->k, s->dtype);
     if (!r)
-        r = check_stride('B', s->ldb, s->b_transposed ? s->k : s->n);
+        r = check_stride('B', s->ldb, s->b_transposed ? s->k : s->n, s->dtype);
     if (!r)
-        r = check_stride('C', s->ldc, prs_result_columns(s));
+        r = check_stride('C', s->ldc, prs_result_columns(s), s->sum_dtype);
     if (r || !prs_has_gaps(s))
         return r;
     if (s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != prs_result_columns(s))
@@ -152,31 +154,21 @@ static int check_strides(const struct prs_fused *ctx, const struct prs_gemm_shap
     return 0;
 }
 
-static const char *type_name(uint32_t dtype)
+static const char *type_name(uint32_t type)
 {
-    static const char *const names[] = {
-        [PRS_DTYPE_BF16] = "bf16", [PRS_DTYPE_FP16] = "fp16", [PRS_DTYPE_FP32] = "fp32"};
-    return dtype < sizeof(names) / sizeof(*names) && names[dtype] ? names[dtype] : "not a type that is known";
-}
-
-static void fill_types(struct prs_gemm_shape *s)
-{
-    if (s->dtype == PRS_DTYPE_DEFAULT)
-        s->dtype = PRS_DTYPE_BF16;
-    if (s->sum_dtype == PRS_DTYPE_DEFAULT)
-        s->sum_dtype = s->dtype;
-    if (s->c_dtype == PRS_DTYPE_DEFAULT)
-        s->c_dtype = s->dtype;
+    const struct prs_element *element = prs_element_find(type);
+    return element ? element->name : "not a type that is known";
 }
 
 static int check_types(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
 {
-    if (s->dtype != PRS_DTYPE_BF16 && s->dtype != PRS_DTYPE_FP16)
+    const struct prs_element *type = prs_element_find(s->dtype);
+    if (!type || !type->multiplies)
         return prs_fail(-EINVAL, "fused: dtype %u (%s): the A and B of a product are bf16 or fp16", s->dtype,
                         type_name(s->dtype));
-    if (s->sum_dtype != s->dtype)
-        return prs_fail(-EINVAL, "fused: sum_dtype %u (%s): partial sums travel in the type of A and B, %s",
-                        s->sum_dtype, type_name(s->sum_dtype), type_name(s->dtype));
+    if (s->sum_dtype != type->sum)
+        return prs_fail(-EINVAL, "fused: sum_dtype %u (%s): partial sums travel in %s where A and B are %s",
+                        s->sum_dtype, type_name(s->sum_dtype), type_name(type->sum), type->name);
     if (s->c_dtype != s->dtype && s->c_dtype != PRS_DTYPE_FP32)
         return prs_fail(-EINVAL, "fused: c_dtype %u (%s): C has the type of A and B, %s, or is fp32", s->c_dtype,
                         type_name(s->c_dtype), type_name(s->dtype));
@@ -186,7 +178,7 @@ static int check_types(const struct prs_fused *ctx, const struct prs_gemm_shape 
     return 0;
 }
 
-static int check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
+int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     int r = prs_check_reserved(shape, "struct prs_gemm_shape");
     if (!r)
@@ -240,7 +232,7 @@ static void need_result(struct prs_gemm_plan *p)
     const struct prs_gemm_shape *s = &p->shape;
     if (s->c_anywhere && s->op == PRS_GEMM_ALLREDUCE && p->args.schedule.place.world > 1 && p->inbox_rows < s->m)
         prs_plan_need(&p->base, PRS_GEMM_RESULT, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RESULTS},
-                      (uint64_t)s->m * p->args.n * prs_result_element(s));
+                      (uint64_t)s->m * p->args.n * prs_result_bytes(s));
 }
 
 static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const struct prs_gemm_tuning *t)
@@ -275,7 +267,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     struct prs_fused *ctx = base->ctx;
     struct prs_table_found found = {.source = PRS_TABLE_NONE};
     uint32_t clusters, world = base->alone ? 1 : ctx->config.world, nodes = base->alone ? 1 : ctx->place.nodes;
-    int r = check_shape(ctx, shape);
+    int r = prs_gemm_shape_check(ctx, shape);
     if (!r && p->wanted)
         r = prs_check_reserved(p->wanted, "struct prs_gemm_tuning");
     if (r)
@@ -297,8 +289,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     r = prs_tuning_choose(ctx, shape, p->wanted, &found, clusters, &p->info);
     if (r)
         return r;
-    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
-                      shape->k, p->info.tuning.band);
+    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m,
+                      prs_column_tiles(shape), prs_k_steps(shape), p->info.tuning.band);
     p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_GEMM_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
@@ -362,7 +354,7 @@ static int open_plan(struct prs_fused *ctx, const struct prs_gemm_shape *shape, 
     p->base.sync = &p->args.sync;
     p->base.alone = shape->op == PRS_GEMM_ALONE;
     p->shape = *shape;
-    fill_types(&p->shape);
+    prs_gemm_shape_fill(&p->shape);
     p->rows = shape->m;
     p->wanted = tuning;
     p->measured = measured;
@@ -408,17 +400,18 @@ static int encode_inputs(struct prs_gemm_plan *p)
     bool gathers = sh->op == PRS_GEMM_ALLGATHER;
     uint64_t rows = gathers ? p->schedule.block_rows : p->rows;
     struct prs_tensor ta = {.base = p->operands.a,
+                            .type = sh->dtype,
                             .columns = sh->k,
                             .rows = rows,
                             .pitch = sh->lda,
                             .box_rows = PRS_TILE_M,
                             .swizzled = true};
-    struct prs_tensor tb = {.base = p->operands.b, .pitch = sh->ldb, .swizzled = true};
+    struct prs_tensor tb = {.base = p->operands.b, .type = sh->dtype, .pitch = sh->ldb, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
     if (sh->b_transposed) { /* half of the columns of B per CTA */
-        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
+        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = prs_tile_columns(sh) / 2;
     } else {
-        tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = PRS_TILE_K;
+        tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = prs_element_step(sh->dtype);
     }
     if (!r)
         r = prs_tensor_map_encode(&tb, &p->args.b);
@@ -430,11 +423,13 @@ static int encode_inputs(struct prs_gemm_plan *p)
 }
 
 /* A matrix that has the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
-static struct prs_tensor blocks_of(const struct prs_gemm_plan *p, void *base, uint32_t columns, uint32_t pitch)
+static struct prs_tensor blocks_of(const struct prs_gemm_plan *p, void *base, uint32_t type, uint32_t columns,
+                                   uint32_t pitch)
 {
     const struct prs_schedule *s = &p->schedule;
     bool one = p->shape.op == PRS_GEMM_REDUCE_SCATTER || p->args.whole != 0;
     return (struct prs_tensor){.base = base,
+                               .type = type,
                                .columns = columns,
                                .pitch = pitch,
                                .rows = p->args.whole != 0 ? p->rows : s->block_rows,
@@ -447,8 +442,9 @@ static int encode_results(struct prs_gemm_plan *p)
 {
     void *c = p->operands.c;
     const struct prs_schedule *s = &p->schedule;
-    struct prs_tensor t = blocks_of(p, c, p->args.n, p->shape.ldc);
-    uint64_t bytes = (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * 2;
+    struct prs_tensor t = blocks_of(p, c, p->shape.c_dtype, p->args.n, p->shape.ldc);
+    uint64_t bytes =
+        (((uint64_t)p->rows - 1) * prs_pitch(p->shape.ldc, p->args.n) + p->args.n) * prs_result_bytes(&p->shape);
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_GEMM_ALLREDUCE && s->place.world > 1) {
@@ -527,7 +523,7 @@ static void set_rows(struct prs_gemm_plan *p)
 
 static int launch_fused(struct prs_gemm_plan *p, cudaStream_t stream)
 {
-    struct prs_tensor kept = blocks_of(p, p->operands.gathered, p->shape.k, 0);
+    struct prs_tensor kept = blocks_of(p, p->operands.gathered, p->shape.dtype, p->shape.k, 0);
     int r = encode_inputs(p);
     if (!r)
         r = encode_results(p);
@@ -576,7 +572,7 @@ int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, 
     else
         r = launch_fused(p, stream);
     if (r == 0 && copies)
-        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_element(&p->shape),
+        r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_bytes(&p->shape),
                                   stream);
     prs_cuda_leave(before);
     return r;

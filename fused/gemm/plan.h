@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_GEMM_PLAN_H
 #define PERSEUS_FUSED_GEMM_PLAN_H
 
+#include "fused/core/element.h"
 #include "fused/core/plan.h"
 #include "fused/gemm/layout.h"
 
@@ -18,10 +19,48 @@ static inline uint32_t prs_result_columns(const struct prs_gemm_shape *s)
     return s->gated ? s->n / 2 : s->n;
 }
 
-/* Bytes of an element of C. */
-static inline uint32_t prs_result_element(const struct prs_gemm_shape *s)
+/* Gives a caller's shape the types that it leaves open. All that follows takes shapes that have them. */
+static inline void prs_gemm_shape_fill(struct prs_gemm_shape *s)
 {
-    return s->c_dtype == PRS_DTYPE_FP32 ? 4 : 2;
+    if (s->dtype == PRS_DTYPE_DEFAULT)
+        s->dtype = PRS_DTYPE_BF16;
+    if (s->sum_dtype == PRS_DTYPE_DEFAULT)
+        s->sum_dtype = s->dtype;
+    if (s->c_dtype == PRS_DTYPE_DEFAULT)
+        s->c_dtype = s->dtype;
+}
+
+/* Bytes of an element of A and B, of sums that travel, and of C. */
+static inline uint32_t prs_operand_bytes(const struct prs_gemm_shape *s)
+{
+    return prs_element_bytes(s->dtype);
+}
+
+static inline uint32_t prs_sum_bytes(const struct prs_gemm_shape *s)
+{
+    return prs_element_bytes(s->sum_dtype);
+}
+
+static inline uint32_t prs_result_bytes(const struct prs_gemm_shape *s)
+{
+    return prs_element_bytes(s->c_dtype);
+}
+
+/* The tile of the kernel instance for a shape: its columns of B, and the steps of K that a whole product takes. */
+static inline uint32_t prs_tile_columns(const struct prs_gemm_shape *s)
+{
+    (void)s; /* all instances have the widest one */
+    return PRS_TILE_N;
+}
+
+static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s)
+{
+    return prs_ceil_div(s->n, prs_tile_columns(s));
+}
+
+static inline uint32_t prs_k_steps(const struct prs_gemm_shape *s)
+{
+    return prs_ceil_div(s->k, prs_element_step(s->dtype));
 }
 
 /* Whether rows of A, B or C have gaps. */
@@ -49,6 +88,9 @@ enum prs_gemm_need {
 #define PRS_POOL_COPIED   "gemm: rows that copy engines of other ranks write"
 #define PRS_POOL_TURNS    "gemm: struct prs_turns"
 #define PRS_POOL_RESULTS  "gemm: results of all-reduces that are copied to C"
+
+/* 0, or -EINVAL for a filled shape that no plan can have. */
+int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shape *shape);
 
 struct prs_gemm_plan {
     struct prs_plan base;

@@ -32,7 +32,7 @@ enum prs_gemm_claims {
 
 enum {
     PRS_PAIR_M = 256,   /* rows of one cluster */
-    PRS_PUSH_ROWS = 64, /* all-gather: one pushed chunk is 64 rows x 64 columns, 8 KB */
+    PRS_PUSH_ROWS = 64, /* all-gather: one pushed chunk is 64 rows of one step of K, 8 KB */
     PRS_STRIP_STEPS = 4 /* all-gather: K steps that share one arrival counter */
 };
 
@@ -41,8 +41,8 @@ struct prs_schedule {
     struct prs_place place;
     uint32_t block_rows; /* rows of one block */
     uint32_t pairs;      /* ceil(block_rows / PRS_PAIR_M) */
-    uint32_t columns;    /* ceil(n / PRS_TILE_N) */
-    uint32_t k_steps;    /* ceil(k / PRS_TILE_K) */
+    uint32_t columns;    /* column tiles */
+    uint32_t k_steps;    /* steps of K: PRS_STAGE_ROW bytes of a row of A each */
     uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
     uint32_t bands;      /* ceil(pairs / band) */
     uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
@@ -70,13 +70,14 @@ PRS_SHARED void prs_schedule_rows(struct prs_schedule *s, uint32_t m, bool whole
     s->units = s->place.world * s->pairs * s->columns;
 }
 
+/* m: rows; columns: column tiles; the type of the elements and the tile of the kernel decide what n and k are here. */
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t rank, uint32_t world, uint32_t nodes,
-                                  uint32_t m, uint32_t n, uint32_t k, uint32_t band)
+                                  uint32_t m, uint32_t columns, uint32_t k_steps, uint32_t band)
 {
     s->op = op;
     prs_place_init(&s->place, rank, world, nodes);
-    s->columns = prs_ceil_div(n, PRS_TILE_N);
-    s->k_steps = prs_ceil_div(k, PRS_TILE_K);
+    s->columns = columns;
+    s->k_steps = k_steps;
     s->band = band < 1 ? 1 : band;
     s->segments = 0;
     s->group = 1;
@@ -319,7 +320,7 @@ PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint
 /* ---- pushed chunks: all-gather ---- */
 struct prs_chunk {
     uint32_t row;  /* first row within the own block, a multiple of PRS_PUSH_ROWS */
-    uint32_t step; /* K step: columns step * PRS_TILE_K ... */
+    uint32_t step; /* of K */
 };
 
 PRS_SHARED uint32_t prs_schedule_strips(const struct prs_schedule *s)

@@ -25,13 +25,19 @@ static double journeys(const struct prs_gemm_shape *shape)
     return shape->op == PRS_GEMM_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;
 }
 
+/* Of an element of what travels: rows of A, or sums. */
+static uint32_t travelling_bytes(const struct prs_gemm_shape *shape)
+{
+    return shape->op == PRS_GEMM_ALLGATHER ? prs_operand_bytes(shape) : prs_sum_bytes(shape);
+}
+
 /* Bytes that one rank sends to the other ranks of its node. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
 static double sent_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_GEMM_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
     double shares = shape->op == PRS_GEMM_ALONE ? 0 : (double)(at->local_ranks - 1) / at->local_ranks;
-    return elements * 2 * shares * journeys(shape);
+    return elements * travelling_bytes(shape) * shares * journeys(shape);
 }
 
 /* Bytes to other nodes: one block to each, for an all-reduce one each way. */
@@ -39,7 +45,7 @@ static double far_bytes(const struct prs_gemm_shape *shape, const struct prs_pla
 {
     double elements = shape->op == PRS_GEMM_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
     double shares = shape->op == PRS_GEMM_ALONE ? 0 : (double)(at->nodes - 1) / at->world;
-    return elements * 2 * shares * journeys(shape);
+    return elements * travelling_bytes(shape) * shares * journeys(shape);
 }
 
 static double compute_us(const struct prs_gemm_shape *shape, uint32_t clusters)
@@ -81,14 +87,16 @@ static uint32_t at_most(double rows, const struct prs_gemm_shape *shape)
 uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     bool sums = shape->op == PRS_GEMM_REDUCE_SCATTER || shape->op == PRS_GEMM_ALLREDUCE;
-    return sums && at->nodes == 1 && at->world > 1 ? at_most(MOST_INBOX_BYTES / (shape->n * 2.0), shape) : 0;
+    return sums && at->nodes == 1 && at->world > 1
+               ? at_most(MOST_INBOX_BYTES / ((double)shape->n * prs_sum_bytes(shape)), shape)
+               : 0;
 }
 
 /* An all-reduce in one hop sends every row to every rank; in two, each rank adds up a part of it. */
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
-    double more = shape->n * 2.0 * (at->world - 1) * (1 - 2.0 / at->world);
+    double more = (double)shape->n * prs_sum_bytes(shape) * (at->world - 1) * (1 - 2.0 / at->world);
     if (shape->op != PRS_GEMM_ALLREDUCE || more <= 0)
         return most;
     rows = at_most(SECOND_HOP_US * PRS_STORE_BYTES_PER_US / more, shape);
@@ -98,7 +106,7 @@ uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struc
 static double unfused_sent_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     return shape->op == PRS_GEMM_ALLREDUCE && prs_tuning_one_hop_rows(shape, at) == shape->m
-               ? (double)shape->m * shape->n * 2 * (at->world - 1)
+               ? (double)shape->m * shape->n * prs_sum_bytes(shape) * (at->world - 1)
                : sent_bytes(shape, at);
 }
 
@@ -114,17 +122,15 @@ static double unfused_us(const struct prs_gemm_shape *shape, const struct prs_pl
 static double fused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
-    double units =
-        (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_ceil_div(shape->n, PRS_TILE_N);
-    double unit = prs_ceil_div(shape->k, PRS_TILE_K) * PRS_STEP_US, product = ceil(units / clusters) * unit;
+    double units = (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_column_tiles(shape);
+    double unit = prs_k_steps(shape) * PRS_STEP_US, product = ceil(units / clusters) * unit;
     double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
 static uint32_t default_band(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M),
-             columns = prs_ceil_div(shape->n, PRS_TILE_N);
+    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M), columns = prs_column_tiles(shape);
     double ratio = link_ratio(shape, at, clusters);
     uint32_t band;
     if (shape->op == PRS_GEMM_ALONE || world == 1)
@@ -153,7 +159,8 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_
     uint32_t band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, prs_column_tiles(shape),
+                      prs_k_steps(shape), 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, spread);
     if (ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
@@ -210,7 +217,7 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
     *push = *store = 0;
     if (t->spread <= 1 || s->place.world == 1)
         return;
-    *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
+    *store = (uint32_t)(clocks / (tiles * prs_tile_columns(shape) / prs_element_step(shape->sum_dtype)));
     if (s->op == PRS_GEMM_ALLGATHER && !prs_tuning_copies(t)) {
         chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, 2 * t->clusters); /* forwarded ones too */
         *push = (uint32_t)(clocks / (t->paced == PRS_GEMM_PACED && s->place.local_ranks > 1
@@ -222,9 +229,9 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
 /* Why the fused kernel cannot run this shape; NULL: it can. */
 static const char *obstacle(const struct prs_gemm_shape *shape, uint32_t world)
 {
-    if (shape->n % 8 != 0 || shape->k % 8 != 0 || prs_result_columns(shape) % 8 != 0)
-        return "k or the columns of B or C are no multiple of 8: rows are not 16-byte aligned, as the copy engine "
-               "needs";
+    uint32_t operands = prs_element_vector(shape->dtype), results = prs_element_vector(shape->sum_dtype);
+    if (shape->n % operands != 0 || shape->k % operands != 0 || prs_result_columns(shape) % results != 0)
+        return "rows of A, B or C are no multiple of 16 bytes, as the copy engine needs";
     if (shape->c_dtype == PRS_DTYPE_FP32)
         return "C is fp32, and the fused kernels store 16-bit results only";
     if (shape->op != PRS_GEMM_ALONE && shape->m % world != 0)
@@ -297,7 +304,7 @@ static int choose_path(const struct prs_gemm_shape *shape, const struct prs_plac
 /* Limits absurd values of the caller or of a damaged file before derived quantities overflow. */
 static void limit(const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
 {
-    uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
+    uint32_t steps = prs_k_steps(shape);
     t->segments = t->segments > steps ? steps : t->segments;
     t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
     t->tiles_per_signal = t->tiles_per_signal > MOST_TILES_PER_SIGNAL ? MOST_TILES_PER_SIGNAL : t->tiles_per_signal;

@@ -21,17 +21,18 @@ static const double ROUTING_US = 25; /* counts, offsets, maps */
 /* ---- choices ---- */
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
-    uint32_t world = ctx->config.world;
+    uint32_t world = ctx->config.world, vector = prs_element_vector(PRS_MOE_TYPE);
     if (s->tokens == 0 || s->hidden == 0 || s->experts == 0 || s->top_k == 0)
         return prs_fail(-EINVAL, "fused: MoE without tokens or experts: %u tokens of %u, %u experts, top %u", s->tokens,
                         s->hidden, s->experts, s->top_k);
-    if (s->hidden % 8 != 0 || s->columns % 8 != 0)
-        return prs_fail(-EINVAL, "fused: MoE with rows of %u and %u columns: both must be multiples of 8", s->hidden,
-                        s->columns);
+    if (s->hidden % vector != 0 || s->columns % vector != 0)
+        return prs_fail(-EINVAL, "fused: MoE with rows of %u and %u columns: both must be multiples of %u", s->hidden,
+                        s->columns, vector);
     if (s->activation > PRS_ACTIVATION_SILU)
         return prs_fail(-EINVAL, "fused: activation %u is not known", s->activation);
-    if (s->gated && s->columns % 16 != 0)
-        return prs_fail(-EINVAL, "fused: a gated MoE product of %u columns: they must be a multiple of 16", s->columns);
+    if (s->gated && s->columns % (2 * vector) != 0)
+        return prs_fail(-EINVAL, "fused: a gated MoE product of %u columns: they must be a multiple of %u", s->columns,
+                        2 * vector);
     if (s->layer && s->columns == 0)
         return prs_fail(-EINVAL, "fused: a MoE layer without columns of its first product");
     if (s->experts % world != 0 || s->experts > PRS_ROUTE_MAX_EXPERTS || s->top_k > PRS_ROUTE_MAX_CHOICES)
@@ -62,6 +63,12 @@ static uint64_t most_rows(const struct prs_fused *ctx, const struct prs_moe_shap
     return (rows / PRS_TILE_M + local + 1) * PRS_TILE_M;
 }
 
+/* Of a token. */
+static uint32_t row_bytes(const struct prs_moe_shape *s)
+{
+    return s->hidden * prs_element_bytes(PRS_MOE_TYPE);
+}
+
 static uint32_t at_most(uint32_t v, uint32_t most)
 {
     return v < 1 ? 1 : v > most ? most : v;
@@ -76,7 +83,7 @@ static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_sh
     const struct prs_place *at = &ctx->place;
     double rows = (double)s->tokens * s->top_k, near = rows * at->local_ranks / s->experts;
     double product = prs_compute_us(2 * rows * s->hidden * s->columns, PRS_MOE_FLOPS_PER_US, PRS_SMS);
-    double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / PRS_ROW_PORT_BYTES_PER_US;
+    double far = (double)s->tokens * row_bytes(s) * (at->nodes - 1) / PRS_ROW_PORT_BYTES_PER_US;
     int rails = ctx->network ? ctx->network->rails.count : 1;
     return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
 }
@@ -90,7 +97,7 @@ static uint32_t result_columns(const struct prs_moe_shape *s)
 static void choose(struct prs_moe_plan *p)
 {
     struct prs_moe_tuning *t = &p->info.tuning;
-    uint32_t tiles = prs_ceil_div(p->shape.columns, PRS_TILE_N);
+    uint32_t tiles = prs_ceil_div(p->shape.columns, prs_moe_tile_columns());
     if (t->cluster != 1 && t->cluster != 2)
         t->cluster = tiles % 2 == 0 ? 2 : 1; /* else one SM of each pair would be idle during the last tile */
     if (t->route_ctas == 0) {
@@ -98,7 +105,7 @@ static void choose(struct prs_moe_plan *p)
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
         t->route_ctas = at_most(t->route_ctas, p->shape.tokens); /* a token is not split */
     }
-    prs_route_put_sizes(p->shape.tokens, p->shape.hidden * 2, &t->rows_per_put, &t->rows_per_signal);
+    prs_route_put_sizes(p->shape.tokens, row_bytes(&p->shape), &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
@@ -116,21 +123,20 @@ static void predict(struct prs_moe_plan *p)
     double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link, down = 0;
     for (uint32_t i = 0; i < s->top_k; i++)
         misses *= 1 - 1 / world;
-    p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * s->hidden * 2);
+    p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * row_bytes(s));
     compute = prs_compute_us(2.0 * (blocks > local ? blocks : local) * PRS_TILE_M * s->hidden * s->columns,
                              PRS_MOE_FLOPS_PER_US, PRS_SMS);
-    weights =
-        (local * s->columns + rows * 3) * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
+    weights = (local * s->columns + rows * 3) * row_bytes(s) / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     link = (double)p->info.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
     compute = compute > weights ? compute : weights;
     if (s->layer) { /* the second product; then results are read, and sums travel */
         down = compute * result_columns(s) / s->columns;
-        down += rows * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US > link ? rows * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US
-                                                                      : link;
+        double read = rows * row_bytes(s) / PRS_MEMORY_BYTES_PER_US;
+        down += read > link ? read : link;
     }
     if (p->info.tuning.spread > 1)
         p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * PRS_CLOCKS_PER_US * p->info.tuning.ctas /
-                                      ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
+                                      ((double)p->info.sent_bytes / row_bytes(s) + 1));
     p->info.predicted_us = ROUTING_US + (compute > link ? compute : link) + down;
 }
 
@@ -146,12 +152,12 @@ static void init_route(struct prs_moe_plan *p)
     p->args.epilogue.any = p->shape.gated != 0 || p->shape.activation != PRS_ACTIVATION_NONE;
     p->args.n = result_columns(&p->shape);
     r->columns = prs_ceil_div(p->args.n, prs_epilogue_columns(&p->args.epilogue) * p->info.tuning.cluster);
-    r->row_bytes = p->shape.hidden * 2;
+    r->row_bytes = row_bytes(&p->shape);
     r->chunks = p->info.tuning.route_ctas;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
     r->logical = p->shape.logical_experts, r->replicas = p->shape.replicas;
-    p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
+    p->args.k_steps = prs_ceil_div(p->shape.hidden, prs_element_step(PRS_MOE_TYPE));
 }
 
 /* ---- memory ---- */
@@ -207,12 +213,13 @@ static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
     uint64_t rows = lay_out(a, NULL), bytes = rows, tables = rows;
-    struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
+    struct prs_tensor t = {
+        .type = PRS_MOE_TYPE, .columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r;
     if (a->n != 0)
         tables -= (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
     if (p->shape.layer)
-        bytes += (uint64_t)a->route.blocks * PRS_TILE_M * a->n * 2;
+        bytes += (uint64_t)a->route.blocks * PRS_TILE_M * a->n * prs_element_bytes(PRS_MOE_TYPE);
     r = prs_plan_local(&p->base, bytes, tables); /* the tables must be empty before the first launch */
     if (r)
         return r;

@@ -6,8 +6,12 @@
 
 #include <stdbool.h>
 
-#include "fused/moe/args.h"
+#include "fused/core/element.h"
 #include "fused/core/plan.h"
+#include "fused/moe/args.h"
+
+/* Of tokens, rows, weights and results. */
+enum { PRS_MOE_TYPE = PRS_DTYPE_BF16 };
 
 struct prs_moe_plan {
     struct prs_plan base;
@@ -24,6 +28,12 @@ struct prs_moe_plan {
 static inline struct prs_moe_plan *prs_moe_self(struct prs_plan *p)
 {
     return (struct prs_moe_plan *)p;
+}
+
+/* Columns of a tile of the product. */
+static inline uint32_t prs_moe_tile_columns(void)
+{
+    return PRS_TILE_N;
 }
 
 /* Takes the caller's maps; NULL: the plan's own. */

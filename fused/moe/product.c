@@ -15,14 +15,19 @@ int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *a
 int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const struct prs_moe_matrices *m,
                            void *to)
 {
-    struct prs_tensor weights = {.base = m->at, .planes = args->route.experts_per_rank, .swizzled = true};
-    struct prs_tensor out = {
-        .base = to, .columns = args->n, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
+    struct prs_tensor weights = {
+        .base = m->at, .type = PRS_MOE_TYPE, .planes = args->route.experts_per_rank, .swizzled = true};
+    struct prs_tensor out = {.base = to,
+                             .type = PRS_MOE_TYPE,
+                             .columns = args->n,
+                             .rows = p->info.capacity,
+                             .box_rows = 64,
+                             .swizzled = true};
     int r;
     if (m->n_k)
-        weights.columns = m->k, weights.rows = m->n, weights.box_rows = PRS_TILE_N / (args->epilogue.gated ? 2 : 1);
+        weights.columns = m->k, weights.rows = m->n, weights.box_rows = prs_epilogue_columns(&args->epilogue);
     else
-        weights.columns = m->n, weights.rows = m->k, weights.box_rows = PRS_TILE_K;
+        weights.columns = m->n, weights.rows = m->k, weights.box_rows = prs_element_step(PRS_MOE_TYPE);
     r = prs_tensor_map_encode(&weights, &args->experts);
     return r != 0 ? r : prs_tensor_map_encode(&out, &args->out);
 }
@@ -31,6 +36,7 @@ int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args
                          const struct prs_moe_matrices *m, void *to)
 {
     struct prs_tensor t = {.base = rows,
+                           .type = PRS_MOE_TYPE,
                            .columns = m->k,
                            .rows = p->info.capacity,
                            .box_rows = PRS_TILE_M / p->info.tuning.cluster,
@@ -38,8 +44,8 @@ int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args
     int r = prs_tensor_map_encode(&t, &args->rows);
     args->epilogue = (struct prs_epilogue){0};
     args->n = m->n;
-    args->k_steps = prs_ceil_div(m->k, PRS_TILE_K);
-    args->route.columns = prs_ceil_div(m->n, PRS_TILE_N * p->info.tuning.cluster);
+    args->k_steps = prs_ceil_div(m->k, prs_element_step(PRS_MOE_TYPE));
+    args->route.columns = prs_ceil_div(m->n, prs_moe_tile_columns() * p->info.tuning.cluster);
     args->ends = 0;
     return r != 0 ? r : prs_moe_encode_product(p, args, m, to);
 }
@@ -55,14 +61,15 @@ static prs_launch_step_fn *const multiply_steps[] = {multiply, NULL};
 int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, struct CUstream_st *stream)
 {
     struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_transposed != 0};
+    uint32_t vector = prs_element_vector(PRS_MOE_TYPE);
     int before, r;
     if (((uintptr_t)x->rows | (uintptr_t)x->weights | (uintptr_t)x->out) % 16 != 0 || !x->rows || !x->weights ||
         !x->out)
         return prs_fail(-EINVAL, "fused: MoE product: rows %p, weights %p, out %p: 16-byte aligned, not NULL", x->rows,
                         x->weights, x->out);
-    if (x->k == 0 || x->n == 0 || x->k % 8 != 0 || x->n % 8 != 0)
-        return prs_fail(-EINVAL, "fused: MoE product of rows of %u and %u columns: both must be multiples of 8", x->k,
-                        x->n);
+    if (x->k == 0 || x->n == 0 || x->k % vector != 0 || x->n % vector != 0)
+        return prs_fail(-EINVAL, "fused: MoE product of rows of %u and %u columns: both must be multiples of %u", x->k,
+                        x->n, vector);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE product: maps %p must be 256-byte aligned", x->maps);
     r = prs_check_reserved(x, "struct prs_moe_product");

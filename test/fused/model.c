@@ -492,7 +492,8 @@ struct model *model_run(const struct model_run *run)
     pthread_t threads[WORLD][CLUSTERS][ROLES];
     struct prs_schedule shape;
     uint32_t seed = (uint32_t)time(NULL);
-    prs_schedule_init(&shape, run->op, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band);
+    prs_schedule_init(&shape, run->op, 0, WORLD, run->nodes, run->m, prs_ceil_div(run->n, PRS_TILE_N),
+                      prs_ceil_div(run->k, PRS_STAGE_ROW / 2), run->band);
     shape.segments = run->segments;
     shape.group = run->group != 0 ? run->group : 1;
     m->epochs = run->epochs;

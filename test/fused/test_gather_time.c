@@ -7,7 +7,7 @@
 
 #include "fused/gemm/gather_time.h"
 
-enum { CLUSTERS = 66, PERCENT = 9 };
+enum { CLUSTERS = 66, PERCENT = 9, STEP = PRS_STAGE_ROW / 2 /* of K, of bf16 */ };
 
 struct row {
     uint32_t gpus, m, n, k, band, segments;
@@ -17,7 +17,8 @@ struct row {
 static struct prs_schedule schedule_of(const struct row *r)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, r->gpus, 1, r->m, r->n, r->k, r->band);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, r->gpus, 1, r->m, prs_ceil_div(r->n, PRS_TILE_N),
+                      prs_ceil_div(r->k, STEP), r->band);
     s.segments = r->segments;
     return s;
 }
@@ -120,7 +121,8 @@ ParameterizedTest(struct row *row, gather_time, pushed_blocks_take_about_as_long
 {
     struct prs_schedule s;
     double us, spread = row->segments > 1 ? 2e-6 * row->m * row->n * row->k / 750 * row->segments / 100 : 0;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, row->gpus, 1, row->m, row->n, row->k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, row->gpus, 1, row->m, prs_ceil_div(row->n, PRS_TILE_N),
+                      prs_ceil_div(row->k, STEP), 1);
     us = prs_gather_pushed_us(&s, CLUSTERS, spread);
     cr_assert(fabs(us - row->usec) < 2 + 0.15 * row->usec, "%u GPUs, %ux%ux%u: %.1f, measured %.1f", row->gpus, row->m,
               row->n, row->k, us, row->usec);
@@ -129,7 +131,7 @@ ParameterizedTest(struct row *row, gather_time, pushed_blocks_take_about_as_long
 static double best_of(uint32_t gpus, uint32_t m, uint32_t n, uint32_t k, uint32_t *band, uint32_t *segments)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, gpus, 1, m, n, k, 1);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, gpus, 1, m, prs_ceil_div(n, PRS_TILE_N), prs_ceil_div(k, STEP), 1);
     return prs_gather_best_pieces(&s, CLUSTERS, band, segments);
 }
 
@@ -179,7 +181,8 @@ Test(gather_time, huge_products_are_estimated)
         double links = 2.0 * h->m * h->k * (h->gpus - 1) / h->gpus / 357e3, us, product;
         uint32_t band = 0, segments = 0;
         struct prs_schedule s;
-        prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, h->gpus, 1, h->m, h->n, h->k, 1);
+        prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, h->gpus, 1, h->m, prs_ceil_div(h->n, PRS_TILE_N),
+                          prs_ceil_div(h->k, STEP), 1);
         product = prs_gather_product_us(&s, CLUSTERS);
         us = prs_gather_best_pieces(&s, CLUSTERS, &band, &segments);
         cr_assert(us >= links && us >= product && us < 1.15 * (links + product), "row %u: %.0f for %.0f and %.0f", i,

@@ -39,7 +39,8 @@ static struct row shapes[] = {
 static struct prs_schedule schedule_of(const struct row *r, uint32_t rank)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, r->op, rank, r->world, r->nodes, r->m, r->n, r->k, r->band);
+    prs_schedule_init(&s, r->op, rank, r->world, r->nodes, r->m, prs_ceil_div(r->n, PRS_TILE_N),
+                      prs_ceil_div(r->k, PRS_STAGE_ROW / 2), r->band);
     s.segments = r->segments;
     return s;
 }
@@ -336,7 +337,7 @@ Test(schedule, slots_of_one_owner_are_all_different)
         for (uint32_t owner = 0; owner < world; owner++) {
             struct prs_schedule s;
             uint32_t seen = 0;
-            prs_schedule_init(&s, PRS_GEMM_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1);
+            prs_schedule_init(&s, PRS_GEMM_REDUCE_SCATTER, owner, world, 1, world * 256, 1, 1, 1);
             for (uint32_t sender = 0; sender < world; sender++)
                 if (sender != owner)
                     seen |= 1u << prs_schedule_slot(&s, sender, owner);

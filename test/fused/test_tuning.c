@@ -7,10 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 
-enum { CLUSTERS = 66 };
+enum { CLUSTERS = 66, STEP = PRS_STAGE_ROW / 2 /* of K, of bf16 */ };
 
 static uint32_t nodes = 1;
 
@@ -26,11 +27,18 @@ const char *prs_table_shipped(void)
            "v5 NVIDIA_H200 132 1 512 4096 3584 1 4 1 : 2 66 0 0 1 2 85 16 40";
 }
 
+static struct prs_gemm_shape product(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k, uint32_t b_transposed)
+{
+    struct prs_gemm_shape shape = {op, m, n, k, b_transposed};
+    prs_gemm_shape_fill(&shape);
+    return shape;
+}
+
 static struct prs_gemm_info choose(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k,
                                    const struct prs_gemm_tuning *wanted)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .local_ranks = 4 / nodes}};
-    struct prs_gemm_shape shape = {op, m, n, k, 0};
+    struct prs_gemm_shape shape = product(op, m, n, k, 0);
     struct prs_gemm_info info;
     struct prs_table_found found;
     prs_table_find(&ctx, &shape, &found);
@@ -74,10 +82,10 @@ Test(tuning, numbers_out_of_range_are_brought_down)
         .band = UINT32_MAX, .segments = UINT32_MAX, .spread = UINT32_MAX, .tiles_per_signal = UINT32_MAX, .mover = 1};
     struct prs_gemm_tuning t = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 8192, 2048 / PRS_TILE_N, 8192 / STEP, t.band);
     s.segments = t.segments;
     s.group = t.tiles_per_signal;
-    cr_assert(t.segments <= 8192 / PRS_TILE_K, "%u segments", t.segments);
+    cr_assert(t.segments <= 8192 / STEP, "%u segments", t.segments);
     cr_assert(t.spread <= 1000, "spread %u", t.spread);
     cr_assert_gt(prs_schedule_segment_steps(&s), 0);
     cr_assert_gt(prs_schedule_band_groups(&s), 0);
@@ -86,7 +94,7 @@ Test(tuning, numbers_out_of_range_are_brought_down)
 Test(tuning, a_path_that_does_not_exist_is_refused)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0);
     struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_UNFUSED + 1};
     struct prs_gemm_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, NULL, CLUSTERS, &info), -EINVAL);
@@ -96,7 +104,7 @@ Test(tuning, shapes_that_cannot_run_fused_say_why)
 {
     cr_assert_eq(choose(PRS_GEMM_ALONE, 100, 30, 64, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
     cr_assert_eq(choose(PRS_GEMM_ALLREDUCE, 1001, 256, 64, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
-    cr_assert(strstr(choose(PRS_GEMM_ALONE, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
+    cr_assert(strstr(choose(PRS_GEMM_ALONE, 128, 256, 63, NULL).reason, "multiple of 16 bytes") != NULL);
 }
 
 /* us, of MEASURED_ROWS rows in all; 4 and 2 x H200: doc/results/fused-path-4xH200.json, sums
@@ -145,7 +153,7 @@ static double lost(const struct measured_ways *w, int i)
 {
     struct prs_fused ctx = {.config = {.world = w->world},
                             .place = {.world = w->world, .nodes = 1, .local_ranks = w->world}};
-    struct prs_gemm_shape shape = {w->op, MEASURED_ROWS[i], w->n, w->k, 0};
+    struct prs_gemm_shape shape = product(w->op, MEASURED_ROWS[i], w->n, w->k, 0);
     struct prs_gemm_info info;
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, NULL, CLUSTERS, &info), 0);
@@ -177,7 +185,7 @@ Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on)
 static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_gemm_op op, uint32_t m, uint32_t n)
 {
     struct prs_place at = {.world = world, .nodes = nodes_, .local_ranks = world / nodes_};
-    struct prs_gemm_shape shape = {op, m, n, 1024, 1};
+    struct prs_gemm_shape shape = product(op, m, n, 1024, 1);
     if (prs_tuning_inbox_rows(&shape, &at) < m)
         return 0;
     return prs_tuning_one_hop_rows(&shape, &at) < m ? 2 : 1;
@@ -201,7 +209,8 @@ Test(tuning, few_rows_are_summed_in_one_hop_and_more_in_two)
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
-    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 63, 0}, odd = {PRS_GEMM_ALLREDUCE, 1024, 1028, 64, 0};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALONE, 128, 256, 63, 0),
+                          odd = product(PRS_GEMM_ALLREDUCE, 1024, 1028, 64, 0);
     struct prs_gemm_tuning wanted = {.path = PRS_GEMM_PATH_FUSED};
     struct prs_gemm_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, NULL, CLUSTERS, &info), -EINVAL);
@@ -213,8 +222,8 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
 {
     char path[] = "/tmp/perseus-tuning-XXXXXX";
     int fd = mkstemp(path);
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0},
-                          other = {PRS_GEMM_ALLREDUCE, 4096, 4096, 1032, 0};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, 0),
+                          other = product(PRS_GEMM_ALLREDUCE, 4096, 4096, 1032, 0);
     struct prs_gemm_tuning first = {.band = 1}, second = {.band = 2, .spread = 33}, third = {.band = 4};
     struct prs_gemm_info info;
     struct prs_fused here = {.place = {.world = 4, .nodes = 1, .local_ranks = 4}};
@@ -283,7 +292,7 @@ Test(table, a_shape_takes_the_entry_of_the_nearest_one)
 
 Test(table, other_ranks_or_another_gpu_are_not_near)
 {
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1);
     struct prs_fused ctx = four_h200();
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_SHIPPED);
     ctx.sms = 131;
@@ -301,7 +310,7 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     char path[] = "/tmp/perseus-tuning-XXXXXX";
     int fd = mkstemp(path);
     struct prs_fused ctx = four_h200();
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1}, near = shape;
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1), near = shape;
     struct prs_gemm_tuning mine = {.path = PRS_GEMM_PATH_FUSED, .band = 1, .mover = PRS_MOVED_BY_CTAS};
     cr_assert(fd >= 0);
     close(fd);
@@ -321,14 +330,14 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
 Test(table, a_band_that_is_a_whole_block_stays_one)
 {
     struct prs_fused ctx = four_h200();
-    cr_assert_eq(find(&ctx, (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 2800, 14336, 8192, 1}).tuning.band, 3);
-    cr_assert_eq(find(&ctx, (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 1400, 14336, 8192, 1}).tuning.band, 2);
+    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 2800, 14336, 8192, 1)).tuning.band, 3);
+    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 1400, 14336, 8192, 1)).tuning.band, 2);
 }
 
 Test(table, a_plan_takes_what_was_measured_and_predicts_it)
 {
     struct prs_fused ctx = four_h200();
-    struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 512, 4096, 3584, 1};
+    struct prs_gemm_shape shape = product(PRS_GEMM_REDUCE_SCATTER, 512, 4096, 3584, 1);
     struct prs_table_found found = find(&ctx, shape);
     struct prs_gemm_info info;
     memset(&info, 0, sizeof(info));
@@ -339,7 +348,7 @@ Test(table, a_plan_takes_what_was_measured_and_predicts_it)
     shape.ldc = 4104; /* with gaps: only fused */
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_FUSED);
-    shape = (struct prs_gemm_shape){PRS_GEMM_ALLGATHER, 2048, 14337, 8192, 1}; /* only unfused */
+    shape = product(PRS_GEMM_ALLGATHER, 2048, 14337, 8192, 1); /* only unfused */
     found = find(&ctx, shape);
     cr_assert_eq(found.tuning.path, PRS_GEMM_PATH_FUSED);
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
@@ -350,11 +359,11 @@ Test(table, a_plan_takes_what_was_measured_and_predicts_it)
 
 Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 {
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 16384, 4096, 16384, 0};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 16384, 4096, 16384, 0);
     struct prs_gemm_tuning t = {.clusters = CLUSTERS, .spread = 50, .paced = PRS_GEMM_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2);
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, 4, 1, 16384, 4096 / PRS_TILE_N, 16384 / STEP, 2);
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     half = push;
     t.spread = 100;
@@ -372,7 +381,7 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
     nodes = 2;
     info = choose(PRS_GEMM_ALLREDUCE, 1024, 1028, 64, NULL);
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
-    cr_assert(strstr(info.reason, "multiple of 8") != NULL, "%s", info.reason);
+    cr_assert(strstr(info.reason, "multiple of 16 bytes") != NULL, "%s", info.reason);
     cr_assert_gt(info.predicted_us, choose(PRS_GEMM_ALLREDUCE, 1024, 1024, 64, NULL).predicted_us, "nothing overlaps");
     info = choose(PRS_GEMM_ALLREDUCE, 1026, 1024, 64, NULL);
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
@@ -391,7 +400,7 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
 {
     struct prs_fused ctx = {
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .shared_device = true};
-    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 8192, 2048, 8192, 0};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, 0);
     struct prs_gemm_tuning unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_table_found found = {.source = PRS_TABLE_FILE};
     struct prs_gemm_info info = choose(PRS_GEMM_ALLGATHER, 8192, 2048, 8192, NULL);
@@ -443,7 +452,7 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         const struct gather *r = &rows[i];
         struct prs_fused ctx = {.config = {.world = r->gpus},
                                 .place = {.world = r->gpus, .nodes = 1, .local_ranks = r->gpus}};
-        struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, r->m, r->n, r->k, 0};
+        struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, r->m, r->n, r->k, 0);
         struct prs_gemm_info info = {.predicted_us = 0};
         const struct prs_gemm_tuning *t = &info.tuning;
         cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, NULL, CLUSTERS, &info), 0);

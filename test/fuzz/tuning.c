@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 #include "test/fuzz/fuzz.h"
@@ -26,7 +27,7 @@ static void play(const struct prs_gemm_shape *shape, const struct prs_gemm_tunin
     fuzz_accepted++;
     fuzz_require(t->path == PRS_GEMM_PATH_FUSED || t->path == PRS_GEMM_PATH_UNFUSED, "path %u", t->path);
     fuzz_require(t->clusters > 0 && t->clusters <= CLUSTERS, "%u clusters", t->clusters);
-    prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, shape->n, shape->k, t->band);
+    prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, prs_column_tiles(shape), prs_k_steps(shape), t->band);
     s.segments = t->segments;
     s.group = t->tiles_per_signal;
     fuzz_require(prs_schedule_segment_steps(&s) > 0 && prs_schedule_band_groups(&s) > 0, "a schedule without steps");
@@ -51,6 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         struct prs_gemm_info info;
         struct prs_table_found found;
 
+        prs_gemm_shape_fill(&shapes[i]);
         prs_table_find(&ctx, &shapes[i], &found);
         fuzz_require(found.us >= 0 && found.us < 1e12f, "%f us", (double)found.us);
         memset(&info, 0, sizeof(info));

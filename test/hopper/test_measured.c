@@ -2,6 +2,7 @@
 /* Plans that are measured when they open, where no table has an entry. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,4 +85,35 @@ Test(measured, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeou
 {
     unsigned all = measured_in("60000"), first = measured_in("1");
     cr_assert(all >= first + 15, "%u all-gathers with all candidates, %u with the first", all, first);
+}
+
+struct refused {
+    int result[2];
+    char text[2][256];
+};
+
+static void tune_unknown_type(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct refused *refused = user;
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 512, 256, 64, 1, .dtype = 77};
+    struct prs_gemm_tuning best;
+    struct prs_fused *ctx;
+    void *a;
+    cr_assert_eq(ranks_open(self, 0, 300, &ctx), 0);
+    a = ranks_upload(1, 512 * 64);
+    refused->result[rank] = prs_gemm_autotune(ctx, &shape, &(struct prs_gemm_operands){a, a, a}, 1, NULL, &best);
+    (void)snprintf(refused->text[rank], sizeof(refused->text[rank]), "%s", prs_fused_error_text());
+    prs_fused_close(ctx);
+}
+
+/* Candidates are listed by the shape, before a plan of it is opened. */
+Test(measured, a_product_of_an_unknown_type_is_refused_by_name, .timeout = 60)
+{
+    struct refused refused = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, tune_unknown_type, &refused);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        cr_assert_eq(refused.result[rank], -EINVAL, "%d", refused.result[rank]);
+        cr_assert(strstr(refused.text[rank], "dtype 77 (not a type that is known)"), "%s", refused.text[rank]);
+    }
 }

@@ -139,8 +139,7 @@ Test(nodes, allreduce_needs_one_resident_cluster, .timeout = 900)
 }
 
 /* ---- the unfused path ---- */
-/* Shapes that the fused kernels cannot run (n or k is no multiple of 8); one GPU per node, three nodes, a captured
- * graph. */
+/* Rows that are no multiple of 16 bytes; one GPU per node, three nodes, a captured graph. */
 static const struct row odd_rows[] = {
     {4, 2, 148, 103, 51, 1, 4, {.path = PRS_GEMM_PATH_UNFUSED}},
     {4, 2, 64, 64, 36, 0, 3, {.path = PRS_GEMM_PATH_UNFUSED}},
@@ -589,7 +588,8 @@ Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .time
         for (int rank = 0; rank < 4; rank++) {
             const struct prs_gemm_info *info = &counted.info[rank];
             cr_assert_eq(info->tuning.path, PRS_GEMM_PATH_UNFUSED);
-            cr_assert(strstr(info->reason, "multiple of 8") || strstr(info->reason, "divide m"), "%s", info->reason);
+            cr_assert(strstr(info->reason, "multiple of 16 bytes") || strstr(info->reason, "divide m"), "%s",
+                      info->reason);
             cr_assert_eq(counted.traffic[rank].puts, odd[i].puts);
             cr_assert_eq(counted.traffic[rank].signals, 2);
             cr_assert_eq(info->far_bytes, odd[i].bytes);

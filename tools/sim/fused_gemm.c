@@ -13,7 +13,7 @@
 enum {
     CLUSTERS = 66,      /* of two CTAs, on the 132 SMs of an H100 or H200 */
     TILE_BYTES = 65536, /* PRS_PARTIAL_TILE in fused/gemm/layout.h */
-    STRIP_BYTES = PRS_TILE_M * PRS_TILE_K * PRS_STRIP_STEPS * 2,
+    STRIP_BYTES = PRS_STAGE_A * PRS_STRIP_STEPS,
     VALUE_BYTES = 2,
 };
 
@@ -344,8 +344,9 @@ static int make_rank(struct state *state, uint32_t rank)
     struct prs_schedule *s = &r->s;
     struct prs_cursor cursor = {0};
 
-    prs_schedule_init(s, state->op, rank, state->work->sim.ranks, state->work->nodes, o->size, state->columns,
-                      state->inner, o->band_pairs);
+    prs_schedule_init(s, state->op, rank, state->work->sim.ranks, state->work->nodes, o->size,
+                      prs_ceil_div(state->columns, PRS_TILE_N), prs_ceil_div(state->inner * VALUE_BYTES, PRS_STAGE_ROW),
+                      o->band_pairs);
     s->group = o->tiles_per_signal;
     r->unit_at = calloc(s->units, sizeof(*r->unit_at));
     r->need = calloc(s->units, sizeof(*r->need));

@@ -8,20 +8,27 @@
 
 enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: so that they have whole cache lines, and vectors of 16 bytes */
 
-/* How the ranks divide a matrix of `all` elements, in rank order: `each` elements per rank, and the rest for the last
- * ranks. */
+/* How the ranks divide a matrix of size `all`, in rank order: `each` per rank, and the rest for the last ranks. In
+ * elements, or all of it in bytes. */
 struct prs_slice {
     uint64_t all, each;
 };
 
-/* whole: every slice begins at a multiple of 8 elements. */
-PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, bool whole)
+/* In elements. Every slice begins at a multiple of `step` elements. */
+PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, uint32_t step)
 {
     struct prs_slice s;
     s.all = all;
-    s.each = (all + world - 1) / world;
-    if (whole)
-        s.each = (s.each + 7) / 8 * 8;
+    s.each = ((all + world - 1) / world + step - 1) / step * step;
+    return s;
+}
+
+/* The same in bytes. */
+PRS_SHARED struct prs_slice prs_slice_bytes(const struct prs_slice *elements, uint32_t element_bytes)
+{
+    struct prs_slice s;
+    s.all = elements->all * element_bytes;
+    s.each = elements->each * element_bytes;
     return s;
 }
 
@@ -37,15 +44,15 @@ PRS_SHARED uint64_t prs_slice_count(const struct prs_slice *s, uint32_t rank)
 }
 
 /* Sums need slots after the product: this node's sums for each counterpart, then those of each counterpart for the own
- * slice. to, from: prs_index_after() of its node. */
+ * slice. The slice is in bytes. to, from: prs_index_after() of its node. */
 PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice *s)
 {
-    return (s->each * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    return (s->each + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
 }
 
 PRS_SHARED uint64_t prs_exchange_sent(const struct prs_slice *s, uint32_t to)
 {
-    uint64_t begin = (s->all * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    uint64_t begin = (s->all + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
     return begin + to * prs_exchange_slot_bytes(s);
 }
 
@@ -71,7 +78,7 @@ PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kin
 /* With slots: puts the slice of counterpart i from slot i at `source` into this rank's slot at `target` there. Without
  * slots: puts the own slice of the matrix at `source` to the same offset there. */
 struct prs_exchange {
-    struct prs_slice slice;
+    struct prs_slice slice;  /* in bytes */
     uint64_t source, target; /* in the window */
     uint64_t slot_bytes;     /* 0: without slots */
     uint32_t window;
@@ -100,9 +107,9 @@ PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule 
     p.awaited = prs_exchange_word(s, x->word, i);
     p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
     /* MUTANT(model unfused) sums are as long as the receiver's slice: s/x->slot_bytes != 0 ? p.peer :// */
-    p.bytes = prs_slice_count(&x->slice, x->slot_bytes != 0 ? p.peer : s->place.rank) * 2;
+    p.bytes = prs_slice_count(&x->slice, x->slot_bytes != 0 ? p.peer : s->place.rank);
     /* MUTANT(model unfused) a slot here is that of its receiver: s/? i/? mine/ */
-    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_slice_first(&x->slice, s->place.rank) * 2);
+    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_slice_first(&x->slice, s->place.rank));
     /* MUTANT(model unfused) each sender has a slot of its own there: s#*#/ 2 *# */
     p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
     return p;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "fused/core/context.h"
+#include "fused/core/element.h"
 #include "transport/util/error.h"
 
 enum {
@@ -107,9 +108,8 @@ static int load_api(void)
 static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t sms)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
-    static const cudaDataType_t types[] = {
-        [PRS_DTYPE_BF16] = CUDA_R_16BF, [PRS_DTYPE_FP16] = CUDA_R_16F, [PRS_DTYPE_FP32] = CUDA_R_32F};
-    cudaDataType_t type = types[s->dtype];
+    cudaDataType_t type = prs_element_find(s->dtype)->library;
+    cudaDataType_t result = prs_element_find(prs_lt_result(s))->library;
     uint64_t b_rows = s->b_transposed ? s->k : s->n, b_columns = s->b_transposed ? s->n : s->k;
     if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
         return -1;
@@ -121,7 +121,7 @@ static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t s
         return -1;
     if (api.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
         api.layout(&lt->a, type, s->k, s->m, s->k) != CUBLAS_STATUS_SUCCESS ||
-        api.layout(&lt->c, types[prs_lt_result(s)], s->n, s->m, s->n) != CUBLAS_STATUS_SUCCESS)
+        api.layout(&lt->c, result, s->n, s->m, s->n) != CUBLAS_STATUS_SUCCESS)
         return -1;
     return 0;
 }

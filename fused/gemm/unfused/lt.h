@@ -8,15 +8,17 @@
 
 #include <perseus/gemm.h>
 
+#include "fused/core/element.h"
+
 struct prs_lt;
 
 enum { PRS_LT_WORKSPACE = 32 << 20 };
 
-/* The type of what cuBLASLt writes: sums that travel, and what is gated after it, have that of A and B. */
+/* The type of what cuBLASLt writes: sums that travel, and what is gated after it, have that of sums. */
 static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 {
     bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !s->gated;
-    return result ? s->c_dtype : s->dtype;
+    return result ? s->c_dtype : s->sum_dtype;
 }
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that

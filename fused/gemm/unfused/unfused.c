@@ -9,35 +9,43 @@
 #include "fused/gemm/unfused/inbox.h"
 #include "transport/util/error.h"
 
-/* How the ranks divide the matrix that they exchange: the whole partial product, or the gathered A. */
+/* How the ranks divide the matrix that they exchange, the whole partial product or the gathered A. Parts of an
+ * all-reduce's result are stored as whole vectors of 16 bytes, or of 32. */
 static struct prs_slice slice_of(const struct prs_gemm_plan *p)
 {
     const struct prs_gemm_shape *s = &p->shape;
     return prs_slice_of((uint64_t)p->rows * (s->op == PRS_GEMM_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
-                        s->op == PRS_GEMM_ALLREDUCE);
+                        s->op == PRS_GEMM_ALLREDUCE ? PRS_INBOX_ITEM : 1);
+}
+
+static struct prs_slice slice_bytes_of(const struct prs_gemm_plan *p)
+{
+    struct prs_slice slice = slice_of(p);
+    bool gathers = p->shape.op == PRS_GEMM_ALLGATHER;
+    return prs_slice_bytes(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
 }
 
 /* The memory of a gated product, which the epilogue makes C of. */
 static uint64_t product_bytes(const struct prs_gemm_plan *p)
 {
-    return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * 2 : 0;
+    return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * prs_sum_bytes(&p->shape) : 0;
 }
 
 /* Where it is: after the gathered A of the most rows. */
 static uint64_t product_place(const struct prs_gemm_plan *p)
 {
-    uint64_t bytes = (uint64_t)p->shape.m * p->shape.k * 2;
+    uint64_t bytes = (uint64_t)p->shape.m * p->shape.k * prs_operand_bytes(&p->shape);
     return (bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
 }
 
 static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 {
-    struct prs_slice slice = slice_of(p);
+    struct prs_slice slice = slice_bytes_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
     if (p->shape.op == PRS_GEMM_ALLGATHER && p->shape.gated)
         return product_place(p) + product_bytes(p);
     if (far == 0 || p->shape.op == PRS_GEMM_ALLGATHER)
-        return slice.all * 2;
+        return slice.all;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
 
@@ -98,12 +106,13 @@ struct inbox_parts {
 static struct inbox_parts inbox_parts(const struct prs_gemm_plan *p, uint32_t rows)
 {
     const struct prs_place *at = &p->args.schedule.place;
-    uint32_t all = rows * p->shape.n, slice = (uint32_t)prs_slice_of(all, at->world, true).each; /* 16 MB at most */
+    uint32_t all = rows * p->shape.n,
+             slice = (uint32_t)prs_slice_of(all, at->world, PRS_INBOX_ITEM).each; /* 16 MB at most */
     if (p->shape.op == PRS_GEMM_REDUCE_SCATTER)
         return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
     if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
         return (struct inbox_parts){all, all, 0, 1, 1};
-    return (struct inbox_parts){all, slice, slice, 2, p->shape.c_dtype == PRS_DTYPE_FP32 ? 3 : 2};
+    return (struct inbox_parts){all, slice, slice, 2, 1 + PRS_INBOX_ITEM * prs_result_bytes(&p->shape) / 16};
 }
 
 static uint64_t inbox_bytes(const struct prs_gemm_plan *p, uint32_t rows)
@@ -184,7 +193,7 @@ static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
     for (uint32_t i = 1; i < s->place.nodes && r == 0; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_slice_first(&x->slice, block) * 2, bytes = prs_slice_count(&x->slice, block) * 2;
+        uint64_t first = prs_slice_first(&x->slice, block), bytes = prs_slice_count(&x->slice, block);
         r = copy(at[0] + first, bytes, at + 1, first, s->place.local_ranks - 1, stream);
     }
     return r;
@@ -194,18 +203,20 @@ static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t
 static int keep(struct prs_gemm_plan *p, const void *gathered, cudaStream_t stream)
 {
     void *to = p->operands.gathered;
-    return to ? prs_unfused_copy_rows(gathered, to, (uint64_t)p->rows * p->shape.k * 2, stream) : 0;
+    return to ? prs_unfused_copy_rows(gathered, to, (uint64_t)p->rows * p->shape.k * prs_operand_bytes(&p->shape),
+                                      stream)
+              : 0;
 }
 
 static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_exchange x = {.slice = slice_of(p),
+    struct prs_exchange x = {.slice = slice_bytes_of(p),
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
-    uint64_t first = prs_slice_first(&x.slice, s->place.rank) * 2, bytes = prs_slice_count(&x.slice, s->place.rank) * 2;
+    uint64_t first = prs_slice_first(&x.slice, s->place.rank), bytes = prs_slice_count(&x.slice, s->place.rank);
     int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
@@ -221,14 +232,15 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
 {
     const struct prs_schedule *s = &p->args.schedule;
     uint32_t far = s->place.nodes - 1;
+    struct prs_slice bytes = prs_slice_bytes(slice, prs_sum_bytes(&p->shape));
     struct prs_unfused_sum sum = {.elements = prs_slice_count(slice, rank),
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
-                                  .dtype = p->shape.dtype,
+                                  .dtype = p->shape.sum_dtype,
                                   .c_dtype = p->shape.sum_dtype,
-                                  .far_step = prs_exchange_slot_bytes(slice)};
+                                  .far_step = prs_exchange_slot_bytes(&bytes)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
-        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(slice, rank) * 2;
+        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(&bytes, rank);
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
         sum.c_dtype = p->shape.c_dtype;
@@ -237,7 +249,7 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
     }
     if (rank == s->place.rank && far != 0) {
         sum.far_count = far;
-        sum.far = p->args.staging[0] + prs_exchange_received(slice, s->place.nodes, 0);
+        sum.far = p->args.staging[0] + prs_exchange_received(&bytes, s->place.nodes, 0);
     }
     memcpy(sum.to, to, copies * sizeof(*to));
     return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
@@ -247,17 +259,18 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
 static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_exchange x = {.slice = *slice,
-                             .source = prs_exchange_sent(slice, 0),
-                             .target = prs_exchange_received(slice, s->place.nodes, 0),
-                             .slot_bytes = prs_exchange_slot_bytes(slice),
+    struct prs_slice bytes = prs_slice_bytes(slice, prs_sum_bytes(&p->shape));
+    struct prs_exchange x = {.slice = bytes,
+                             .source = prs_exchange_sent(&bytes, 0),
+                             .target = prs_exchange_received(&bytes, s->place.nodes, 0),
+                             .slot_bytes = prs_exchange_slot_bytes(&bytes),
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_PARTIAL,
                              .credit = p->shape.op == PRS_GEMM_REDUCE_SCATTER};
     int r = 0;
     for (uint32_t i = 0; i + 1 < s->place.nodes && r == 0; i++) {
-        uint8_t *to = p->args.staging[0] + prs_exchange_sent(slice, i);
+        uint8_t *to = p->args.staging[0] + prs_exchange_sent(&bytes, i);
         r = add_slice(p, slice, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
                       &to, 1, stream);
     }
@@ -268,7 +281,7 @@ static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cu
  * with few rows and fail with many. */
 static int check_result(const struct prs_gemm_plan *p)
 {
-    uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_result_element(&p->shape);
+    uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_result_bytes(&p->shape);
     if (p->shape.op != PRS_GEMM_ALLREDUCE || p->shape.c_anywhere || prs_result_home(p, bytes))
         return 0;
     return prs_fail(-EINVAL,
@@ -293,7 +306,7 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
                                       .c = p->operands.c,
                                       .epilogue = p->args.epilogue,
                                       .columns = p->shape.n,
-                                      .dtype = p->shape.dtype,
+                                      .dtype = p->shape.sum_dtype,
                                       .c_dtype = p->shape.c_dtype,
                                       .hops = parts.hops,
                                       .most_ctas = 2 * p->info.tuning.clusters};
@@ -308,19 +321,21 @@ static int reduce(struct prs_gemm_plan *p, void *c, cudaStream_t stream)
     const struct prs_schedule *s = &p->args.schedule;
     const struct prs_symmetric *home = NULL;
     struct prs_slice slice = slice_of(p);
-    struct prs_exchange x = {.slice = slice, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
+    struct prs_exchange x = {.slice = prs_slice_bytes(&slice, prs_result_bytes(&p->shape)),
+                             .word = PRS_EXCHANGE_BACK,
+                             .what = PRS_AWAIT_BROADCAST};
     uint8_t *at[PRS_MAX_LOCAL_RANKS] = {c}, *to[PRS_MAX_LOCAL_RANKS] = {c};
     uint32_t copies = 1;
     int r = check_result(p);
     if (r)
         return r;
     if (p->shape.op == PRS_GEMM_ALLREDUCE) {
-        home = prs_result_home(p, slice.all * prs_result_element(&p->shape));
+        home = prs_result_home(p, slice.all * prs_result_bytes(&p->shape));
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
             at[copies] = home->at[copies] + x.source;
-            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * prs_result_element(&p->shape);
+            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * prs_result_bytes(&p->shape);
         }
     }
     if (s->place.nodes > 1)
@@ -352,8 +367,8 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
                                    .to = p->operands.c,
                                    .elements = (uint64_t)p->rows * p->args.n,
                                    .columns = p->args.n,
-                                   .dtype = p->shape.dtype,
-                                   .from_dtype = p->shape.gated ? p->shape.dtype : p->shape.c_dtype,
+                                   .dtype = p->shape.sum_dtype,
+                                   .from_dtype = p->shape.gated ? p->shape.sum_dtype : p->shape.c_dtype,
                                    .c_dtype = p->shape.c_dtype};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
