@@ -8,26 +8,6 @@
 
 enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
 
-PRS_DEVICE void multiply_scores(float (&s)[64], uint64_t q, uint64_t k, uint32_t add)
-{
-    wgmma_m64n128k16<0>(s, q, k, add);
-}
-
-PRS_DEVICE void multiply_scores(float (&s)[88], uint64_t q, uint64_t k, uint32_t add)
-{
-    wgmma_m64n176k16<0>(s, q, k, add);
-}
-
-PRS_DEVICE void multiply_values(float (&o)[32], const uint32_t *p, uint64_t v)
-{
-    wgmma_m64n64k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
-}
-
-PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
-{
-    wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
-}
-
 /* The state of a consumer warpgroup that lasts from piece to piece. */
 struct attention_consumer {
     uint32_t half;   /* which warpgroup */
@@ -54,17 +34,20 @@ PRS_DEVICE struct attention_operands find_operands(const struct attention_memory
     static_assert(PRS_ATTENTION_STAGES == 2, "the values are in the other one");
     return {matrix_descriptor(base + E::at_q + half * E::rows_bytes, 16),
             matrix_descriptor(base + E::at_k + stage * E::block_bytes, 16),
-            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * 128)};
+            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * PRS_STAGE_ROW)};
 }
 
 /* Issues scores = queries x keys of the stage and returns while it runs. */
 template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_operands &x)
 {
+    typedef element<E::type> in;
+    constexpr int each = in::in_row / in::product_k, across = in::product_k * in::bytes;
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns are contiguous, then the next 64 */
-        int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
-        multiply_scores(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
+    for (int i = 0; i < E::head_dim / (int)in::product_k; i++) { /* a row's 128 bytes are contiguous, then the next */
+        int q_at = i / each * (64 * PRS_STAGE_ROW) + i % each * across;
+        int k_at = i / each * (E::block * PRS_STAGE_ROW) + i % each * across;
+        in::template multiply<0>(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
     }
     wgmma_commit();
 }
@@ -74,10 +57,12 @@ template <class E>
 PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
                              const struct attention_operands &x)
 {
+    typedef element<E::type> in;
+    constexpr int down = in::product_k * PRS_STAGE_ROW;
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < E::block / 16; i++)
-        multiply_values(o, &p[4 * i], x.v + i * (16 * 128 / 16));
+    for (int i = 0; i < E::block / (int)in::product_k; i++)
+        in::template multiply<1>(o, &p[4 * i], x.v + i * (down / 16), 1);
     wgmma_commit();
 }
 
@@ -163,7 +148,7 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
     wgmma_wait<0>();
     registers_pin(x->o);
     release(&m.v_empty[stage_of(c->step - 1)]);
-    pack_probabilities(x->p, s);
+    pack_probabilities<E::type>(x->p, s);
     c->step++;
 }
 
@@ -190,7 +175,7 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     for (int i = 0; i < E::head_dim / 2; i++)
         x->o[i] = 0;
     take_scores<E>(x->s, args, m, piece.task, c, x);
-    pack_probabilities(x->p, x->s);
+    pack_probabilities<E::type>(x->p, x->s);
     c->step++;
     while (x->more)
         attend_block<E>(args, m, piece.task, c, x);
@@ -211,7 +196,7 @@ PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct 
 {
     uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
     if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
-        write_rows(args, piece.task, first, x->o, x->rows);
+        write_rows<E::type>(args, piece.task, first, x->o, x->rows);
 }
 
 /* The first scores of a piece are computed while the result of the piece before it is written. (Not during that piece's

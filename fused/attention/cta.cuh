@@ -4,6 +4,7 @@
 #define PERSEUS_FUSED_ATTENTION_CTA_CUH
 
 #include "fused/attention/layout.h"
+#include "fused/core/element.cuh"
 #include "fused/core/sync.cuh"
 
 /* Bits of OVERLAP. The first two are always set: the scores of a block are computed during the softmax of the block
@@ -13,7 +14,8 @@
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
+    static constexpr int type = TYPE; /* of queries, keys, values and results: enum prs_dtype */
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
@@ -21,9 +23,10 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr bool far = FAR != 0; /* there are other nodes; the calls that reach them need registers */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
-    static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
-    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
-    static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
+    static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */
+    static constexpr int block_bytes = BLOCK * row_bytes;
+    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes; /* prs_attention_piece_rows() */
+    static constexpr int rows_bytes = 64 * row_bytes;                            /* query rows of one warpgroup */
     /* A launch gives every thread of a CTA the same number of registers; the roles then redistribute them. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
@@ -39,7 +42,8 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int at_barriers = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
-    static_assert(BLOCK % 16 == 0 && BLOCK <= 256, "probabilities are multiplied 16 at a time; a box has 256 rows");
+    static_assert(BLOCK % element<TYPE>::product_k == 0 && BLOCK <= 256,
+                  "probabilities are multiplied so many at a time; a box has 256 rows");
 };
 
 struct attention_memory {

@@ -14,25 +14,27 @@ struct instance {
     struct launch_shape shape;
 };
 
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> static constexpr struct instance make(void)
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0>
+static constexpr struct instance make(void)
 {
-    using E = attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>;
-    return {
-        {E::head_dim, E::block, OVERLAP, E::far, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
+    using E = attention<TYPE, HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>;
+    return {{E::type, E::head_dim, E::block, OVERLAP, E::far, E::tile_rows},
+            attention_kernel<E>,
+            {1, E::threads, E::shared_bytes}};
 }
 
 enum { OVERLAP_BOTH = OVERLAP_BLOCKS | OVERLAP_WARPGROUPS };
 
 /* Where the tuning leaves a choice open, the first kernel that fits is taken. */
 static const struct instance instances[] = {
-    make<128, 176, 2, OVERLAP_BOTH>(),
-    make<128, 128, 2, OVERLAP_BOTH>(),
-    make<128, 176, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
-    make<128, 128, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
-    make<64, 128, 3, OVERLAP_BOTH>(),
-    make<64, 128, 3, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
-    make<128, 128, 2, OVERLAP_BOTH, 1>(),
-    make<64, 128, 2, OVERLAP_BOTH, 1>(),
+    make<PRS_DTYPE_BF16, 128, 176, 2, OVERLAP_BOTH>(),
+    make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH>(),
+    make<PRS_DTYPE_BF16, 128, 176, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<PRS_DTYPE_BF16, 64, 128, 3, OVERLAP_BOTH>(),
+    make<PRS_DTYPE_BF16, 64, 128, 3, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH, 1>(),
+    make<PRS_DTYPE_BF16, 64, 128, 2, OVERLAP_BOTH, 1>(),
 };
 
 static int load(void)
@@ -47,7 +49,7 @@ static const bool added = prs_load_add(load);
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
-        if (i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
+        if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
             return &i;

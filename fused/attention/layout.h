@@ -60,7 +60,7 @@ struct prs_attention_args {
     const struct prs_attention_part *parts;
     uint32_t *parts_done; /* per part and warp; a task's first part counts for all. 0 between launches */
     float *partial;       /* per part: merge.cuh */
-    uint16_t *out;
+    void *out;
     float *lse;
     struct prs_attention_strides out_strides;
     float scale, scale_log2; /* of the scores; times log2(e) */

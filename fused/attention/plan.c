@@ -205,7 +205,8 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
         t->overlap = prs_attention_tuning_overlap(&p->shape, &p->base.ctx->place);
     if (t->block_rows == 0)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->base.ctx->place);
-    p->kernel = (struct prs_attention_kernel){.head_dim = p->shape.head_dim,
+    p->kernel = (struct prs_attention_kernel){.type = PRS_ATTENTION_TYPE,
+                                              .head_dim = p->shape.head_dim,
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,
                                               .far = p->base.ctx->place.nodes > 1};

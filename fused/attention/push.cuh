@@ -103,7 +103,7 @@ PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const stru
 
 template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention_message &x, uint32_t row)
 {
-    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::head_dim * 2;
+    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::row_bytes;
 }
 
 /* Fetches the piece that begins at row `row` of the message into its push slot: own rows, or a counterpart's, which lie
@@ -154,7 +154,7 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
         mbarrier_wait(&m.pushed[slot], phase);
         sleep_until(p->next);
         p->next = clock64() + args.push_gap;
-        bulk_store(to + row * (E::head_dim * 2), m.base + slot * PRS_ATTENTION_PUSH_BYTES, piece_bytes_of<E>(x, row));
+        bulk_store(to + row * E::row_bytes, m.base + slot * PRS_ATTENTION_PUSH_BYTES, piece_bytes_of<E>(x, row));
         bulk_commit();
     }
     p->peer = peer;

@@ -67,11 +67,11 @@ PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2]
 
 /* Probabilities as the A operand of the next product: the accumulators of two times 8 columns hold exactly what one
  * step of 16 needs. */
-template <int N> PRS_DEVICE void pack_probabilities(uint32_t (&p)[N / 2], const float (&s)[N])
+template <int TYPE, int N> PRS_DEVICE void pack_probabilities(uint32_t (&p)[N / 2], const float (&s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        p[i] = pack_bf16x2(s[2 * i], s[2 * i + 1]);
+        p[i] = element<TYPE>::pack(s[2 * i], s[2 * i + 1]);
 }
 
 template <int N> PRS_DEVICE void shrink_result(float (&o)[N], const float (&shrink)[2])
@@ -100,13 +100,15 @@ PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
 }
 
 /* Writes one of the two rows of a quad of threads. Each thread gathers 16 bytes of every 32 columns. */
-template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float factor)
+template <int TYPE, int N>
+PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float factor)
 {
 #pragma unroll
     for (int i = 0; i < N / 16; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            w[i][j] = pack_bf16x2(o[i * 16 + j * 4 + half * 2] * factor, o[i * 16 + j * 4 + half * 2 + 1] * factor);
+            w[i][j] =
+                element<TYPE>::pack(o[i * 16 + j * 4 + half * 2] * factor, o[i * 16 + j * 4 + half * 2 + 1] * factor);
         transpose_quad(w[i]);
     }
 }
@@ -114,7 +116,7 @@ template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float
 /* Writes straight from the registers: shared memory has room only where the queries are, and by then those are the next
  * task's. No branch stands between the shuffles, because each shuffle would then wait for the previous one. first: row
  * of this warp's first row in the segment. */
-template <int N>
+template <int TYPE, int N>
 PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
                            const float (&o)[N], const struct row_state &rows)
 {
@@ -122,20 +124,21 @@ PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct p
     const struct prs_attention_strides *to = &args.out_strides;
     uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
     uint64_t head = (uint64_t)t.batch * s->heads_q + t.head;
-    uint16_t *out = args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
+    typename element<TYPE>::bits *out =
+        (typename element<TYPE>::bits *)args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
     float *lse = !args.lse ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
     float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
     uint32_t w[2][N / 16][4];
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        round_row(w[h], o, h, 1.0f / sum[h]);
+        round_row<TYPE>(w[h], o, h, 1.0f / sum[h]);
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         if (row >= s->segment_rows)
             continue;
 #pragma unroll
         for (int i = 0; i < N / 16; i++)
-            *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * 8) =
+            *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * element<TYPE>::in_vector) =
                 make_uint4(w[h][i][0], w[h][i][1], w[h][i][2], w[h][i][3]);
         if (lse && lane % 4 == 0)
             lse[row] = fmaf(rows.top[h], args.scale, logf(sum[h]));

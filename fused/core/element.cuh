@@ -1,40 +1,133 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The 16-bit elements of products. A kernel of each type is an instance of its own. DTYPE: enum prs_dtype. */
+/* The types of elements, as kernels see them; element.h has what the host knows of them. TYPE: enum prs_dtype. A
+ * kernel of each type is an instance of its own. */
 #ifndef PERSEUS_FUSED_ELEMENT_CUH
 #define PERSEUS_FUSED_ELEMENT_CUH
 
 #include <perseus/fused.h>
 
 #include "fused/core/ptx.cuh"
+#include "fused/core/tile.h"
 
-/* Rounds two floats; lo lands in the low half. */
-template <int DTYPE> PRS_DEVICE uint32_t pack_pair(float lo, float hi)
+template <uint32_t BYTES> struct element_size {
+    static constexpr uint32_t bytes = BYTES;
+    static constexpr uint32_t in_vector = 16 / BYTES;         /* elements in a vector of 16 bytes */
+    static constexpr uint32_t in_row = PRS_STAGE_ROW / BYTES; /* and in a row of a stage, or of a slab */
+};
+
+/* What products multiply has: sum, the type to which their sums are rounded; product_k, K of one product instruction;
+ * multiply(), that instruction, which the number of accumulators chooses. N_MAJOR: how B lies in shared memory
+ * (ptx.cuh). What sums are rounded to has: pack(), low() and high() of two elements in a word, the first one in the low
+ * half. */
+template <int TYPE> struct element;
+
+template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
+    typedef uint16_t bits;
+    static constexpr int sum = PRS_DTYPE_BF16;
+    static constexpr uint32_t product_k = 16;
+
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n256k16_bf16<N_MAJOR>(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n176k16_bf16<N_MAJOR>(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n128k16_bf16<N_MAJOR>(d, a, b, add);
+    }
+    /* A in registers, as pack() makes it of accumulators. */
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[64], const uint32_t *a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n128k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[32], const uint32_t *a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n64k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
+    }
+
+    PRS_DEVICE uint32_t pack(float first, float second)
+    {
+        return pack_bf16x2(first, second);
+    }
+    PRS_DEVICE float low(uint32_t pair)
+    {
+        return bf16_low(pair);
+    }
+    PRS_DEVICE float high(uint32_t pair)
+    {
+        return bf16_high(pair);
+    }
+};
+
+template <> struct element<PRS_DTYPE_FP16> : element_size<2> {
+    typedef uint16_t bits;
+    static constexpr int sum = PRS_DTYPE_FP16;
+    static constexpr uint32_t product_k = 16;
+
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n256k16_f16<N_MAJOR>(d, a, b, add);
+    }
+
+    PRS_DEVICE uint32_t pack(float first, float second)
+    {
+        return pack_f16x2(first, second);
+    }
+    PRS_DEVICE float low(uint32_t pair)
+    {
+        return f16_low(pair);
+    }
+    PRS_DEVICE float high(uint32_t pair)
+    {
+        return f16_high(pair);
+    }
+};
+
+/* Of results only. */
+template <> struct element<PRS_DTYPE_FP32> : element_size<4> {
+    typedef float bits;
+};
+
+/* Element i of an array. */
+template <int TYPE> PRS_DEVICE float load_element(const void *from, uint64_t i)
 {
-    return DTYPE == PRS_DTYPE_FP16 ? pack_f16x2(lo, hi) : pack_bf16x2(lo, hi);
+    typename element<TYPE>::bits x = ((const typename element<TYPE>::bits *)from)[i];
+    if constexpr (TYPE == PRS_DTYPE_FP32)
+        return x;
+    else
+        return element<TYPE>::low(x);
 }
 
-template <int DTYPE> PRS_DEVICE float pair_low(uint32_t v)
+template <int TYPE> PRS_DEVICE void store_element(void *to, uint64_t i, float x)
 {
-    return DTYPE == PRS_DTYPE_FP16 ? f16_low(v) : bf16_low(v);
-}
-
-template <int DTYPE> PRS_DEVICE float pair_high(uint32_t v)
-{
-    return DTYPE == PRS_DTYPE_FP16 ? f16_high(v) : bf16_high(v);
-}
-
-/* Element i of an array; its type may be fp32, too. */
-template <int DTYPE> PRS_DEVICE float load_element(const void *from, uint64_t i)
-{
-    return DTYPE == PRS_DTYPE_FP32 ? ((const float *)from)[i] : pair_low<DTYPE>(((const uint16_t *)from)[i]);
-}
-
-template <int DTYPE> PRS_DEVICE void store_element(void *to, uint64_t i, float x)
-{
-    if (DTYPE == PRS_DTYPE_FP32)
+    if constexpr (TYPE == PRS_DTYPE_FP32)
         ((float *)to)[i] = x;
     else
-        ((uint16_t *)to)[i] = (uint16_t)pack_pair<DTYPE>(x, 0);
+        ((uint16_t *)to)[i] = (uint16_t)element<TYPE>::pack(x, 0);
+}
+
+/* The in_vector elements of a vector of 16 bytes. */
+template <int TYPE> PRS_DEVICE void unpack_vector(uint4 v, float *to)
+{
+    uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if constexpr (TYPE == PRS_DTYPE_FP32)
+            to[i] = __uint_as_float(word[i]);
+        else
+            to[2 * i] = element<TYPE>::low(word[i]), to[2 * i + 1] = element<TYPE>::high(word[i]);
+}
+
+template <int TYPE> PRS_DEVICE uint4 pack_vector(const float *x)
+{
+    if constexpr (TYPE == PRS_DTYPE_FP32)
+        return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+    else
+        return make_uint4(element<TYPE>::pack(x[0], x[1]), element<TYPE>::pack(x[2], x[3]),
+                          element<TYPE>::pack(x[4], x[5]), element<TYPE>::pack(x[6], x[7]));
 }
 
 #endif

@@ -48,16 +48,16 @@ template <int N> PRS_DEVICE void activate(uint32_t activation, float (&x)[N])
     }
 }
 
-/* One element of the result. up: gated; columns: of the result. */
-template <int DTYPE, int C_DTYPE>
+/* One element of the result. SUM, RESULT: types of the bias and of C; up: gated; columns: of the result. */
+template <int SUM, int RESULT>
 PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, float up, uint64_t row, uint32_t column,
                                 uint32_t columns)
 {
-    float x[1] = {sum + (e.bias ? pair_low<DTYPE>(e.bias[column]) : 0)};
+    float x[1] = {sum + (e.bias ? load_element<SUM>(e.bias, column) : 0)};
     activate(e.activation, x);
     if (e.gated)
-        x[0] *= up + (e.bias ? pair_low<DTYPE>(e.bias[columns + column]) : 0);
-    return x[0] + (e.residual ? load_element<C_DTYPE>(e.residual, row * e.residual_pitch + column) : 0);
+        x[0] *= up + (e.bias ? load_element<SUM>(e.bias, columns + column) : 0);
+    return x[0] + (e.residual ? load_element<RESULT>(e.residual, row * e.residual_pitch + column) : 0);
 }
 
 /* Where a tile, or a quarter of it, lies in the rank's result, which has this number of rows and columns. columns: a
@@ -71,19 +71,21 @@ struct tile_place {
  * one. */
 enum quarter_kind { QUARTER_ALONE, QUARTER_IS_GATE, QUARTER_HAS_GATE };
 
-template <int DTYPE>
+template <int SUM>
 PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enum quarter_kind kind, const float *gate,
                                const struct tile_place &at)
 {
+    typedef element<SUM> sum;
+    typedef typename sum::bits bits;
     uint32_t lane = threadIdx.x % 32, row = at.row + threadIdx.x % 128 / 32 * 16 + lane / 4;
     uint32_t column = at.column + lane % 4 * 2;
     if (e.bias) {
-        const uint16_t *bias = e.bias + (kind == QUARTER_HAS_GATE ? at.columns : 0);
+        const bits *bias = (const bits *)e.bias + (kind == QUARTER_HAS_GATE ? at.columns : 0);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             uint32_t pair = column + j * 8 < at.columns ? *(const uint32_t *)(bias + column + j * 8) : 0;
-            x[j * 4] += pair_low<DTYPE>(pair), x[j * 4 + 1] += pair_high<DTYPE>(pair);
-            x[j * 4 + 2] += pair_low<DTYPE>(pair), x[j * 4 + 3] += pair_high<DTYPE>(pair);
+            x[j * 4] += sum::low(pair), x[j * 4 + 1] += sum::high(pair);
+            x[j * 4 + 2] += sum::low(pair), x[j * 4 + 3] += sum::high(pair);
         }
     }
     if (kind == QUARTER_HAS_GATE)
@@ -96,43 +98,44 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint16_t *from = (const uint16_t *)e.residual + (uint64_t)(row + h * 8) * e.residual_pitch + column;
+        const bits *from = (const bits *)e.residual + (uint64_t)(row + h * 8) * e.residual_pitch + column;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             bool inside = row + h * 8 < at.rows && column + j * 8 < at.columns;
             uint32_t pair = inside ? *(const uint32_t *)(from + j * 8) : 0;
-            x[j * 4 + h * 2] += pair_low<DTYPE>(pair), x[j * 4 + h * 2 + 1] += pair_high<DTYPE>(pair);
+            x[j * 4 + h * 2] += sum::low(pair), x[j * 4 + h * 2 + 1] += sum::high(pair);
         }
     }
 }
 
-/* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
- * so that the code of a quarter exists once. The result of a gated tile has two quarters, which are then there
- * twice. */
-template <int DTYPE>
-PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], const struct tile_place &tile)
+/* The sums of a warpgroup: 64 rows, and in the widest tile four quarters of 64 columns. Registers cannot be indexed at
+ * run time: the tile turns by a quarter in each round, so that the code of a quarter exists once. The result of a gated
+ * tile has half of the quarters, which are then there twice. */
+template <int SUM, int N>
+PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[N], const struct tile_place &tile)
 {
+    constexpr uint32_t quarters = N / 32, half = quarters / 2;
 #pragma unroll 1
-    for (uint32_t quarter = 0; quarter < 4; quarter++) {
-        enum quarter_kind kind = !e.gated ? QUARTER_ALONE : quarter < 2 ? QUARTER_IS_GATE : QUARTER_HAS_GATE;
+    for (uint32_t quarter = 0; quarter < quarters; quarter++) {
+        enum quarter_kind kind = !e.gated ? QUARTER_ALONE : quarter < half ? QUARTER_IS_GATE : QUARTER_HAS_GATE;
         struct tile_place at = tile;
         float x[32];
-        at.column += (e.gated ? quarter % 2 : quarter) * 64;
+        at.column += (e.gated ? quarter % half : quarter) * 64;
 #pragma unroll
         for (int i = 0; i < 32; i++)
             x[i] = d[i];
-        finish_quarter<DTYPE>(e, x, kind, &d[64], at); /* two rounds ago it was the gate's turn */
+        finish_quarter<SUM>(e, x, kind, &d[N / 2], at); /* half a turn ago it was the gate's turn */
 #pragma unroll
-        for (int i = 0; i < 96; i++)
+        for (int i = 0; i < N - 32; i++)
             d[i] = d[i + 32];
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            d[96 + i] = x[i];
+            d[N - 32 + i] = x[i];
     }
     if (e.gated)
 #pragma unroll
-        for (int i = 0; i < 64; i++)
-            d[i] = d[64 + i];
+        for (int i = 0; i < N / 2; i++)
+            d[i] = d[N / 2 + i];
 }
 
 #endif

@@ -7,6 +7,17 @@
 #include "fused/core/cta.cuh"
 #include "fused/core/element.cuh"
 
+/* What follows from the columns of an instance's tile. SUM: the type of C and of partial sums. */
+template <int COLUMNS, int SUM> struct tile_columns {
+    static constexpr int columns = COLUMNS;
+    static constexpr int sum = SUM;
+    static constexpr int accumulators = COLUMNS / 2;              /* of a thread: 64 rows are 128 threads' */
+    static constexpr int stage_b = COLUMNS * PRS_STAGE_ROW;       /* bytes */
+    static constexpr int slab_columns = element<SUM>::in_row;     /* of C */
+    static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
+    static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % (2 * slab_columns) == 0, "a gated tile has two halves");
+};
+
 /* One lane per CTA of the cluster tells that CTA that this warp has read the stage. */
 template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 {
@@ -17,28 +28,30 @@ template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uin
 
 /* Issues one stage's products and returns while they run. */
 template <class E>
-PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct pipeline &r, uint32_t half,
-                               bool add)
+PRS_DEVICE void multiply_stage(float (&d)[E::accumulators], const struct cta_memory &m, const struct pipeline &r,
+                               uint32_t half, bool add)
 {
+    typedef element<E::type> in;
+    constexpr int across = in::product_k * in::bytes / 16, down = in::product_k * PRS_STAGE_ROW / 16;
     uint32_t base = smem_address(m.base);
     uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
-    uint64_t b = matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? 8192 : 16);
+    uint64_t b =
+        matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? in::in_row * PRS_STAGE_ROW : 16);
     /* MUTANT(emulator reduce_scatter_is_right) wait for a full stage: delete */
     mbarrier_wait(&m.full[r.stage], r.phase);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        wgmma_m64n256k16<E::b_n_major, E::dtype == PRS_DTYPE_FP16>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2),
-                                                                   add || k != 0);
+    for (int k = 0; k < (int)(in::in_row / in::product_k); k++)
+        in::template multiply<E::b_n_major>(d, a + k * across, b + k * (E::b_n_major ? down : across), add || k != 0);
     wgmma_commit();
 }
 
-/* Packs one quarter of a tile, the content of one slab, into pairs of elements: 16 registers. */
+/* Packs the content of one slab, a quarter of the widest tile, into pairs of elements: 16 registers. */
 template <class E> PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        to[i] = pack_pair<E::dtype>(d[2 * i], d[2 * i + 1]);
+        to[i] = element<E::sum>::pack(d[2 * i], d[2 * i + 1]);
 }
 
 /* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 + t *
@@ -106,7 +119,7 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
  * tile's products, as slabs become free. So a whole tile can wait for the network while the tensor cores continue. Each
  * warp decides for itself. */
 template <class E> struct left_over {
-    static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
+    static constexpr int count = E::slabs_per_tile - E::slabs;
     uint32_t quarter[count][16];
     uint32_t next; /* equal to count: nothing is left */
     bool partial;
@@ -137,18 +150,19 @@ PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memor
     left->next = left_over<E>::count;
 }
 
-/* gated: only half of the tile, which finish_tile() has doubled, is handed over: quarters 0 and 1, which is equal to
- * quarter 3. */
+/* gated: only half of the tile, which finish_tile() has doubled, is handed over. Of four quarters these are 0 and 1,
+ * which is equal to quarter 3. */
 template <class E>
-PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half,
+PRS_DEVICE void hand_over_tile(const float (&d)[E::accumulators], const struct cta_memory &m, uint32_t half,
                                struct slab_pipeline *ring, bool partial, struct left_over<E> *left, bool gated)
 {
-    static_assert(left_over<E>::count >= 2, "all that is left of a gated tile is its last quarter, or nothing");
+    constexpr int half_tile = E::slabs_per_tile / 2;
+    static_assert(E::slabs <= half_tile, "all that is left of a gated tile are its last quarters, or nothing");
     hand_over_rest<E>(left, m, half, ring);
 #pragma unroll
     for (int i = 0; i < left_over<E>::count; i++)
         pack_quarter<E>(left->quarter[i], &d[(E::slabs + i) * 32]);
-    left->next = gated ? 2 : 0;
+    left->next = gated ? half_tile : 0;
     left->partial = partial;
 #pragma unroll
     for (int i = 0; i < E::slabs; i++) {
@@ -160,8 +174,8 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the previous stage is released. */
 template <class E>
-PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
-                              uint32_t steps, struct left_over<E> *left, struct slab_pipeline *slabs)
+PRS_DEVICE void multiply_tile(float (&d)[E::accumulators], const struct cta_memory &m, struct pipeline *r,
+                              uint32_t half, uint32_t steps, struct left_over<E> *left, struct slab_pipeline *slabs)
 {
     uint32_t before = 0;
     for (uint32_t step = 0; step < steps; step++) {

@@ -451,13 +451,15 @@ template <int N> PRS_DEVICE void wgmma_wait(void)
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B))
 
 /* d[64 x 256] (+)= A[64 x 16] * B[16 x 256]; one warpgroup; add = 0 overwrites d. TRANS_B = 1: B lies N-major in shared
- * memory. F16: A and B are f16, else bf16. */
-template <int TRANS_B, bool F16> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+ * memory. */
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_bf16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
-    if constexpr (F16)
-        PRS_WGMMA_M64N256K16("f16.f16");
-    else
-        PRS_WGMMA_M64N256K16("bf16.bf16");
+    PRS_WGMMA_M64N256K16("bf16.bf16");
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+{
+    PRS_WGMMA_M64N256K16("f16.f16");
 }
 
 /* ---- tensor cores: attention ---- */
@@ -470,8 +472,8 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Like wgmma_m64n256k16, for fewer columns. */
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+/* Like wgmma_m64n256k16_bf16, for fewer columns. */
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16_bf16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -483,7 +485,7 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -499,8 +501,8 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t
 /* A[64 x 16] in registers, as mma fragments: rows lane / 4 and + 8 (a1, a3), columns 2 * (lane % 4) and + 8 (a2, a3).
  * They must not change until the product has been waited for. */
 template <int TRANS_B>
-PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                          uint64_t b, uint32_t add)
+PRS_DEVICE void wgmma_m64n64k16_bf16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -513,8 +515,8 @@ PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t 
 }
 
 template <int TRANS_B>
-PRS_DEVICE void wgmma_m64n128k16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                           uint64_t b, uint32_t add)
+PRS_DEVICE void wgmma_m64n128k16_bf16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"

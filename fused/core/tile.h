@@ -9,21 +9,20 @@
 
 enum {
     PRS_TILE_M = 128, /* rows of one CTA: two consumer warpgroups of 64 */
-    PRS_TILE_N = 256, /* the widest wgmma: fewest shared-memory bytes per product */
-    PRS_TILE_K = 64,  /* 128 bytes of bf16: one swizzle row */
+    PRS_TILE_N = 256, /* columns, at most: the widest wgmma has the fewest shared-memory bytes per product */
     PRS_RASTER = 8,   /* units are taken in squares of 8 x 8: least traffic to L2 */
     PRS_THREADS = 384 /* producer warpgroup, then two consumer warpgroups */
 };
 
+/* In bytes. How many elements a row has follows from their type: as many as a step of K. */
 enum {
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
-    PRS_STAGE_ROW = 128, /* bytes: one swizzle row of A or B; how many elements those are follows from their type */
-    PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
-    PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
+    PRS_STAGE_ROW = 128, /* of A, of B and of a slab: one swizzle row */
+    PRS_STAGE_A = PRS_TILE_M * PRS_STAGE_ROW,
+    PRS_STAGE_B = PRS_TILE_N * PRS_STAGE_ROW, /* room for the widest tile */
     PRS_STAGE = PRS_STAGE_A + PRS_STAGE_B,
-    PRS_SLAB = 8192,        /* bytes: 64 rows x 64 columns of C, what one bulk store moves */
-    PRS_SLABS_PER_TILE = 4, /* per warpgroup: 256 columns */
-    PRS_PUSH_SLOTS = 2,     /* buffers of the warps that send rows */
+    PRS_SLAB = 64 * PRS_STAGE_ROW, /* 64 rows of C, what one bulk store moves */
+    PRS_PUSH_SLOTS = 2,            /* buffers of the warps that send rows */
     PRS_PUSH_BYTES = 8192
 };
 

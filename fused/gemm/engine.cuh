@@ -16,8 +16,9 @@
 #include "fused/gemm/store.cuh"
 
 /* Compile-time shape of one kernel. */
-template <int DTYPE, int OP, int B_N_MAJOR, bool FAR = false> struct engine {
-    static constexpr int dtype = DTYPE; /* of A and B: enum prs_dtype */
+template <int TYPE, int OP, int B_N_MAJOR, bool FAR = false>
+struct engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
+    static constexpr int type = TYPE; /* of A and B: enum prs_dtype */
     static constexpr int op = OP;
     static constexpr int b_n_major = B_N_MAJOR;
     static constexpr bool gathers = OP == PRS_GEMM_ALLGATHER;
@@ -46,10 +47,10 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
         if (E::gathers && threadIdx.x % 32 == 0) {
             uint32_t loaded = push_blocks<E>(args, m, at);
             if (args.keeps != 0)
-                keep_rows(args, loaded);
+                keep_rows<E>(args, loaded);
         }
         if (E::broadcasts && E::far)
-            forward_rows(args, at.epoch);
+            forward_rows<E>(args, at.epoch);
         /* MUTANT(emulator allreduce_is_right) wait for the others' results: s/await_broadcast(args, at)// */
         if (E::broadcasts && at.cluster == 0 && at.rank == 0)
             await_broadcast(args, at);

@@ -44,11 +44,12 @@ PRS_DEVICE void await_kept(const struct prs_kernel_args &args, const struct push
     fence_async_global(); /* arrivals were read by ordinary loads, the chunk is read by the copy engine */
 }
 
+template <class E>
 PRS_DEVICE void load_kept(const struct prs_kernel_args &args, const struct pushed_chunk &k, uint8_t *buffer,
                           uint64_t *bar)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
-    uint32_t slot = prs_schedule_slot(s, k.block, s->place.rank), column = k.c.step * PRS_TILE_K;
+    uint32_t slot = prs_schedule_slot(s, k.block, s->place.rank), column = k.c.step * element<E::type>::in_row;
     mbarrier_expect(bar, PRS_PUSH_BYTES);
     if (k.block == s->place.rank)
         tma_load_2d(buffer, &args.push_source, bar, (int32_t)column, (int32_t)k.c.row);
@@ -59,6 +60,7 @@ PRS_DEVICE void load_kept(const struct prs_kernel_args &args, const struct pushe
         bulk_load(buffer, args.staging[0] + staging_bank(args) + chunk_place(s, slot, k.c), PRS_PUSH_BYTES, bar);
 }
 
+template <class E>
 PRS_DEVICE void store_kept(const struct prs_kernel_args &args, const struct pushed_chunk &k, const uint8_t *buffer)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
@@ -67,13 +69,13 @@ PRS_DEVICE void store_kept(const struct prs_kernel_args &args, const struct push
         row += plane * s->block_rows;
         plane = 0;
     }
-    tma_store_3d(&args.keep_to, buffer, (int32_t)(k.c.step * PRS_TILE_K), (int32_t)row, (int32_t)plane);
+    tma_store_3d(&args.keep_to, buffer, (int32_t)(k.c.step * element<E::type>::in_row), (int32_t)row, (int32_t)plane);
     bulk_commit();
 }
 
 /* One thread. loaded: how many chunks this CTA has loaded into the push buffers in this launch. While a chunk is
  * loaded, the one before it is stored. Out of line and with plain numbers it costs the other roles no registers. */
-PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, uint32_t loaded)
+template <class E> PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, uint32_t loaded)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
     const struct prs_schedule *s = &launch_here()->schedule;
@@ -90,13 +92,13 @@ PRS_DEVICE_OUTLINED void keep_rows(const struct prs_kernel_args &args, uint32_t 
                 await_kept(args, k);
             /* MUTANT(emulator pushed_rows_are_kept) wait before a buffer of kept rows is loaded again: delete */
             bulk_wait_read<0>();
-            load_kept(args, k, buffer, &m.pushed[slot]);
+            load_kept<E>(args, k, buffer, &m.pushed[slot]);
         }
         if (from) {
             uint32_t last = loaded - 1;
             /* MUTANT(emulator pushed_rows_are_kept) wait until rows that are kept are loaded: delete */
             mbarrier_wait(&m.pushed[last % PRS_PUSH_SLOTS], last / PRS_PUSH_SLOTS & 1);
-            store_kept(args, before, from);
+            store_kept<E>(args, before, from);
         }
         if (i >= all)
             break;

@@ -8,45 +8,53 @@
 
 typedef void (*kernel_fn)(const struct prs_kernel_args);
 
-template <int DTYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, bool far)
+template <int TYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, bool far)
 {
     static const kernel_fn near_table[4][2] = {
-        {fused_kernel<engine<DTYPE, PRS_GEMM_ALONE, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALONE, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 0>>,
-         fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 1>>},
-        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 0>>, fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 1>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_ALONE, 0>>, fused_kernel<engine<TYPE, PRS_GEMM_ALONE, 1>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_REDUCE_SCATTER, 0>>,
+         fused_kernel<engine<TYPE, PRS_GEMM_REDUCE_SCATTER, 1>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_ALLGATHER, 0>>, fused_kernel<engine<TYPE, PRS_GEMM_ALLGATHER, 1>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_ALLREDUCE, 0>>, fused_kernel<engine<TYPE, PRS_GEMM_ALLREDUCE, 1>>},
     };
     static const kernel_fn far_table[4][2] = {
         {NULL, NULL}, /* nothing is communicated */
-        {fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_GEMM_REDUCE_SCATTER, 1, true>>},
-        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_GEMM_ALLGATHER, 1, true>>},
-        {fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 0, true>>,
-         fused_kernel<engine<DTYPE, PRS_GEMM_ALLREDUCE, 1, true>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_REDUCE_SCATTER, 0, true>>,
+         fused_kernel<engine<TYPE, PRS_GEMM_REDUCE_SCATTER, 1, true>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_ALLGATHER, 0, true>>,
+         fused_kernel<engine<TYPE, PRS_GEMM_ALLGATHER, 1, true>>},
+        {fused_kernel<engine<TYPE, PRS_GEMM_ALLREDUCE, 0, true>>,
+         fused_kernel<engine<TYPE, PRS_GEMM_ALLREDUCE, 1, true>>},
     };
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
+/* A line for each type of A and B. */
+static const struct instances {
+    uint32_t type; /* enum prs_dtype */
+    kernel_fn (*kernel)(uint32_t op, int b_n_major, bool far);
+} instances[] = {
+    {PRS_DTYPE_BF16, kernel_of_type<PRS_DTYPE_BF16>},
+    {PRS_DTYPE_FP16, kernel_of_type<PRS_DTYPE_FP16>},
+};
+
 static kernel_fn kernel_of(const struct prs_gemm_shape *s, bool far)
 {
-    int b_n_major = !s->b_transposed;
-    return s->dtype == PRS_DTYPE_FP16 ? kernel_of_type<PRS_DTYPE_FP16>(s->op, b_n_major, far)
-                                      : kernel_of_type<PRS_DTYPE_BF16>(s->op, b_n_major, far);
+    for (const struct instances &i : instances)
+        if (i.type == s->dtype)
+            return i.kernel(s->op, !s->b_transposed, far);
+    return NULL;
 }
 
 static int load(void)
 {
     int r = launch_load(begin_copies);
-    for (uint32_t op = PRS_GEMM_ALONE; op <= PRS_GEMM_ALLREDUCE; op++)
-        for (uint32_t variant = 0; variant < 8 && r == 0; variant++) {
-            struct prs_gemm_shape s = {};
-            s.op = (enum prs_gemm_op)op, s.b_transposed = variant & 1,
-            s.dtype = variant & 2 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16;
-            kernel_fn kernel = kernel_of(&s, variant >> 2 != 0);
-            r = kernel ? launch_load(kernel) : 0;
-        }
+    for (const struct instances &i : instances)
+        for (uint32_t op = PRS_GEMM_ALONE; op <= PRS_GEMM_ALLREDUCE; op++)
+            for (uint32_t variant = 0; variant < 4 && r == 0; variant++) {
+                kernel_fn kernel = i.kernel(op, variant & 1, variant >> 1 != 0);
+                r = kernel ? launch_load(kernel) : 0;
+            }
     return r;
 }
 static const bool added = prs_load_add(load);
@@ -55,7 +63,8 @@ static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
 extern "C" int prs_kernels_prepare(const struct prs_gemm_shape *s, bool far, uint32_t *clusters)
 {
-    return launch_prepare(kernel_of(s, far), &shape, clusters);
+    kernel_fn kernel = kernel_of(s, far);
+    return kernel ? launch_prepare(kernel, &shape, clusters) : -ENOTSUP;
 }
 
 extern "C" int prs_kernels_launch(const struct prs_gemm_shape *s, const struct prs_kernel_args *args, uint32_t clusters,

@@ -15,7 +15,7 @@
 #include "fused/gemm/schedule.h"
 
 enum {
-    PRS_PARTIAL_TILE = 65536, /* bytes of one tile of partial sums, rounded to the type of A and B */
+    PRS_PARTIAL_TILE = 65536, /* bytes of one tile of partial sums of two bytes each; room for the widest tile */
     /* One stage holds a quarter of a tile of partial sums from at most this many slots. */
     PRS_PARTIALS_PER_STAGE = 3,
     PRS_PARTIAL_QUARTER = PRS_PARTIAL_TILE / 4
@@ -38,7 +38,7 @@ PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t sl
     return prs_layout_place(s, slot, prs_schedule_tile_place(s, tile)) + quarter * PRS_PARTIAL_QUARTER;
 }
 
-/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it. Tiles of a row are
+/* All-gather: one pushed tile of A, 128 rows of 128 bytes, swizzled as the tensor cores read it. Tiles of a row are
  * contiguous along K, so that both ends move whole pages instead of 128-byte pieces of rows. */
 PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t slot, uint32_t row_tile, uint32_t step)
 {

@@ -44,16 +44,19 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
                            uint32_t step)
 {
     uint64_t *bar = &m.full[stage];
-    uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
-    int32_t k = (int32_t)step * PRS_TILE_K;
-    mbarrier_expect(bar, PRS_STAGE);
+    constexpr int row = element<E::type>::in_row;
+    uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (E::stage_b / 2);
+    int32_t k = (int32_t)step * row;
+    mbarrier_expect(bar, PRS_STAGE_A + E::stage_b);
     if (E::gathers && a.tiles)
         bulk_load(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.tiles + (uint64_t)step * PRS_STAGE_A, PRS_STAGE_A, bar);
     else
         tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.map, bar, k, a.row);
     if (E::b_n_major) {
+        static_assert(E::columns / 2 <= 2 * row, "at most two boxes");
         tma_load_2d_multicast(b, &args.b, bar, n, k, 3);
-        tma_load_2d_multicast(b + PRS_STAGE_B / 4, &args.b, bar, n + PRS_TILE_N / 4, k, 3);
+        if (E::columns / 2 > row)
+            tma_load_2d_multicast(b + row * PRS_STAGE_ROW, &args.b, bar, n + row, k, 3);
     } else {
         tma_load_2d_multicast(b, &args.b, bar, k, n, 3);
     }
@@ -104,7 +107,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     await_partials<E>(args, at, u, slots);
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
-        for (uint32_t quarter = 0; quarter < 4; quarter++, pipeline_next(r)) {
+        for (uint32_t quarter = 0; quarter < E::slabs_per_tile; quarter++, pipeline_next(r)) {
             mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
             __syncwarp(); /* as in load_tiles() */
             if (lane == 0) {
@@ -190,7 +193,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             break;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
-        n = (int32_t)prs_epilogue_half(&args.epilogue, args.n, u.column, at.rank);
+        n = (int32_t)prs_epilogue_half(&args.epilogue, E::columns, args.n, u.column, at.rank);
         for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next(&r)) {
             if (E::gathers && u.block != args.schedule.place.rank)
                 await_step(args, at, u, step, &ready);

@@ -10,15 +10,16 @@
 
 /* Adds the other ranks' partial sums to d, in slot order. */
 template <class E>
-PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
+PRS_DEVICE void add_partials(float (&d)[E::accumulators], const struct cta_memory &m, struct pipeline *r, uint32_t half,
                              uint32_t slots)
 {
+    typedef element<E::sum> sum;
     uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
     uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + mine, b_base = smem_address(m.base) + PRS_SMEM_B + mine;
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
 #pragma unroll
-        for (int quarter = 0; quarter < 4; quarter++) {
+        for (int quarter = 0; quarter < E::slabs_per_tile; quarter++) {
             mbarrier_wait(&m.full[r->stage], r->phase);
 #pragma unroll
             for (int i = 0; i < PRS_PARTIALS_PER_STAGE; i++) {
@@ -29,10 +30,10 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
                     for (int v = 0; v < 4; v++) {
                         uint4 x = load_shared_v4(from + v * 2048);
                         float *to = &d[quarter * 32 + v * 8];
-                        to[0] += pair_low<E::dtype>(x.x), to[1] += pair_high<E::dtype>(x.x);
-                        to[2] += pair_low<E::dtype>(x.y), to[3] += pair_high<E::dtype>(x.y);
-                        to[4] += pair_low<E::dtype>(x.z), to[5] += pair_high<E::dtype>(x.z);
-                        to[6] += pair_low<E::dtype>(x.w), to[7] += pair_high<E::dtype>(x.w);
+                        to[0] += sum::low(x.x), to[1] += sum::high(x.x);
+                        to[2] += sum::low(x.y), to[3] += sum::high(x.y);
+                        to[4] += sum::low(x.z), to[5] += sum::high(x.z);
+                        to[6] += sum::low(x.w), to[7] += sum::high(x.w);
                     }
                 }
             }
@@ -46,14 +47,15 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
 
 /* Applies the epilogue to this warpgroup's half of a tile of the result. */
 template <class E>
-PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[128], const struct prs_unit &u, uint32_t cta,
-                            uint32_t half)
+PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[E::accumulators], const struct prs_unit &u,
+                            uint32_t cta, uint32_t half)
 {
     const struct prs_launch *launch = launch_here();
     uint32_t first = prs_schedule_result_row(&launch->schedule, u.block), end = first + launch->schedule.block_rows;
-    finish_tile<E::dtype>(args.epilogue, d,
-                          {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
-                           u.column * prs_epilogue_columns(&args.epilogue), end < launch->m ? end : launch->m, args.n});
+    finish_tile<E::sum>(args.epilogue, d,
+                        {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
+                         u.column * prs_epilogue_columns(&args.epilogue, E::columns), end < launch->m ? end : launch->m,
+                         args.n});
 }
 
 template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m)
@@ -66,7 +68,7 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
     struct prs_cursor cursor = {0, 0};
     struct unit_memory queue = unit_memory_map(m);
     struct unit_pipeline taken = {0};
-    float d[128];
+    float d[E::accumulators];
     left.next = left_over<E>::count;
     for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < s->units;) {
         struct prs_unit u;

@@ -107,7 +107,8 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     bulk_wait_read<PRS_PUSH_SLOTS - 1>();
     mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
     if (!E::far || k.block == s->place.rank)
-        tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
+        tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * element<E::type>::in_row),
+                    (int32_t)k.c.row);
     else
         bulk_load(buffer,
                   args.staging[0] + staging_bank(args) +

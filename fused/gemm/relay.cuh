@@ -5,6 +5,7 @@
 #define PERSEUS_FUSED_RELAY_CUH
 
 #include "fused/core/cta.cuh"
+#include "fused/core/element.cuh"
 #include "fused/core/far.cuh"
 #include "fused/gemm/launch.cuh"
 
@@ -60,12 +61,13 @@ PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t
 
 /* All-reduce: called when half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which
  * are contiguous, into the counterparts' C. */
+template <class E>
 PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t rows = prs_schedule_tile_rows(s, row_tile);
     uint32_t group = prs_schedule_groups(s) + row_tile;
-    uint64_t pitch = args.n * 2ull;
+    uint64_t pitch = args.n * (uint64_t)element<E::sum>::bytes;
     uint64_t where = args.far.result_offset + ((uint64_t)s->place.rank * s->block_rows + row_tile * PRS_TILE_M) * pitch;
     if (!is_last(args, prs_schedule_row_counter(s, row_tile), 2 * s->columns) || rows == 0)
         return;
@@ -134,15 +136,15 @@ PRS_DEVICE uint32_t claim_row(const struct prs_kernel_args &args)
 
 /* All-reduce: one warp of every CTA claims rows of the counterparts' blocks, and copies them to the other ranks of
  * this node. */
-PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch)
+template <class E> PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
-    uint32_t lane = threadIdx.x % 32, vectors = args.n / 8;
+    uint32_t lane = threadIdx.x % 32, vectors = args.n / element<E::sum>::in_vector;
     for (uint32_t i; (i = claim_row(args)) < (s->place.nodes - 1) * s->block_rows;) {
         uint32_t row, block = prs_schedule_forward_row(s, i, &row),
                       from = prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes);
         uint32_t word = prs_schedule_row_word(s, from, row / PRS_TILE_M);
-        uint64_t where = ((uint64_t)block * s->block_rows + row) * args.n * 2;
+        uint64_t where = ((uint64_t)block * s->block_rows + row) * args.n * element<E::sum>::bytes;
         /* MUTANT(emulator nodes/allreduce_is_right) wait for other nodes' results:
          * s/wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word)// */
         if (lane == 0)

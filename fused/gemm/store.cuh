@@ -27,7 +27,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
         bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
         return;
     }
-    int32_t x = (int32_t)(u.column * prs_epilogue_columns(&args.epilogue) + quarter * 64);
+    int32_t x = (int32_t)(u.column * prs_epilogue_columns(&args.epilogue, E::columns) + quarter * E::slab_columns);
     int32_t y = (int32_t)(u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64);
     int32_t z = E::op == PRS_GEMM_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
@@ -57,7 +57,7 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
         fence_release_sys(); /* [broadcast-tile]: one fence for all ranks, before the counts in await_broadcast() */
         count_broadcast(args, at.epoch);
         if (E::far)
-            put_rows(args, at.epoch, u.pair * 2 + at.rank);
+            put_rows<E>(args, at.epoch, u.pair * 2 + at.rank);
     }
 }
 
@@ -74,9 +74,9 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
     for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < s->units;) {
         struct prs_unit u;
         prs_schedule_unit(s, &cursor, unit, &u);
-        uint32_t quarters = PRS_SLABS_PER_TILE;
+        uint32_t quarters = E::slabs_per_tile;
         if (args.epilogue.gated != 0 && (!E::reduces || u.block == s->place.rank))
-            quarters = PRS_SLABS_PER_TILE / 2;
+            quarters = E::slabs_per_tile / 2;
         for (uint32_t quarter = 0; quarter < quarters; quarter++, stored++) {
             uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
             mbarrier_wait(&m.c_full[slab], phase);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The activation between a layer's products, as kernels of its own: there, for a layer that keeps the first product,
- * and back. One pass over the rows that exist, however large the capacity. A warp takes a row; sums and factors are
- * fp32. */
+ * and back. TYPE: of all columns. One pass over the rows that exist, however large the capacity. A warp takes a row;
+ * sums and factors are fp32. */
 #ifndef PERSEUS_FUSED_ACTIVATION_CUH
 #define PERSEUS_FUSED_ACTIVATION_CUH
 
@@ -36,21 +36,6 @@ PRS_DEVICE float activation_slope(uint32_t activation, float x)
     }
 }
 
-/* Eight columns. */
-PRS_DEVICE void unpack_vector(uint4 x, float (&to)[8])
-{
-    uint32_t pair[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        to[2 * i] = bf16_low(pair[i]), to[2 * i + 1] = bf16_high(pair[i]);
-}
-
-PRS_DEVICE uint4 pack_vector(const float (&x)[8])
-{
-    return make_uint4(pack_bf16x2(x[0], x[1]), pack_bf16x2(x[2], x[3]), pack_bf16x2(x[4], x[5]),
-                      pack_bf16x2(x[6], x[7]));
-}
-
 /* A row of the first product, and of the other matrices of the same shape. vectors: of the result; up begins after as
  * many of the gate. */
 struct activation_row {
@@ -58,10 +43,10 @@ struct activation_row {
     uint32_t vectors;
 };
 
-PRS_DEVICE struct activation_row activation_row_at(const struct prs_moe_args &args, uint32_t row)
+template <int TYPE> PRS_DEVICE struct activation_row activation_row_at(const struct prs_moe_args &args, uint32_t row)
 {
-    uint64_t narrow = (uint64_t)row * args.n * 2;
-    return {args.epilogue.gated ? 2 * narrow : narrow, narrow, args.n / 8};
+    uint64_t narrow = (uint64_t)row * args.n * element<TYPE>::bytes;
+    return {args.epilogue.gated ? 2 * narrow : narrow, narrow, args.n / element<TYPE>::in_vector};
 }
 
 PRS_DEVICE uint32_t activation_warp(void)
@@ -75,42 +60,45 @@ PRS_DEVICE uint32_t activation_warps(void)
 }
 
 /* Rows that only fill up, too: nobody reads what becomes of them. */
+template <int TYPE>
 static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_CTAS)
     activate_kernel(const __grid_constant__ struct prs_moe_args args)
 {
+    constexpr uint32_t each = element<TYPE>::in_vector;
     uint32_t rows = args.totals->blocks * PRS_TILE_M;
     for (uint32_t row = activation_warp(); row < rows; row += activation_warps()) {
-        struct activation_row at = activation_row_at(args, row);
+        struct activation_row at = activation_row_at<TYPE>(args, row);
         const uint4 *columns = (const uint4 *)(args.columns + at.wide);
         uint4 *to = (uint4 *)(args.activated + at.narrow);
 #pragma unroll 2
         for (uint32_t i = threadIdx.x % 32; i < at.vectors; i += 32) {
-            float x[8], up[8];
-            unpack_vector(columns[i], x);
+            float x[each], up[each];
+            unpack_vector<TYPE>(columns[i], x);
             if (args.epilogue.gated)
-                unpack_vector(columns[at.vectors + i], up);
+                unpack_vector<TYPE>(columns[at.vectors + i], up);
             activate(args.epilogue.activation, x);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (uint32_t j = 0; j < each; j++)
                 x[j] *= args.epilogue.gated ? up[j] : 1.0f;
-            to[i] = pack_vector(x);
+            to[i] = pack_vector<TYPE>(x);
         }
     }
 }
 
-/* Eight columns of the result. x: of the gate, or of the product; up: 1 where there is no gate; u: the gradients. They
- * become the gradients of x and of up, and the result times the weight. Adds the product of result and gradients to
- * *sum. */
-PRS_DEVICE void activation_vector_back(uint32_t activation, float weight, float (&x)[8], float (&up)[8], float (&u)[8],
+/* A vector of columns of the result. x: of the gate, or of the product; up: 1 where there is no gate; u: the gradients.
+ * They become the gradients of x and of up, and the result times the weight. Adds the product of result and gradients
+ * to *sum. */
+template <uint32_t N>
+PRS_DEVICE void activation_vector_back(uint32_t activation, float weight, float (&x)[N], float (&up)[N], float (&u)[N],
                                        float *sum)
 {
-    float active[8];
+    float active[N];
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (uint32_t j = 0; j < N; j++)
         active[j] = x[j];
     activate(activation, active);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (uint32_t j = 0; j < N; j++) {
         float h = active[j] * up[j], of_h = u[j] * weight;
         *sum += u[j] * h;
         x[j] = of_h * up[j] * activation_slope(activation, x[j]);
@@ -119,25 +107,29 @@ PRS_DEVICE void activation_vector_back(uint32_t activation, float weight, float 
     }
 }
 
-PRS_DEVICE void activation_row_back(const struct prs_moe_args &args, uint32_t row, float weight)
+template <int TYPE> PRS_DEVICE void activation_row_back(const struct prs_moe_args &args, uint32_t row, float weight)
 {
+    constexpr uint32_t each = element<TYPE>::in_vector;
     uint32_t lane = threadIdx.x % 32;
-    struct activation_row at = activation_row_at(args, row);
+    struct activation_row at = activation_row_at<TYPE>(args, row);
     const uint4 *columns = (const uint4 *)(args.columns + at.wide);
     const uint4 *gradients = (const uint4 *)(args.of_activated + at.narrow);
     uint4 *of_columns = (uint4 *)(args.of_columns + at.wide), *weighted = (uint4 *)(args.activated + at.narrow);
     float sum = 0;
     for (uint32_t i = lane; i < at.vectors; i += 32) {
-        float x[8], up[8] = {1, 1, 1, 1, 1, 1, 1, 1}, u[8];
-        unpack_vector(columns[i], x);
+        float x[each], up[each], u[each];
+#pragma unroll
+        for (uint32_t j = 0; j < each; j++)
+            up[j] = 1;
+        unpack_vector<TYPE>(columns[i], x);
         if (args.epilogue.gated)
-            unpack_vector(columns[at.vectors + i], up);
-        unpack_vector(gradients[i], u);
+            unpack_vector<TYPE>(columns[at.vectors + i], up);
+        unpack_vector<TYPE>(gradients[i], u);
         activation_vector_back(args.epilogue.activation, weight, x, up, u, &sum);
-        of_columns[i] = pack_vector(x);
+        of_columns[i] = pack_vector<TYPE>(x);
         if (args.epilogue.gated)
-            of_columns[at.vectors + i] = pack_vector(up);
-        weighted[i] = pack_vector(u);
+            of_columns[at.vectors + i] = pack_vector<TYPE>(up);
+        weighted[i] = pack_vector<TYPE>(u);
     }
     for (uint32_t d = 16; d != 0; d /= 2)
         sum += __shfl_xor_sync(~0u, sum, d);
@@ -145,16 +137,17 @@ PRS_DEVICE void activation_row_back(const struct prs_moe_args &args, uint32_t ro
         args.products[row] = sum;
 }
 
+template <int TYPE>
 static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_CTAS)
     activation_back_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     uint32_t rows = args.totals->blocks * PRS_TILE_M;
     for (uint32_t row = activation_warp(); row < rows; row += activation_warps()) {
         if (args.origins[row].slot < args.route.choices) {
-            activation_row_back(args, row, args.origins[row].weight);
+            activation_row_back<TYPE>(args, row, args.origins[row].weight);
             continue;
         }
-        struct activation_row at = activation_row_at(args, row);
+        struct activation_row at = activation_row_at<TYPE>(args, row);
         uint32_t wide = args.epilogue.gated ? 2 * at.vectors : at.vectors;
         for (uint32_t i = threadIdx.x % 32; i < wide; i += 32)
             ((uint4 *)(args.of_columns + at.wide))[i] = make_uint4(0, 0, 0, 0);

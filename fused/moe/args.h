@@ -119,6 +119,8 @@ struct prs_moe_args {
     uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that come back, at the same places: for token i of p */
     uint32_t *return_flags[PRS_MAX_LOCAL_RANKS];
     struct prs_moe_far far; /* several nodes only */
+
+    uint32_t type; /* enum prs_dtype: of rows and weights; for the host, which chooses the kernels by it */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
@@ -136,11 +138,11 @@ PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 }
 
 /* A value travels as the sum of three bf16, each with eight bits of it: a row has three columns for each slot. */
-enum { PRS_MOE_VALUE_PARTS = 3 };
+enum { PRS_MOE_VALUE_PARTS = 3, PRS_MOE_PART_BYTES = 2 };
 
 PRS_SHARED uint32_t prs_moe_value_bytes(const struct prs_route *r)
 {
-    return (r->choices * PRS_MOE_VALUE_PARTS * 2 + 15) / 16 * 16;
+    return (r->choices * PRS_MOE_VALUE_PARTS * PRS_MOE_PART_BYTES + 15) / 16 * 16;
 }
 
 PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
@@ -154,9 +156,9 @@ PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 extern "C" {
 #endif
 
-/* Prepares the kernels on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many clusters can
- * run at once, whatever the layout of the weights. Returns 0 or -ENOTSUP. */
-int prs_moe_kernels_prepare(const struct prs_route *route, uint32_t cluster, uint32_t *clusters);
+/* Prepares the kernels of a type on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many
+ * clusters can run at once, whatever the layout of the weights. Returns 0 or -ENOTSUP. */
+int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *route, uint32_t cluster, uint32_t *clusters);
 
 /* Each enqueues one kernel. Return 0 or -EIO. */
 int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream);

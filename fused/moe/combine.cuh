@@ -15,6 +15,7 @@
 #ifndef PERSEUS_FUSED_COMBINE_CUH
 #define PERSEUS_FUSED_COMBINE_CUH
 
+#include "fused/core/element.cuh"
 #include "fused/moe/rows.cuh"
 
 enum {
@@ -29,25 +30,25 @@ struct term {
     float weight;
 };
 
-/* Eight columns. */
-PRS_DEVICE void add_vector(float *sum, uint4 x, float weight)
+/* TYPE, here and below: of rows and of sums. */
+template <int TYPE> PRS_DEVICE void add_vector(float *sum, uint4 x, float weight)
 {
-    uint32_t pair[4] = {x.x, x.y, x.z, x.w};
+    float columns[element<TYPE>::in_vector];
+    unpack_vector<TYPE>(x, columns);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum[2 * i] += bf16_low(pair[i]) * weight;
-        sum[2 * i + 1] += bf16_high(pair[i]) * weight;
-    }
+    for (uint32_t i = 0; i < element<TYPE>::in_vector; i++)
+        sum[i] += columns[i] * weight;
 }
 
 /* Adds up the rows of the lanes in `terms`, in the order of lanes, and `last`, which may be NULL or `to`; stores the
  * sum. */
+template <int TYPE>
 PRS_DEVICE void add_up(const struct prs_moe_args &args, const struct term &mine, uint32_t terms, const uint4 *last,
                        uint4 *to)
 {
     uint32_t lane = threadIdx.x % 32, vectors = args.route.row_bytes / 16;
     for (uint32_t first = lane; first < prs_ceil_div(vectors, 32) * 32; first += 32 * VECTORS_IN_FLIGHT) {
-        float sum[VECTORS_IN_FLIGHT][8] = {};
+        float sum[VECTORS_IN_FLIGHT][element<TYPE>::in_vector] = {};
         for (uint32_t left = terms; left != 0;) {
             uint4 x[TERMS_IN_FLIGHT][VECTORS_IN_FLIGHT];
             float weight[TERMS_IN_FLIGHT];
@@ -66,16 +67,15 @@ PRS_DEVICE void add_up(const struct prs_moe_args &args, const struct term &mine,
             for (int t = 0; t < TERMS_IN_FLIGHT; t++)
 #pragma unroll
                 for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
-                    add_vector(sum[i], x[t][i], weight[t]);
+                    add_vector<TYPE>(sum[i], x[t][i], weight[t]);
         }
 #pragma unroll
         for (int i = 0; i < VECTORS_IN_FLIGHT; i++) {
             if (first + i * 32 >= vectors)
                 break;
             if (last)
-                add_vector(sum[i], last[first + i * 32], 1.0f);
-            to[first + i * 32] = make_uint4(pack_bf16x2(sum[i][0], sum[i][1]), pack_bf16x2(sum[i][2], sum[i][3]),
-                                            pack_bf16x2(sum[i][4], sum[i][5]), pack_bf16x2(sum[i][6], sum[i][7]));
+                add_vector<TYPE>(sum[i], last[first + i * 32], 1.0f);
+            to[first + i * 32] = pack_vector<TYPE>(sum[i]);
         }
     }
 }
@@ -96,6 +96,7 @@ PRS_DEVICE uint32_t return_to(const struct prs_route *r, uint32_t p, uint32_t *f
     return q;
 }
 
+template <int TYPE>
 PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, const struct prs_route_delivery *delivery)
 {
     const struct prs_route *r = &args.route;
@@ -107,8 +108,8 @@ PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, cons
         if (args.unweighted == 0)
             mine.weight = __uint_as_float(delivery->row[prs_route_weight_at(r) + lane]);
     }
-    add_up(args, mine, targets == 0 ? 0 : ~0u >> (32 - targets), NULL,
-           (uint4 *)(args.returns[q] + prs_route_staging_at(r, from, at)));
+    add_up<TYPE>(args, mine, targets == 0 ? 0 : ~0u >> (32 - targets), NULL,
+                 (uint4 *)(args.returns[q] + prs_route_staging_at(r, from, at)));
     /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) a sum is flagged when all lanes have stored:
      * delete */
     __syncwarp();
@@ -118,7 +119,7 @@ PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, cons
 
 /* Own tokens' rows are not added up here: combine_token() reads them. The last deliveries are those of other nodes,
  * whose sums have the longest way: they come first. */
-PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
+template <int TYPE> PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
 {
     uint32_t deliveries = args.totals->deliveries;
     /* MUTANT(emulator moe_combine/a_dispatch_is_combined_any_number_of_times) sums wait until the last ones were read:
@@ -127,7 +128,7 @@ PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
     for (uint32_t i; (i = claim_for_warp(&args.claims->returned)) < deliveries;) {
         const struct prs_route_delivery *delivery = delivery_at(args, deliveries - 1 - i);
         if (delivery->peer != 0)
-            return_sum(args, epoch, delivery);
+            return_sum<TYPE>(args, epoch, delivery);
     }
 }
 
@@ -145,7 +146,7 @@ PRS_DEVICE const uint4 *await_sum(const struct prs_moe_args &args, uint32_t epoc
 
 /* ---- between nodes: at the token's counterpart ---- */
 /* Adds up the sums of this node's ranks for a row from the node at distance n, in the order of local ranks. */
-PRS_DEVICE void relay_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
+template <int TYPE> PRS_DEVICE void relay_sum(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
 {
     const struct prs_route *r = &args.route;
     uint32_t lane = threadIdx.x % 32;
@@ -160,8 +161,8 @@ PRS_DEVICE void relay_sum(const struct prs_moe_args &args, uint32_t epoch, uint3
         mine.row = await_sum(args, epoch, p, (uint32_t)place, prs_place_rank(&r->place, r->place.node, lane));
     }
     __syncwarp(); /* what one lane has waited for, all lanes read */
-    add_up(args, mine, __ballot_sync(~0u, mine.row != NULL), NULL,
-           (uint4 *)(args.far.relay + prs_route_relay_at(r, args.far.back + 1, n, row)));
+    add_up<TYPE>(args, mine, __ballot_sync(~0u, mine.row != NULL), NULL,
+                 (uint4 *)(args.far.relay + prs_route_relay_at(r, args.far.back + 1, n, row)));
     /* MUTANT(emulator moe_combine_nodes/sums_come_back_from_other_nodes) a relayed sum is counted when all lanes have
      * stored: delete */
     __syncwarp();
@@ -169,7 +170,7 @@ PRS_DEVICE void relay_sum(const struct prs_moe_args &args, uint32_t epoch, uint3
         relay_row_out(args, epoch, n, row, table[0], true);
 }
 
-PRS_DEVICE_OUTLINED void relay_sums(const struct prs_moe_args &args, uint32_t epoch)
+template <int TYPE> PRS_DEVICE_OUTLINED void relay_sums(const struct prs_moe_args &args, uint32_t epoch)
 {
     struct incoming in = {0, 0, 0, 0, 0, NULL};
     if (threadIdx.x % 32 == 0)
@@ -178,7 +179,7 @@ PRS_DEVICE_OUTLINED void relay_sums(const struct prs_moe_args &args, uint32_t ep
         uint32_t n = __shfl_sync(~0u, in.at < in.end ? in.n : 0, 0), row = __shfl_sync(~0u, in.row, 0);
         if (n == 0)
             break;
-        relay_sum(args, epoch, n, row);
+        relay_sum<TYPE>(args, epoch, n, row);
         if (threadIdx.x % 32 != 0)
             continue;
         in.at = claim_row(&args.claims->forwarded);
@@ -205,7 +206,7 @@ PRS_DEVICE const uint4 *await_source(const struct prs_moe_args &args, uint32_t e
 }
 
 /* The terms are those of the choices, then the residual. */
-PRS_DEVICE void combine_token(const struct prs_moe_args &args, uint32_t epoch, uint32_t token)
+template <int TYPE> PRS_DEVICE void combine_token(const struct prs_moe_args &args, uint32_t epoch, uint32_t token)
 {
     const struct prs_route *r = &args.route;
     uint32_t lane = threadIdx.x % 32;
@@ -222,26 +223,26 @@ PRS_DEVICE void combine_token(const struct prs_moe_args &args, uint32_t epoch, u
     }
     __syncwarp(); /* what one lane has waited for, all lanes read */
     uint64_t at = (uint64_t)token * r->row_bytes;
-    add_up(args, mine, __ballot_sync(~0u, mine.row != NULL), args.residual ? (const uint4 *)(args.residual + at) : NULL,
-           (uint4 *)(args.combined + at));
+    add_up<TYPE>(args, mine, __ballot_sync(~0u, mine.row != NULL),
+                 args.residual ? (const uint4 *)(args.residual + at) : NULL, (uint4 *)(args.combined + at));
 }
 
-PRS_DEVICE void combine_tokens(const struct prs_moe_args &args, uint32_t epoch)
+template <int TYPE> PRS_DEVICE void combine_tokens(const struct prs_moe_args &args, uint32_t epoch)
 {
     uint32_t tokens = args.totals->tokens;
     for (uint32_t token; (token = claim_for_warp(&args.claims->combined)) < tokens;)
-        combine_token(args, epoch, token);
+        combine_token<TYPE>(args, epoch, token);
 }
 
-template <bool FAR>
+template <int TYPE, bool FAR>
 __global__ void __launch_bounds__(PRS_COMBINE_WARPS * 32, 1)
     combine_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     uint32_t epoch = launch_epoch(&args.sync);
-    return_sums(args, epoch);
+    return_sums<TYPE>(args, epoch);
     if (FAR)
-        relay_sums(args, epoch);
-    combine_tokens(args, epoch);
+        relay_sums<TYPE>(args, epoch);
+    combine_tokens<TYPE>(args, epoch);
     __syncthreads();
     if (threadIdx.x == 0)
         leave_moe(args);

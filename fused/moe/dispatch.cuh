@@ -5,6 +5,7 @@
 #ifndef PERSEUS_FUSED_DISPATCH_CUH
 #define PERSEUS_FUSED_DISPATCH_CUH
 
+#include "fused/core/element.cuh"
 #include "fused/moe/rows.cuh"
 
 /* Even warps send, odd warps place. Each has a buffer; the barriers come after all buffers. */
@@ -14,21 +15,24 @@ enum {
     PRS_DISPATCH_SHARED = PRS_DISPATCH_BARRIERS + PRS_DISPATCH_WARPS * 8
 };
 
-/* Eight columns: returns them, times the weight, and adds their product with y to *sum. */
-PRS_DEVICE uint4 weigh_vector(uint4 x, uint4 y, float weight, float *sum)
+/* TYPE, here and below: of rows. Returns a vector of columns, times the weight, and adds their product with y to *sum.
+ */
+template <int TYPE> PRS_DEVICE uint4 weigh_vector(uint4 x, uint4 y, float weight, float *sum)
 {
+    typedef element<TYPE> e;
     uint32_t pair[4] = {x.x, x.y, x.z, x.w}, other[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float low = bf16_low(pair[i]), high = bf16_high(pair[i]);
-        *sum += low * bf16_low(other[i]);
-        *sum += high * bf16_high(other[i]);
-        pair[i] = pack_bf16x2(low * weight, high * weight);
+        float low = e::low(pair[i]), high = e::high(pair[i]);
+        *sum += low * e::low(other[i]);
+        *sum += high * e::high(other[i]);
+        pair[i] = e::pack(low * weight, high * weight);
     }
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
 
 /* A warp copies a received row to a row of an expert. */
+template <int TYPE>
 PRS_DEVICE void weigh_row(const struct prs_moe_args &args, const uint4 *from, uint32_t row, float weight)
 {
     uint32_t lane = threadIdx.x % 32, vectors = args.route.row_bytes / 16;
@@ -38,7 +42,7 @@ PRS_DEVICE void weigh_row(const struct prs_moe_args &args, const uint4 *from, ui
     float sum = 0;
 #pragma unroll 4
     for (uint32_t i = lane; i < vectors; i += 32)
-        to[i] = weigh_vector(from[i], beside ? beside[i] : make_uint4(0, 0, 0, 0), weight, &sum);
+        to[i] = weigh_vector<TYPE>(from[i], beside ? beside[i] : make_uint4(0, 0, 0, 0), weight, &sum);
     for (uint32_t d = 16; d != 0; d /= 2)
         sum += __shfl_xor_sync(~0u, sum, d);
     if (lane == 0 && beside)
@@ -46,7 +50,7 @@ PRS_DEVICE void weigh_row(const struct prs_moe_args &args, const uint4 *from, ui
 }
 
 /* Delivers received rows to their experts, as place_rows() does. */
-PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, uint32_t epoch)
+template <int TYPE> PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     uint32_t deliveries = args.totals->deliveries;
@@ -63,14 +67,14 @@ PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, uint32_t epoch)
         __syncwarp();
         for (uint32_t u = 0; u < delivery->targets; u++) {
             float weight = args.unweighted ? 1.0f : __uint_as_float(delivery->row[prs_route_weight_at(r) + u]);
-            weigh_row(args, (const uint4 *)from, delivery->row[u], weight);
+            weigh_row<TYPE>(args, (const uint4 *)from, delivery->row[u], weight);
         }
     }
 }
 
 /* AGAIN: without routing, which is a barrier of all ranks. So a row may come to memory that its rank still reads in
  * the previous launch. */
-template <bool FAR, bool AGAIN>
+template <int TYPE, bool FAR, bool AGAIN>
 __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     dispatch_kernel(const __grid_constant__ struct prs_moe_args args)
 {
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
         fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */
     }
     if (warp % 2 != 0 && AGAIN && (args.unweighted == 0 || args.beside))
-        weigh_rows(args, epoch);
+        weigh_rows<TYPE>(args, epoch);
     else if (warp % 2 != 0)
         place_rows<FAR>(args, b, epoch, gridDim.x * (PRS_DISPATCH_WARPS / 2));
     else if (threadIdx.x % 32 == 0)

@@ -15,9 +15,10 @@
 #include "fused/core/units.cuh"
 #include "fused/moe/rows.cuh"
 
-template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
+template <int TYPE, int B_N_MAJOR, int CLUSTER, bool FAR>
+struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
+    static constexpr int type = TYPE; /* of rows and weights: enum prs_dtype */
     static constexpr int b_n_major = B_N_MAJOR;
-    static constexpr int dtype = PRS_DTYPE_BF16;
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
@@ -28,7 +29,7 @@ template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
 /* The part of a unit that one CTA computes. */
 struct moe_tile {
     struct prs_route_unit unit;
-    uint32_t column; /* tile of 256, or of 128 when the product is gated */
+    uint32_t column; /* tile of so many columns of the result as prs_epilogue_columns() says */
     bool empty;      /* there is no such tile: the CTA only loads its half of the rows for the other one */
 };
 
@@ -40,7 +41,7 @@ PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_posi
     const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
     prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
-    t->empty = t->column * prs_epilogue_columns(&args.epilogue) >= args.n;
+    t->empty = t->column * prs_epilogue_columns(&args.epilogue, E::columns) >= args.n;
 }
 
 /* A warpgroup without rows or columns has nothing to compute. */
@@ -62,25 +63,27 @@ template <class E>
 PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta_memory &m,
                                const struct cta_position &at, uint32_t stage, const struct moe_tile &t, uint32_t step)
 {
+    constexpr uint32_t in_row = element<E::type>::in_row, boxes = E::columns / in_row; /* of B, N-major */
     uint64_t *bar = &m.full[stage];
     uint8_t *a = m.base + PRS_SMEM_A + stage * PRS_STAGE_A, *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B;
-    int32_t k = (int32_t)step * PRS_TILE_K, expert = (int32_t)t.unit.expert;
+    int32_t k = (int32_t)(step * in_row), expert = (int32_t)t.unit.expert;
     int32_t row = (int32_t)t.unit.block * PRS_TILE_M;
-    mbarrier_expect(bar, t.empty ? PRS_STAGE_A : PRS_STAGE);
+    mbarrier_expect(bar, t.empty ? PRS_STAGE_A : PRS_STAGE_A + E::stage_b);
     if (E::cluster == 1)
         tma_load_2d(a, &args.rows, bar, k, row);
     else
         tma_load_2d_multicast(a + at.rank * (PRS_STAGE_A / 2), &args.rows, bar, k, row + (int32_t)at.rank * 64, 3);
     if (t.empty)
         return;
-    uint32_t loads = E::b_n_major ? 4 : args.epilogue.gated ? 2 : 1; /* the columns of a gated tile lie in two places */
+    /* The columns of a gated tile lie in two places. */
+    uint32_t loads = E::b_n_major ? boxes : args.epilogue.gated ? 2 : 1;
     for (uint32_t i = 0; i < loads; i++) {
-        uint32_t half = i * 2 / loads, quarter = E::b_n_major ? i % 2 : 0;
-        int32_t n = (int32_t)(prs_epilogue_half(&args.epilogue, args.n, t.column, half) + quarter * (PRS_TILE_N / 4));
+        uint32_t half = i * 2 / loads, box = E::b_n_major ? i % (boxes / 2) : 0;
+        int32_t n = (int32_t)(prs_epilogue_half(&args.epilogue, E::columns, args.n, t.column, half) + box * in_row);
         if (E::b_n_major)
-            tma_load_3d(b + i * (PRS_STAGE_B / 4), &args.experts, bar, n, k, expert);
+            tma_load_3d(b + i * (in_row * PRS_STAGE_ROW), &args.experts, bar, n, k, expert);
         else
-            tma_load_3d(b + half * (PRS_STAGE_B / 2), &args.experts, bar, k, n, expert);
+            tma_load_3d(b + half * (E::stage_b / 2), &args.experts, bar, k, n, expert);
     }
 }
 
@@ -114,10 +117,10 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 
 /* ---- warps 4 to 11 ---- */
 /* Experts have neither bias nor residual. That the compiler sees it saves the registers that it would spill. */
-PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &args, float (&d)[128])
+template <class E> PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &args, float (&d)[E::accumulators])
 {
     struct prs_epilogue e = {NULL, NULL, 0, args.epilogue.activation, args.epilogue.gated, 1};
-    finish_tile<PRS_DTYPE_BF16>(e, d, {0, 0, 0, 0});
+    finish_tile<E::sum>(e, d, {0, 0, 0, 0});
 }
 
 /* This half has nothing to compute: it releases the stages of the tile unread. Meanwhile it hands over the rest of the
@@ -149,7 +152,7 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
     struct prs_route_cursor cursor = {0};
     struct unit_memory queue = unit_memory_map(m);
     struct unit_pipeline taken = {0};
-    float d[128];
+    float d[E::accumulators];
     left.next = left_over<E>::count;
     for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < units;) {
         struct moe_tile t;
@@ -158,7 +161,7 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
             multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
             if (args.epilogue.any) {
                 hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
-                finish_moe_tile(args, d);
+                finish_moe_tile<E>(args, d);
             }
             hand_over_tile<E>(d, m, half, &slabs, false, &left, args.epilogue.gated != 0);
         } else {
@@ -179,9 +182,9 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
     for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < units;) {
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
-        uint32_t columns = prs_epilogue_columns(&args.epilogue);
-        for (uint32_t quarter = 0; quarter < columns / 64; quarter++) {
-            int32_t x = (int32_t)(t.column * columns + quarter * 64);
+        uint32_t columns = prs_epilogue_columns(&args.epilogue, E::columns);
+        for (uint32_t quarter = 0; quarter < columns / E::slab_columns; quarter++) {
+            int32_t x = (int32_t)(t.column * columns + quarter * E::slab_columns);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (!tile_has_half(t, half))

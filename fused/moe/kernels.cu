@@ -11,59 +11,71 @@
 
 typedef void (*moe_kernel_fn)(const struct prs_moe_args);
 
-template <bool FAR> static moe_kernel_fn kernel_of_layout(int b_n_major, uint32_t cluster)
+/* The kernels that depend on the type of rows and weights. [nodes]: 0 for one node, 1 for several. */
+struct instances {
+    uint32_t type;                  /* enum prs_dtype */
+    moe_kernel_fn product[2][2][2]; /* [nodes][b_n_major][cluster - 1] */
+    moe_kernel_fn dispatch[2], dispatch_again[2], combine[2];
+    moe_kernel_fn activate, activation_back;
+};
+
+template <int TYPE> static constexpr struct instances make(void)
 {
-    static const moe_kernel_fn table[2][2] = {
-        {moe_kernel<moe_engine<0, 1, FAR>>, moe_kernel<moe_engine<0, 2, FAR>>},
-        {moe_kernel<moe_engine<1, 1, FAR>>, moe_kernel<moe_engine<1, 2, FAR>>},
-    };
-    return table[b_n_major][cluster - 1];
+    constexpr int SUM = element<TYPE>::sum; /* of results and gradients */
+    return {TYPE,
+            {{{moe_kernel<moe_engine<TYPE, 0, 1, false>>, moe_kernel<moe_engine<TYPE, 0, 2, false>>},
+              {moe_kernel<moe_engine<TYPE, 1, 1, false>>, moe_kernel<moe_engine<TYPE, 1, 2, false>>}},
+             {{moe_kernel<moe_engine<TYPE, 0, 1, true>>, moe_kernel<moe_engine<TYPE, 0, 2, true>>},
+              {moe_kernel<moe_engine<TYPE, 1, 1, true>>, moe_kernel<moe_engine<TYPE, 1, 2, true>>}}},
+            {dispatch_kernel<SUM, false, false>, dispatch_kernel<SUM, true, false>},
+            {dispatch_kernel<SUM, false, true>, dispatch_kernel<SUM, true, true>},
+            {combine_kernel<SUM, false>, combine_kernel<SUM, true>},
+            activate_kernel<SUM>,
+            activation_back_kernel<SUM>};
 }
 
-static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uint32_t cluster)
+/* A line for each type. */
+static const struct instances instances[] = {
+    make<PRS_DTYPE_BF16>(),
+};
+
+static const struct instances *instances_of(uint32_t type)
 {
-    return route->place.nodes > 1 ? kernel_of_layout<true>(b_n_major, cluster)
-                                  : kernel_of_layout<false>(b_n_major, cluster);
+    for (const struct instances &i : instances)
+        if (i.type == type)
+            return &i;
+    return NULL; /* prs_moe_kernels_prepare() has refused it */
 }
 
-static moe_kernel_fn dispatch_of(const struct prs_route *route)
+static uint32_t nodes_of(const struct prs_route *route)
 {
-    return route->place.nodes > 1 ? dispatch_kernel<true, false> : dispatch_kernel<false, false>;
+    return route->place.nodes > 1;
 }
 
-static moe_kernel_fn dispatch_again_of(const struct prs_route *route)
+static int load_type(const struct instances *k)
 {
-    return route->place.nodes > 1 ? dispatch_kernel<true, true> : dispatch_kernel<false, true>;
-}
-
-static moe_kernel_fn combine_of(const struct prs_route *route)
-{
-    return route->place.nodes > 1 ? combine_kernel<true> : combine_kernel<false>;
+    const moe_kernel_fn others[] = {k->activate, k->activation_back};
+    int r = 0;
+    for (uint32_t i = 0; i < 8 && r == 0; i++)
+        r = launch_load(k->product[i >> 2][i >> 1 & 1][i & 1]);
+    for (uint32_t nodes = 0; nodes < 2 && r == 0; nodes++) {
+        r = launch_load(k->dispatch[nodes]);
+        r = r ? r : launch_load(k->dispatch_again[nodes]);
+        r = r ? r : launch_load(k->combine[nodes]);
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
+        r = launch_load(others[i]);
+    return r;
 }
 
 static int load(void)
 {
-    static const moe_kernel_fn others[] = {route_kernel,
-                                           dispatch_kernel<false, false>,
-                                           dispatch_kernel<true, false>,
-                                           dispatch_kernel<false, true>,
-                                           dispatch_kernel<true, true>,
-                                           combine_kernel<false>,
-                                           combine_kernel<true>,
-                                           clear_fill_kernel,
-                                           split_values_kernel,
-                                           join_values_kernel,
-                                           activate_kernel,
-                                           activation_back_kernel};
+    static const moe_kernel_fn others[] = {route_kernel, clear_fill_kernel, split_values_kernel, join_values_kernel};
     int r = 0;
     for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
         r = launch_load(others[i]);
-    for (int variant = 0; variant < 8 && r == 0; variant++) {
-        int b_n_major = variant & 1;
-        uint32_t cluster = 1 + (variant >> 1 & 1);
-        r = launch_load(variant < 4 ? kernel_of_layout<false>(b_n_major, cluster)
-                                    : kernel_of_layout<true>(b_n_major, cluster));
-    }
+    for (const struct instances &k : instances)
+        r = r ? r : load_type(&k);
     return r;
 }
 static const bool added = prs_load_add(load);
@@ -85,24 +97,29 @@ static const struct launch_shape shape_of_dispatch = {1, PRS_DISPATCH_WARPS * 32
                                  shape_of_values = {1, PRS_VALUE_THREADS, 0},
                                  shape_of_activation = {1, PRS_ACTIVATION_THREADS, 0};
 
-extern "C" int prs_moe_kernels_prepare(const struct prs_route *route, uint32_t cluster, uint32_t *clusters)
+extern "C" int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *route, uint32_t cluster,
+                                       uint32_t *clusters)
 {
+    const struct instances *k = instances_of(type);
+    uint32_t nodes = nodes_of(route);
     struct launch_shape routing = shape_of_routing(route), product = shape_of(cluster);
     uint32_t ctas; /* per GPU; the plan asks for fewer than there are SMs, and each fits one */
     int r;
+    if (!k)
+        return -ENOTSUP;
     if (routing.shared_bytes < PRS_SMEM_BYTES) /* the limit is the kernel's, and serves all plans of the process */
         routing.shared_bytes = PRS_SMEM_BYTES;
     r = launch_prepare(route_kernel, &routing, &ctas);
     if (!r)
-        r = launch_prepare(dispatch_of(route), &shape_of_dispatch, &ctas);
+        r = launch_prepare(k->dispatch[nodes], &shape_of_dispatch, &ctas);
     if (!r)
-        r = launch_prepare(dispatch_again_of(route), &shape_of_dispatch, &ctas);
+        r = launch_prepare(k->dispatch_again[nodes], &shape_of_dispatch, &ctas);
     if (!r)
-        r = launch_prepare(combine_of(route), &shape_of_combine, &ctas);
+        r = launch_prepare(k->combine[nodes], &shape_of_combine, &ctas);
     *clusters = UINT32_MAX;
     for (int b_n_major = 0; b_n_major < 2 && r == 0; b_n_major++) {
         uint32_t fit;
-        r = launch_prepare(kernel_of(route, b_n_major, cluster), &product, &fit);
+        r = launch_prepare(k->product[nodes][b_n_major][cluster - 1], &product, &fit);
         *clusters = r == 0 && fit < *clusters ? fit : *clusters;
     }
     return r;
@@ -125,22 +142,26 @@ extern "C" int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_
                                        uint32_t clusters, cudaStream_t stream)
 {
     struct launch_shape product = shape_of(cluster);
-    return launch_kernel(kernel_of(&args->route, b_n_major, cluster), &product, clusters, stream, *args);
+    const struct instances *k = instances_of(args->type);
+    return launch_kernel(k->product[nodes_of(&args->route)][b_n_major][cluster - 1], &product, clusters, stream, *args);
 }
 
 extern "C" int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(dispatch_of(&args->route), &shape_of_dispatch, row_ctas(args, ctas), stream, *args);
+    return launch_kernel(instances_of(args->type)->dispatch[nodes_of(&args->route)], &shape_of_dispatch,
+                         row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(combine_of(&args->route), &shape_of_combine, row_ctas(args, ctas), stream, *args);
+    return launch_kernel(instances_of(args->type)->combine[nodes_of(&args->route)], &shape_of_combine,
+                         row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(dispatch_again_of(&args->route), &shape_of_dispatch, row_ctas(args, ctas), stream, *args);
+    return launch_kernel(instances_of(args->type)->dispatch_again[nodes_of(&args->route)], &shape_of_dispatch,
+                         row_ctas(args, ctas), stream, *args);
 }
 
 extern "C" int prs_moe_kernels_clear_fill(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)
@@ -160,10 +181,12 @@ extern "C" int prs_moe_kernels_join_values(const struct prs_moe_args *args, uint
 
 extern "C" int prs_moe_kernels_activate(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)
 {
-    return launch_kernel(activate_kernel, &shape_of_activation, sms * PRS_ACTIVATION_CTAS, stream, *args);
+    return launch_kernel(instances_of(args->type)->activate, &shape_of_activation, sms * PRS_ACTIVATION_CTAS, stream,
+                         *args);
 }
 
 extern "C" int prs_moe_kernels_activation_back(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)
 {
-    return launch_kernel(activation_back_kernel, &shape_of_activation, sms * PRS_ACTIVATION_CTAS, stream, *args);
+    return launch_kernel(instances_of(args->type)->activation_back, &shape_of_activation, sms * PRS_ACTIVATION_CTAS,
+                         stream, *args);
 }

@@ -143,6 +143,7 @@ static void predict(struct prs_moe_plan *p)
 static void init_route(struct prs_moe_plan *p)
 {
     struct prs_route *r = &p->args.route;
+    p->args.type = PRS_MOE_TYPE;
     r->place = p->base.ctx->place;
     r->experts = p->shape.experts, r->experts_per_rank = p->shape.experts / r->place.world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
@@ -151,7 +152,8 @@ static void init_route(struct prs_moe_plan *p)
     p->args.epilogue.gated = p->shape.gated != 0;
     p->args.epilogue.any = p->shape.gated != 0 || p->shape.activation != PRS_ACTIVATION_NONE;
     p->args.n = result_columns(&p->shape);
-    r->columns = prs_ceil_div(p->args.n, prs_epilogue_columns(&p->args.epilogue) * p->info.tuning.cluster);
+    r->columns = prs_ceil_div(p->args.n,
+                              prs_epilogue_columns(&p->args.epilogue, prs_moe_tile_columns()) * p->info.tuning.cluster);
     r->row_bytes = row_bytes(&p->shape);
     r->chunks = p->info.tuning.route_ctas;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
@@ -320,7 +322,7 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     p->info.tuning = p->wanted;
     choose(p);
     init_route(p);
-    r = prs_moe_kernels_prepare(&p->args.route, t->cluster, &clusters);
+    r = prs_moe_kernels_prepare(p->args.type, &p->args.route, t->cluster, &clusters);
     if (r)
         return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
                         base->ctx->config.device);

@@ -25,7 +25,8 @@ int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *ar
                              .swizzled = true};
     int r;
     if (m->n_k)
-        weights.columns = m->k, weights.rows = m->n, weights.box_rows = prs_epilogue_columns(&args->epilogue);
+        weights.columns = m->k, weights.rows = m->n,
+        weights.box_rows = prs_epilogue_columns(&args->epilogue, prs_moe_tile_columns());
     else
         weights.columns = m->n, weights.rows = m->k, weights.box_rows = prs_element_step(PRS_MOE_TYPE);
     r = prs_tensor_map_encode(&weights, &args->experts);

@@ -98,14 +98,17 @@ void group_commit(void);
 void group_wait(uint32_t left, bool read_only);
 
 /* ---- wgmma.cpp ---- */
-/* d[64 x n] (+)= A[64 x 16] B[16 x n]; d is this thread's n / 2 accumulators. a_registers is this thread's four
- * registers of A; where it is NULL, A lies in shared memory, where a_descriptor says. */
+enum wgmma_type { WGMMA_BF16, WGMMA_F16 };
+
+/* d[64 x n] (+)= A[64 x K] B[K x n], with K 16 for types of two bytes; d is this thread's n / 2 accumulators.
+ * a_registers is this thread's four registers of A; where it is NULL, A lies in shared memory, where a_descriptor
+ * says. */
 struct wgmma_call {
     uint32_t n;
     uint64_t a_descriptor, b_descriptor;
     const uint32_t *a_registers;
     bool add, trans_a, trans_b;
-    bool f16; /* A and B are f16, else bf16 */
+    enum wgmma_type type; /* of A and B */
 };
 void wgmma_issue(float *d, const struct wgmma_call *call);
 void wgmma_fence_registers(void);

@@ -108,9 +108,12 @@ static float f16(uint16_t x)
     return x & 0x8000 ? -f : f;
 }
 
+/* By enum wgmma_type. */
+static float (*const number_of[])(uint16_t) = {bf16, f16};
+
 static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 {
-    float (*number)(uint16_t) = op->call.f16 ? f16 : bf16;
+    float (*number)(uint16_t) = number_of[op->call.type];
     if (op->call.a_registers) {
         for (uint32_t t = 0; t < WARPGROUP; t++)
             for (uint32_t i = 0; i < 8; i++) {
@@ -133,7 +136,7 @@ static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
 {
     uint32_t n = op->call.n;
-    float (*number)(uint16_t) = op->call.f16 ? f16 : bf16;
+    float (*number)(uint16_t) = number_of[op->call.type];
     for (uint32_t i = 0; i < op->b_chunks.size(); i++) {
         const uint16_t *x = (const uint16_t *)(c->shared + op->b_chunks[i]);
         if (op->call.trans_b)
@@ -206,7 +209,7 @@ static void check_same(const struct wgmma_op *op, const struct wgmma_call *call,
 {
     const struct wgmma_call *first = &op->call;
     if (first->n != call->n || first->b_descriptor != call->b_descriptor || first->a_descriptor != call->a_descriptor ||
-        first->add != call->add || first->f16 != call->f16 || first->trans_a != call->trans_a ||
+        first->add != call->add || first->type != call->type || first->trans_a != call->trans_a ||
         first->trans_b != call->trans_b || (!first->a_registers) != (!call->a_registers))
         violation(
             "%s: its wgmma (N %u, A %#llx, B %#llx, add %d) differs from that of the rest of its warpgroup (N %u, A "

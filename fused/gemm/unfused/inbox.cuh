@@ -106,7 +106,7 @@ PRS_DEVICE struct inbox_letter letter_of(const struct prs_unfused_inbox_sum &a, 
     return l;
 }
 
-template <bool WIDE>
+template <int TYPE, bool WIDE>
 PRS_DEVICE void send_partials(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share)
 {
     uint32_t me = a.place.local_rank, all = share.count * (a.place.local_ranks - 1);
@@ -121,7 +121,7 @@ PRS_DEVICE void send_partials(const struct prs_unfused_inbox_sum &a, const struc
             uint32_t count = item_elements(a, l.rank, l.i);
             if (count == 0)
                 continue;
-            x[j] = load_eight<WIDE>(a.product, item_first(a, l.rank, l.i), count);
+            x[j] = load_eight<TYPE, WIDE>(a.product, item_first(a, l.rank, l.i), count);
             to[j] = partial_at(a, share, l.p, prs_inbox_slot(me, l.rank), l.i);
         }
 #pragma unroll
@@ -166,45 +166,19 @@ PRS_DEVICE void check_alarm(const struct prs_unfused_inbox_sum &a, const uint4 *
         record_alarm(&a.sync);
 }
 
-/* The bits of eight results. */
-template <int C_DTYPE> PRS_DEVICE void pack_results(const float (&s)[8], uint4 (&y)[2])
-{
-    if (C_DTYPE == PRS_DTYPE_FP32) {
-        y[0] = make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3]));
-        y[1] = make_uint4(__float_as_uint(s[4]), __float_as_uint(s[5]), __float_as_uint(s[6]), __float_as_uint(s[7]));
-    } else {
-        y[0] = make_uint4(pack_pair<C_DTYPE>(s[0], s[1]), pack_pair<C_DTYPE>(s[2], s[3]),
-                          pack_pair<C_DTYPE>(s[4], s[5]), pack_pair<C_DTYPE>(s[6], s[7]));
-        y[1] = make_uint4(0, 0, 0, 0);
-    }
-}
-
-template <int C_DTYPE> PRS_DEVICE void unpack_results(const uint4 (&y)[2], float (&s)[8])
-{
-    if (C_DTYPE == PRS_DTYPE_FP32) {
-        s[0] = __uint_as_float(y[0].x), s[1] = __uint_as_float(y[0].y), s[2] = __uint_as_float(y[0].z);
-        s[3] = __uint_as_float(y[0].w), s[4] = __uint_as_float(y[1].x), s[5] = __uint_as_float(y[1].y);
-        s[6] = __uint_as_float(y[1].z), s[7] = __uint_as_float(y[1].w);
-    } else {
-        s[0] = pair_low<C_DTYPE>(y[0].x), s[1] = pair_high<C_DTYPE>(y[0].x), s[2] = pair_low<C_DTYPE>(y[0].y);
-        s[3] = pair_high<C_DTYPE>(y[0].y), s[4] = pair_low<C_DTYPE>(y[0].z), s[5] = pair_high<C_DTYPE>(y[0].z);
-        s[6] = pair_low<C_DTYPE>(y[0].w), s[7] = pair_high<C_DTYPE>(y[0].w);
-    }
-}
-
 /* Adds up item i in fp32, in rank order, so that all ranks get the same bits, and rounds once. In two hops the result
  * goes to the others, too. */
-template <int DTYPE, int C_DTYPE, bool WIDE>
+template <int TYPE, int RESULT, bool WIDE>
 PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i)
 {
-    enum { VECTORS = C_DTYPE == PRS_DTYPE_FP32 ? 2 : 1 };
+    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
     uint32_t ranks = a.place.local_ranks, me = a.place.local_rank, count = item_elements(a, me, i);
     uint32_t at = a.c_first + i * PRS_INBOX_ITEM;
     uint4 x[PRS_MAX_LOCAL_RANKS], y[2];
     float s[PRS_INBOX_ITEM] = {};
     if (count == 0)
         return;
-    x[0] = sent_vector(load_eight<WIDE>(a.product, item_first(a, me, i), count));
+    x[0] = sent_vector(load_eight<TYPE, WIDE>(a.product, item_first(a, me, i), count));
 #pragma unroll
     for (uint32_t r = 1; r < PRS_MAX_LOCAL_RANKS; r++)
         x[r] = x[0];
@@ -218,10 +192,12 @@ PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inb
 #pragma unroll
     for (uint32_t r = 0; r < PRS_MAX_LOCAL_RANKS; r++)
         if (r < ranks)
-            add_eight<DTYPE>(s, received_vector(x[r]));
-    finish_elements<DTYPE, C_DTYPE>(a.epilogue, s, at, count, a.columns);
+            add_eight<TYPE>(s, received_vector(x[r]));
+    finish_elements<TYPE, RESULT>(a.epilogue, s, at, count, a.columns);
     if (a.hops == 2) {
-        pack_results<C_DTYPE>(s, y);
+#pragma unroll
+        for (uint32_t v = 0; v < VECTORS; v++)
+            y[v] = pack_vector<RESULT>(&s[v * element<RESULT>::in_vector]);
         for (uint32_t p = 1; p < ranks; p++) {
             uint32_t rank = me + p < ranks ? me + p : me + p - ranks;
 #pragma unroll
@@ -230,14 +206,14 @@ PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inb
                                      sent_vector(y[v]));
         }
     }
-    store_eight<C_DTYPE, WIDE>(a.c, at, s, count);
+    store_eight<RESULT, WIDE>(a.c, at, s, count);
 }
 
 /* The second hop: results of item k of the others, to C. */
-template <int C_DTYPE, bool WIDE>
+template <int RESULT, bool WIDE>
 PRS_DEVICE void take_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t k)
 {
-    enum { VECTORS = C_DTYPE == PRS_DTYPE_FP32 ? 2 : 1 };
+    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
     struct inbox_letter l = letter_of(a, share, k);
     uint32_t count = item_elements(a, l.rank, l.i), slot = prs_inbox_slot(l.rank, a.place.local_rank);
     struct wait_clock clock = {0, 0};
@@ -262,22 +238,21 @@ PRS_DEVICE void take_results(const struct prs_unfused_inbox_sum &a, const struct
 #pragma unroll
     for (uint32_t v = 0; v < VECTORS; v++) {
         store_relaxed_sys_v4(result_at(a, share, 0, slot, l.i, v, VECTORS), make_uint4(0, 0, 0, 0));
-        y[v] = received_vector(y[v]);
+        unpack_vector<RESULT>(received_vector(y[v]), &s[v * element<RESULT>::in_vector]);
     }
-    unpack_results<C_DTYPE>(y, s);
-    store_eight<C_DTYPE, WIDE>(a.c, item_first(a, l.rank, l.i), s, count);
+    store_eight<RESULT, WIDE>(a.c, item_first(a, l.rank, l.i), s, count);
 }
 
-template <int DTYPE, int C_DTYPE, bool WIDE>
+template <int TYPE, int RESULT, bool WIDE>
 static __global__ void sum_by_inbox(const __grid_constant__ struct prs_unfused_inbox_sum a)
 {
     struct inbox_share share = inbox_share_of(a, draw_number(&((struct prs_inbox *)a.inbox[0])->drawn));
     uint32_t others = a.hops == 2 ? share.count * (a.place.local_ranks - 1) : 0;
-    send_partials<WIDE>(a, share);
+    send_partials<TYPE, WIDE>(a, share);
     for (uint32_t i = threadIdx.x; i < share.count; i += blockDim.x)
-        sum_item<DTYPE, C_DTYPE, WIDE>(a, share, share.first + i);
+        sum_item<TYPE, RESULT, WIDE>(a, share, share.first + i);
     for (uint32_t k = threadIdx.x; k < others; k += blockDim.x)
-        take_results<C_DTYPE, WIDE>(a, share, k);
+        take_results<RESULT, WIDE>(a, share, k);
 }
 
 #endif

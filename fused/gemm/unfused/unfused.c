@@ -236,14 +236,14 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
     struct prs_unfused_sum sum = {.elements = prs_slice_count(slice, rank),
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
-                                  .dtype = p->shape.sum_dtype,
-                                  .c_dtype = p->shape.sum_dtype,
+                                  .type = p->shape.sum_dtype,
+                                  .result = p->shape.sum_dtype,
                                   .far_step = prs_exchange_slot_bytes(&bytes)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
         sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(&bytes, rank);
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
-        sum.c_dtype = p->shape.c_dtype;
+        sum.result = p->shape.c_dtype;
         sum.first = p->shape.op == PRS_GEMM_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
         sum.columns = p->shape.n;
     }
@@ -306,8 +306,8 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
                                       .c = p->operands.c,
                                       .epilogue = p->args.epilogue,
                                       .columns = p->shape.n,
-                                      .dtype = p->shape.sum_dtype,
-                                      .c_dtype = p->shape.c_dtype,
+                                      .type = p->shape.sum_dtype,
+                                      .result = p->shape.c_dtype,
                                       .hops = parts.hops,
                                       .most_ctas = 2 * p->info.tuning.clusters};
     a.c_first = parts.hops == 2 ? a.place.rank * parts.part_step : 0;
@@ -367,9 +367,9 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
                                    .to = p->operands.c,
                                    .elements = (uint64_t)p->rows * p->args.n,
                                    .columns = p->args.n,
-                                   .dtype = p->shape.sum_dtype,
-                                   .from_dtype = p->shape.gated ? p->shape.sum_dtype : p->shape.c_dtype,
-                                   .c_dtype = p->shape.c_dtype};
+                                   .type = p->shape.sum_dtype,
+                                   .from_type = p->shape.gated ? p->shape.sum_dtype : p->shape.c_dtype,
+                                   .result = p->shape.c_dtype};
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
     f.epilogue.any =

@@ -52,8 +52,7 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
 }
 
 /* Adds in fp32 in a fixed order, and rounds once; WIDE: eight elements at a time. */
-template <int DTYPE, int C_DTYPE, bool WIDE>
-static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
+template <int TYPE, int RESULT, bool WIDE> static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
 {
     enum { EACH = WIDE ? 8 : 1 };
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
@@ -62,66 +61,63 @@ static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
         for (uint32_t k = 0; k < a.near_count + a.far_count; k++) {
             const uint8_t *from = k < a.near_count ? a.near[k] : a.far + (k - a.near_count) * a.far_step;
             if (WIDE)
-                add_eight<DTYPE>(s, load_eight<true>(from, i * 8, 8));
+                add_eight<TYPE>(s, load_eight<TYPE, true>(from, i * 8, 8));
             else
-                s[0] += load_element<DTYPE>(from, i);
+                s[0] += load_element<TYPE>(from, i);
         }
-        finish_elements<DTYPE, C_DTYPE>(a.epilogue, s, a.first + i * EACH, EACH, a.columns);
+        finish_elements<TYPE, RESULT>(a.epilogue, s, a.first + i * EACH, EACH, a.columns);
         for (uint32_t k = 0; k < a.copies; k++)
-            store_eight<C_DTYPE, WIDE>(a.to[k], i * EACH, s, EACH);
+            store_eight<RESULT, WIDE>(a.to[k], i * EACH, s, EACH);
     }
 }
 
-typedef void (*sum_fn)(const struct prs_unfused_sum);
-
-template <bool WIDE> static sum_fn sum_of(uint32_t dtype, uint32_t c_dtype)
-{
-    bool half = dtype == PRS_DTYPE_FP16;
-    if (c_dtype == PRS_DTYPE_FP32)
-        return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP32, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_FP32, WIDE>;
-    return half ? sum<PRS_DTYPE_FP16, PRS_DTYPE_FP16, WIDE> : sum<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
-}
-
-typedef void (*inbox_fn)(const struct prs_unfused_inbox_sum);
-
-template <bool WIDE> static inbox_fn inbox_sum_of(uint32_t dtype, uint32_t c_dtype)
-{
-    bool half = dtype == PRS_DTYPE_FP16;
-    if (c_dtype == PRS_DTYPE_FP32)
-        return half ? sum_by_inbox<PRS_DTYPE_FP16, PRS_DTYPE_FP32, WIDE>
-                    : sum_by_inbox<PRS_DTYPE_BF16, PRS_DTYPE_FP32, WIDE>;
-    return half ? sum_by_inbox<PRS_DTYPE_FP16, PRS_DTYPE_FP16, WIDE>
-                : sum_by_inbox<PRS_DTYPE_BF16, PRS_DTYPE_BF16, WIDE>;
-}
-
-/* FROM: the element type of the product. */
-template <int DTYPE, int FROM, int C_DTYPE>
+/* FROM: of the product. */
+template <int TYPE, int FROM, int RESULT>
 static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     for (; i < a.elements; i += step) {
         uint64_t row = i / a.columns, at = a.epilogue.gated ? i + row * a.columns : i;
         float up = a.epilogue.gated ? load_element<FROM>(a.from, at + a.columns) : 0;
-        float x = finish_element<DTYPE, C_DTYPE>(a.epilogue, load_element<FROM>(a.from, at), up, row,
-                                                 (uint32_t)(i - row * a.columns), a.columns);
-        store_element<C_DTYPE>(a.to, i, x);
+        float x = finish_element<TYPE, RESULT>(a.epilogue, load_element<FROM>(a.from, at), up, row,
+                                               (uint32_t)(i - row * a.columns), a.columns);
+        store_element<RESULT>(a.to, i, x);
     }
 }
 
-typedef void (*finish_fn)(const struct prs_unfused_finish);
+/* The kernels for sums of one type and results of another, or of the same. [wide] */
+struct instances {
+    uint32_t type, result; /* enum prs_dtype */
+    void (*sum[2])(const struct prs_unfused_sum);
+    void (*inbox[2])(const struct prs_unfused_inbox_sum);
+    void (*finish)(const struct prs_unfused_finish);     /* of a product of type `result` */
+    void (*finish_sum)(const struct prs_unfused_finish); /* of one of type `type` */
+};
 
-template <int DTYPE> static finish_fn finish_of_type(uint32_t from, uint32_t c_dtype)
+template <int TYPE, int RESULT> static constexpr struct instances make(void)
 {
-    if (c_dtype != PRS_DTYPE_FP32)
-        return finish_result<DTYPE, DTYPE, DTYPE>;
-    return from == PRS_DTYPE_FP32 ? finish_result<DTYPE, PRS_DTYPE_FP32, PRS_DTYPE_FP32>
-                                  : finish_result<DTYPE, DTYPE, PRS_DTYPE_FP32>;
+    return {TYPE,
+            RESULT,
+            {sum<TYPE, RESULT, false>, sum<TYPE, RESULT, true>},
+            {sum_by_inbox<TYPE, RESULT, false>, sum_by_inbox<TYPE, RESULT, true>},
+            finish_result<TYPE, RESULT, RESULT>,
+            finish_result<TYPE, TYPE, RESULT>};
 }
 
-static finish_fn finish_of(uint32_t dtype, uint32_t from, uint32_t c_dtype)
+/* Two lines for each type to which sums are rounded. */
+static const struct instances instances[] = {
+    make<PRS_DTYPE_BF16, PRS_DTYPE_BF16>(),
+    make<PRS_DTYPE_BF16, PRS_DTYPE_FP32>(),
+    make<PRS_DTYPE_FP16, PRS_DTYPE_FP16>(),
+    make<PRS_DTYPE_FP16, PRS_DTYPE_FP32>(),
+};
+
+static const struct instances *instances_of(uint32_t type, uint32_t result)
 {
-    return dtype == PRS_DTYPE_FP16 ? finish_of_type<PRS_DTYPE_FP16>(from, c_dtype)
-                                   : finish_of_type<PRS_DTYPE_BF16>(from, c_dtype);
+    for (const struct instances &i : instances)
+        if (i.type == type && i.result == result)
+            return &i;
+    return NULL; /* never: plans refuse types that have no line */
 }
 
 struct exchange_args {
@@ -192,14 +188,13 @@ static int load(void)
     int r = launch_load(meet);
     r = r ? r : launch_load(copy<uint16_t>);
     r = r ? r : launch_load(copy<uint4>);
-    for (uint32_t i = 0; i < 4; i++) {
-        uint32_t dtype = i & 1 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16, c_dtype = i & 2 ? (uint32_t)PRS_DTYPE_FP32 : dtype;
-        r = r ? r : launch_load(sum_of<false>(dtype, c_dtype));
-        r = r ? r : launch_load(sum_of<true>(dtype, c_dtype));
-        r = r ? r : launch_load(inbox_sum_of<false>(dtype, c_dtype));
-        r = r ? r : launch_load(inbox_sum_of<true>(dtype, c_dtype));
-        r = r ? r : launch_load(finish_of(dtype, dtype, c_dtype));
-        r = r ? r : launch_load(finish_of(dtype, c_dtype, c_dtype));
+    for (const struct instances &i : instances) {
+        for (int wide = 0; wide < 2; wide++) {
+            r = r ? r : launch_load(i.sum[wide]);
+            r = r ? r : launch_load(i.inbox[wide]);
+        }
+        r = r ? r : launch_load(i.finish);
+        r = r ? r : launch_load(i.finish_sum);
     }
     r = r ? r : launch_load(cross);
     return r ? r : launch_load(finish);
@@ -240,10 +235,10 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
     if (a->elements == 0)
         return 0;
     if (misaligned)
-        return launch_kernel(sum_of<false>(a->dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements, 1056), stream,
-                             *a);
-    return launch_kernel(sum_of<true>(a->dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements / 8, 528), stream,
-                         *a);
+        return launch_kernel(instances_of(a->type, a->result)->sum[0], &wide_shape, wide_blocks(a->elements, 1056),
+                             stream, *a);
+    return launch_kernel(instances_of(a->type, a->result)->sum[1], &wide_shape, wide_blocks(a->elements / 8, 528),
+                         stream, *a);
 }
 
 /* CTAs of a warp at least, which have work; each has a thread for every item that it sends, if so many fit. */
@@ -257,14 +252,14 @@ extern "C" int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, c
     const struct launch_shape shape = {1, sent < MOST_THREADS ? (uint32_t)(sent + 31) / 32 * 32 : MOST_THREADS,
                                        sizeof(uint32_t)};
     bool wide = a->part % PRS_INBOX_ITEM == 0 && a->all % PRS_INBOX_ITEM == 0;
-    return launch_kernel(wide ? inbox_sum_of<true>(a->dtype, a->c_dtype) : inbox_sum_of<false>(a->dtype, a->c_dtype),
-                         &shape, (uint32_t)ctas, stream, *a);
+    return launch_kernel(instances_of(a->type, a->result)->inbox[wide], &shape, (uint32_t)ctas, stream, *a);
 }
 
 extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)
 {
-    return launch_kernel(finish_of(a->dtype, a->from_dtype, a->c_dtype), &wide_shape, wide_blocks(a->elements, 1056),
-                         stream, *a);
+    const struct instances *i = instances_of(a->type, a->result);
+    return launch_kernel(a->from_type == a->result ? i->finish : i->finish_sum, &wide_shape,
+                         wide_blocks(a->elements, 1056), stream, *a);
 }
 
 extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,

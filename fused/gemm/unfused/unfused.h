@@ -55,7 +55,7 @@ struct prs_unfused_sum {
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t elements;
     uint32_t near_count, far_count, copies;
-    uint32_t dtype, c_dtype; /* enum prs_dtype: of the arrays, and of the sum */
+    uint32_t type, result; /* enum prs_dtype: of the arrays, and of the sum */
     /* Of the result: what is done to each sum, which one is the first here, and how many a row has. */
     struct prs_epilogue epilogue;
     uint64_t first;
@@ -78,10 +78,10 @@ struct prs_unfused_inbox_sum {
     uint8_t *c;
     uint32_t c_first; /* element of c at which this rank's part begins */
     struct prs_epilogue epilogue;
-    uint32_t columns;        /* of the result */
-    uint32_t dtype, c_dtype; /* enum prs_dtype: of the partial sums, and of the result */
-    uint32_t hops;           /* 2: c gets the parts of all ranks */
-    uint32_t most_ctas;      /* the same on all ranks */
+    uint32_t columns;      /* of the result */
+    uint32_t type, result; /* enum prs_dtype: of the partial sums, and of the result */
+    uint32_t hops;         /* 2: c gets the parts of all ranks */
+    uint32_t most_ctas;    /* the same on all ranks */
 };
 /* 0 or -EIO. */
 int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream);
@@ -94,7 +94,7 @@ struct prs_unfused_finish {
     uint8_t *to;
     uint64_t elements;
     uint32_t columns;
-    uint32_t dtype, from_dtype, c_dtype; /* enum prs_dtype: of the bias, of `from`, and of `to` */
+    uint32_t type, from_type, result; /* enum prs_dtype: of the bias, of `from`, and of `to` */
 };
 int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStream_t stream);
 

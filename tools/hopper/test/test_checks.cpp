@@ -260,7 +260,7 @@ PRS_DEVICE void multiply(float (&d)[128], uint32_t times)
 {
     uint64_t at = matrix_descriptor(smem_address(dynamic_shared()), 16);
     for (uint32_t i = 0; i < times; i++)
-        wgmma_m64n256k16<0, false>(d, at, at, i != 0);
+        wgmma_m64n256k16_bf16<0>(d, at, at, i != 0);
     wgmma_commit();
 }
 
@@ -329,7 +329,7 @@ static __global__ void kernel_right(const struct args a)
     }
     wgmma_fence();
     uint64_t at = matrix_descriptor(smem_address(dynamic_shared()), 16);
-    wgmma_shared<0>(d, at, at, 0);
+    wgmma_shared<0, hopper::WGMMA_BF16>(d, at, at, 0);
     wgmma_commit();
     wgmma_wait<0>();
     if (threadIdx.x == 0)

@@ -89,7 +89,7 @@ PRS_DEVICE void load_operands(const struct product &p, uint8_t *a, uint8_t *b, u
             tma_load_2d(b + i * p.k * p.span, &p.b, bar, (int32_t)(i * across), 0);
 }
 
-template <int N, bool F16> static __global__ void multiply(const __grid_constant__ struct product p)
+template <int N, hopper::wgmma_type TYPE> static __global__ void multiply(const __grid_constant__ struct product p)
 {
     uint8_t *a = dynamic_shared(), *b = a + SECOND;
     uint64_t *bar = (uint64_t *)(a + BARRIER);
@@ -110,10 +110,10 @@ template <int N, bool F16> static __global__ void multiply(const __grid_constant
         if (p.a_in_registers) {
             const uint32_t *x = (const uint32_t *)(p.a_plain + row * p.k + k) + lane % 4;
             const uint32_t *y = x + 4 * p.k; /* eight rows on */
-            p.b_n_major ? wgmma_registers<1>(d, x[0], y[0], x[4], y[4], bt, k != 0)
-                        : wgmma_registers<0>(d, x[0], y[0], x[4], y[4], bt, k != 0);
+            p.b_n_major ? wgmma_registers<1, TYPE>(d, x[0], y[0], x[4], y[4], bt, k != 0)
+                        : wgmma_registers<0, TYPE>(d, x[0], y[0], x[4], y[4], bt, k != 0);
         } else {
-            p.b_n_major ? wgmma_shared<1, F16>(d, at, bt, k != 0) : wgmma_shared<0, F16>(d, at, bt, k != 0);
+            p.b_n_major ? wgmma_shared<1, TYPE>(d, at, bt, k != 0) : wgmma_shared<0, TYPE>(d, at, bt, k != 0);
         }
     }
     wgmma_commit();
@@ -133,6 +133,7 @@ static float scale_of_row(bool f16, uint32_t row)
 template <int N, bool F16 = false>
 static void check_product(CUtensorMapSwizzle swizzle, bool b_n_major, bool a_in_registers)
 {
+    constexpr hopper::wgmma_type type = F16 ? hopper::WGMMA_F16 : hopper::WGMMA_BF16;
     const uint32_t dtype = F16 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16;
     uint32_t span = span_of(swizzle), k = span == 16 ? 16 : span / 2, across = span / 2;
     std::vector<uint16_t> a(64 * k), b((size_t)N * k);
@@ -151,7 +152,7 @@ static void check_product(CUtensorMapSwizzle swizzle, bool b_n_major, bool a_in_
     p.a_plain = da;
     p.span = span, p.n = N, p.k = k;
     p.b_n_major = b_n_major, p.a_in_registers = a_in_registers;
-    run(multiply<N, F16>, 1, 128, p);
+    run(multiply<N, type>, 1, 128, p);
     std::vector<float> out = from_device(p.out, 64 * N);
     for (uint32_t r = 0; r < 64; r++)
         for (uint32_t c = 0; c < N; c++) {

@@ -345,50 +345,55 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 }
 
 /* What a wgmma of any N calls: N follows from the size of d, and A lies in shared memory. */
-template <int TRANS_B, bool F16 = false, int SIZE>
+template <int TRANS_B, hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
-    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0, F16};
+    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0, TYPE};
     hopper::wgmma_issue(d, &call);
 }
 
 /* The same with A in registers. */
-template <int TRANS_B, int SIZE>
+template <int TRANS_B, hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_registers(float (&d)[SIZE], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
                                 uint32_t add)
 {
     uint32_t a[4] = {a0, a1, a2, a3};
-    struct hopper::wgmma_call call = {SIZE * 2, 0, b, a, add != 0, false, TRANS_B != 0, false};
+    struct hopper::wgmma_call call = {SIZE * 2, 0, b, a, add != 0, false, TRANS_B != 0, TYPE};
     hopper::wgmma_issue(d, &call);
 }
 
-template <int TRANS_B, bool F16> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_bf16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
-    wgmma_shared<TRANS_B, F16>(d, a, b, add);
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
 }
 
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
-    wgmma_shared<TRANS_B>(d, a, b, add);
+    wgmma_shared<TRANS_B, hopper::WGMMA_F16>(d, a, b, add);
 }
 
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
 {
-    wgmma_shared<TRANS_B>(d, a, b, add);
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16_bf16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
 }
 
 template <int TRANS_B>
-PRS_DEVICE void wgmma_m64n128k16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                           uint64_t b, uint32_t add)
+PRS_DEVICE void wgmma_m64n128k16_bf16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                uint64_t b, uint32_t add)
 {
-    wgmma_registers<TRANS_B>(d, a0, a1, a2, a3, b, add);
+    wgmma_registers<TRANS_B, hopper::WGMMA_BF16>(d, a0, a1, a2, a3, b, add);
 }
 
 template <int TRANS_B>
-PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                          uint64_t b, uint32_t add)
+PRS_DEVICE void wgmma_m64n64k16_bf16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint64_t b, uint32_t add)
 {
-    wgmma_registers<TRANS_B>(d, a0, a1, a2, a3, b, add);
+    wgmma_registers<TRANS_B, hopper::WGMMA_BF16>(d, a0, a1, a2, a3, b, add);
 }
 
 #ifdef HOPPER_PLACES
