@@ -7,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "fused/core/element.h"
+#include "fused/core/epilogue.cuh"
 #include "fused/core/launch.cuh"
+#include "fused/core/multiply.cuh"
 #include "fused/core/ptx.cuh"
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
@@ -31,9 +34,11 @@ template <class T> static std::vector<T> from_device(const T *p, size_t count)
     return to;
 }
 
-template <class Args> static void run(void (*kernel)(const Args), uint32_t cluster, uint32_t threads, const Args &args)
+template <class Args>
+static void run(void (*kernel)(const Args), uint32_t cluster, uint32_t threads, const Args &args,
+                uint32_t shared_bytes = SHARED)
 {
-    struct launch_shape shape = {cluster, threads, SHARED};
+    struct launch_shape shape = {cluster, threads, shared_bytes};
     uint32_t clusters;
     cr_assert_eq(launch_prepare(kernel, &shape, &clusters), 0);
     cr_assert_eq(launch_kernel(kernel, &shape, 1, NULL, args), 0);
@@ -193,6 +198,146 @@ Test(tensor, products_of_f16_are_right, .timeout = 900)
         check_product<64, true>(CU_TENSOR_MAP_SWIZZLE_128B, n_major, false);
         check_product<256, true>(CU_TENSOR_MAP_SWIZZLE_128B, n_major, false);
     }
+}
+
+/* ---- element types, and tiles of other widths ---- */
+template <int TYPE> static void check_type(void)
+{
+    const struct prs_element *row = prs_element_find(TYPE);
+    uint64_t size[2] = {row ? 16 / row->bytes : 1, 1};
+    CUtensorMap map;
+    cr_assert(row != NULL, "type %d has no row", TYPE);
+    cr_assert_eq(row->bytes, element<TYPE>::bytes, "%s: %u bytes in the row", row->name, row->bytes);
+    cr_assert_eq(prs_element_step(TYPE), element<TYPE>::in_row, "%s", row->name);
+    if constexpr (TYPE != PRS_DTYPE_FP32)
+        cr_assert(row->multiplies && row->sum == (uint32_t)element<TYPE>::sum, "%s: sums of type %u in the row",
+                  row->name, row->sum);
+    /* The driver refuses a box that is no multiple of 16 bytes. */
+    set_map(&map, on_device(std::vector<uint8_t>(16)), row->tensor, row->bytes, {size[0], size[1]},
+            {(cuuint32_t)size[0], 1}, CU_TENSOR_MAP_SWIZZLE_NONE);
+    cr_assert_eq(((struct hopper::tile_map *)&map)->element_bytes, row->bytes, "%s: the tensor map's type", row->name);
+}
+
+Test(tensor, kernels_and_host_agree_on_the_types_of_elements)
+{
+    hopper_setup(1, 2, 0);
+    check_type<PRS_DTYPE_BF16>();
+    check_type<PRS_DTYPE_FP16>();
+    check_type<PRS_DTYPE_FP32>();
+    cr_assert(!prs_element_find(PRS_DTYPE_DEFAULT) && !prs_element_find(PRS_DTYPE_FP32 + 1));
+}
+
+/* An instance of the tile product: one CTA, one tile. */
+template <int TYPE, int COLUMNS> struct one_tile : tile_columns<COLUMNS, element<TYPE>::sum> {
+    static constexpr int type = TYPE;
+    static constexpr int b_n_major = 0;
+    static constexpr int cluster = 1;
+    static constexpr int slabs = 1;
+    static constexpr bool reduces = false;
+};
+
+struct tile_args {
+    CUtensorMap a, b, c;
+    struct prs_epilogue epilogue;
+    uint32_t steps, columns; /* columns: of the result */
+};
+
+template <class E> PRS_DEVICE void load_tile(const struct tile_args &args, const struct cta_memory &m)
+{
+    struct pipeline r = {0, 0};
+    for (uint32_t step = 0; step < args.steps; step++, pipeline_next(&r)) {
+        int32_t k = (int32_t)(step * element<E::type>::in_row);
+        mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+        mbarrier_expect(&m.full[r.stage], PRS_STAGE_A + E::stage_b);
+        tma_load_2d(m.base + PRS_SMEM_A + r.stage * PRS_STAGE_A, &args.a, &m.full[r.stage], k, 0);
+        tma_load_2d(m.base + PRS_SMEM_B + r.stage * PRS_STAGE_B, &args.b, &m.full[r.stage], k, 0);
+    }
+}
+
+template <class E> PRS_DEVICE void store_tile(const struct tile_args &args, const struct cta_memory &m, uint32_t half)
+{
+    for (uint32_t i = 0; i < args.columns / E::slab_columns; i++) {
+        mbarrier_wait(&m.c_full[half], i & 1);
+        tma_store_2d(&args.c, m.base + PRS_SMEM_C + half * PRS_SLAB, (int32_t)(i * E::slab_columns),
+                     (int32_t)(half * 64));
+        bulk_commit();
+        bulk_wait_read<0>();
+        mbarrier_arrive(&m.c_empty[half]);
+    }
+    bulk_wait_done<0>();
+}
+
+template <class E> PRS_DEVICE void compute_tile(const struct tile_args &args, const struct cta_memory &m, uint32_t half)
+{
+    struct slab_pipeline slabs = {0};
+    struct left_over<E> left;
+    struct pipeline r = {0, 0};
+    float d[E::accumulators];
+    left.next = left_over<E>::count;
+    multiply_tile<E>(d, m, &r, half, args.steps, &left, &slabs);
+    if (args.epilogue.any)
+        finish_tile<E::sum>(args.epilogue, d, {half * 64, 0, PRS_TILE_M, args.columns});
+    hand_over_tile<E>(d, m, half, &slabs, false, &left, args.epilogue.gated != 0);
+    hand_over_rest<E>(&left, m, half, &slabs);
+}
+
+template <class E> static __global__ void one_tile_kernel(const __grid_constant__ struct tile_args args)
+{
+    struct cta_memory m = cta_memory_map(dynamic_shared());
+    if (threadIdx.x == 0)
+        cta_memory_init<E>(&m);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        load_tile<E>(args, m);
+    else if (threadIdx.x == 32 || threadIdx.x == 64)
+        store_tile<E>(args, m, threadIdx.x / 32 - 1);
+    else if (threadIdx.x >= 128)
+        compute_tile<E>(args, m, threadIdx.x / 128 - 1);
+}
+
+/* Six steps of K, so that stages are used again. */
+template <int TYPE, int COLUMNS> static void check_tile(bool gated)
+{
+    enum { K = 6 * 64 };
+    uint32_t columns = gated ? COLUMNS / 2 : COLUMNS;
+    std::vector<uint16_t> a(PRS_TILE_M * K), b(COLUMNS * K), c;
+    struct tile_args args = {};
+    for (size_t i = 0; i < a.size(); i++)
+        a[i] = ranks_bits(TYPE, ranks_element(1, i));
+    for (size_t i = 0; i < b.size(); i++)
+        b[i] = ranks_bits(TYPE, ranks_element(2, i));
+    uint16_t *out = on_device(std::vector<uint16_t>(PRS_TILE_M * columns));
+    set_map(&args.a, on_device(a), prs_element_find(TYPE)->tensor, 2, {K, PRS_TILE_M}, {64, PRS_TILE_M},
+            CU_TENSOR_MAP_SWIZZLE_128B);
+    set_map(&args.b, on_device(b), prs_element_find(TYPE)->tensor, 2, {K, COLUMNS}, {64, COLUMNS},
+            CU_TENSOR_MAP_SWIZZLE_128B);
+    set_map(&args.c, out, prs_element_find(TYPE)->tensor, 2, {columns, PRS_TILE_M}, {64, 64},
+            CU_TENSOR_MAP_SWIZZLE_128B);
+    args.epilogue.any = args.epilogue.gated = gated;
+    args.steps = 6, args.columns = columns;
+    run(one_tile_kernel<one_tile<TYPE, COLUMNS>>, 1, PRS_THREADS, args, PRS_SMEM_BYTES);
+    c = from_device(out, PRS_TILE_M * columns);
+    for (uint32_t row = 0; row < PRS_TILE_M; row++)
+        for (uint32_t column = 0; column < columns; column++) {
+            double sum[2] = {0, 0};
+            for (uint32_t up = 0; up <= gated; up++)
+                for (uint32_t k = 0; k < K; k++)
+                    sum[up] += (double)ranks_value(TYPE, a[row * K + k]) *
+                               ranks_value(TYPE, b[(up * columns + column) * K + k]);
+            double want = gated ? sum[0] * sum[1] : sum[0], seen = ranks_value(TYPE, c[row * columns + column]);
+            cr_assert_float_eq(seen, want, 1e-3 + fabs(want) / 200, "%d columns, gated %d: [%u][%u] %g for %g", COLUMNS,
+                               gated, row, column, seen, want);
+        }
+}
+
+Test(tensor, tiles_of_128_and_256_columns_are_right, .timeout = 900)
+{
+    hopper_setup(1, 2, 0);
+    for (int gated = 0; gated < 2; gated++) {
+        check_tile<PRS_DTYPE_BF16, 128>(gated);
+        check_tile<PRS_DTYPE_BF16, 256>(gated);
+    }
+    check_tile<PRS_DTYPE_FP16, 256>(false);
 }
 
 /* Every f16 number, and the floats half-way to the next one and just beside that. */
