@@ -34,7 +34,7 @@ struct rank {
 
 struct model {
     struct rank ranks[WORLD];
-    struct prs_slice slice;
+    struct prs_slice_bytes slice;
     struct watch watch;
     uint32_t epochs;
 };
@@ -133,9 +133,9 @@ static bool finish(struct rank *me)
 /* Adds up a rank's slice, and stores it at offset `to` in `copies` neighbours. */
 static void add_slice(struct rank *me, uint32_t rank, uint64_t to, uint32_t copies)
 {
-    const struct prs_slice *slice = &me->model->slice;
-    uint64_t first = prs_slice_first(slice, rank), slot = prs_exchange_slot_bytes(slice);
-    for (uint64_t at = 0; at < prs_slice_count(slice, rank); at += 4) {
+    const struct prs_slice_bytes *slice = &me->model->slice;
+    uint64_t first = prs_slice_offset(slice, rank), slot = prs_exchange_slot_bytes(slice);
+    for (uint64_t at = 0; at < prs_slice_len(slice, rank); at += 4) {
         uint32_t sum = 0;
         for (uint32_t p = 0; p < me->s.place.local_ranks; p++)
             sum += *word_at(neighbour(me, p)->staging, first + at);
@@ -155,7 +155,7 @@ static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result
         return false;
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_slice_first(&x->slice, block), bytes = prs_slice_count(&x->slice, block);
+        uint64_t first = prs_slice_offset(&x->slice, block), bytes = prs_slice_len(&x->slice, block);
         for (uint32_t p = 1; p < s->place.local_ranks; p++)
             model_copy(me, (of_result ? neighbour(me, p)->result : neighbour(me, p)->staging) + first,
                        (of_result ? me->result : me->staging) + first, bytes);
@@ -169,8 +169,8 @@ static bool gather(struct rank *me)
     struct model *m = me->model;
     struct prs_exchange x = {.slice = m->slice, .word = PRS_EXCHANGE_THERE, .credit = 1};
     for (uint32_t p = 0; p < me->s.place.local_ranks; p++) {
-        for (uint64_t i = 0; i < prs_slice_count(&m->slice, me->s.place.rank) / 4; i++)
-            *word_at(neighbour(me, p)->staging, prs_slice_first(&m->slice, me->s.place.rank) + i * 4) =
+        for (uint64_t i = 0; i < prs_slice_len(&m->slice, me->s.place.rank) / 4; i++)
+            *word_at(neighbour(me, p)->staging, prs_slice_offset(&m->slice, me->s.place.rank) + i * 4) =
                 value(me->epoch, me->s.place.rank, i);
         watch_dawdle(&me->random);
     }
@@ -178,8 +178,8 @@ static bool gather(struct rank *me)
     if (!spread(me, &x, false) || !meet(me))
         return false;
     for (uint32_t r = 0; r < WORLD; r++) {
-        for (uint64_t i = 0; i < prs_slice_count(&m->slice, r) / 4; i++) {
-            uint32_t seen = *word_at(me->staging, prs_slice_first(&m->slice, r) + i * 4);
+        for (uint64_t i = 0; i < prs_slice_len(&m->slice, r) / 4; i++) {
+            uint32_t seen = *word_at(me->staging, prs_slice_offset(&m->slice, r) + i * 4);
             watch_dawdle(&me->random);
             if (seen != value(me->epoch, r, i)) {
                 watch_fail(&m->watch, "row", me->s.place.rank, (uint32_t)i, r, value(me->epoch, r, i), seen);
@@ -194,7 +194,7 @@ static bool reduce(struct rank *me)
 {
     struct model *m = me->model;
     const struct prs_schedule *s = &me->s;
-    const struct prs_slice *slice = &m->slice;
+    const struct prs_slice_bytes *slice = &m->slice;
     bool all = s->op == PRS_GEMM_ALLREDUCE;
     struct prs_exchange sums = {.slice = *slice,
                                 .source = prs_exchange_sent(slice, 0),
@@ -203,7 +203,7 @@ static bool reduce(struct rank *me)
                                 .word = PRS_EXCHANGE_THERE,
                                 .credit = !all};
     struct prs_exchange rows = {.slice = *slice, .word = PRS_EXCHANGE_BACK};
-    for (uint64_t i = 0; i < slice->all / 4; i++)
+    for (uint64_t i = 0; i < slice->all_bytes / 4; i++)
         *word_at(me->staging, i * 4) = value(me->epoch, s->place.rank, i);
     /* MUTANT(model unfused) sums are added up when all are there: delete */
     if (!meet(me))
@@ -213,24 +213,24 @@ static bool reduce(struct rank *me)
                   prs_exchange_sent(slice, i), 1);
     if (!cross(me, &sums, false))
         return false;
-    add_slice(me, s->place.rank, prs_slice_first(slice, s->place.rank), all ? s->place.local_ranks : 1);
+    add_slice(me, s->place.rank, prs_slice_offset(slice, s->place.rank), all ? s->place.local_ranks : 1);
     return all ? spread(me, &rows, true) : true;
 }
 
 /* Checks the launch's result on this rank. The owner may change it from then on. */
 static bool check_result(struct rank *me, uint32_t epoch)
 {
-    const struct prs_slice *slice = &me->model->slice;
+    const struct prs_slice_bytes *slice = &me->model->slice;
     bool all = me->s.op == PRS_GEMM_ALLREDUCE;
-    uint64_t first = all ? 0 : prs_slice_first(slice, me->s.place.rank) / 4;
-    uint64_t count = (all ? slice->all : prs_slice_count(slice, me->s.place.rank)) / 4;
+    uint64_t first = all ? 0 : prs_slice_offset(slice, me->s.place.rank) / 4;
+    uint64_t count = (all ? slice->all_bytes : prs_slice_len(slice, me->s.place.rank)) / 4;
     for (uint64_t i = first; i < first + count; i++) {
         uint32_t want = 0, seen = *word_at(me->result, i * 4);
         for (uint32_t r = 0; r < WORLD; r++)
             want += value(epoch, r, i);
         if (seen != want) {
-            watch_fail(&me->model->watch, "sum", me->s.place.rank, (uint32_t)i, (uint32_t)(i * 4 / slice->each), want,
-                       seen);
+            watch_fail(&me->model->watch, "sum", me->s.place.rank, (uint32_t)i, (uint32_t)(i * 4 / slice->each_bytes),
+                       want, seen);
             return false;
         }
         *word_at(me->result, i * 4) = POISON;
@@ -262,7 +262,7 @@ static void open_rank(struct model *m, uint32_t r, const struct shape *x)
     me->model = m;
     prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1);
     me->staging = calloc(1, prs_exchange_received(&m->slice, x->nodes, x->nodes - 1));
-    me->result = calloc(1, m->slice.all);
+    me->result = calloc(1, m->slice.all_bytes);
     cr_assert(me->staging && me->result != NULL);
     me->random = r * 7919 + 1;
     me->epoch = me->meetings = FIRST_EPOCH;
@@ -279,7 +279,7 @@ static struct model *run_model(const struct shape *x, uint32_t epochs, uint32_t 
     pthread_t threads[WORLD];
     cr_assert_not_null(m);
     elements = prs_slice_of(x->elements, WORLD, x->op == PRS_GEMM_ALLREDUCE ? 8 : 1);
-    m->slice = prs_slice_bytes(&elements, 2);
+    m->slice = prs_slice_scale(&elements, 2);
     m->epochs = epochs;
     watch_init(&m->watch, WORLD, WORLD / x->nodes, lost_after);
     for (uint32_t r = 0; r < WORLD; r++)

@@ -8,13 +8,17 @@
 
 enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: so that they have whole cache lines, and vectors of 16 bytes */
 
-/* How the ranks divide a matrix of size `all`, in rank order: `each` per rank, and the rest for the last ranks. In
- * elements, or all of it in bytes. */
+/* How the ranks divide a matrix of `all` elements, in rank order: `each` per rank, and the rest for the last ranks. */
 struct prs_slice {
     uint64_t all, each;
 };
 
-/* In elements. Every slice begins at a multiple of `step` elements. */
+/* The same in bytes. A type of its own, so that the compiler tells one from the other. */
+struct prs_slice_bytes {
+    uint64_t all_bytes, each_bytes;
+};
+
+/* Every slice begins at a multiple of `step` elements. */
 PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, uint32_t step)
 {
     struct prs_slice s;
@@ -23,19 +27,23 @@ PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, uint32_t 
     return s;
 }
 
-/* The same in bytes. */
-PRS_SHARED struct prs_slice prs_slice_bytes(const struct prs_slice *elements, uint32_t element_bytes)
+PRS_SHARED struct prs_slice_bytes prs_slice_scale(const struct prs_slice *s, uint32_t element_bytes)
 {
-    struct prs_slice s;
-    s.all = elements->all * element_bytes;
-    s.each = elements->each * element_bytes;
-    return s;
+    struct prs_slice_bytes b;
+    b.all_bytes = s->all * element_bytes;
+    b.each_bytes = s->each * element_bytes;
+    return b;
+}
+
+PRS_SHARED uint64_t prs_slice_begin(uint64_t all, uint64_t each, uint32_t rank)
+{
+    /* MUTANT(model unfused) the last slice is what is left: s/< all ? each * rank : all// */
+    return each * rank < all ? each * rank : all;
 }
 
 PRS_SHARED uint64_t prs_slice_first(const struct prs_slice *s, uint32_t rank)
 {
-    /* MUTANT(model unfused) the last slice is what is left: s/< s->all ? s->each * rank : s->all// */
-    return s->each * rank < s->all ? s->each * rank : s->all;
+    return prs_slice_begin(s->all, s->each, rank);
 }
 
 PRS_SHARED uint64_t prs_slice_count(const struct prs_slice *s, uint32_t rank)
@@ -43,20 +51,30 @@ PRS_SHARED uint64_t prs_slice_count(const struct prs_slice *s, uint32_t rank)
     return prs_slice_first(s, rank + 1) - prs_slice_first(s, rank);
 }
 
-/* Sums need slots after the product: this node's sums for each counterpart, then those of each counterpart for the own
- * slice. The slice is in bytes. to, from: prs_index_after() of its node. */
-PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice *s)
+PRS_SHARED uint64_t prs_slice_offset(const struct prs_slice_bytes *s, uint32_t rank)
 {
-    return (s->each + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    return prs_slice_begin(s->all_bytes, s->each_bytes, rank);
 }
 
-PRS_SHARED uint64_t prs_exchange_sent(const struct prs_slice *s, uint32_t to)
+PRS_SHARED uint64_t prs_slice_len(const struct prs_slice_bytes *s, uint32_t rank)
 {
-    uint64_t begin = (s->all + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    return prs_slice_offset(s, rank + 1) - prs_slice_offset(s, rank);
+}
+
+/* Sums need slots after the product: this node's sums for each counterpart, then those of each counterpart for the own
+ * slice. to, from: prs_index_after() of its node. */
+PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice_bytes *s)
+{
+    return (s->each_bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+}
+
+PRS_SHARED uint64_t prs_exchange_sent(const struct prs_slice_bytes *s, uint32_t to)
+{
+    uint64_t begin = (s->all_bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
     return begin + to * prs_exchange_slot_bytes(s);
 }
 
-PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice *s, uint32_t nodes, uint32_t from)
+PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice_bytes *s, uint32_t nodes, uint32_t from)
 {
     return prs_exchange_sent(s, nodes - 1 + from);
 }
@@ -78,7 +96,7 @@ PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kin
 /* With slots: puts the slice of counterpart i from slot i at `source` into this rank's slot at `target` there. Without
  * slots: puts the own slice of the matrix at `source` to the same offset there. */
 struct prs_exchange {
-    struct prs_slice slice;  /* in bytes */
+    struct prs_slice_bytes slice;
     uint64_t source, target; /* in the window */
     uint64_t slot_bytes;     /* 0: without slots */
     uint32_t window;
@@ -107,9 +125,9 @@ PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule 
     p.awaited = prs_exchange_word(s, x->word, i);
     p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
     /* MUTANT(model unfused) sums are as long as the receiver's slice: s/x->slot_bytes != 0 ? p.peer :// */
-    p.bytes = prs_slice_count(&x->slice, x->slot_bytes != 0 ? p.peer : s->place.rank);
+    p.bytes = prs_slice_len(&x->slice, x->slot_bytes != 0 ? p.peer : s->place.rank);
     /* MUTANT(model unfused) a slot here is that of its receiver: s/? i/? mine/ */
-    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_slice_first(&x->slice, s->place.rank));
+    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_slice_offset(&x->slice, s->place.rank));
     /* MUTANT(model unfused) each sender has a slot of its own there: s#*#/ 2 *# */
     p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
     return p;

@@ -18,11 +18,11 @@ static struct prs_slice slice_of(const struct prs_gemm_plan *p)
                         s->op == PRS_GEMM_ALLREDUCE ? PRS_INBOX_ITEM : 1);
 }
 
-static struct prs_slice slice_bytes_of(const struct prs_gemm_plan *p)
+static struct prs_slice_bytes slice_bytes_of(const struct prs_gemm_plan *p)
 {
     struct prs_slice slice = slice_of(p);
     bool gathers = p->shape.op == PRS_GEMM_ALLGATHER;
-    return prs_slice_bytes(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
+    return prs_slice_scale(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
 }
 
 /* The memory of a gated product, which the epilogue makes C of. */
@@ -40,12 +40,12 @@ static uint64_t product_place(const struct prs_gemm_plan *p)
 
 static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 {
-    struct prs_slice slice = slice_bytes_of(p);
+    struct prs_slice_bytes slice = slice_bytes_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
     if (p->shape.op == PRS_GEMM_ALLGATHER && p->shape.gated)
         return product_place(p) + product_bytes(p);
     if (far == 0 || p->shape.op == PRS_GEMM_ALLGATHER)
-        return slice.all;
+        return slice.all_bytes;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
 
@@ -193,7 +193,7 @@ static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
     for (uint32_t i = 1; i < s->place.nodes && r == 0; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_slice_first(&x->slice, block), bytes = prs_slice_count(&x->slice, block);
+        uint64_t first = prs_slice_offset(&x->slice, block), bytes = prs_slice_len(&x->slice, block);
         r = copy(at[0] + first, bytes, at + 1, first, s->place.local_ranks - 1, stream);
     }
     return r;
@@ -216,7 +216,7 @@ static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
-    uint64_t first = prs_slice_first(&x.slice, s->place.rank), bytes = prs_slice_count(&x.slice, s->place.rank);
+    uint64_t first = prs_slice_offset(&x.slice, s->place.rank), bytes = prs_slice_len(&x.slice, s->place.rank);
     int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
@@ -232,7 +232,7 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
 {
     const struct prs_schedule *s = &p->args.schedule;
     uint32_t far = s->place.nodes - 1;
-    struct prs_slice bytes = prs_slice_bytes(slice, prs_sum_bytes(&p->shape));
+    struct prs_slice_bytes bytes = prs_slice_scale(slice, prs_sum_bytes(&p->shape));
     struct prs_unfused_sum sum = {.elements = prs_slice_count(slice, rank),
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
@@ -240,7 +240,7 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
                                   .result = p->shape.sum_dtype,
                                   .far_step = prs_exchange_slot_bytes(&bytes)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
-        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(&bytes, rank);
+        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_offset(&bytes, rank);
     if (rank == s->place.rank) {
         sum.epilogue = p->args.epilogue;
         sum.result = p->shape.c_dtype;
@@ -259,7 +259,7 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
 static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_slice bytes = prs_slice_bytes(slice, prs_sum_bytes(&p->shape));
+    struct prs_slice_bytes bytes = prs_slice_scale(slice, prs_sum_bytes(&p->shape));
     struct prs_exchange x = {.slice = bytes,
                              .source = prs_exchange_sent(&bytes, 0),
                              .target = prs_exchange_received(&bytes, s->place.nodes, 0),
@@ -321,7 +321,7 @@ static int reduce(struct prs_gemm_plan *p, void *c, cudaStream_t stream)
     const struct prs_schedule *s = &p->args.schedule;
     const struct prs_symmetric *home = NULL;
     struct prs_slice slice = slice_of(p);
-    struct prs_exchange x = {.slice = prs_slice_bytes(&slice, prs_result_bytes(&p->shape)),
+    struct prs_exchange x = {.slice = prs_slice_scale(&slice, prs_result_bytes(&p->shape)),
                              .word = PRS_EXCHANGE_BACK,
                              .what = PRS_AWAIT_BROADCAST};
     uint8_t *at[PRS_MAX_LOCAL_RANKS] = {c}, *to[PRS_MAX_LOCAL_RANKS] = {c};
@@ -330,12 +330,12 @@ static int reduce(struct prs_gemm_plan *p, void *c, cudaStream_t stream)
     if (r)
         return r;
     if (p->shape.op == PRS_GEMM_ALLREDUCE) {
-        home = prs_result_home(p, slice.all * prs_result_bytes(&p->shape));
+        home = prs_result_home(p, x.slice.all_bytes);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
             at[copies] = home->at[copies] + x.source;
-            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * prs_result_bytes(&p->shape);
+            to[copies] = at[copies] + prs_slice_offset(&x.slice, s->place.rank);
         }
     }
     if (s->place.nodes > 1)
