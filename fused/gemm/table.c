@@ -92,7 +92,7 @@ static void take(const struct search *s, const struct entry *e, enum prs_table_s
 
 static void consider(struct search *s, const char *line, enum prs_table_source source)
 {
-    struct entry e;
+    struct entry e = {.us = 0}; /* what a line does not have is 0 */
     double far;
     if (!parse(line, &e) || !same_ranks(s, &e) || e.m == 0 || e.n == 0 || e.k == 0)
         return;
