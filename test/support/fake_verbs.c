@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,13 +170,18 @@ static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index,
     return index < FAKE_GIDS && entry->gid.raw[0] ? 0 : ENODATA;
 }
 
+/* Of fake_verbs.event: the thread of a device takes it. */
+static pthread_mutex_t event_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static int take_event(struct ibv_context *context, struct ibv_async_event *event)
 {
     uint64_t count;
 
     if (read(context->async_fd, &count, sizeof(count)) != sizeof(count))
         return -1;
+    pthread_mutex_lock(&event_lock);
     *event = fake_verbs.event;
+    pthread_mutex_unlock(&event_lock);
     return 0;
 }
 
@@ -275,7 +281,9 @@ void fake_verbs_report(struct ibv_async_event event)
 {
     uint64_t one = 1;
 
+    pthread_mutex_lock(&event_lock);
     fake_verbs.event = event;
+    pthread_mutex_unlock(&event_lock);
     if (write(fake_verbs.extended.context.async_fd, &one, sizeof(one)) != sizeof(one))
         abort();
 }
