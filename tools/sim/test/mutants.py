@@ -36,7 +36,7 @@ def run(program, arguments):
 
 def main():
     root, build, cc = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
-    sources = sorted({path.relative_to(root).as_posix() for path in (root / "transport").glob("*.c")})
+    sources = sorted({path.relative_to(root).as_posix() for path in (root / "transport").rglob("*.c")})
     known = {rule.name: rule for rule in rules(root, "order", sources)}
     objects = sorted(map(str, (build / "tools/perseus-sim.p").glob("*.o")))
     libraries = [build / "tools/sim/libsim_transport.a", build / "tools/common/libtools_common.a", build / "transport/util/libperseus_util.a"]
