@@ -12,8 +12,8 @@
 #include "fused/core/context.h"
 #include "fused/core/network.h"
 #include "tools/hopper/hopper.h"
+#include "test/hopper/lose_queues.h"
 #include "test/hopper/ranks.h"
-#include "transport/nic/verbs/srd_pool.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
@@ -313,19 +313,6 @@ struct lost {
     int result[4];
     struct prs_fused_error error[4];
 };
-
-static void lose_queues(struct prs_fused *ctx, uint32_t rank)
-{
-    struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
-    struct prs_peer *peer;
-
-    cr_assert_eq(prs_team_peer(ctx->network->team, 0, rank, &peer), 0);
-    if (peer->nic->in_order)
-        peer->nic->stop(peer->link[0]);
-    else /* connections share the queue pairs of SRD, which has no stop() */
-        for (uint32_t i = 0; i < peer->link[0]->queue_count; i++)
-            prs_verbs.modify_qp(((struct prs_srd_end *)peer->link[0]->queue[i])->qp->qp, &failed, IBV_QP_STATE);
-}
 
 /* Ranks from lost->first on open everything and launch nothing. */
 static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)

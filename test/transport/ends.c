@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <netinet/in.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "test/transport/ends.h"
 #include "transport/util/clock.h"
@@ -68,4 +71,15 @@ void connect_once(struct prs_listener *listener, const struct prs_handle *handle
     cr_assert(strstr(prs_peer_describe(a), "GID") && strstr(prs_peer_describe(b), "queue"));
     prs_peer_close(a);
     prs_peer_close(b);
+}
+
+bool ends_have_ipv6(void)
+{
+    struct sockaddr_in6 loopback = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    bool have = fd >= 0 && bind(fd, (struct sockaddr *)&loopback, sizeof(loopback)) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return have;
 }

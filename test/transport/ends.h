@@ -3,6 +3,7 @@
 #ifndef TEST_TRANSPORT_ENDS_H
 #define TEST_TRANSPORT_ENDS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <perseus/perseus.h>
@@ -23,6 +24,8 @@ struct prs_connector *open_connector(const struct prs_handle *handle);
 
 /* Drive both ends until both are peers or one has failed. Return 0 or the error. */
 int meet(struct prs_listener *listener, struct prs_connector *connector, struct prs_peer **a, struct prs_peer **b);
+/* Does this host have the address ::1? */
+bool ends_have_ipv6(void);
 /* Connect and close once, to show that the listener still works. */
 void connect_once(struct prs_listener *listener, const struct prs_handle *handle);
 
