@@ -68,7 +68,7 @@ Test(failover, without_a_rail_that_both_have_the_peer_fails)
     must_fail(prs_failover_read(peer_of(B)), -ENETDOWN, "no rail is left: the other side lost it: the other cable");
 }
 
-/* Or it has lost its own count, and whatever is sent again may be there already. */
+/* Or the other side has lost its count: then what we send again may have arrived already. */
 Test(failover, a_side_that_took_more_than_was_sent_ends_the_peer)
 {
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .taken = {5}};
