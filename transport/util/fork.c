@@ -78,7 +78,7 @@ static void close_in_child(void)
         for (; table[i]; table[i] &= table[i] - 1)
             close(i * BITS + __builtin_ctzll(table[i]));
     }
-    pthread_mutex_init(&table_lock, NULL);
+    unlock_table(); /* locked by this very thread before the fork */
 }
 
 static __attribute__((constructor)) void watch_forks(void)
