@@ -4,10 +4,12 @@
 check_summary.py left_out: how many of these tests only the complete form runs.
 check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (with the end of its output), what was
 skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
-check_summary.py total N LOG...: the one line "N passed, N failed, N skipped" over all logs, where the first N, and
-each suite of which no test ran, are added to the failed; exit 1 if that is not zero, or if nothing passed."""
+check_summary.py total N LOG...: what failed, by name, then the one line "N passed, N failed, N skipped", over all logs
+(BUILD.json). The first N, and each suite of which no test ran, are added to the failed; exit 1 if that is not zero, or
+if nothing passed."""
 import collections
 import json
+import pathlib
 import sys
 
 KIND = {"OK": "passed", "EXPECTEDFAIL": "passed", "SKIP": "skipped"}  # all else, a timeout too, has failed
@@ -87,9 +89,13 @@ def report(log):
 def total(steps_failed, *logs):
     kinds = collections.Counter(failed=int(steps_failed))
     for log in logs:
-        for name, mine in count(read(log)).items():
+        tests = list(read(log))
+        for name, mine in count(tests).items():
             kinds.update(mine)
             kinds["failed"] += ran_nothing(name, mine)
+        for test, kind in tests:
+            if kind == "failed":
+                print(f"failed in {pathlib.Path(log).stem}: {suite_and_name(test)[1]}")
     print(f"{kinds['passed']} passed, {kinds['failed']} failed, {kinds['skipped']} skipped")
     return kinds["failed"] > 0 or kinds["passed"] == 0
 
