@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remove a rule from the code and check that a test fails. Shared by unit/mutants.py, fused/mutants.py and hopper/mutate.py.
+"""Remove a rule from the code and check that a test fails. Shared by unit/mutants.py, unit/mutants_peer.py,
+transport/mutants.py, fused/mutants.py and hopper/mutate.py.
 
 A rule is a marker above the statement that it changes:
 
@@ -7,8 +8,8 @@ A rule is a marker above the statement that it changes:
     if (queue_full(queue))
         return PRS_BUSY;
 
-The word in brackets says who runs the rule ("order": unit/mutants.py; "model PROGRAM": fused/mutants.py; "emulator TEST": hopper/mutate.py).
-The edit is "delete", or "s/old/new/" within that statement, with any delimiter; a blank in "old" matches any white space.
+The word in brackets says who runs the rule ("order": unit/mutants.py; "peer": unit/mutants_peer.py; "connect TEST":
+transport/mutants.py; "model PROGRAM": fused/mutants.py; "emulator TEST": hopper/mutate.py). The edit is "delete", or "s/old/new/" within that statement, with any delimiter; a blank in "old" matches any white space.
 Markers with the same words before the colon are applied together.
 """
 import concurrent.futures
@@ -112,6 +113,45 @@ def compile_or_exit(command, what):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{what}: {done.stderr}")
+
+
+class Linker:
+    """Compiles changed sources, and links them before archives that have all of the transport."""
+
+    def __init__(self, root, cc, archives, work):
+        self.root, self.work, self.archives, self.cc = root, work, archives, cc.split()
+        # -O1: half of the time is the compiler's.
+        self.compile = [*self.cc, "-std=gnu11", "-O1", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root,
+                        "-I", os.path.join(root, "include"), "-I/usr/include/libnl3", "-c"]
+
+    def object(self, source, path=None):
+        """Compile a source of the tree, or this path in its place."""
+        path = path or os.path.join(self.root, source)
+        out = os.path.join(self.work, os.path.basename(path) + ".o")
+        compile_or_exit([*self.compile, path, "-o", out], source)
+        return out
+
+    def mutant(self, number, rule):
+        """The objects of the sources that a rule changes."""
+        objects = []
+        for source, text in mutated(self.root, rule).items():
+            path = os.path.join(self.work, f"{number}.{os.path.basename(source)}")
+            pathlib.Path(path).write_text(text)
+            objects.append(self.object(source, path))
+        return objects
+
+    def program(self, name, objects):
+        path = os.path.join(self.work, name)
+        compile_or_exit([*self.cc, "-fno-lto", "-o", path, *objects, *self.archives, "-lcriterion", "-lpthread",
+                         "-ldl"], f"linking {name}")
+        return path
+
+
+def first_failure(text):
+    """The name of the test that fails, as Criterion prints it."""
+    found = (re.search(r"\[(?:FAIL|ERR |CRASH)[^\]]*\] ([a-z_]+::[A-Za-z0-9_]+)", text) or
+             re.search(r"\[----\].*?([a-z_]+::[a-z0-9_]+)", text))
+    return found.group(1) if found else "a test"
 
 
 def run_bounded(command, limit_s, **environment):

@@ -6,6 +6,7 @@ usage: rules_present.py ROOT
 """
 import importlib.util
 import pathlib
+import re
 import sys
 
 
@@ -21,7 +22,9 @@ def problems(root):
     sys.path.insert(0, str(root / "test"))
     import mutants_lib
     programs = load(root / "test/fused/mutants.py").PROGRAMS
-    tests = "".join(p.read_text() for p in (root / "test/hopper").glob("test_*.c"))
+    # Criterion's Test(suite, name, ...), by the kind of the rules that name it.
+    tests = {kind: "".join(p.read_text() for p in (root / folder).glob("test_*.c"))
+             for kind, folder in (("emulator", "test/hopper"), ("connect", "test/transport"))}
     names = [p.relative_to(root).as_posix() for folder in ("transport", "fused", "test") for p in sorted((root / folder).rglob("*.*"))
              if p.suffix in (".c", ".h", ".cu", ".cuh")]
     marked = {name: text for name in names if "MUTANT(" in (text := (root / name).read_text())}
@@ -30,7 +33,7 @@ def problems(root):
     if whole != count:
         yield f"{count - whole} of {count} markers are not written as mutants_lib.py says"
     edits = 0
-    for kind in ("order", "peer", "model", "emulator"):
+    for kind in ("order", "peer", "connect", "model", "emulator"):
         for rule in mutants_lib.rules(root, kind, marked):
             edits += len(rule.edits)
             try:
@@ -39,7 +42,7 @@ def problems(root):
                 yield f"{rule.name}: {outdated}"
             if kind == "model" and rule.target not in programs:
                 yield f"{rule.name}: test/fused/mutants.py has no program {rule.target}"
-            if kind == "emulator" and f", {rule.target.rpartition('/')[2]}, " not in tests:
+            if kind in tests and not re.search(rf", {rule.target.rpartition('/')[2]}[,)]", tests[kind]):
                 yield f"{rule.name}: no test {rule.target}"
     if edits != whole:
         yield f"{whole - edits} markers are of no known kind"

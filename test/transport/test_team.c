@@ -351,25 +351,27 @@ Test(team, peers_that_are_not_of_the_team_are_closed_and_the_others_stay, .init 
         int word; /* of the hello, which differs; -1: none */
         uint32_t value;
         int bytes; /* more or fewer than a hello has */
-    } strangers[] = {{-1, 0, -4}, {-1, 0, 4}, {0, 0x12345678, 0}, {1, 2, 0}, {1, UINT32_MAX, 0}, {2, 3, 0}};
+    } strangers[] = {{-1, 0, -4}, {-1, 0, 4}, {0, 0x12345678, 0}, {1, 3, 0}, {1, UINT32_MAX, 0}, {2, 2, 0}, {2, 4, 0}};
     uint32_t hello[PRS_PRIVATE_DATA_BYTES / 4], bytes = learn_hello(hello);
-    struct prs_handle handles[2];
+    struct prs_handle handles[3];
     struct prs_team_options options = {.fabric = fabric,
                                        .rails = &one_rail,
                                        .listener = open_listener(&handles[0]),
                                        .handles = handles,
-                                       .world = 2,
+                                       .world = 3,
                                        .traffic_class = -1,
                                        .timeout_ms = HEALTHY_MS};
     struct prs_peer *member, *peer;
 
-    handles[1] = handles[0]; /* the hub calls nobody */
+    handles[1] = handles[2] = handles[0]; /* the hub calls nobody */
+    hello[2] = 3;
     cr_assert_eq(prs_team_open(&options, &hub), 0, "%s", prs_error_text());
     member = call_as(&handles[0], hello, bytes);
     for (size_t i = 0; i < sizeof(strangers) / sizeof(*strangers); i++) {
         uint32_t said[PRS_PRIVATE_DATA_BYTES / 4];
 
         memcpy(said, hello, sizeof(said));
+        said[1] = 2; /* no member has this rank */
         if (strangers[i].word >= 0)
             said[strangers[i].word] = strangers[i].value;
         peer = call_as(&handles[0], said, bytes + (uint32_t)strangers[i].bytes);

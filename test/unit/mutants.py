@@ -5,12 +5,11 @@
 usage: mutants.py ROOT CC [RULE]. Prints each rule and the test that caught it; with a word, only the rules whose name has it.
 """
 import os
-import re
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from mutants_lib import compile_or_exit, mutated, rules, run_bounded, try_all  # noqa: E402
+from mutants_lib import compile_or_exit, first_failure, mutated, rules, run_bounded, try_all  # noqa: E402
 
 # The quick tests first; a mutant meets the next only when it survives.
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_drain": "order_bench", "test_order_path": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
@@ -43,11 +42,6 @@ class Builder:
         objects = [self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutant}.values()]
         compile_or_exit([*self.link, path, *objects, *self.libraries], f"linking {test}")
         return path
-
-
-def first_failure(text):
-    found = re.search(r"\[(?:FAIL|ERR |CRASH)[^\]]*\] ([a-z_]+::[A-Za-z0-9_]+)", text) or re.search(r"\[----\].*?([a-z_]+::[a-z0-9_]+)", text)
-    return found.group(1) if found else "a test"
 
 
 def catch(builder, number, mutant):

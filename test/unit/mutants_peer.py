@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remove each rule of what two peers say to each other in turn, and check that a unit test fails: MUTANT(peer) markers.
 
-usage: mutants_peer.py ROOT CC ARCHIVE[,ARCHIVE...] [RULE]. The archives have all of the transport; a changed file stands before them.
+usage: mutants_peer.py ROOT CC ARCHIVE[,ARCHIVE...] [RULE]. The archives have all of the transport; a changed file
+stands before them.
 """
 import os
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from mutants import first_failure  # noqa: E402
-from mutants_lib import compile_or_exit, mutated, rules, run_bounded, try_all  # noqa: E402
+from mutants_lib import Linker, first_failure, rules, run_bounded, try_all  # noqa: E402
 
 # The tests of a source, and what they are linked with.
 SUPPORT = ["test/support/fake_sides.c", "test/support/fake_verbs.c"]
@@ -19,27 +19,16 @@ TESTS = {"transport/peer/handshake.c": ["handshake"], "transport/peer/failover.c
 LIMIT_S = 60  # of one test: a mutant may hang
 
 
-class Builder:
-    def __init__(self, root, cc, archives, work):
-        self.root, self.work, self.archives = root, work, archives
-        # -O1: half of the time is the compiler's.
-        self.compile = [*cc.split(), "-std=gnu11", "-O1", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root, "-I", os.path.join(root, "include"),
-                        "-I/usr/include/libnl3", "-c"]
-        self.support = [self.object(os.path.join(root, source)) for source in SUPPORT]
-        self.tests = {name: self.object(os.path.join(root, f"test/unit/test_{name}.c")) for names in TESTS.values() for name in names}
-        self.cc = cc.split()
-
-    def object(self, source):
-        out = os.path.join(self.work, os.path.basename(source) + ".o")
-        compile_or_exit([*self.compile, source, "-o", out], source)
-        return out
+class Runner:
+    def __init__(self, linker):
+        self.linker = linker
+        self.support = [linker.object(source) for source in SUPPORT]
+        self.tests = {name: linker.object(f"test/unit/test_{name}.c") for names in TESTS.values() for name in names}
 
     def fails(self, source, number, changed):
         """The test that fails with these objects before the archives, or None."""
         for name in TESTS[source]:
-            program = os.path.join(self.work, f"{name}.{number}")
-            compile_or_exit([*self.cc, "-fno-lto", "-o", program, self.tests[name], *changed, *self.support, *self.archives, "-lcriterion", "-lpthread",
-                             "-ldl"], f"linking {name}")
+            program = self.linker.program(f"{name}.{number}", [self.tests[name], *changed, *self.support])
             text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], LIMIT_S)
             os.unlink(program)
             if status is None:
@@ -49,24 +38,19 @@ class Builder:
         return None
 
     def try_rule(self, number, rule):
-        changed = []
-        for source, text in mutated(self.root, rule).items():
-            path = os.path.join(self.work, f"{number}.{os.path.basename(source)}")
-            with open(path, "w") as out:
-                out.write(text)
-            changed.append(self.object(path))
-        return self.fails(rule.edits[0].file, number, changed)
+        return self.fails(rule.edits[0].file, number, self.linker.mutant(number, rule))
 
 
 def main():
     root, cc, archives = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
     chosen = [rule for rule in rules(root, "peer", TESTS) if len(sys.argv) < 5 or sys.argv[4] in rule.name]
     with tempfile.TemporaryDirectory() as work:
-        builder = Builder(root, cc, archives, work)
+        runner = Runner(Linker(root, cc, archives, work))
         for source in TESTS:
-            if whole := builder.fails(source, "whole", []):
+            if whole := runner.fails(source, "whole", []):
                 raise SystemExit(f"without a mutation: {whole} fails")
-        return try_all([rule.name for rule in chosen], lambda number: builder.try_rule(number, chosen[number]), os.cpu_count() or 1)
+        return try_all([rule.name for rule in chosen], lambda number: runner.try_rule(number, chosen[number]),
+                       os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

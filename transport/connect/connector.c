@@ -126,6 +126,8 @@ static void say_hello(struct prs_connector *connector)
     prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof(hello));
     connector->stage = STAGE_REPLY;
     connector->hello_ns = prs_clock_ns();
+    /* MUTANT(connect callers/a_patient_caller_waits_for_a_late_listener)
+     * a patient caller has no limit until the answer: delete */
     if (connector->setup.patient)
         connector->deadline_ns = UINT64_MAX;
 }
@@ -153,6 +155,8 @@ static int call_again(struct prs_connector *connector, int error)
     PRS_INFO("%s: %s before it answered; calling again in %u ms", connector->stream.remote, strerror(-error),
              connector->pause_ms);
     prs_stream_close(&connector->stream);
+    /* MUTANT(connect callers/a_caller_that_is_hung_up_on_pauses_between_its_calls)
+     * it pauses before it calls again: delete */
     connector->again_ns = now_ns + connector->pause_ms * 1000000ull;
     connector->pause_ms = connector->pause_ms * 2 < LONGEST_PAUSE_MS ? connector->pause_ms * 2 : LONGEST_PAUSE_MS;
     connector->hello_ns = 0;
@@ -184,6 +188,8 @@ static int call_listener(struct prs_connector *connector)
     if (r)
         return r;
     lost = prs_stream_lost(&connector->stream);
+    /* MUTANT(connect callers/a_caller_that_is_hung_up_on_before_the_answer_calls_again)
+     * a caller that is hung up on calls again: delete */
     if (lost && call_again(connector, lost) == PRS_AGAIN)
         return PRS_AGAIN;
     r = prs_stream_flush(&connector->stream);
@@ -197,9 +203,14 @@ static int take_reply(struct prs_connector *connector)
     struct prs_path path[PRS_MAX_RAILS];
     int r;
 
+    /* MUTANT(connect callers/a_patient_caller_waits_for_a_late_listener)
+     * the limit holds again after the answer: delete */
     if (connector->setup.patient)
         connector->deadline_ns = prs_clock_ns() + limit_ns(connector);
     *reply = connector->stream.in.body.reply;
+    /* MUTANT(connect callers/an_answer_with_impossible_numbers_is_refused)
+     * the numbers of a reply are checked:
+     * s/prs_wire_check_reply(reply, (uint32_t)connector->rails.count, connector->stream.remote)/0/ */
     r = prs_wire_check_reply(reply, (uint32_t)connector->rails.count, connector->stream.remote);
     if (r)
         return r;
@@ -281,6 +292,8 @@ static int wait_more(struct prs_connector *connector)
 {
     uint64_t now_ns = prs_clock_ns();
 
+    /* MUTANT(connect connect/a_wrong_cookie_is_refused_and_the_next_one_served)
+     * the error says that the other side hangs up: delete */
     if (now_ns > connector->deadline_ns && connector->stage <= STAGE_REPLY && connector->lost_ns)
         return prs_fail(-ECONNRESET,
                         "%s: the other side hangs up before it answers, for %u ms; does it refuse our handle (see its "
@@ -310,9 +323,9 @@ int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
         prs_setup_finish(connector->peer, &connector->stream, &connector->reply.private_data);
         *out = connector->peer;
         connector->peer = NULL;
-    } else if (connector->stage == STAGE_CONNECT) {
-        send_refusal(connector, r);
     }
+    if (r && connector->stage == STAGE_CONNECT)
+        send_refusal(connector, r);
     prs_connector_close(connector);
     return r;
 }

@@ -102,6 +102,8 @@ static void drop(struct half_open *half)
 /* A port scan, or a job with an old handle, must not fill the log: one line for all strangers of a while. */
 static void report_strangers(struct prs_listener *listener, uint64_t now_ns)
 {
+    /* MUTANT(connect connect/many_strangers_are_few_lines_in_the_log)
+     * strangers of a while share one line: s/|| now_ns < listener->report_ns// */
     if (!listener->unreported || now_ns < listener->report_ns)
         return;
     if (listener->unreported > 1)
@@ -120,7 +122,9 @@ static int refuse(struct half_open *half, int error)
     struct prs_wire_refusal refusal = {.error = error};
 
     snprintf(refusal.text, sizeof(refusal.text), "%s", prs_error_text());
-    if (half->stage != STAGE_HELLO) { /* strangers get no answer */
+    /* MUTANT(connect connect/strangers_do_not_disturb_it)
+     * strangers get no answer: s/half->stage != STAGE_HELLO/true/ */
+    if (half->stage != STAGE_HELLO) {
         prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof(refusal));
         if (prs_stream_flush(half->stream))
             PRS_DEBUG("%s: the refusal could not be sent", half->stream->remote);
@@ -154,6 +158,8 @@ static int accept_connections(struct prs_listener *listener)
         if (!half)
             return 0;
         r = prs_socket_accept(listener->fd, &from, &fd);
+        /* MUTANT(connect connect/a_listener_out_of_descriptors_says_so)
+         * a lack of descriptors is an error: s/r < 0 ? r : 0/0/ */
         if (r)
             return r < 0 ? r : 0;
         stream = malloc(sizeof(*stream));
@@ -162,6 +168,8 @@ static int accept_connections(struct prs_listener *listener)
             return prs_fail(-ENOMEM, "no memory for the connection of a peer");
         }
         prs_stream_init(stream, fd, &from, listener->cookie);
+        /* MUTANT(connect connect/many_strangers_are_few_lines_in_the_log)
+         * a caller is a stranger until it shows the cookie: delete */
         stream->is_stranger = true;
         *half = (struct half_open){.stage = STAGE_HELLO, .stream = stream, .deadline_ns = deadline_ns};
     }
@@ -181,11 +189,15 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     bool standby;
     int pairs, r;
 
+    /* MUTANT(connect connect/strangers_do_not_disturb_it)
+     * the numbers of a hello are checked: s/prs_wire_check_hello(hello, half->stream->remote)/0/ */
     r = prs_wire_check_hello(hello, half->stream->remote);
     if (r)
         return r;
     half->stage = STAGE_QUEUES; /* it holds the cookie: no stranger */
     half->deadline_ns = prs_clock_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
+    /* MUTANT(connect refuse/both_sides_learn_what_the_listener_cannot_do)
+     * accept returns what keeps this side from answering: delete */
     half->report_to_caller = true; /* until the reply is complete */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
@@ -205,6 +217,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
         path[i].peer = hello->rail[reply.pair[i].connector_rail];
         remote_position[i] = reply.pair[i].connector_rail;
     }
+    /* MUTANT(connect callers/both_sides_have_as_many_queues_as_the_one_that_wants_fewer)
+     * the side that wants fewer queues decides: s/hello->queues_per_rail < setup.queues_per_rail/false/ */
     per_path = hello->queues_per_rail < setup.queues_per_rail ? hello->queues_per_rail : setup.queues_per_rail;
     if (per_path * (uint32_t)pairs > PRS_ORDER_MAX_DATA_QUEUES)
         per_path = PRS_ORDER_MAX_DATA_QUEUES / (uint32_t)pairs;
@@ -226,6 +240,8 @@ static int take_queues(struct half_open *half)
 {
     int r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
 
+    /* MUTANT(connect refuse/both_sides_learn_what_the_connector_cannot_do)
+     * accept returns why the other side refused: delete */
     half->report_to_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
     if (r)
         return r;
@@ -343,6 +359,8 @@ void prs_listener_close(struct prs_listener *listener)
     if (!listener)
         return;
     report_strangers(listener, UINT64_MAX);
+    /* MUTANT(connect callers/a_listener_that_closes_hangs_up_on_its_callers)
+     * a listener that closes hangs up on its callers: delete */
     for (int i = 0; i < HALF_OPEN; i++)
         if (listener->half[i].stage != STAGE_FREE)
             drop(&listener->half[i]);

@@ -36,6 +36,7 @@ const char *prs_team_error(const struct prs_team *team)
 void prs_team_keep_text(struct prs_team *team, const char *text)
 {
     pthread_mutex_lock(&team->text_lock);
+    /* MUTANT(connect ranks/the_first_error_of_a_team_stays) the first error of a team stays: s/!team->text[0]/true/ */
     if (!team->text[0]) {
         snprintf(team->text, sizeof(team->text), "%s", text);
         /* [team-error] pairs with the load in prs_team_error() */
@@ -52,6 +53,16 @@ int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, i
              prs_error_text());
     prs_team_keep_text(team, text);
     return prs_error_repeat(error, text);
+}
+
+bool prs_team_is_hello(const struct prs_team *team, const struct prs_team_hello *hello)
+{
+    /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
+     * a member has a rank below the size: s/hello->rank < team->options.world &&// */
+    /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
+     * the team of a member has the same size: s/&& hello->size == team->options.world// */
+    return hello->magic == PRS_TEAM_HELLO_MAGIC && hello->rank < team->options.world &&
+           hello->size == team->options.world;
 }
 
 /* ---- life ---- */
@@ -195,6 +206,8 @@ static struct prs_cq_group *share_with_context(void *user, const struct prs_wire
         return NULL;
     memcpy(&hello, private_data->data, sizeof(hello));
     context = prs_team_is_hello(team, &hello) ? prs_team_make_context_locked(team, hello.context) : NULL;
+    /* MUTANT(connect ranks/peers_that_called_share_the_completion_queue_of_their_context)
+     * an accepted peer shares the queues of its context: s/context ? &context->cqs : NULL/NULL/ */
     return context ? &context->cqs : NULL;
 }
 

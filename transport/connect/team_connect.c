@@ -12,6 +12,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct p
                          struct prs_peer_options *out)
 {
     *hello = (struct prs_team_hello){PRS_TEAM_HELLO_MAGIC, team->options.rank, team->options.world, context, {0}};
+    /* MUTANT(connect ranks/each_learns_what_the_other_tells_of_itself) ranks tell each other their info: delete */
     memcpy(hello->rank_info, team->rank_info, sizeof(hello->rank_info));
     memset(out, 0, sizeof(*out));
     out->private_data = hello;
@@ -31,6 +32,8 @@ int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
     uint32_t bytes = 0;
     const void *data = prs_peer_private(peer, &bytes);
 
+    /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
+     * what a member says has one size: s/!=/</ */
     if (bytes != sizeof(hello)) {
         PRS_WARN("team rank %u: closed a peer with %u bytes of private data, expected %zu: not of this team",
                  team->options.rank, bytes, sizeof(hello));
@@ -47,6 +50,8 @@ int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
         prs_peer_close(peer);
         return -ENOMEM;
     }
+    /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
+     * a rank connects once in a context: delete */
     if (context->members[hello.rank].accepted) {
         PRS_WARN("team rank %u: closed a second connection of rank %u in context %u", team->options.rank, hello.rank,
                  hello.context);
@@ -138,6 +143,8 @@ int prs_team_peer(struct prs_team *team, uint32_t context_id, uint32_t rank, str
     }
     member = &context->members[rank];
     if (!member->chosen && !member->connecting) {
+        /* MUTANT(connect ranks/a_pair_of_ranks_shares_one_connection)
+         * a rank that has connected is not called: s/if (member->accepted)/if (false)/ */
         if (member->accepted)
             member->chosen = member->accepted; /* one connection serves both directions */
         else

@@ -24,6 +24,8 @@ static int fail_peer(struct prs_team *team, const struct prs_team_context *conte
     for (uint32_t i = 0; i < context->active_count; i++) {
         const struct prs_team_member *member = &context->members[context->active[i]];
 
+        /* MUTANT(connect team/a_peer_that_fails_does_not_disturb_the_others)
+         * an error names the rank: s/member->made == peer || // */
         if (member->made == peer || member->accepted == peer)
             return prs_team_fail_rank(team, context_id, context->active[i], error);
     }
@@ -68,6 +70,8 @@ static PRS_COLD int fail_sharers(const struct prs_team_context *context, const s
 {
     bool is_told = false;
 
+    /* MUTANT(connect ranks/all_peers_fail_when_the_queue_that_they_share_does)
+     * all peers fail with the queue that they share: delete */
     for (uint32_t i = 0; i < context->adopted; i++) {
         struct prs_peer *peer = context->peers[i];
 
@@ -129,6 +133,7 @@ static int progress_context(struct prs_team *team, struct prs_team_context *cont
         r = first_error(r, attend_listed(team, context, context_id, did));
     for (uint32_t i = 0; i < __atomic_load_n(&context->cqs.count, __ATOMIC_ACQUIRE); i++) /* [cq-group] */
         r = first_error(r, take_completions(team, context, context_id, context->cqs.rail[i], did));
+    /* MUTANT(connect team/a_dead_process_is_noticed_by_its_stream) silent peers are looked at: delete */
     if (unlikely(context->look_in-- == 0))
         r = first_error(r, look_in_turn(team, context, context_id));
     return r;
@@ -194,6 +199,8 @@ static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint3
             else
                 missing = ranks[i];
         }
+        /* MUTANT(connect ranks/a_rank_that_does_not_come_is_named_at_the_limit)
+         * waiting for ranks has a limit: s/prs_clock_ms() > deadline_ms/false/ */
         if (have < count && prs_clock_ms() > deadline_ms) {
             r = prs_fail(-ETIMEDOUT,
                          "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",

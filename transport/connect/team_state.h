@@ -75,12 +75,8 @@ static inline struct prs_team_context *prs_team_find(struct prs_team *team, uint
     return prs_team_find_key(team, context_id, context_id + 1ull);
 }
 
-static inline bool prs_team_is_hello(const struct prs_team *team, const struct prs_team_hello *hello)
-{
-    return hello->magic == PRS_TEAM_HELLO_MAGIC && hello->rank < team->options.world &&
-           hello->size == team->options.world;
-}
-
+/* Does a rank of this team say so? */
+bool prs_team_is_hello(const struct prs_team *team, const struct prs_team_hello *hello);
 /* Find or create the context. NULL, logged: too many contexts, or no memory. */
 struct prs_team_context *prs_team_make_context_locked(struct prs_team *team, uint32_t context_id);
 void prs_team_activate_locked(struct prs_team_context *context, uint32_t rank);
