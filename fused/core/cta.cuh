@@ -34,6 +34,14 @@ template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void pipeline_next(struct pip
     }
 }
 
+/* One lane per CTA of the cluster tells that CTA that this warp has read the stage. */
+template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (lane < E::cluster)
+        mbarrier_arrive_at(&m.empty[stage], lane);
+}
+
 PRS_DEVICE struct cta_memory cta_memory_map(uint8_t *base)
 {
     struct cta_memory m;

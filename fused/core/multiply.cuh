@@ -6,6 +6,7 @@
 
 #include "fused/core/cta.cuh"
 #include "fused/core/element.cuh"
+#include "fused/core/partial_sums.cuh"
 
 /* What follows from the columns of an instance's tile. SUM: the type of C and of partial sums. */
 template <int COLUMNS, int SUM> struct tile_columns {
@@ -17,14 +18,6 @@ template <int COLUMNS, int SUM> struct tile_columns {
     static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
     static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % (2 * slab_columns) == 0, "a gated tile has two halves");
 };
-
-/* One lane per CTA of the cluster tells that CTA that this warp has read the stage. */
-template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
-{
-    uint32_t lane = threadIdx.x % 32;
-    if (lane < E::cluster)
-        mbarrier_arrive_at(&m.empty[stage], lane);
-}
 
 /* Issues one stage's products and returns while they run. */
 template <class E>
@@ -52,16 +45,6 @@ template <class E> PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float 
 #pragma unroll
     for (int i = 0; i < 16; i++)
         to[i] = element<E::sum>::pack(d[2 * i], d[2 * i + 1]);
-}
-
-/* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 + t *
- * 16. */
-PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
-{
-    uint32_t to = slab + (threadIdx.x % 128) * 16;
-#pragma unroll
-    for (int v = 0; v < 4; v++)
-        store_shared_v4(to + v * 2048, x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
 }
 
 /* Writes a slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */

@@ -10,24 +10,14 @@
 
 #include "fused/core/epilogue.h"
 #include "fused/core/far.h"
+#include "fused/core/partial_sums.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/gemm/schedule.h"
 
-enum {
-    PRS_PARTIAL_TILE = 65536, /* bytes of one tile of partial sums of two bytes each; room for the widest tile */
-    /* One stage holds a quarter of a tile of partial sums from at most this many slots. */
-    PRS_PARTIALS_PER_STAGE = 3,
-    PRS_PARTIAL_QUARTER = PRS_PARTIAL_TILE / 4
-};
-
-static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE,
-              "quarters of three partial tiles fill a stage");
 static_assert((int)PRS_CLAIMS <= (int)PRS_MOST_CLAIMS, "each kind of work has a counter");
-static_assert(PRS_PARTIAL_QUARTER == 2 * PRS_SLAB, "a quarter is one slab of each warpgroup");
 
-/* The offset of one quarter (64 columns) of a partial tile. A quarter is contiguous: the slab of warpgroup 0, then that
- * of warpgroup 1. prs_schedule_tile_place() orders the tiles. */
+/* The offset of one quarter of a partial tile (partial_sums.cuh). prs_schedule_tile_place() orders the tiles. */
 PRS_SHARED uint64_t prs_layout_place(const struct prs_schedule *s, uint32_t slot, uint32_t place)
 {
     return ((uint64_t)slot * prs_schedule_tiles(s) + place) * PRS_PARTIAL_TILE;

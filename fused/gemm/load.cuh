@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
+#include "fused/core/partial_sums.cuh"
 #include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
 
@@ -93,36 +94,20 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
 }
 
-/* Loads the other ranks' partial sums as further stages, after the K steps of a tile that is added up here. */
+/* The other ranks' partial sums of a tile that is added up here. */
 template <class E>
-PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
+PRS_DEVICE void take_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
                               const struct cta_position &at, struct pipeline *r, const struct prs_unit &u)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
-    uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
-             tile = prs_schedule_tile(s, &u, at.rank);
+    uint32_t slots = prs_schedule_sources(s, u.block), tile = prs_schedule_tile(s, &u, at.rank);
     /* MUTANT(emulator reduce_scatter_is_right) the other bank in odd epochs:
      * s/+ staging_bank(args)// */
     const uint8_t *bank = args.staging[0] + staging_bank(args);
     await_partials<E>(args, at, u, slots);
-    for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
-        uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
-        for (uint32_t quarter = 0; quarter < E::slabs_per_tile; quarter++, pipeline_next(r)) {
-            mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
-            __syncwarp(); /* as in load_tiles() */
-            if (lane == 0) {
-                mbarrier_expect(&m.full[r->stage], count * PRS_PARTIAL_QUARTER);
-                for (uint32_t i = 0; i < count; i++) {
-                    /* Sums 1 and 2 fill the B part of the stage, sum 0 the A part. */
-                    uint8_t *dst = i == 0
-                                       ? m.base + PRS_SMEM_A + r->stage * PRS_STAGE_A
-                                       : m.base + PRS_SMEM_B + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
-                    bulk_load(dst, bank + prs_layout_partial(s, source_slot<E>(s, u.block, first + i), tile, quarter),
-                              PRS_PARTIAL_QUARTER, &m.full[r->stage]);
-                }
-            }
-        }
-    }
+    load_partials<E>(m, r, slots, [&](uint32_t i, uint32_t quarter) {
+        return bank + prs_layout_partial(s, source_slot<E>(s, u.block, i), tile, quarter);
+    });
 }
 
 /* All-gather: waits until K step `step` of another rank's row tile may be loaded. *ready: how many steps from this one
@@ -207,7 +192,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             }
         }
         if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)
-            load_partials<E>(args, m, at, &r, u);
+            take_partials<E>(args, m, at, &r, u);
     }
 }
 

@@ -5,45 +5,9 @@
 
 #include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
+#include "fused/core/partial_sums.cuh"
 #include "fused/core/units.cuh"
 #include "fused/gemm/launch.cuh"
-
-/* Adds the other ranks' partial sums to d, in slot order. */
-template <class E>
-PRS_DEVICE void add_partials(float (&d)[E::accumulators], const struct cta_memory &m, struct pipeline *r, uint32_t half,
-                             uint32_t slots)
-{
-    typedef element<E::sum> sum;
-    uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
-    uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + mine, b_base = smem_address(m.base) + PRS_SMEM_B + mine;
-    for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
-        uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
-#pragma unroll
-        for (int quarter = 0; quarter < E::slabs_per_tile; quarter++) {
-            mbarrier_wait(&m.full[r->stage], r->phase);
-#pragma unroll
-            for (int i = 0; i < PRS_PARTIALS_PER_STAGE; i++) {
-                uint32_t from = i == 0 ? a_base + r->stage * PRS_STAGE_A
-                                       : b_base + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
-                if (i < (int)count) {
-#pragma unroll
-                    for (int v = 0; v < 4; v++) {
-                        uint4 x = load_shared_v4(from + v * 2048);
-                        float *to = &d[quarter * 32 + v * 8];
-                        to[0] += sum::low(x.x), to[1] += sum::high(x.x);
-                        to[2] += sum::low(x.y), to[3] += sum::high(x.y);
-                        to[4] += sum::low(x.z), to[5] += sum::high(x.z);
-                        to[6] += sum::low(x.w), to[7] += sum::high(x.w);
-                    }
-                }
-            }
-            /* MUTANT(emulator reduce_scatter_is_right) all lanes have read before one releases: delete */
-            __syncwarp(); /* all lanes have read before one releases */
-            release_stage<E>(m, r->stage);
-            pipeline_next(r);
-        }
-    }
-}
 
 /* Applies the epilogue to this warpgroup's half of a tile of the result. */
 template <class E>

@@ -4,6 +4,7 @@
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
+#include "fused/core/partial_sums.cuh"
 #include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
 
@@ -24,7 +25,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
         uint32_t peer = prs_place_neighbour_index(&s->place, u.block), slot = partial_slot<E>(s, u.block);
         uint8_t *bank = args.staging[peer] + staging_bank(args);
         uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
-        bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
+        store_partial_slab(bank + where, slab, half);
         return;
     }
     int32_t x = (int32_t)(u.column * prs_epilogue_columns(&args.epilogue, E::columns) + quarter * E::slab_columns);

@@ -32,7 +32,8 @@ UNSEEN = {
     ("core/begin_copies.cuh", "__syncwarp();"): (1, "the copies come after the launch, and so after all its lanes"),
     ("core/cta.cuh", "__syncwarp();"): (1, "it brings the lanes together for the cluster's barrier, which orders them itself"),
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
-    ("gemm/load.cuh", "__syncwarp(); /* as in load_tiles() */"): (1, "the __syncwarp after the wait orders the lanes; this one keeps their phases apart"),
+    ("core/partial_sums.cuh", "__syncwarp(); /* a late lane would mistake the phase of the next use for this one */"):
+        (1, "the __syncwarp after the wait for the sums orders the lanes; this one keeps their phases apart"),
     ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
     ("unfused/inbox.cuh", "(void)load_acquire_sys((const uint32_t *)word);"):
         (1, "it orders the look at the alarm, which no test of these has"),

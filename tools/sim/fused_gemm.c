@@ -12,7 +12,7 @@
 
 enum {
     CLUSTERS = 66,      /* of two CTAs, on the 132 SMs of an H100 or H200 */
-    TILE_BYTES = 65536, /* PRS_PARTIAL_TILE in fused/gemm/layout.h */
+    TILE_BYTES = 65536, /* PRS_PARTIAL_TILE in fused/core/partial_sums.h */
     STRIP_BYTES = PRS_STAGE_A * PRS_STRIP_STEPS,
     VALUE_BYTES = 2,
 };
