@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when sources of the transport call each other in a circle: then none of them can be read, or tested, without the others.
+"""Fail when sources of the transport call each other in a circle: then none of them can be read, or tested, without the
+others.
 
 usage: circles.py ARCHIVE. Reads the symbols of the objects (nm). tools/dev/rooms.py prints which room uses which.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""doxygen.py ROOT: every function, structure, enumeration and macro of the public headers has a comment that Doxygen takes for
-its documentation, and Doxygen has no other complaint. A field whose name says all needs none."""
+"""doxygen.py ROOT: every function, structure, enumeration and macro of the public headers has a comment that Doxygen
+takes for its documentation, and Doxygen has no other complaint. A field whose name says all needs none."""
 import os
 import re
 import shutil

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""examples.py slurm FOLDER | ci FOLDER SOFTNIC_RUN: run doc/examples/nccl_tests.sbatch with a Slurm that is a script, or the
-test step of softnic-ci.yml."""
+"""examples.py slurm FOLDER | ci FOLDER SOFTNIC_RUN: run doc/examples/nccl_tests.sbatch with a Slurm that is a script,
+or the test step of softnic-ci.yml."""
 import os
 import pathlib
 import re
@@ -24,7 +24,8 @@ echo "1073741824 268435456 float sum -1 9000.0 119.3 123.5 ${WRONG:-0} 9000.0 11
 
 def run_job(script, folder, **extra):
     plugin = folder / "libnccl-net-perseus.so"
-    env = dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}", PLUGIN=str(plugin), PERF="all_reduce_perf", ROUNDS="2", **extra)
+    env = dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}", PLUGIN=str(plugin), PERF="all_reduce_perf",
+               ROUNDS="2", **extra)
     return subprocess.run(["bash", str(script)], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""install.py SOURCE BUILD MESON...: install into a scratch folder, check that it has all that users need, uninstall, and check that nothing is left.
-What a part installs is checked where the part is built: see CLAIMS."""
+"""install.py SOURCE BUILD MESON...: install into a scratch folder, check that it has all that users need, uninstall,
+and check that nothing is left. What a part installs is checked where the part is built: see CLAIMS."""
 import json
 import os
 import pathlib
@@ -58,7 +58,8 @@ def every_public_header_is_there(it):
 
 def compilers(language):
     """Every compiler of this machine, so that a header that only one of them takes is found."""
-    names = ("cc", "gcc", "clang", "gcc-14", "clang-19") if language == "c" else ("c++", "g++", "clang++", "g++-14", "clang++-19")
+    names = (("cc", "gcc", "clang", "gcc-14", "clang-19") if language == "c"
+             else ("c++", "g++", "clang++", "g++-14", "clang++-19"))
     return [name for name in names if shutil.which(name)]
 
 
@@ -68,14 +69,16 @@ def each_public_header_compiles_alone(it):
         text = f"#include <perseus/{header.name}>\n"
         for language, standard in (("c", "c11"), ("c++", "c++17")):
             for compiler in compilers(language):
-                done = subprocess.run([compiler, f"-std={standard}", "-x", language, "-Wall", "-Wextra", "-Wpedantic", "-Werror",
-                                       "-fsyntax-only", f"-I{folder}", "-"], input=text, capture_output=True, text=True)
+                done = subprocess.run([compiler, f"-std={standard}", "-x", language, "-Wall", "-Wextra",
+                                       "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{folder}", "-"], input=text,
+                                      capture_output=True, text=True)
                 if done.returncode != 0:
                     yield f"perseus/{header.name}, {compiler} -std={standard}:\n{done.stderr}"
 
 
 def build_and_run(it, package, text):
-    """A C11 program made with nothing but pkg-config's flags of one package, as a user makes it; what is wrong, or None."""
+    """A C11 program made with nothing but pkg-config's flags of one package, as a user makes it; what is wrong, or
+    None."""
     pkgconfig = it.at("libdir", "pkgconfig")
     env = dict(os.environ, PKG_CONFIG_PATH=str(pkgconfig), PKG_CONFIG_SYSROOT_DIR=str(it.root))
     if not (pkgconfig / f"{package}.pc").exists():
@@ -83,9 +86,11 @@ def build_and_run(it, package, text):
     flags = run(["pkg-config", "--cflags", "--libs", package], env).split()
     source, program = it.root / "uses.c", it.root / "uses"
     source.write_text(text)
-    done = subprocess.run(["cc", "-std=c11", "-Wall", "-Werror", str(source), "-o", str(program), *flags], capture_output=True, text=True)
+    done = subprocess.run(["cc", "-std=c11", "-Wall", "-Werror", str(source), "-o", str(program), *flags],
+                          capture_output=True, text=True)
     if done.returncode == 0:
-        done = subprocess.run([program], capture_output=True, text=True, env=dict(os.environ, LD_LIBRARY_PATH=str(it.at("libdir"))))
+        done = subprocess.run([program], capture_output=True, text=True,
+                              env=dict(os.environ, LD_LIBRARY_PATH=str(it.at("libdir"))))
     source.unlink()
     program.unlink(missing_ok=True)
     if done.returncode != 0 or done.stdout.strip() != it.version:
@@ -108,14 +113,18 @@ def pkg_config_leads_to_the_fused_library(it):
 
 def each_example_compiles_by_its_command(it):
     """The first command of each head, as a user types it."""
-    path = os.pathsep.join([os.environ["PATH"], str(pathlib.Path(it.options["nvcc_root"] or "/usr/local/cuda") / "bin")])
+    path = os.pathsep.join([os.environ["PATH"],
+                            str(pathlib.Path(it.options["nvcc_root"] or "/usr/local/cuda") / "bin")])
     if not (shutil.which("pkg-config") and shutil.which("nvcc", path=path)) or it.options["b_sanitize"] != "none":
         return
-    env = dict(os.environ, PATH=path, PKG_CONFIG_PATH=str(it.at("libdir", "pkgconfig")), PKG_CONFIG_SYSROOT_DIR=str(it.root))
+    env = dict(os.environ, PATH=path, PKG_CONFIG_PATH=str(it.at("libdir", "pkgconfig")),
+               PKG_CONFIG_SYSROOT_DIR=str(it.root))
     folder = it.at("datadir", "doc", "perseus", "doc", "examples")
     for example in sorted([*folder.glob("*.c"), *folder.glob("*.cu")]):
-        command = next(line.removeprefix(" *").removesuffix("*/").strip() for line in example.read_text().splitlines() if "$(pkg-config" in line)
-        done = subprocess.run(["bash", "-euc", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        command = next(line.removeprefix(" *").removesuffix("*/").strip() for line in example.read_text().splitlines()
+                       if "$(pkg-config" in line)
+        done = subprocess.run(["bash", "-euc", command], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True)
         program = folder / example.stem
         if done.returncode != 0 or not program.exists():
             yield f"{example.name}: {command}: exit {done.returncode}\n{done.stderr}"
@@ -126,7 +135,8 @@ def the_name_that_nccl_tries_by_itself_is_left_alone(it):
     link = it.at("libdir", "libnccl-net.so")
     if not it.options["nccl_link"]:
         if link.is_symlink():
-            yield "libnccl-net.so is installed, so jobs that never asked for Perseus take it: it must need -Dnccl_link=true"
+            yield ("libnccl-net.so is installed, so jobs that never asked for Perseus take it: "
+                   "it must need -Dnccl_link=true")
     elif not link.is_symlink():
         yield "-Dnccl_link=true, and libnccl-net.so is not there as a symbolic link"
     elif os.path.isabs(os.readlink(link)) or link.resolve() != it.at("libdir", "libnccl-net-perseus.so").resolve():
@@ -140,7 +150,8 @@ def programs(it):
 def each_program_starts_from_where_it_is_installed(it):
     env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     for program in programs(it):
-        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=60)
+        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              env=env, timeout=60)
         if done.returncode != 0 or "usage" not in done.stdout.lower() + program.name.replace("perseus-perf", "usage"):
             yield f"{program.name} --help: exit {done.returncode}, {done.stdout[:200]}{done.stderr}"
 

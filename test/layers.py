@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail on an include that reaches into a layer the including folder must not know (ARCHITECTURE.md, "The map").
 
-A quoted include must be rooted at the repository ("transport/order/order.h"); the table says which roots a folder may name and which
-system headers betray knowledge it must not have.
+A quoted include must be rooted at the repository ("transport/order/order.h"); the table says which roots a folder may
+name and which system headers betray knowledge it must not have.
 """
 import pathlib
 import re
@@ -12,17 +12,20 @@ import sys
 
 SN, SN_THREAD = "tools/softnic/", "transport/util/thread"
 T, T_FORBIDDEN = "transport/", ("nccl", "cuda_runtime")
-SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/", "infiniband/efadv")  # efadv.h of rdma-core before 43 lacks what softnic has
+# efadv.h of rdma-core before 43 lacks what softnic has
+SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/", "infiniband/efadv")
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
     T + "util": ({T + "util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
     # The order engine is a pure state machine: no verbs, no clock, no thread.
-    T + "order": ({T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
+    T + "order": ({T + "order", T + "util"},
+                  T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
     T + "host": ({T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
     T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
     T + "nic/verbs": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
     T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
-    T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
+    T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"},
+                    T_FORBIDDEN + ("infiniband/",)),
     T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"},
               T_FORBIDDEN + ("infiniband/",)),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
@@ -30,13 +33,16 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/moe": ({"fused/moe", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/attention": ({"fused/attention", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
-    "tools/hopper": ({"tools/hopper", "fused/core/element", "fused/core/launch", "fused/gemm/unfused/lt"}, ("infiniband/", "nccl")),
+    "tools/hopper": ({"tools/hopper", "fused/core/element", "fused/core/launch", "fused/gemm/unfused/lt"},
+                     ("infiniband/", "nccl")),
     "tools/softnic/world": ({SN + "world", SN_THREAD}, SN_FORBIDDEN),
     "tools/softnic/memory": ({SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/nic": ({SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
     "tools/softnic/verbs": ({SN + "verbs", SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
-    "tools/softnic/cm": ({SN + "cm", SN + "verbs/cm_world", SN + "world/world", SN + "stub/stub"}, SN_FORBIDDEN + ("rdma/",)),
-    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD, "tools/common/stdout_check"}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/cm": ({SN + "cm", SN + "verbs/cm_world", SN + "world/world", SN + "stub/stub"},
+                         SN_FORBIDDEN + ("rdma/",)),
+    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD, "tools/common/stdout_check"},
+                          SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/cuda": ({SN + "cuda", SN + "memory/cuda_api"}, SN_FORBIDDEN + ("infiniband/",)),
     "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
     "tools/softnic": (set(), ()),
@@ -79,7 +85,8 @@ def violations(root):
             bracket, target = match.groups()
             if bracket == "<" and target.startswith(forbidden):
                 yield f"{name}:{number}: this layer must not know <{target}>"
-            if bracket == '"' and roots is not None and not any(target.startswith(r + "/") or target.startswith(r + ".") for r in roots):
+            if (bracket == '"' and roots is not None
+                and not any(target.startswith(r + "/") or target.startswith(r + ".") for r in roots)):
                 yield f'{name}:{number}: "{target}" is not among the layers it may see ({", ".join(sorted(roots))})'
             if bracket == '"' and roots is not None and name != REGISTRY and target.startswith(BACK_ENDS):
                 if not any(target.startswith(b) and name.startswith(b) for b in BACK_ENDS):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""links.py ROOT: each relative link of a document leads to a file, each result that a document names is in doc/results, and each
-result there is named by a document: it is a claim, or it goes."""
+"""links.py ROOT: each relative link of a document leads to a file, each result that a document names is in doc/results,
+and each result there is named by a document: it is a claim, or it goes."""
 import pathlib
 import re
 import sys

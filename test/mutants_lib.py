@@ -9,8 +9,9 @@ A rule is a marker above the statement that it changes:
         return PRS_BUSY;
 
 The word in brackets says who runs the rule ("order": unit/mutants.py; "peer": unit/mutants_peer.py; "connect TEST":
-transport/mutants.py; "model PROGRAM": fused/mutants.py; "emulator TEST": hopper/mutate.py). The edit is "delete", or "s/old/new/" within that statement, with any delimiter; a blank in "old" matches any white space.
-Markers with the same words before the colon are applied together.
+transport/mutants.py; "model PROGRAM": fused/mutants.py; "emulator TEST": hopper/mutate.py). The edit is "delete", or
+"s/old/new/" within that statement, with any delimiter; a blank in "old" matches any white space. Markers with the same
+words before the colon are applied together.
 """
 import concurrent.futures
 import dataclasses
@@ -20,7 +21,8 @@ import re
 import signal
 import subprocess
 
-MARKER = re.compile(r"/\* MUTANT\((\w+)(?: ([^)]+))?\)\s(?: *\* )?([^:]+):\s(?: *\* )?(delete|s([/#~@!]).*?\5.*?\5) \*/", re.S)
+MARKER = re.compile(r"/\* MUTANT\((\w+)(?: ([^)]+))?\)\s(?: *\* )?([^:]+):\s(?: *\* )?(delete|s([/#~@!]).*?\5.*?\5) "
+                    r"\*/", re.S)
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -155,9 +157,10 @@ def first_failure(text):
 
 
 def run_bounded(command, limit_s, **environment):
-    """Output and exit status; None when it does not end, and then nothing of it is left: Criterion runs tests in children."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-                          env={**os.environ, **environment}) as child:
+    """Output and exit status; None when it does not end, and then nothing of it is left: Criterion runs tests in
+    children."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          start_new_session=True, env={**os.environ, **environment}) as child:
         try:
             return child.communicate(timeout=limit_s)[0], child.returncode
         except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only its own files.
-MESON names another Meson to try, such as the oldest that is supported."""
+"""parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only
+its own files. MESON names another Meson to try, such as the oldest that is supported."""
 import json
 import os
 import pathlib
@@ -13,12 +13,12 @@ import tempfile
 
 PARTS = {  # what a part installs beside documents: all of these, and nothing that matches none
     "plugin": ["libnccl-net-perseus.so"],
-    "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1", r"lib(mlx5|rdmacm|efa|ibverbs).*",
-                r"libsoftnic_(audit|driver_calls)\.so"],
+    "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1",
+                r"lib(mlx5|rdmacm|efa|ibverbs).*", r"libsoftnic_(audit|driver_calls)\.so"],
     "transport": [r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh"],
     "fused": [r"libperseus-fused\.so.*", r"perseus-fused\.pc", r".*\.h", r"device\.cuh"],
-    "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r".*\.cluster", r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh",
-              r"libperseus-perf-gpu\.so"],
+    "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r".*\.cluster", r"libperseus\.so.*", r"perseus\.pc",
+              r".*\.h", r"device\.cuh", r"libperseus-perf-gpu\.so"],
 }
 WARNING = re.compile(r"WARNING|DEPRECATION|NOTICE|deprecated", re.IGNORECASE)
 
@@ -48,8 +48,10 @@ def check(meson, source, options, has_cuda, root, env):
         folder = root / part
         wrong += configure(meson, source, folder, [*options, f"-Dparts={part}"], env)
         names = installed(meson, folder, env)
-        wrong += [f"-Dparts={part} installs {name}" for name in names if not any(re.fullmatch(p, name) for p in patterns)]
-        wrong += [f"-Dparts={part} installs no {p}" for p in patterns if not any(re.fullmatch(p, name) for name in names)
+        wrong += [f"-Dparts={part} installs {name}"
+                  for name in names if not any(re.fullmatch(p, name) for p in patterns)]
+        wrong += [f"-Dparts={part} installs no {p}"
+                  for p in patterns if not any(re.fullmatch(p, name) for name in names)
                   and not (p.startswith("libperseus-perf") and not has_cuda)]
     return wrong
 

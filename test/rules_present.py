@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check every MUTANT marker in the tree (mutants_lib.py): its edit fits the statement below it, its kind is known, and its test exists.
+"""Check every MUTANT marker in the tree (mutants_lib.py): its edit fits the statement below it, its kind is known, and
+its test exists.
 
 usage: rules_present.py ROOT
 """
@@ -25,8 +26,8 @@ def problems(root):
     # Criterion's Test(suite, name, ...), by the kind of the rules that name it.
     tests = {kind: "".join(p.read_text() for p in (root / folder).glob("test_*.c"))
              for kind, folder in (("emulator", "test/hopper"), ("connect", "test/transport"))}
-    names = [p.relative_to(root).as_posix() for folder in ("transport", "fused", "test") for p in sorted((root / folder).rglob("*.*"))
-             if p.suffix in (".c", ".h", ".cu", ".cuh")]
+    names = [p.relative_to(root).as_posix() for folder in ("transport", "fused", "test")
+             for p in sorted((root / folder).rglob("*.*")) if p.suffix in (".c", ".h", ".cu", ".cuh")]
     marked = {name: text for name in names if "MUTANT(" in (text := (root / name).read_text())}
     whole = sum(len(mutants_lib.MARKER.findall(text)) for text in marked.values())
     count = sum(text.count("MUTANT(") for text in marked.values())

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail when doc/variables.md and the code do not name the same environment variables.
 
-A variable is read by transport/util/env.h, getenv() or, in the Python package, os.environ, from a string literal; what the libraries
-and the package read must be in doc/variables.md, and the other way round. transport/host/config.c has a list of our own names too, to warn of others.
+A variable is read by transport/util/env.h, getenv() or, in the Python package, os.environ, from a string literal; what
+the libraries and the package read must be in doc/variables.md, and the other way round. transport/host/config.c has a
+list of our own names too, to warn of others.
 """
 import pathlib
 import re
@@ -18,8 +19,10 @@ NAMED = re.compile(r"`((?:NCCL|PERSEUS)_[A-Z0-9_]+)")
 
 
 def read_by_code(root):
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
-    names = listed.stdout.splitlines() if listed.returncode == 0 else [p.relative_to(root).as_posix() for p in root.rglob("*")]
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"],
+                            capture_output=True, text=True)
+    names = (listed.stdout.splitlines() if listed.returncode == 0
+             else [p.relative_to(root).as_posix() for p in root.rglob("*")])
     found = {}
     for name in names:
         path = root / name

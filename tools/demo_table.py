@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""demo_table.py FIRST LAST FACTOR: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if one
-of the sizes from FIRST to LAST bytes, each FACTOR times the one before, is missing."""
+"""demo_table.py FIRST LAST FACTOR: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors,
+or if one of the sizes from FIRST to LAST bytes, each FACTOR times the one before, is missing."""
 import json
 import sys
 
@@ -13,8 +13,8 @@ def main(first, last, factor):
         if not line.startswith("{"):
             continue
         row = json.loads(line)
-        print(f"{row['bytes']:12d} {row['usec_p50']:12.1f} {row['usec_p99']:12.1f} {row['busbw_GBps']:13.3f} {row['errors']:7d}",
-              flush=True)
+        print(f"{row['bytes']:12d} {row['usec_p50']:12.1f} {row['usec_p99']:12.1f} {row['busbw_GBps']:13.3f} "
+              f"{row['errors']:7d}", flush=True)
         wrong += row["errors"]
         if row["bytes"] == want:
             want *= factor

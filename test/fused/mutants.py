@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Remove each rule of the kernels' protocols between nodes, of their schedules and of the all-gather's plan in turn, and check that a model fails:
-by a wrong value, by a wait that ends, or by a race that ThreadSanitizer sees. The rules are MUTANT(model PROGRAM) markers in fused/ and test/fused.
-Run by hand: it takes minutes.
+"""Remove each rule of the kernels' protocols between nodes, of their schedules and of the all-gather's plan in turn,
+and check that a model fails: by a wrong value, by a wait that ends, or by a race that ThreadSanitizer sees. The rules
+are MUTANT(model PROGRAM) markers in fused/ and test/fused. Run by hand: it takes minutes.
 
 usage: mutants.py ROOT [WORD]. With a word, only the rules whose name has it.
 """
@@ -17,34 +17,40 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import compile_or_exit, mutated, rules, run_bounded, try_all  # noqa: E402
 
 LIMIT_S = 150
-PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention/deal.c"], "attention_protocol/nodes_*"),
-            "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
+PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
+                           "../../fused/attention/deal.c"], "attention_protocol/nodes_*"),
+            "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
+                        "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
             "balance": (["test_balance.c", "../../fused/moe/balance.c"], "balance/*"),
             "schedule": (["test_schedule.c"], "schedule/*"),
             "gather": (["test_gather_time.c", "../../fused/gemm/gather_time.c"], "gather_time/*"),
-            "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
+            "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"],
+                    "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
 
 def build(tree, program, flags):
     out = os.path.join(tree, "program")
-    sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "transport/util", s) for s in ("error.c", "log.c", "env.c")]
+    sources = ([os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]]
+               + [os.path.join(tree, "transport/util", s) for s in ("error.c", "log.c", "env.c")])
     sources += [os.path.join(tree, "test/support/criterion_arena.c")]
-    compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
-                     "-lcriterion", "-lpthread", "-lm"], program)
+    compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I",
+                     os.path.join(tree, "include"), *sources, "-o", out, "-lcriterion", "-lpthread", "-lm"], program)
     return out
 
 
 def what_failed(text):
-    found = re.search(r"(rank \d+: .*: want \d+, have \d+)|(WARNING: ThreadSanitizer: [a-z ]*)|(does not end)|(Expression .*)|(Unexpected signal.*)", text)
+    found = re.search(r"(rank \d+: .*: want \d+, have \d+)|(WARNING: ThreadSanitizer: [a-z ]*)|(does not "
+                      r"end)|(Expression .*)|(Unexpected signal.*)", text)
     return found.group(0) if found else "a test failed"
 
 
 def catch(tree, program):
     for flags in (PLAIN, RACES):
-        text, status = run_bounded([build(tree, program, flags), "--filter", PROGRAMS[program][1], "--fail-fast", "-j1", "--timeout", str(LIMIT_S)], LIMIT_S,
+        text, status = run_bounded([build(tree, program, flags), "--filter", PROGRAMS[program][1], "--fail-fast", "-j1",
+                                    "--timeout", str(LIMIT_S)], LIMIT_S,
                                    TSAN_OPTIONS="halt_on_error=1")
         if status != 0:
             return what_failed(text)
@@ -64,7 +70,8 @@ def try_rule(root, program, texts):
 
 def files(root):
     """Where the rules of models stand."""
-    return [path.relative_to(root).as_posix() for folder in ("fused", "test/fused") for path in sorted(pathlib.Path(root, folder).rglob("*.[ch]"))]
+    return [path.relative_to(root).as_posix() for folder in ("fused", "test/fused")
+            for path in sorted(pathlib.Path(root, folder).rglob("*.[ch]"))]
 
 
 def main():

@@ -4,11 +4,13 @@
 
     test/gpu/beside_nccl.py --library build/fused/libperseus-fused.so [--rounds 100] [--json FILE]
 
-Each case runs in processes of its own, with lazy module loading. The first round is cold: the collective and the fused launch are the first of the
-process, apart from the launch that opens NCCL's communicator. In each round one rank enqueues an all-reduce before the fused launch and the other rank
-after it, on two streams; in the next round the other way round. Rounds take two sets of inputs in turn, and a result is overwritten with NaN once it was
-compared, so that what an earlier round left in memory does not pass. Results must be equal, bit by bit, to those of a launch alone. The longest round
-must stay below 100 ms (and below what the stranger holds its SMs for, added). The exit status is 1 when a case fails.
+Each case runs in processes of its own, with lazy module loading. The first round is cold: the collective and the fused
+launch are the first of the process, apart from the launch that opens NCCL's communicator. In each round one rank
+enqueues an all-reduce before the fused launch and the other rank after it, on two streams; in the next round the other
+way round. Rounds take two sets of inputs in turn, and a result is overwritten with NaN once it was compared, so that
+what an earlier round left in memory does not pass. Results must be equal, bit by bit, to those of a launch alone. The
+longest round must stay below 100 ms (and below what the stranger holds its SMs for, added). The exit status is 1 when a
+case fails.
 """
 import argparse
 import faulthandler
@@ -21,8 +23,8 @@ import time
 
 KERNELS = ("all_gather", "reduce_scatter", "all_reduce", "moe", "attention")
 LIMIT_MS, HOLD_MS, COLLECTIVE_MB = 100, 20, 64
-ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
-               "MASTER_ADDR": "127.0.0.1", "PERSEUS_LOG": "warn"}
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+               "NVSHMEM_DISABLE_NVLS": "1", "MASTER_ADDR": "127.0.0.1", "PERSEUS_LOG": "warn"}
 
 HOLDER = r"""
 extern "C" __global__ void hold(unsigned long long ns)
@@ -70,8 +72,10 @@ def make(kernel, perseus, torch, rank, world, group, inputs):
         tokens, hidden, columns, experts, top_k = 2048, 4096, 1024, 64, 8
         x, weights = matrix(tokens, hidden), matrix(experts // world, columns, hidden)
         weight, chosen = torch.topk(torch.randn(tokens, experts, device="cuda").softmax(-1), top_k)
-        capacity = perseus.moe_capacity(max_tokens=tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, group=group)
-        return lambda: perseus.moe_dispatch_gemm(x, chosen, weight.float(), weights.transpose(1, 2), max_tokens=tokens, capacity=capacity, group=group)
+        capacity = perseus.moe_capacity(max_tokens=tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k,
+                                        group=group)
+        return lambda: perseus.moe_dispatch_gemm(x, chosen, weight.float(), weights.transpose(1, 2), max_tokens=tokens,
+                                                 capacity=capacity, group=group)
     q, k, v = (matrix(2, 4096 // world, 16, 128) for _ in range(3))
     return lambda: perseus.ring_attention(q, k, v, group, causal=True)[0]
 
@@ -177,11 +181,13 @@ def run_rank(rank, world, port, kernel, held, rounds, seconds, results):
             dist.barrier()
             times.setdefault(name, []).append(timed(torch, (ours, other), enqueue, count) / count)
     error = group.error()
-    slowest = torch.tensor([longest, cold, float(wrong), *(statistics.median(v[1:]) for v in times.values())], device="cuda", dtype=torch.float64)
+    slowest = torch.tensor([longest, cold, float(wrong), *(statistics.median(v[1:]) for v in times.values())],
+                           device="cuda", dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     longest, cold, wrong, fused_ms, nccl_ms, both_ms = slowest.tolist()
     if rank == 0:
-        results.put({"kernel": kernel, "sms_held": held, "rounds": rounds, "cold_ms": round(cold, 2), "longest_ms": round(longest, 2), "wrong": int(wrong),
+        results.put({"kernel": kernel, "sms_held": held, "rounds": rounds, "cold_ms": round(cold, 2),
+                     "longest_ms": round(longest, 2), "wrong": int(wrong),
                      "fused_ms": round(fused_ms, 3), "nccl_ms": round(nccl_ms, 3), "both_ms": round(both_ms, 3),
                      "both_over_sum": round(both_ms / (fused_ms + nccl_ms), 3), "error": str(error) if error else ""})
     dist.barrier()
@@ -193,7 +199,8 @@ def run_case(options, kernel, held, port):
     import torch.multiprocessing as mp
     context = mp.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=run_rank, args=(r, options.gpus, port, kernel, held, options.rounds, options.case_seconds, results)) for r in range(options.gpus)]
+    ranks = [context.Process(target=run_rank, args=(r, options.gpus, port, kernel, held, options.rounds,
+                                                    options.case_seconds, results)) for r in range(options.gpus)]
     for process in ranks:
         process.start()
     end = time.monotonic() + options.case_seconds
@@ -203,18 +210,21 @@ def run_case(options, kernel, held, port):
     for process in hung:
         process.kill()
     if hung or any(process.exitcode for process in ranks):
-        return {"kernel": kernel, "sms_held": held, "failed": "did not end" if hung else f"exit status {[p.exitcode for p in ranks]}"}
+        return {"kernel": kernel, "sms_held": held,
+                "failed": "did not end" if hung else f"exit status {[p.exitcode for p in ranks]}"}
     return results.get(timeout=5)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--library", type=pathlib.Path, required=True)
-    parser.add_argument("--python", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "fused/python")
+    parser.add_argument("--python", type=pathlib.Path,
+                        default=pathlib.Path(__file__).resolve().parents[2] / "fused/python")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--kernel", action="append", choices=KERNELS)
-    parser.add_argument("--held", type=int, action="append", help="SMs that a stranger holds; 0: NCCL alone (default: 0, 8, 24, 64)")
+    parser.add_argument("--held", type=int, action="append",
+                        help="SMs that a stranger holds; 0: NCCL alone (default: 0, 8, 24, 64)")
     parser.add_argument("--case-seconds", type=int, default=90)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small model trained with PyTorch's DistributedDataParallel or FSDP2 must have the same losses with Perseus under NCCL as without it.
+"""A small model trained with PyTorch's DistributedDataParallel or FSDP2 must have the same losses with Perseus under
+NCCL as without it.
 
-Needs GPUs and PyTorch; run by hand on a GPU host: test/gpu/ddp_losses.py --ranks 2 [--fsdp] [--softnic "--nics 1"]. Exit status 77 where they
-are missing. Every variant trains from the same seed on the same data. NCCL's algorithm, protocol and channel count are fixed, so that the order
-of its additions is the same over every transport and losses can be compared bit for bit.
+Needs GPUs and PyTorch; run by hand on a GPU host: test/gpu/ddp_losses.py --ranks 2 [--fsdp] [--softnic "--nics 1"].
+Exit status 77 where they are missing. Every variant trains from the same seed on the same data. NCCL's algorithm,
+protocol and channel count are fixed, so that the order of its additions is the same over every transport and losses can
+be compared bit for bit.
 """
 import argparse
 import faulthandler
@@ -21,14 +23,16 @@ import time
 
 STALL_S = 25
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
-FIXED = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2", "NCCL_NVLS_ENABLE": "0",
-         "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+FIXED = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_MIN_NCHANNELS": "2", "NCCL_MAX_NCHANNELS": "2",
+         "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
+         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 VARIANTS = {"socket": {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "Socket"},
-            "perseus": {"NCCL_NET_PLUGIN": str(BUILD / "plugin/libnccl-net-perseus.so"), "NCCL_NET": "Perseus", "PERSEUS_REQUIRED": "1"},
-            "perseus-gpu": {"NCCL_NET_PLUGIN": str(BUILD / "plugin/libnccl-net-perseus.so"), "NCCL_NET": "Perseus", "PERSEUS_REQUIRED": "1",
-                            "NCCL_NET_GDR_LEVEL": "SYS"},
-            "ib-gpu": {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "IB", "NCCL_IB_HCA": "softnic", "NCCL_IB_GID_INDEX": "1", "NCCL_GIN_TYPE": "2",
-                       "NCCL_NET_GDR_LEVEL": "SYS"}}
+            "perseus": {"NCCL_NET_PLUGIN": str(BUILD / "plugin/libnccl-net-perseus.so"), "NCCL_NET": "Perseus",
+                        "PERSEUS_REQUIRED": "1"},
+            "perseus-gpu": {"NCCL_NET_PLUGIN": str(BUILD / "plugin/libnccl-net-perseus.so"), "NCCL_NET": "Perseus",
+                            "PERSEUS_REQUIRED": "1", "NCCL_NET_GDR_LEVEL": "SYS"},
+            "ib-gpu": {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "IB", "NCCL_IB_HCA": "softnic", "NCCL_IB_GID_INDEX": "1",
+                       "NCCL_GIN_TYPE": "2", "NCCL_NET_GDR_LEVEL": "SYS"}}
 
 
 def wrap(layers, rank, fsdp):
@@ -45,7 +49,8 @@ def wrap(layers, rank, fsdp):
 
 
 def train(rank, ranks, steps, store, fsdp):
-    """One rank: 50 MB of gradients a step in several buckets; returns the losses as exact hexadecimal floats, and the median step in ms."""
+    """One rank: 50 MB of gradients a step in several buckets; returns the losses as exact hexadecimal floats, and the
+    median step in ms."""
     import torch
     import torch.distributed as dist
     faulthandler.dump_traceback_later(STALL_S)  # says where a rank stands still
@@ -53,7 +58,8 @@ def train(rank, ranks, steps, store, fsdp):
     torch.use_deterministic_algorithms(True)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    layers = [torch.nn.Linear(1024, 2048), torch.nn.GELU(), *[torch.nn.Linear(2048, 2048) for _ in range(2)], torch.nn.Linear(2048, 1024)]
+    layers = [torch.nn.Linear(1024, 2048), torch.nn.GELU(), *[torch.nn.Linear(2048, 2048) for _ in range(2)],
+              torch.nn.Linear(2048, 1024)]
     model = wrap(layers, rank, fsdp)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     noise = torch.Generator().manual_seed(100 + rank)
@@ -76,8 +82,8 @@ def train(rank, ranks, steps, store, fsdp):
 def run_variant(name, args):
     with tempfile.TemporaryDirectory() as folder:
         env = dict(os.environ, **FIXED, **VARIANTS[name])
-        command = [sys.executable, __file__, "--launch", "--ranks", str(args.ranks), "--steps", str(args.steps), "--folder", folder,
-                   "--timeout", str(args.timeout), *(["--fsdp"] if args.fsdp else [])]
+        command = [sys.executable, __file__, "--launch", "--ranks", str(args.ranks), "--steps", str(args.steps),
+                   "--folder", folder, "--timeout", str(args.timeout), *(["--fsdp"] if args.fsdp else [])]
         if args.softnic is not None and name != "socket":
             command = [str(BUILD / "tools/softnic/softnic-run"), "--quiet", *shlex.split(args.softnic), "--", *command]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=args.timeout + 60, check=False)
@@ -90,8 +96,9 @@ def run_variant(name, args):
 def launch(args):
     """All ranks of one variant. None is left when this ends: one that stands still would hold its GPU."""
     end = time.monotonic() + args.timeout
-    ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--ranks", str(args.ranks), "--steps", str(args.steps), "--folder",
-                               args.folder, *(["--fsdp"] if args.fsdp else [])]) for r in range(args.ranks)]
+    ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--ranks", str(args.ranks), "--steps",
+                               str(args.steps), "--folder", args.folder, *(["--fsdp"] if args.fsdp else [])])
+             for r in range(args.ranks)]
     try:
         return 1 if any(p.wait(timeout=max(0, end - time.monotonic())) for p in ranks) else 0
     except subprocess.TimeoutExpired:
@@ -132,9 +139,10 @@ def main():
     losses = [losses for losses, _ in found.values()]
     same = all(one == losses[0] for one in losses)
     first, last = (float.fromhex(losses[0][0][i]) for i in (0, -1))
-    print(json.dumps({"test": "ddp_losses", "model": "fsdp2" if args.fsdp else "ddp", "ranks": args.ranks, "steps": args.steps,
-                      "step_ms": {name: round(step_ms, 2) for name, (_, step_ms) in found.items()}, "identical": same, "first_loss": first,
-                      "last_loss": last, "losses": hashlib.sha256(json.dumps(losses[0]).encode()).hexdigest()[:12]}))
+    print(json.dumps({"test": "ddp_losses", "model": "fsdp2" if args.fsdp else "ddp", "ranks": args.ranks,
+                      "steps": args.steps, "step_ms": {name: round(step_ms, 2) for name, (_, step_ms) in found.items()},
+                      "identical": same, "first_loss": first, "last_loss": last,
+                      "losses": hashlib.sha256(json.dumps(losses[0]).encode()).hexdigest()[:12]}))
     return 0 if same and last < first else 1
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim moe_training of python.py: forward and backward of routed experts, in each way, beside their six grouped products alone."""
+"""The claim moe_training of python.py: forward and backward of routed experts, in each way, beside their six grouped
+products alone."""
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -18,7 +19,8 @@ def by_parts(x, chosen, weights, gate_up, down, plan):
     return perseus.moe_combine(torch._grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=d.ends), d)
 
 
-WAYS = {"moe_layer": lambda *a: perseus.moe_layer(*a)[0], "recompute": lambda *a: perseus.moe_layer(*a, recompute=True)[0], "by_parts": by_parts}
+WAYS = {"moe_layer": lambda *a: perseus.moe_layer(*a)[0],
+        "recompute": lambda *a: perseus.moe_layer(*a, recompute=True)[0], "by_parts": by_parts}
 
 
 def forward_and_backward(way, leaves, chosen, plan, g):
@@ -31,7 +33,8 @@ def forward_and_backward(way, leaves, chosen, plan, g):
 
 
 def products_alone(leaves, chosen, plan):
-    """Six calls of torch._grouped_mm with the rows and layouts of the layer: two forward, two for each of its matrices back."""
+    """Six calls of torch._grouped_mm with the rows and layouts of the layer: two forward, two for each of its matrices
+    back."""
     x, weights, gate_up, down = (leaf.detach() for leaf in leaves)
     d = perseus.moe_dispatch(x, chosen, weights, plan)
     first = torch._grouped_mm(d.rows, gate_up.transpose(1, 2), offs=d.ends)
@@ -41,7 +44,8 @@ def products_alone(leaves, chosen, plan):
     del gate, up
 
     def call():
-        for a, b in ((d.rows, gate_up.transpose(1, 2)), (h, down.transpose(1, 2)), (of_sums, down), (first, gate_up), (of_sums.t(), h), (first.t(), d.rows)):
+        for a, b in ((d.rows, gate_up.transpose(1, 2)), (h, down.transpose(1, 2)), (of_sums, down), (first, gate_up),
+                     (of_sums.t(), h), (first.t(), d.rows)):
             torch._grouped_mm(a, b, offs=d.ends)
     return call, int(d.ends[-1]), int(d.expert_rows[:, 1].sum())
 
@@ -53,7 +57,8 @@ def gathered(t, world):
 
 
 def distances(results, leaves, chosen, g, group):
-    """Of a way's result and gradients from those of fp32 autograd over the tokens of all ranks, expert by expert. Of matrices, the furthest expert's."""
+    """Of a way's result and gradients from those of fp32 autograd over the tokens of all ranks, expert by expert. Of
+    matrices, the furthest expert's."""
     x, weights, gate_up, down = (leaf.detach() for leaf in leaves)
     world, local, count = group.world, gate_up.shape[0], x.shape[0]
     all_x, all_weights, all_chosen, all_g = (gathered(t, world) for t in (x, weights, chosen, g))
@@ -85,7 +90,8 @@ def apart(have, want):
 
 
 def kernel_times(call):
-    """Microseconds of this rank's GPU in kernels of a name, with their number, the largest; {} where CUPTI is missing."""
+    """Microseconds of this rank's GPU in kernels of a name, with their number, the largest; {} where CUPTI is
+    missing."""
     from torch.profiler import ProfilerActivity, profile
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -106,15 +112,18 @@ def moe_training(group, rounds=8):
     cases, fine = [], True
     for model, hidden, inner, experts, most, several in CASES:
         local = experts // group.world
-        plan = perseus.moe_plan(max_tokens=most, hidden=hidden, experts=experts, top_k=TOP_K, inner=inner, linear_layout=True, group=group)
-        gate_up, down = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5).requires_grad_()
+        plan = perseus.moe_plan(max_tokens=most, hidden=hidden, experts=experts, top_k=TOP_K, inner=inner,
+                                linear_layout=True, group=group)
+        gate_up, down = (torch.randn(*shape, device="cuda",
+                                     dtype=torch.bfloat16).mul_(shape[-1] ** -0.5).requires_grad_()
                          for shape in ((local, 2 * inner, hidden), (local, hidden, inner)))
         for tokens in several:
             x, g = (torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             chosen = torch.rand(tokens, experts, device="cuda").topk(TOP_K).indices
             leaves = (x.requires_grad_(), torch.rand(tokens, TOP_K, device="cuda").requires_grad_(), gate_up, down)
             products, rows, real_rows = products_alone(leaves, chosen, plan)
-            calls = {name: lambda way=way: forward_and_backward(way, leaves, chosen, plan, g) for name, way in WAYS.items()}
+            calls = {name: lambda way=way: forward_and_backward(way, leaves, chosen, plan, g)
+                     for name, way in WAYS.items()}
             calls["products"] = products
             taken, found, results = {name: [] for name in calls}, {}, None
             for i in range(2 + rounds):
@@ -132,10 +141,11 @@ def moe_training(group, rounds=8):
                     results = None
             usec = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
             group.check()
-            row = {"preset": model, "tokens": tokens, "max_tokens": most, "rows": real_rows, "rows_in_blocks": rows, "capacity": plan.capacity,
-                   **{f"{name}_us": round(value, 1) for name, value in usec.items()},
+            row = {"preset": model, "tokens": tokens, "max_tokens": most, "rows": real_rows, "rows_in_blocks": rows,
+                   "capacity": plan.capacity, **{f"{name}_us": round(value, 1) for name, value in usec.items()},
                    **{f"{name}_of_products": round(usec[name] / usec["products"], 3) for name in WAYS},
-                   "apart": {name: {leaf: round(value, 5) for leaf, value in values.items()} for name, values in found.items()}}
+                   "apart": {name: {leaf: round(value, 5) for leaf, value in values.items()}
+                             for name, values in found.items()}}
             if tokens in (512, 8192):
                 row["kernels"] = {name: kernel_times(calls[name]) for name in ("moe_layer", "products")}
             cases.append(row)

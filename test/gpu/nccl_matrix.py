@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every NCCL of a folder over Perseus on a host with two GPUs and without a NIC: one JSON object a version.
 
-For each version: which of its tables NCCL takes; collectives with one process a GPU, one process for both GPUs, and one thread a GPU;
-communicators that are made and destroyed again and again, so that NCCL unloads and loads the plugin; device-initiated traffic where the
-version has it. All data is checked. --tables needs no GPU: it only says which tables each version asks for, and which it will take.
+For each version: which of its tables NCCL takes; collectives with one process a GPU, one process for both GPUs, and one
+thread a GPU; communicators that are made and destroyed again and again, so that NCCL unloads and loads the plugin;
+device-initiated traffic where the version has it. All data is checked. --tables needs no GPU: it only says which tables
+each version asks for, and which it will take.
 """
 import argparse
 import ctypes
@@ -23,8 +24,8 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # NCCL must use the network although both GPUs are on this host; multicast stays off, since the host may be shared.
-COMMON = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_IB_GID_INDEX": "1", "NCCL_GIN_TYPE": "2",
-          "NCCL_NET_GDR_LEVEL": "SYS"}
+COMMON = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_IB_GID_INDEX": "1",
+          "NCCL_GIN_TYPE": "2", "NCCL_NET_GDR_LEVEL": "SYS"}
 KINDS = {"net": b"ncclNetPlugin_v", "gin": b"ncclGinPlugin_v", "rma": b"ncclRmaPlugin_v"}
 PARTS = ["processes", "one_process", "threads", "reload", "device_api"]
 WORDS = 1 << 18
@@ -34,13 +35,14 @@ ROUNDS = 3  # of reload
 # ---- which tables ----
 
 def versions_in(data, prefix):
-    """The versions of a table whose symbol names a library holds, newest first, which is the order in which NCCL asks."""
+    """The versions of a table whose symbol names a library holds, newest first, which is the order in which NCCL
+    asks."""
     return sorted({int(number) for number in re.findall(prefix + rb"(\d+)\0", data)}, reverse=True)
 
 
 def tables(nccl, plugin):
-    """What NCCL asks for, and what it takes: the newest that both know. NCCL 2.30.7 and newer run their own proxy over RMA and skip a GIN
-    plugin that is a proxy; RMA v13 never became usable."""
+    """What NCCL asks for, and what it takes: the newest that both know. NCCL 2.30.7 and newer run their own proxy over
+    RMA and skip a GIN plugin that is a proxy; RMA v13 never became usable."""
     asks = {kind: versions_in(nccl, prefix) for kind, prefix in KINDS.items()}
     has = {kind: versions_in(plugin, prefix) for kind, prefix in KINDS.items()}
     takes = {kind: next((version for version in asks[kind] if version in has[kind]), None) for kind in KINDS}
@@ -225,7 +227,8 @@ class Version:
     def __init__(self, args, name, path, folder):
         self.args, self.name, self.folder = args, name, folder
         self.library = unpack(path, folder)
-        (folder / "libnccl-net.so").symlink_to(args.plugin)  # 2.28 to 2.29.3 forget the plugin's own name when they unload it
+        # 2.28 to 2.29.3 forget the plugin's own name when they unload it
+        (folder / "libnccl-net.so").symlink_to(args.plugin)
         self.row = {"nccl": name, **tables(self.library.read_bytes(), args.plugin.read_bytes()), "errors": []}
 
     def run(self, part, command, plugin="perseus", softnic=True):
@@ -236,12 +239,14 @@ class Version:
         paths = [str(self.folder), str(self.args.plugin.parent), os.environ.get("LD_LIBRARY_PATH", "")]
         env["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
         # By its short name: NCCL up to 2.20 takes no path. With a name in NCCL_NET no other transport can stand in.
-        env.update({"NCCL_NET_PLUGIN": "perseus", "NCCL_NET": "Perseus", "PERSEUS_REQUIRED": "1"} if plugin == "perseus" else
-                   {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "IB"})
-        command = ([str(self.args.softnic), "--quiet", "--nics", "2", "--"] if softnic else []) + [str(word) for word in command]
+        env.update({"NCCL_NET_PLUGIN": "perseus", "NCCL_NET": "Perseus", "PERSEUS_REQUIRED": "1"}
+                   if plugin == "perseus" else {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "IB"})
+        command = (([str(self.args.softnic), "--quiet", "--nics", "2", "--"] if softnic else [])
+                   + [str(word) for word in command])
         began = time.monotonic()
         try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=self.args.timeout, check=False)
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=self.args.timeout,
+                                  check=False)
         except subprocess.TimeoutExpired as error:
             self.fail(part, f"not done within {self.args.timeout} s", (error.stdout or b"").decode(errors="replace"))
             return None
@@ -253,20 +258,23 @@ class Version:
     def fail(self, part, why, text=""):
         self.row["errors"].append(f"{part}: {why}")
         tail = "\n".join(text.splitlines()[-15:])
-        warnings = [line for line in self.logs(part).splitlines() if " WARN " in line or "Perseus" in line and "error" in line.lower()]
+        warnings = [line for line in self.logs(part).splitlines() if " WARN " in line or "Perseus" in line
+                    and "error" in line.lower()]
         print(f"{self.name}: {part}: {why}\n{tail}\n" + "\n".join(warnings[-10:]), file=sys.stderr)
 
     def logs(self, part):
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob(f"{part}-perseus.log.*")))
 
     def processes(self):
-        got = self.run("processes", [self.args.ranks, "--label", self.name, "--ranks", 2, "--nccl", self.library, "--sizes", "8:1M:x16",
-                                     "--iters", 5, "--warmup", 1, "--timeout", self.args.timeout - 5])
+        got = self.run("processes", [self.args.ranks, "--label", self.name, "--ranks", 2, "--nccl", self.library,
+                                     "--sizes", "8:1M:x16", "--iters", 5, "--warmup", 1, "--timeout",
+                                     self.args.timeout - 5])
         if not got:
             return
         rows = [json.loads(line) for line in got[0].splitlines() if line.startswith("{")]
         wrong = sum(row["wrong"] for row in rows)
-        self.row["processes"] = {"ops": sorted({row["op"] for row in rows}), "rows": len(rows), "wrong": wrong, "seconds": got[1]}
+        self.row["processes"] = {"ops": sorted({row["op"] for row in rows}), "rows": len(rows), "wrong": wrong,
+                                 "seconds": got[1]}
         if wrong or not rows:
             self.fail("processes", f"{len(rows)} rows, {wrong} wrong")
         self.check_tables("processes")
@@ -298,7 +306,8 @@ class Version:
             medians = {"perseus": [], "ib": []}
             for _ in range(self.args.rounds):
                 for transport, usec in medians.items():
-                    got = self.run("device_api", [binary, "-b", 8, "-e", "1M", "-f", 8, "-g", 2, "-R", 2, "-D", device], transport)
+                    got = self.run("device_api", [binary, "-b", 8, "-e", "1M", "-f", 8, "-g", 2, "-R", 2, "-D", device],
+                                   transport)
                     if not got:
                         continue
                     rows = [line.split() for line in got[0].splitlines() if re.match(r"\s+\d+\s+\d+\s", line)]
@@ -319,15 +328,18 @@ class Version:
 def parse_arguments():
     build = ROOT / "build"
     parser = argparse.ArgumentParser(prog="nccl_matrix.py", description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("folder", type=pathlib.Path, nargs="?", help="VERSION.so, VERSION.so.xz, wheels, or folders with libnccl.so.2")
+    parser.add_argument("folder", type=pathlib.Path, nargs="?",
+                        help="VERSION.so, VERSION.so.xz, wheels, or folders with libnccl.so.2")
     parser.add_argument("--only", help="comma list of versions of the folder (all)")
     parser.add_argument("--tables", action="store_true", help="only which tables; needs no GPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma list (%(default)s)")
     parser.add_argument("--plugin", type=pathlib.Path, default=build / "plugin/libnccl-net-perseus.so")
     parser.add_argument("--ranks", type=pathlib.Path, default=build / "tools/perseus-nccl-ranks")
     parser.add_argument("--softnic", type=pathlib.Path, default=build / "tools/softnic/softnic-run")
-    parser.add_argument("--tests", type=pathlib.Path, help="folder with nccl-tests' alltoall_perf-VERSION, built with its headers")
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each transport for the device API, by turns (%(default)s)")
+    parser.add_argument("--tests", type=pathlib.Path,
+                        help="folder with nccl-tests' alltoall_perf-VERSION, built with its headers")
+    parser.add_argument("--rounds", type=int, default=1,
+                        help="processes of each transport for the device API, by turns (%(default)s)")
     parser.add_argument("--timeout", type=int, default=90, help="seconds for one run (%(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="append the rows to this file, too")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package on GPUs: torchrun --nproc-per-node 2 test/gpu/python.py CLAIM. Rank 0 prints a JSON object; exit status 1: the claim does not hold.
+"""The Python package on GPUs: torchrun --nproc-per-node 2 test/gpu/python.py CLAIM. Rank 0 prints a JSON object; exit
+status 1: the claim does not hold.
 
 Run by test/gpu/python.sh. A claim is a function of this file.
 """
@@ -99,8 +100,10 @@ def any_number_of_rows(group, steps=10000):
 
 
 def any_stream(group, steps=300):
-    """Ops on three streams without a wait between them: each launch of a group follows the one before, whatever its stream."""
-    streams, generator, w = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(2))], random.Random(7), uniform(4096, 2048)
+    """Ops on three streams without a wait between them: each launch of a group follows the one before, whatever its
+    stream."""
+    streams, generator, w = ([torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(2))], random.Random(7),
+                             uniform(4096, 2048))
     inputs = {op: operands(op, 4096, 4096, 2048, group.world)[0] for op in OPS}
     want = {op: unfused(op, a, w, group.world) for op, a in inputs.items()}
     torch.cuda.synchronize()
@@ -126,7 +129,8 @@ def split(op, n, k, world):
 
 
 def sixty_seven_sizes(group):
-    """67 numbers of rows through four layers: memory of the plans, and the host's time to the first launch of a number."""
+    """67 numbers of rows through four layers: memory of the plans, and the host's time to the first launch of a
+    number."""
     weights = [(op, uniform(*split(op, *dims, group.world))) for op, dims in zip(LAYER_OPS, LAYER)]
     dist.barrier()
     torch.cuda.synchronize()
@@ -149,7 +153,8 @@ def sixty_seven_sizes(group):
 
 
 def few_rows(group, rounds=20):
-    """1 to 128 rows of a row-parallel layer under CUDA graphs: ours, NCCL, and torch's one-shot all-reduce after the product."""
+    """1 to 128 rows of a row-parallel layer under CUDA graphs: ours, NCCL, and torch's one-shot all-reduce after the
+    product."""
     import torch.distributed._symmetric_memory as symm_mem
     from perseus.bench import captured, once, wrong
     name, found, fine = dist.group.WORLD.group_name, {}, True
@@ -168,8 +173,8 @@ def few_rows(group, rounds=20):
             def one_shot():
                 torch.matmul(a, w.t(), out=shared)
                 return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)
-            ways = {"perseus": lambda: torch.ops.perseus.matmul_all_reduce(a, w.t(), group.name), "nccl": nccl, "one_shot": one_shot,
-                    "product": lambda: a @ w.t()}
+            ways = {"perseus": lambda: torch.ops.perseus.matmul_all_reduce(a, w.t(), group.name), "nccl": nccl,
+                    "one_shot": one_shot, "product": lambda: a @ w.t()}
             calls = {way: captured(lambda call=call: [call() for _ in range(8)]) for way, call in ways.items()}
             taken, worst = {way: [] for way in calls}, 0.0
             for i in range(3 + rounds):
@@ -182,8 +187,8 @@ def few_rows(group, rounds=20):
                 worst = max(worst, *(wrong(have, want, k) for have, want in zip(results["perseus"], results["nccl"])))
             usec = {way: sorted(values)[len(values) // 2] for way, values in taken.items()}
             fine = fine and worst <= 1
-            found[f"{m}x{n}x{k}"] = {**{f"{way}_us": round(value, 1) for way, value in usec.items()}, "over_nccl": round(usec["perseus"] / usec["nccl"], 3),
-                                     "error": round(worst, 3)}
+            found[f"{m}x{n}x{k}"] = {**{f"{way}_us": round(value, 1) for way, value in usec.items()},
+                                     "over_nccl": round(usec["perseus"] / usec["nccl"], 3), "error": round(worst, 3)}
             del calls, results
     return found, fine
 
@@ -194,7 +199,8 @@ def gradients_are_right(group):
     from train import initialize
     config, found, ok = Config(hidden=1024, heads=16, kv_heads=4, intermediate=3584), {}, True
     results = {}
-    for name, layers, compiled in (("unfused", Unfused, False), ("fused", perseus.nn, False), ("compiled", perseus.nn, True)):
+    for name, layers, compiled in (("unfused", Unfused, False), ("fused", perseus.nn, False),
+                                   ("compiled", perseus.nn, True)):
         block = LlamaBlock(config, layers, group)
         initialize(block, group)
         torch.manual_seed(dist.get_rank())
@@ -212,7 +218,8 @@ def a_step_beside_torchs(group, rounds=20):
     """Time of forward and backward of the block: fused, compiled, unfused, unfused compiled."""
     from llama_block import Config, LlamaBlock, Unfused
     config, calls = Config(), {}
-    for name, layers, compiled in (("fused", perseus.nn, False), ("fused_compiled", perseus.nn, True), ("unfused", Unfused, False)):
+    for name, layers, compiled in (("fused", perseus.nn, False), ("fused_compiled", perseus.nn, True),
+                                   ("unfused", Unfused, False)):
         block = LlamaBlock(config, layers, group)
         calls[name] = torch.compile(block, fullgraph=True) if compiled else block
     x = uniform(4096 // group.world, 1, config.hidden)
@@ -241,16 +248,20 @@ def choices(tokens, experts, top_k, zipf):
 
 
 def maps_of_experts(group, rounds=20):
-    """A whole MoE layer without a map of experts, with one that changes nothing, and with one that prs_moe_balance() made: times under graphs."""
+    """A whole MoE layer without a map of experts, with one that changes nothing, and with one that prs_moe_balance()
+    made: times under graphs."""
     from perseus.bench import captured, once
     found, fine = {}, True
-    for model, hidden, inner, experts, tokens in (("qwen3", 2048, 768, 128, 512), ("qwen3", 2048, 768, 128, 4096), ("deepseek", 7168, 2048, 256, 128),
+    for model, hidden, inner, experts, tokens in (("qwen3", 2048, 768, 128, 512), ("qwen3", 2048, 768, 128, 4096),
+                                                  ("deepseek", 7168, 2048, 256, 128),
                                                   ("deepseek", 7168, 2048, 256, 2048)):
         top_k, world, extra = 8, group.world, 8 * group.world
-        places, sizes = experts + extra, {"max_tokens": tokens, "hidden": hidden, "top_k": top_k, "inner": inner, "group": group}
+        places, sizes = (experts + extra,
+                         {"max_tokens": tokens, "hidden": hidden, "top_k": top_k, "inner": inner, "group": group})
         x, weights = uniform(tokens, hidden), torch.rand(tokens, top_k, device="cuda")
         torch.manual_seed(99)  # the same experts on all ranks
-        all_up, all_down = uniform(experts, hidden, 2 * inner).div_(hidden ** 0.5), uniform(experts, inner, hidden).div_(inner ** 0.5)
+        all_up, all_down = (uniform(experts, hidden, 2 * inner).div_(hidden ** 0.5),
+                            uniform(experts, inner, hidden).div_(inner ** 0.5))
         torch.manual_seed(1 + group.rank)
 
         def mine(held, all_up=all_up, all_down=all_down):
@@ -283,7 +294,8 @@ def maps_of_experts(group, rounds=20):
                 worst = max(worst, error(results["balanced"], results["no_map"].float()))
             usec = {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
             fine = fine and worst < 0.05
-            found[f"{model} {tokens} zipf {zipf}"] = {**{f"{name}_us": round(value, 1) for name, value in usec.items()}, "error": round(worst, 4)}
+            found[f"{model} {tokens} zipf {zipf}"] = {**{f"{name}_us": round(value, 1) for name, value in usec.items()},
+                                                      "error": round(worst, 4)}
             del calls, results, plain, placed
         del all_up, all_down
         torch.cuda.empty_cache()
@@ -315,13 +327,16 @@ def a_killed_rank_is_named(group):
 
 
 def memory_of_torch_is_imported(group, rounds=20):
-    """An all-reduce writes into buffers of torch's symmetric memory, which prs_fused_import() takes: right, and written on all ranks."""
+    """An all-reduce writes into buffers of torch's symmetric memory, which prs_fused_import() takes: right, and written
+    on all ranks."""
     import torch.distributed._symmetric_memory as symm
     lib, (m, n, k) = group.library, (2048, 2048, 1024)
     buffer = symm.empty(m * n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
     pointers = list(symm.rendezvous(buffer, dist.group.WORLD).buffer_ptrs)
-    lib.check(lib.prs_fused_import(group.handle, (ctypes.c_void_p * group.world)(*pointers), m * n * 2), "prs_fused_import")
-    plan = group._open("plan", "prs_gemm_plan_open", group.handle, ctypes.byref(lib.prs_gemm_shape(op=lib.PRS_GEMM_ALLREDUCE, m=m, n=n, k=k, b_transposed=1)), None)
+    lib.check(lib.prs_fused_import(group.handle, (ctypes.c_void_p * group.world)(*pointers), m * n * 2),
+              "prs_fused_import")
+    plan = group._open("plan", "prs_gemm_plan_open", group.handle,
+                       ctypes.byref(lib.prs_gemm_shape(op=lib.PRS_GEMM_ALLREDUCE, m=m, n=n, k=k, b_transposed=1)), None)
     worst = 0.0
     for _ in range(rounds):
         a, w = operands("matmul_all_reduce", m, n, k, group.world)
@@ -339,7 +354,8 @@ def memory_of_torch_is_imported(group, rounds=20):
 
 
 def abort_ends_waits(group):
-    """Rank 0 launches an operation that rank 1 never joins. abort() from another thread ends the kernel at once, and the error says so."""
+    """Rank 0 launches an operation that rank 1 never joins. abort() from another thread ends the kernel at once, and
+    the error says so."""
     a, w = operands("matmul_reduce_scatter", 4096, 2048, 2048, group.world)
     for _ in range(3):
         perseus.matmul_reduce_scatter(a, w.t(), group)
@@ -361,11 +377,13 @@ def abort_ends_waits(group):
     torch.cuda.synchronize()
     ended_ms = (time.monotonic() - found["began"]) * 1e3 if "began" in found else -1.0
     failure = group.error()
-    return {"ended_ms": round(ended_ms, 2), "text": str(failure)}, 0 <= ended_ms < 100 and failure is not None and failure.code == -errno.ECANCELED
+    return ({"ended_ms": round(ended_ms, 2), "text": str(failure)},
+            0 <= ended_ms < 100 and failure is not None and failure.code == -errno.ECANCELED)
 
 
-CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, few_rows, gradients_are_right, a_step_beside_torchs, maps_of_experts,
-          moe_training, a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
+CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, few_rows, gradients_are_right,
+          a_step_beside_torchs, maps_of_experts, moe_training, a_killed_rank_is_named, memory_of_torch_is_imported,
+          abort_ends_waits]
 
 
 def rank_main(claim):
@@ -397,8 +415,10 @@ def main():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = int(os.environ.get("GPUS", "2"))
     ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:]],
-                              env=dict(os.environ, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                                       MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")) for r in range(world)]
+                              env=dict(os.environ, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world),
+                                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port),
+                                       TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0"))
+             for r in range(world)]
     ends = [p.wait(timeout=290) for p in ranks]
     return ends[0]
 

@@ -11,10 +11,11 @@ import sys
 ROUNDS = 2
 KERNELS = {  # arguments, rows of output, and how many of our kernels a row times
     "products": (["--kernel", "all", "--shape", "512x264x72"], 4, 1),
-    "finished products": (["--kernel", "allgather", "--kernel", "reduce_scatter", "--shape", "512x272x72", "--gated", "--activation", "silu",
-                           "--bias", "--residual", "--keep-gathered"], 2, 1),
+    "finished products": (["--kernel", "allgather", "--kernel", "reduce_scatter", "--shape", "512x272x72", "--gated",
+                           "--activation", "silu", "--bias", "--residual", "--keep-gathered"], 2, 1),
     "fp16 products": (["--kernel", "all", "--dtype", "fp16", "--shape", "512x264x72"], 4, 1),
-    "fp32 results": (["--kernel", "all", "--dtype", "fp16", "--c-dtype", "fp32", "--residual", "--shape", "512x264x72"], 4, 1),
+    "fp32 results": (["--kernel", "all", "--dtype", "fp16", "--c-dtype", "fp32", "--residual", "--shape", "512x264x72"],
+                     4, 1),
     "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
     "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
 }
@@ -22,7 +23,8 @@ KERNELS = {  # arguments, rows of output, and how many of our kernels a row time
 
 def rows_of(program, what, *more):
     """Run the bench; return its rows and its exit status."""
-    done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms", "60000", *KERNELS[what][0], *more],
+    done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms",
+                           "60000", *KERNELS[what][0], *more],
                           stdout=subprocess.PIPE, text=True, timeout=600)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == KERNELS[what][1], f"{what}: {len(rows)} rows: {done.stdout}"

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Take the order away that each line of the fused kernels makes, one at a time, and check that a test fails (tools/hopper/README.md).
+"""Take the order away that each line of the fused kernels makes, one at a time, and check that a test fails
+(tools/hopper/README.md).
 
     test/hopper/memory_order.py BUILD [--only TEXT] [--jobs N] [--table]
 
-The lines are those that the tests reach: releases, acquires, fences, proxy fences, waits for bulk stores, and __syncwarp. A release or a fence of
-the system is also narrowed to one GPU, one of a GPU to one CTA. Nothing is compiled: the emulator leaves out what the instruction orders, and
-every access still happens. Lines that no test needs are in UNSEEN, with the reason.
+The lines are those that the tests reach: releases, acquires, fences, proxy fences, waits for bulk stores, and
+__syncwarp. A release or a fence of the system is also narrowed to one GPU, one of a GPU to one CTA. Nothing is
+compiled: the emulator leaves out what the instruction orders, and every access still happens. Lines that no test needs
+are in UNSEEN, with the reason.
 """
 import argparse
 import concurrent.futures
@@ -30,42 +32,52 @@ WIDEST = {"sys": "gpu", "gpu": "cta"}
 # (folder/file, the line): how many such lines nothing is found without, and why.
 UNSEEN = {
     ("core/begin_copies.cuh", "__syncwarp();"): (1, "the copies come after the launch, and so after all its lanes"),
-    ("core/cta.cuh", "__syncwarp();"): (1, "it brings the lanes together for the cluster's barrier, which orders them itself"),
+    ("core/cta.cuh", "__syncwarp();"): (1, "it brings the lanes together for the cluster's barrier, which orders them "
+                                           "itself"),
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("core/partial_sums.cuh", "__syncwarp(); /* a late lane would mistake the phase of the next use for this one */"):
         (1, "the __syncwarp after the wait for the sums orders the lanes; this one keeps their phases apart"),
     ("gemm/store.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
     ("unfused/inbox.cuh", "(void)load_acquire_sys((const uint32_t *)word);"):
         (1, "it orders the look at the alarm, which no test of these has"),
-    ("attention/credit.cuh", "fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that await_credit() waits for */"):
+    ("attention/credit.cuh", "fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that "
+                             "await_credit() waits for */"):
         (2, "those credits are releases themselves"),
     ("attention/credit.cuh", "store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);"):
         (1, "the fence before it makes a relaxed store a release"),
     ("attention/cta.cuh", "__syncwarp(); /* all lanes have read it before the slot is released */"):
         (1, "a gap: these tests have fewer pieces than slots, so none is used again"),
-    ("attention/engine.cuh", "__syncwarp();"): (1, "it brings the lanes together for the end of the launch, which waits for the whole CTA"),
+    ("attention/engine.cuh", "__syncwarp();"): (1, "it brings the lanes together for the end of the launch, which "
+                                                   "waits for the whole CTA"),
     ("attention/load.cuh", "__syncwarp(); /* as in load_tiles(): no lane may look a phase late */"):
         (2, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
-    ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine write */"):
+    ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine "
+                           "write */"):
         (1, "that a copy writes over what others have read is not checked"),
-    ("moe/dispatch.cuh", "__syncwarp();"): (2, "each lane waits for the row itself; a later __syncwarp comes before other lanes use the barrier"),
+    ("moe/dispatch.cuh", "__syncwarp();"): (2, "each lane waits for the row itself; a later __syncwarp comes before "
+                                               "other lanes use the barrier"),
     ("moe/dispatch.cuh", "fence_async_global(); /* the flags were read by ordinary loads, the copy engine writes */"):
         (1, "that a copy writes over what others have read is not checked"),
     ("moe/engine.cuh", "__syncwarp();"): (2, "each lane waits for its unit itself; nothing of a skipped stage is read"),
     ("moe/engine.cuh", "__syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */"):
         (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
     ("moe/engine.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
-    ("moe/route.cuh", "fence_release_sys(); /* [routing-chunk]: this chunk's messages, before its arrival in arrives_last() below */"):
-        (2, "the arrival is a release, too, and causality passes through it to the flags, which are released for the system"),
-    ("moe/route.cuh", "fence_release_sys(); /* [routes]: all chunks' messages, before the flags that receive_counts() waits for */"):
+    ("moe/route.cuh", "fence_release_sys(); /* [routing-chunk]: this chunk's messages, before its arrival in "
+                      "arrives_last() below */"):
+        (2, "the arrival is a release, too, and causality passes through it to the flags, which are released for the "
+            "system"),
+    ("moe/route.cuh", "fence_release_sys(); /* [routes]: all chunks' messages, before the flags that receive_counts() "
+                      "waits for */"):
         (2, "those flags are releases themselves; the puts to other nodes need it"),
-    ("moe/route.cuh", "store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),"):
+    ("moe/route.cuh", "store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, "
+                      "r->place.world),"):
         (1, "the fence before it makes a relaxed store a release"),
     ("moe/route.cuh", "__syncwarp();"): (1, "other lanes read the table only after a barrier of the CTA"),
     ("moe/rows.cuh", "__syncwarp(); /* else a late lane could mistake the phase of the next use for this one */"):
         (1, "each lane has waited itself; this one keeps the lanes' phases apart"),
     ("moe/rows.cuh", "__syncwarp();"): (1, "the one before a row's targets are stored orders the lanes, too"),
-    ("moe/rows.cuh", "fence_release_sys(); /* [moe-ended]: all CTAs' reads, before the flags that await_room() waits for */"):
+    ("moe/rows.cuh", "fence_release_sys(); /* [moe-ended]: all CTAs' reads, before the flags that await_room() waits "
+                     "for */"):
         (2, "those flags are releases themselves; the signals to other nodes need it"),
     ("moe/rows.cuh", "store_release_sys(args.end_flags[q] + prs_distance_back(p, r->place.world), epoch);"):
         (1, "the fence before it makes a relaxed store a release"),
@@ -73,13 +85,15 @@ UNSEEN = {
 
 
 def scope_of(instruction):
-    return "sys" if instruction.endswith("_sys") or instruction == "__threadfence_system" else "gpu" if "_gpu" in instruction else None
+    return ("sys" if instruction.endswith("_sys")
+            or instruction == "__threadfence_system" else "gpu" if "_gpu" in instruction else None)
 
 
 def run(build, program, test, seed="1", **environment):
     command = [build / "test/hopper" / program, "--filter", test, "-j1"]
     try:
-        done = subprocess.run(command, env={**os.environ, "HOPPER_SEED": seed, **environment}, capture_output=True, text=True, errors="replace", timeout=600)
+        done = subprocess.run(command, env={**os.environ, "HOPPER_SEED": seed, **environment}, capture_output=True,
+                              text=True, errors="replace", timeout=600)
     except subprocess.TimeoutExpired:
         return "does not end"
     output = done.stdout + done.stderr
@@ -88,7 +102,8 @@ def run(build, program, test, seed="1", **environment):
     if done.returncode == 0:
         return None
     lines = [line.strip() for line in output.splitlines()]
-    found = next((line for line in lines if line.startswith("hopper: ")), None) or next((line for line in lines if "wrong" in line or "returned" in line), "failed")
+    found = (next((line for line in lines if line.startswith("hopper: ")), None)
+             or next((line for line in lines if "wrong" in line or "returned" in line), "failed"))
     return found.removeprefix("hopper: ")
 
 
@@ -125,7 +140,8 @@ def places(build, pool):
 
 def source_line(place):
     file, number = place.rsplit(":", 1)
-    path = next(p for folder in ("fused", "include") for p in sorted((ROOT / folder).rglob(pathlib.PurePath(file).name)) if p.as_posix().endswith(file))
+    path = next(p for folder in ("fused", "include") for p in sorted((ROOT / folder).rglob(pathlib.PurePath(file).name))
+                if p.as_posix().endswith(file))
     return path.read_text().splitlines()[int(number) - 1].strip()
 
 
@@ -164,7 +180,8 @@ def main():
                 reason = None
             what = f"{instruction} at {place}" + (f", for the {scope[1:]} only" if scope else "")
             if options.table:
-                print(f"| `{text.split('/*')[0].strip()[:60]}` | {place} | {scope[1:] or 'removed'} | " + (f"`{found[0]}`: {found[1][:150]} |" if found else f"nothing: {reason} |"), flush=True)
+                print(f"| `{text.split('/*')[0].strip()[:60]}` | {place} | {scope[1:] or 'removed'} | "
+                      + (f"`{found[0]}`: {found[1][:150]} |" if found else f"nothing: {reason} |"), flush=True)
             elif found:
                 print(f"ok     {what} | {found[0]} | {found[1][:200]}", flush=True)
             else:

@@ -42,7 +42,8 @@ TRIES_S = 400  # for all cells; each cell has at least one
 def run(softnic_run, perf, cell):
     policy, group, concurrency, peers = cell[:4]
     done = subprocess.run([softnic_run, *MODEL, "--", perf, "putsignal", "--json", "--policy", policy, "--group", group,
-                           "--concurrency", str(concurrency), "--peers", str(peers), "--iterations", "20", "--timeout", "250"],
+                           "--concurrency", str(concurrency), "--peers", str(peers), "--iterations", "20",
+                           "--timeout", "250"],
                           capture_output=True, text=True)
     if done.returncode == 77:
         print(done.stderr, end="")
@@ -71,8 +72,9 @@ def main():
             time.sleep(0.25 * attempt)  # a disturbance may last for seconds
         failed += quiet and not good
         skipped += not quiet and not good
-        print(f"{'ok' if good else 'FAILED' if quiet else 'noise':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
-              f"(want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries {attempt + 1}, median of them {100 * statistics.median(tries):.1f} %")
+        print(f"{'ok' if good else 'FAILED' if quiet else 'noise':6} {policy:10} {group:8} {concurrency} x {peers}: "
+              f"{100 * got['efficiency']:.1f} % (want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries "
+              f"{attempt + 1}, median of them {100 * statistics.median(tries):.1f} %")
     if skipped and not failed:
         print(f"skipped: {skipped} of {len(CELLS)} efficiencies, since the cores of this machine are busy")
         return 77

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A cable is pulled while a job runs. If it comes back in time, the job goes on; if not, the job fails with an error that names the rail.
+"""A cable is pulled while a job runs. If it comes back in time, the job goes on; if not, the job fails with an error
+that names the rail.
 
 usage: test_cable.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM
 """
@@ -24,8 +25,9 @@ def broken_run(name, env, pulls, iterations):
     """Status, rows and stderr of a run during which node 0's link goes away: pulls are (seconds down, seconds up)."""
     world = World(softnicctl, f"link-{name}-{os.getpid()}")
     bench = subprocess.Popen(
-        [softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--rate", SLOW, "--retry-cap", "60s", "--", netbench, "--plugin", plugin,
-         "--op", "sendrecv", "--ranks", "2", "--nodes", "2", "--sizes", "1M", "--warmup", "0", "--iters", str(iterations), "--json"],
+        [softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--rate", SLOW, "--retry-cap",
+         "60s", "--", netbench, "--plugin", plugin, "--op", "sendrecv", "--ranks", "2", "--nodes", "2", "--sizes", "1M",
+         "--warmup", "0", "--iters", str(iterations), "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_DEBUG": "INFO", **env})
     try:
         world.wait_for_traffic(bench, 128 << 10)

@@ -22,15 +22,16 @@ def report(good, claim, detail):
 
 
 def run(run_softnic, netbench, plugin, *options, nodes=1, env=None):
-    command = [run_softnic, "--quiet", *NIC, "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin", plugin, "--check",
-               "--json", "--timeout", "60", "--nodes", str(nodes), *options]
+    command = [run_softnic, "--quiet", *NIC, "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin",
+               plugin, "--check", "--json", "--timeout", "60", "--nodes", str(nodes), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **(env or {})})
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
 
 
 def expect_data(tools, claim, *options, **more):
     status, rows, said = run(*tools, *options, **more)
-    report(status == 0 and rows and not any(row["errors"] for row in rows), claim, f"{options} status {status}: {said[-2000:]}")
+    report(status == 0 and rows and not any(row["errors"] for row in rows), claim,
+           f"{options} status {status}: {said[-2000:]}")
 
 
 def expect_refusal(tools, claim, words, env):
@@ -41,9 +42,11 @@ def expect_refusal(tools, claim, words, env):
 def expect_link_down(tools, ctl):
     """Take the link down while data moves: each rank must soon report which port, and not hang."""
     world = World(ctl, f"linkdown{os.getpid()}")
-    bench = [tools[1], "--plugin", tools[2], "--op", "allreduce", "--sizes", "256K", "--iters", "200000", "--timeout", "60"]
-    with subprocess.Popen([tools[0], "--quiet", "--nics", "1", "--name", world.name, "--", *bench], stdout=subprocess.DEVNULL,
-                          stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_IB_TIMEOUT": "10"}) as process:
+    bench = [tools[1], "--plugin", tools[2], "--op", "allreduce", "--sizes", "256K", "--iters", "200000",
+             "--timeout", "60"]
+    with subprocess.Popen([tools[0], "--quiet", "--nics", "1", "--name", world.name, "--", *bench],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "NCCL_IB_TIMEOUT": "10"}) as process:
         try:
             world.wait_for_traffic(process, 4 << 20)
             world.control("link", "softnic0", "down")
@@ -51,15 +54,16 @@ def expect_link_down(tools, ctl):
         finally:
             process.terminate()
     good = process.returncode != 0 and "softnic0" in said and "returned" in said
-    report(good, "calls return an error that names the port that went down", f"status {process.returncode}: {said[-2000:]}")
+    report(good, "calls return an error that names the port that went down",
+           f"status {process.returncode}: {said[-2000:]}")
 
 
 def main():
     tools, ctl, size = sys.argv[1:4], sys.argv[4], sys.argv[5]
     if size == "small":
         for op in OPS:
-            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
-                        "--chunk", "777", "--flush", *SMALL)
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms",
+                        "2", "--group", "3", "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")
         expect_data(tools, "registrations come and go while data moves", "--op", "alltoall", "--ranks", "3", "--churn",
@@ -67,7 +71,8 @@ def main():
         expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
                     env={"NCCL_IB_QPS_PER_CONNECTION": "3"})
         expect_link_down(tools, ctl)
-        expect_refusal(tools, "an impossible variable is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
+        expect_refusal(tools, "an impossible variable is named", ["PERSEUS_ORDER", "gossip"],
+                       {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "an unknown policy is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})
         expect_refusal(tools, "PERSEUS_REQUIRED makes a missing device an error", ["PERSEUS_REQUIRED=1", "listen"],
@@ -76,27 +81,27 @@ def main():
         for a, api in enumerate(APIS):
             for o, op in enumerate(OPS):
                 ranks = 2 + (a + 3 * o) % 5
-                expect_data(tools, f"v{api} {op} over {ranks} ranks, multi-receives with tags", "--api", f"v{api}", "--op", op,
-                            "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk", "1001", "--sizes", "0:32K:x32",
-                            "--odd", "--iters", "2", "--warmup", "1")
+                expect_data(tools, f"v{api} {op} over {ranks} ranks, multi-receives with tags", "--api",
+                            f"v{api}", "--op", op, "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk",
+                            "1001", "--sizes", "0:32K:x32", "--odd", "--iters", "2", "--warmup", "1")
     elif size == "efa":  # queues that keep no order; a different order each time
         NIC.append("--efa")
         for o, op in enumerate(OPS):
             for api in (8, 12):
                 for ranks in (2, 4):
                     NIC[1:] = ["--seed", str(100 * o + api + ranks)]
-                    expect_data(tools, f"v{api} {op} over {ranks} ranks", "--api", f"v{api}", "--op", op, "--ranks", str(ranks),
-                                "--sizes", "0:4M:x8", "--odd", "--iters", "4", "--warmup", "1")
-            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
-                        "--chunk", "777", "--flush", *SMALL)
+                    expect_data(tools, f"v{api} {op} over {ranks} ranks", "--api", f"v{api}", "--op", op,
+                                "--ranks", str(ranks), "--sizes", "0:4M:x8", "--odd", "--iters", "4", "--warmup", "1")
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms",
+                        "2", "--group", "3", "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:4M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")
         expect_data(tools, "registrations come and go while data moves", "--op", "alltoall", "--ranks", "3", "--churn",
                     "--sizes", "1:1M:x32", "--iters", "20")
         expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
                     env={"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"})
-        expect_data(tools, "8 ranks on 2 nodes", "--op", "alltoall", "--ranks", "8", "--sizes", "8:64K:x64", "--odd", "--iters", "3",
-                    nodes=2)
+        expect_data(tools, "8 ranks on 2 nodes", "--op", "alltoall", "--ranks", "8", "--sizes", "8:64K:x64", "--odd",
+                    "--iters", "3", nodes=2)
         expect_refusal(tools, "a policy that needs order is refused by name", ["in_order", "counted or drain"],
                        {"PERSEUS_ORDER": "in_order"})
     else:
@@ -105,11 +110,12 @@ def main():
             expect_data(tools, f"v{api} {op} of 64 MB less one", "--api", f"v{api}", "--op", op, "--sizes", "67108863",
                         "--iters", "1", "--warmup", "0")
         for op in OPS:
-            expect_data(tools, f"{op} over 7 ranks", "--op", op, "--ranks", "7", "--sizes", "1:32K:x32", "--odd", "--iters",
-                        "2", "--warmup", "0")
-            expect_data(tools, f"{op} over 8 ranks on 2 nodes", "--op", op, "--ranks", "8", "--sizes", "8:64K:x64", "--odd",
-                        "--iters", "3", "--comms", "2", nodes=2)
-            expect_data(tools, f"{op} of 64 MB", "--op", op, "--sizes", "67108863:64M:+1", "--iters", "2", "--warmup", "0")
+            expect_data(tools, f"{op} over 7 ranks", "--op", op, "--ranks", "7", "--sizes", "1:32K:x32",
+                        "--odd", "--iters", "2", "--warmup", "0")
+            expect_data(tools, f"{op} over 8 ranks on 2 nodes", "--op", op, "--ranks", "8", "--sizes",
+                        "8:64K:x64", "--odd", "--iters", "3", "--comms", "2", nodes=2)
+            expect_data(tools, f"{op} of 64 MB", "--op", op, "--sizes", "67108863:64M:+1", "--iters", "2",
+                        "--warmup", "0")
     return 1 if failed else 0
 
 

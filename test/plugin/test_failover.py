@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes on.
+"""One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes
+on.
 
-usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--standby] [--runs N] [--seed S] [--limit-ms T] [--json]
+usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--standby] [--runs N]
+                        [--seed S] [--limit-ms T] [--json]
 
-link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of the slowest
-iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again. --standby: each connection has one rail, and the
-other stands by: it carries data only while the first is lost. --json: the runs, one a line,
-for tools/dev/record.py.
+link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of
+the slowest iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again.
+--standby: each connection has one rail, and the other stands by: it carries data only while the first is lost. --json:
+the runs, one a line, for tools/dev/record.py.
 """
 import argparse
 import json
@@ -33,9 +35,11 @@ USED_AGAIN = re.compile(r"(\S+) to \S+ at \S+ is used again, ([\d.]+) s after it
 
 
 def queue_of_a_rail(world, chance, to_itself):
-    """A connected queue pair. Those of one node and rail are alike, except that half of them are connected to themselves, for flushes."""
+    """A connected queue pair. Those of one node and rail are alike, except that half of them are connected to
+    themselves, for flushes."""
     pairs = json.loads(world.control("status"))["queue_pairs"]
-    return chance.choice([pair["qpn"] for pair in pairs if pair["state"] == "RTS" and (to_itself or pair["qpn"] != pair["dest_qpn"])])
+    return chance.choice([pair["qpn"] for pair in pairs if pair["state"] == "RTS"
+                          and (to_itself or pair["qpn"] != pair["dest_qpn"])])
 
 
 def rails_in_use(standby):
@@ -54,7 +58,8 @@ def lose_rail(world, fault, chance, recover, standby):
 
 
 def watch_return(world, bench, chance, lost, log, sides):
-    """The rail comes back. Return how many bytes each device has sent since all sides use it again; None: the program ended before."""
+    """The rail comes back. Return how many bytes each device has sent since all sides use it again; None: the program
+    ended before."""
     time.sleep(0.02 + chance.random() * 0.5)
     if lost.startswith("softnic") and bench.poll() is None:
         world.control("link", lost, "up")
@@ -83,10 +88,12 @@ def one_logged_run(args, seed, log):
     idle = None
     grown = None
     bench = subprocess.Popen(
-        [args.softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--nics", "2", "--", args.netbench, "--plugin", args.plugin,
-         "--op", "allreduce", "--ranks", "2", "--nodes", "2", *([] if args.standby else ["--fuse"]), "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2", "--check", "--json",
-         "--timeout", "60", "--setup-timeout", "60"],
-        stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery, **standby})
+        [args.softnic_run, "--quiet", "--no-sysfs", "--name", world.name, "--nodes", "2", "--nics", "2", "--",
+         args.netbench, "--plugin", args.plugin, "--op", "allreduce", "--ranks", "2", "--nodes", "2",
+         *([] if args.standby else ["--fuse"]), "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2",
+         "--check", "--json", "--timeout", "60", "--setup-timeout", "60"],
+        stdout=subprocess.PIPE, stderr=log, text=True,
+        env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery, **standby})
     try:
         world.wait_for_traffic(bench, 4 << 20)
         idle = max(world.sent()[1::2]) if args.standby else 0
@@ -103,10 +110,10 @@ def one_logged_run(args, seed, log):
     again = [float(s) for _, s in USED_AGAIN.findall(err)]
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     good = bench.returncode == 0 and len(rows) == 1 and rows[0]["errors"] == 0
-    said = re.findall(r"(\S+) to \S+ at \S+ is lost: (.*?)\. The other rails go on: (\d+) requests \((\d+) bytes\) are sent again, (\d+) had arrived; "
-                      r"agreed after ([\d.]+) ms", err)
-    row = {"seed": seed, "fault": args.fault, "lost": lost, "good": good, "status": bench.returncode, "failovers": len(said),
-           "replayed": sum(int(s[2]) for s in said), "arrived": sum(int(s[4]) for s in said),
+    said = re.findall(r"(\S+) to \S+ at \S+ is lost: (.*?)\. The other rails go on: (\d+) requests \((\d+) bytes\) are "
+                      r"sent again, (\d+) had arrived; agreed after ([\d.]+) ms", err)
+    row = {"seed": seed, "fault": args.fault, "lost": lost, "good": good, "status": bench.returncode,
+           "failovers": len(said), "replayed": sum(int(s[2]) for s in said), "arrived": sum(int(s[4]) for s in said),
            "agreed_ms": max((float(s[5]) for s in said), default=None)}
     if args.recover:
         used = min(grown[i] for i in rails_in_use(args.standby)) if grown else None
@@ -117,7 +124,8 @@ def one_logged_run(args, seed, log):
             good = good and row["standby_bytes"] < GROWN_BYTES
     row["good"] = good = good and idle < GROWN_BYTES
     if rows:
-        row.update(errors=rows[0]["errors"], usual_ms=round(rows[0]["usec_p50"] / 1e3, 3), slowest_ms=round(rows[0]["usec_max"] / 1e3, 3),
+        row.update(errors=rows[0]["errors"], usual_ms=round(rows[0]["usec_p50"] / 1e3, 3),
+                   slowest_ms=round(rows[0]["usec_max"] / 1e3, 3),
                    pause_ms=round((rows[0]["usec_max"] - rows[0]["usec_p50"]) / 1e3, 3))
     return row, err
 
@@ -136,7 +144,8 @@ def main():
     parser.add_argument("--standby", action="store_true", help="one rail a connection, and another that stands by")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--spread", type=float, default=0.5, help="seconds after the first traffic within which the rail is lost")
+    parser.add_argument("--spread", type=float, default=0.5,
+                        help="seconds after the first traffic within which the rail is lost")
     parser.add_argument("--limit-ms", type=float, default=RETRY_MS + 1000, help="longest pause")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -151,10 +160,12 @@ def main():
         assert row["good"], f"{row}\n{err[-3000:]}"
     lost = [row for row in done if counts(args, row)]
     pauses = sorted(row["pause_ms"] for row in lost)
-    summary = {"fault": args.fault, "runs": len(lost), "wrong": 0, "hung": 0, "replayed": sum(row["replayed"] for row in lost),
-               "pause_ms_p50": pauses[len(pauses) // 2], "pause_ms_max": pauses[-1]}
+    summary = {"fault": args.fault, "runs": len(lost), "wrong": 0, "hung": 0,
+               "replayed": sum(row["replayed"] for row in lost), "pause_ms_p50": pauses[len(pauses) // 2],
+               "pause_ms_max": pauses[-1]}
     if args.recover:
-        summary.update(away_s_max=max(row["away_s"] for row in lost), grown_bytes_min=min(row["grown_bytes"] for row in lost))
+        summary.update(away_s_max=max(row["away_s"] for row in lost),
+                       grown_bytes_min=min(row["grown_bytes"] for row in lost))
     print(json.dumps(summary))
     assert pauses[-1] <= args.limit_ms, f"a pause of {pauses[-1]} ms, want at most {args.limit_ms}"
 

@@ -47,17 +47,20 @@ def read(text):
 def standby_rail_is_counted():
     """A connection has one rail; its port fails, and the bytes go on over the rail that stands by."""
     world = f"metrics{os.getpid()}"
-    command = [SOFTNIC, "--quiet", "--nodes", "2", "--nics", "2", "--retry-cap", "400ms", "--name", world, "--", NETBENCH, "--plugin", PLUGIN,
-               "--nodes", "2", *OPTIONS]
+    command = [SOFTNIC, "--quiet", "--nodes", "2", "--nics", "2", "--retry-cap", "400ms", "--name", world, "--",
+               NETBENCH, "--plugin", PLUGIN, "--nodes", "2", *OPTIONS]
     with tempfile.TemporaryDirectory() as name:
-        env = {**os.environ, "PERSEUS_METRICS": name, "PERSEUS_STANDBY_RAIL": "1", "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_TIMEOUT": "10"}
+        env = {**os.environ, "PERSEUS_METRICS": name, "PERSEUS_STANDBY_RAIL": "1",
+               "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_TIMEOUT": "10"}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
             first = None
             while bench.poll() is None and not first:
                 time.sleep(0.02)
-                first = re.search(r'rails="(\w+):1\+', "".join(path.read_text() for path in pathlib.Path(name).glob("*.prom")))
+                first = re.search(r'rails="(\w+):1\+',
+                                  "".join(path.read_text() for path in pathlib.Path(name).glob("*.prom")))
             assert first, bench.communicate(timeout=200)[0]
-            subprocess.run([pathlib.Path(SOFTNIC).with_name("softnicctl"), "--world", world, "link", first[1], "down"], timeout=60, check=True)
+            subprocess.run([pathlib.Path(SOFTNIC).with_name("softnicctl"), "--world", world, "link", first[1], "down"],
+                           timeout=60, check=True)
             text = "".join(last_texts(bench, pathlib.Path(name)).values())
             output = bench.communicate(timeout=200)[0]
         assert bench.returncode == 0 and " is lost: " in output, output
@@ -70,7 +73,8 @@ def standby_rail_is_counted():
 
 
 def job(pid, **env):
-    done = subprocess.run([INFO, "--job", str(pid)], capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
+    done = subprocess.run([INFO, "--job", str(pid)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **env}, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -78,7 +82,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         env = {**os.environ, "PERSEUS_METRICS": name}
-        with subprocess.Popen([*COMMAND, *OPTIONS], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
+        with subprocess.Popen([*COMMAND, *OPTIONS], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True) as bench:
             shown = []
             while bench.poll() is None and not shown:
                 for path in folder.glob("perseus-*.prom"):
@@ -100,9 +105,10 @@ def main():
     assert status == 1 and "without PERSEUS_METRICS" in said, said
     status, _, said = job("me")
     assert status == 2 and "not the id of a process" in said, said
-    missing = subprocess.run([*COMMAND, "--sizes", "1K:1K"], env={**os.environ, "PERSEUS_METRICS": "/nowhere"}, capture_output=True, text=True,
-                             timeout=200, check=False)
-    assert missing.returncode == 0 and "PERSEUS_METRICS=/nowhere: cannot write" in missing.stdout + missing.stderr, missing.stderr
+    missing = subprocess.run([*COMMAND, "--sizes", "1K:1K"], env={**os.environ, "PERSEUS_METRICS": "/nowhere"},
+                             capture_output=True, text=True, timeout=200, check=False)
+    assert (missing.returncode == 0
+            and "PERSEUS_METRICS=/nowhere: cannot write" in missing.stdout + missing.stderr), missing.stderr
 
 
 OPTIONS = ["--op", "sendrecv", "--sizes", "256K:256K", "--iters", "3000", "--check"]

@@ -15,7 +15,8 @@ FAULTS = {  # TOY_FAULT: what netbench must print, and its options
     "unwritten": ("isend succeeded without writing *request",),
     "corrupt": ("bytes are wrong",),
     "short": ("was said to have",),
-    "hang": ("waits for data", "--timeout", "2"),  # for this fault only: before it, the ranks have to wait for each other on a slow machine
+    # for this fault only: before it, the ranks have to wait for each other on a slow machine
+    "hang": ("waits for data", "--timeout", "2"),
     "leak": ("holds more than before", "--rounds", "30", "--iters", "1"),
     "die": ("was killed by signal 9",),
 }
@@ -23,9 +24,10 @@ LIMIT_S = 60
 
 
 def run(netbench, plugin, *options, fault=""):
-    command = [netbench, "--plugin", plugin, "--check", "--json", "--iters", "5", "--timeout", str(LIMIT_S), "--setup-timeout", str(LIMIT_S),
-               *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * LIMIT_S, env={**os.environ, "TOY_FAULT": fault})
+    command = [netbench, "--plugin", plugin, "--check", "--json", "--iters", "5", "--timeout", str(LIMIT_S),
+               "--setup-timeout", str(LIMIT_S), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * LIMIT_S,
+                          env={**os.environ, "TOY_FAULT": fault})
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -34,31 +36,40 @@ def main():
     failed = 0
     for op in OPS:
         for more in ((), ("--group", "4", "--chunk", "1000", "--comms", "2")):
-            status, rows, said = run(netbench, plugin, "--op", op, "--ranks", "3", "--sizes", "0:64K:x16", "--odd", *more)
+            status, rows, said = run(netbench, plugin, "--op", op, "--ranks", "3", "--sizes", "0:64K:x16",
+                                     "--odd", *more)
             good = status == 0 and len(rows) == 15 and not any(row["errors"] for row in rows)
             print("ok" if good else "FAIL", "a working plugin has no errors:", op, *more, "" if good else said)
             failed += not good
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copy(plugin, folder)
-        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "8:512:x64", "--iters", "2000")
-        good = status == 0 and [row["bytes"] for row in rows] == [8, 8, 8, 512, 512, 512] and {plugin, copy} == {r["plugin"] for r in rows if "plugin" in r}
-        good = good and all(row["slices"] > 0 and row["time_ratio_p25"] <= row["time_ratio"] <= row["time_ratio_p75"] for row in rows if "slices" in row)
+        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "8:512:x64",
+                                 "--iters", "2000")
+        good = (status == 0 and [row["bytes"] for row in rows] == [8, 8, 8, 512, 512, 512]
+                and {plugin, copy} == {r["plugin"] for r in rows if "plugin" in r})
+        good = (good and all(row["slices"] > 0 and row["time_ratio_p25"] <= row["time_ratio"] <= row["time_ratio_p75"]
+                             for row in rows if "slices" in row))
         print("ok" if good else "FAIL", "two plugins take turns in one run", "" if good else f"{rows} {said}")
         failed += not good
-        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "1000", "--chunk", "200", fault="corrupt")
+        status, rows, said = run(netbench, plugin, "--peer", copy, "--ranks", "2", "--sizes", "1000", "--chunk", "200",
+                                 fault="corrupt")
         good = status != 0 and "bytes are wrong" in said
         print("ok" if good else "FAIL", "a fault is found in turns, too", "" if good else said)
         failed += not good
     for fault, (words, *more) in FAULTS.items():
-        status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", *more, fault=fault)
+        status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", *more,
+                                 fault=fault)
         good = status != 0 and words in said
         print("ok" if good else "FAIL", f"the fault '{fault}' of a plugin is found", "" if good else said)
         failed += not good
     status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--iters", "1", "--rounds", "30")
-    good = status == 0 and len(rows) == 2 and rows[1]["rounds"] == 30 and rows[1]["descriptors"] == rows[1]["descriptors_before"]
-    print("ok" if good else "FAIL", "a plugin that is opened and closed again and again holds no more than before", "" if good else f"{rows} {said}")
+    good = (status == 0 and len(rows) == 2 and rows[1]["rounds"] == 30
+            and rows[1]["descriptors"] == rows[1]["descriptors_before"])
+    print("ok" if good else "FAIL", "a plugin that is opened and closed again and again holds no more than before",
+          "" if good else f"{rows} {said}")
     failed += not good
-    for options in (("--ranks", "1"), ("--rounds", "0"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
+    for options in (("--ranks", "1"), ("--rounds", "0"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"),
+                    ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
         status, _, said = run(netbench, plugin, *options)
         good = status != 0 and "perseus-netbench: " in said
         print("ok" if good else "FAIL", "an impossible option is refused:", *options, "" if good else said)

@@ -12,15 +12,16 @@ class World:
         self.softnicctl, self.name = softnicctl, name
 
     def control(self, *words):
-        return subprocess.run([self.softnicctl, "--world", self.name, "--json", *words], capture_output=True, text=True, timeout=LIMIT_S,
-                              check=True).stdout
+        return subprocess.run([self.softnicctl, "--world", self.name, "--json", *words], capture_output=True, text=True,
+                              timeout=LIMIT_S, check=True).stdout
 
     def sent(self):
         """Bytes that have left each device."""
         return [device["bytes_tx"] for device in json.loads(self.control("counters"))["devices"]]
 
     def wait_for_traffic(self, process, more_than):
-        """Wait until the first device has sent more than `more_than` bytes, which must be more than connecting takes."""
+        """Wait until the first device has sent more than `more_than` bytes, which must be more than connecting
+        takes."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             assert time.monotonic() < deadline, "no traffic"

@@ -23,7 +23,8 @@ def gloo(store, rank, world, name):
     """A process group of one thread; torch's own default group belongs to a process."""
     group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, world)
     limit = datetime.timedelta(seconds=LIMIT_S)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world, limit))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO,
+                            dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world, limit))
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     group._set_group_name(name)
     return group
@@ -37,7 +38,8 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
 
     def one(rank):
         try:
-            group = perseus.init(gloo(store, rank, world, f"test{number}-{rank}"), device=rank, timeout_ms=timeout_ms, watchdog=watchdog)
+            group = perseus.init(gloo(store, rank, world, f"test{number}-{rank}"), device=rank, timeout_ms=timeout_ms,
+                                 watchdog=watchdog)
             results[rank] = body(group)
             group.close()
         except BaseException as e:
@@ -63,7 +65,8 @@ def random(rank, *shape, seed=0, dtype=torch.bfloat16):
 
 
 def beyond(result, partials):
-    """How many elements differ from the sum of the partial products (fp64) by more than two roundings and the sums' own error."""
+    """How many elements differ from the sum of the partial products (fp64) by more than two roundings and the sums' own
+    error."""
     total = sum(partials)
     rounding = 2**-11 if result.dtype is torch.float16 else 2**-8
     bound = (total.abs() + sum(p.abs() for p in partials)) * rounding * 1.01 + 1e-3 * 2**8 * rounding

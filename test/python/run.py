@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this one, or that of BUILD/torch-env
-(tools/setup.sh). Where neither has it, the test is skipped."""
+"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this
+one, or that of BUILD/torch-env (tools/setup.sh). Where neither has it, the test is skipped."""
 import os
 import pathlib
 import subprocess
@@ -14,8 +14,8 @@ def environment(source, build):
     library = build / "tools/hopper/libperseus-fused-emulated.so"
     paths = [str(source / "fused/python"), str(source / "fused/python/examples"), str(source / "test/python")]
     libraries = [path for path in (os.environ.get("LD_LIBRARY_PATH"), "/usr/local/cuda/lib64") if path]
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PERSEUS_FUSED_LIBRARY=str(library), LD_LIBRARY_PATH=os.pathsep.join(libraries),
-                PYTHONDONTWRITEBYTECODE="1")
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PERSEUS_FUSED_LIBRARY=str(library),
+                LD_LIBRARY_PATH=os.pathsep.join(libraries), PYTHONDONTWRITEBYTECODE="1")
 
 
 def main():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients on emulated GPUs, compared with torch's in fp32; layers; and the same under torch.compile(fullgraph=True)."""
+"""Gradients on emulated GPUs, compared with torch's in fp32; layers; and the same under
+torch.compile(fullgraph=True)."""
 import copy
 import sys
 import unittest
@@ -18,11 +19,13 @@ SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
 
 def apart(a, b):
     """The largest difference, over the root mean square of b."""
-    return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().square().mean().sqrt().clamp_min(1e-9))
+    return float((a.detach().double() - b.detach().double()).abs().max()
+                 / b.detach().double().square().mean().sqrt().clamp_min(1e-9))
 
 
 class Gradients(unittest.TestCase):
-    """Each rank's loss is the sum of result * its own random matrix. The reference has all ranks' tensors in fp32 in one graph."""
+    """Each rank's loss is the sum of result * its own random matrix. The reference has all ranks' tensors in fp32 in
+    one graph."""
 
     def check(self, world, op, a_shape, k, n, reference, needs=(True, True), dtype=torch.bfloat16, **more):
         m, precision = a_shape[0], 0.01 if dtype is torch.float16 else 0.05
@@ -71,7 +74,8 @@ class Gradients(unittest.TestCase):
             for keep in (True, False):
                 a, w = random(group.rank, 32, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
                 c = perseus.all_gather_matmul(a, w.t(), group, keep_gathered=keep)
-                perseus.matmul_reduce_scatter(c, random(group.rank, 96, 80).requires_grad_().t(), group).sum().backward()
+                perseus.matmul_reduce_scatter(c, random(group.rank, 96, 80).requires_grad_().t(),
+                                              group).sum().backward()
             return counted
         self.assertEqual(run(2, body), [[(32, 64)]] * 2)
 
@@ -85,12 +89,15 @@ class Gradients(unittest.TestCase):
         self.check(2, "matmul_reduce_scatter", (64,), 72, 96, reference, out_dtype=torch.float32)
 
     def test_a_bias_gets_the_sum_over_the_rows_of_this_rank(self):
-        for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
-            for keep, alone in ((True, False), (False, False), (None, True)) if op == "all_gather_matmul" else ((None, False), (None, True)):
+        for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32),
+                         ("replicated_matmul", 32)):
+            for keep, alone in (((True, False), (False, False), (None, True)) if op == "all_gather_matmul"
+                                else ((None, False), (None, True))):
                 def body(group):
                     a, w = (random(group.rank, *size).requires_grad_(not alone) for size in ((32, 64), (80, 64)))
                     bias = random(9, 80).requires_grad_()
-                    c = getattr(perseus, op)(a, w.t(), group, bias=bias, **({} if keep is None else {"keep_gathered": keep}))
+                    c = getattr(perseus, op)(a, w.t(), group, bias=bias,
+                                             **({} if keep is None else {"keep_gathered": keep}))
                     g = random(group.rank, rows, 80, seed=4)
                     c.backward(g)
                     return apart(bias.grad, g.float().sum(0)), (a.grad is None) == alone == (w.grad is None)
@@ -146,7 +153,8 @@ class Gradients(unittest.TestCase):
 
     def test_gradients_of_gradients_are_refused_by_name(self):
         def refused(op, y, *leaves, rows=None):
-            grads = torch.autograd.grad(y.float().square().sum(), leaves, create_graph=True)  # itself right: a penalty may never ask for more
+            # itself right: a penalty may never ask for more
+            grads = torch.autograd.grad(y.float().square().sum(), leaves, create_graph=True)
             plain = torch.autograd.grad(y.float().square().sum(), leaves)
             for again, once in zip(grads, plain):
                 self.assertTrue(torch.equal(again[:rows], once[:rows]), op)
@@ -195,19 +203,23 @@ class Gradients(unittest.TestCase):
                 weights, chosen = torch.rand(16, 4).topk(2)
                 y = perseus.moe_layer(x, chosen, weights, first, second, plan)[0]
                 self.assertEqual(perseus.moe_combine(perseus.moe_dispatch(x, chosen, weights, plan).rows.float(),
-                                                     perseus.moe_dispatch(x, chosen, weights, plan)).dtype, torch.bfloat16)
-            self.assertTrue(torch.equal(y, perseus.moe_layer(x.bfloat16(), chosen, weights, first.bfloat16(), second.bfloat16(), plan)[0]))
+                                                     perseus.moe_dispatch(x, chosen, weights, plan)).dtype,
+                                 torch.bfloat16)
+            self.assertTrue(torch.equal(y, perseus.moe_layer(x.bfloat16(), chosen, weights, first.bfloat16(),
+                                                             second.bfloat16(), plan)[0]))
         run(1, body)
 
     def test_no_columns_are_a_sum_of_nothing(self):
         def body(group):
-            for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32), ("replicated_matmul", 32)):
+            for op, rows in (("all_gather_matmul", 64), ("matmul_reduce_scatter", 16), ("matmul_all_reduce", 32),
+                             ("replicated_matmul", 32)):
                 a, w, bias = random(0, 32, 0).requires_grad_(), random(0, 48, 0).requires_grad_(), random(0, 48)
                 y = getattr(perseus, op)(a, w.t(), group)
                 self.assertTrue(torch.equal(y, torch.zeros(rows, 48, dtype=torch.bfloat16)), op)
                 y.sum().backward()
                 self.assertEqual((a.grad.shape, w.grad.shape), (a.shape, w.shape))
-                self.assertTrue(torch.equal(getattr(perseus, op)(a, w.t(), group, bias=bias), bias.expand(rows, 48)), op)
+                self.assertTrue(torch.equal(getattr(perseus, op)(a, w.t(), group, bias=bias), bias.expand(rows, 48)),
+                                op)
         run(2, body)
 
     def test_what_has_no_backward_says_so(self):
@@ -236,10 +248,12 @@ class Layers(unittest.TestCase):
             y = down(F.silu(up(mine)))
             y.float().sum().backward()
             perseus.nn.sum_replicated_gradients([*up.parameters(), *down.parameters()], group)
-            return y.detach(), mine.grad, up.weight.detach(), down.weight.detach(), up.weight.grad, down.weight.grad, down.bias.grad
+            return (y.detach(), mine.grad, up.weight.detach(), down.weight.detach(), up.weight.grad, down.weight.grad,
+                    down.bias.grad)
         got = run(world, body)
         wide = x.float().requires_grad_()
-        up, down = torch.cat([g[2] for g in got]).float().requires_grad_(), torch.cat([g[3] for g in got], 1).float().requires_grad_()
+        up, down = (torch.cat([g[2] for g in got]).float().requires_grad_(),
+                    torch.cat([g[3] for g in got], 1).float().requires_grad_())
         y = F.silu(wide @ up.t()) @ down.t()
         y.sum().backward()
         for r, (c, of_x, _, _, of_up, of_down, of_bias) in enumerate(got):
@@ -251,8 +265,10 @@ class Layers(unittest.TestCase):
 
     def test_layers_take_what_nn_linear_takes(self):
         wide = random(0, 8, 6, 128)
-        inputs = {"a slice": wide[:, :, :64], "every second": wide[::2, :, 64:], "transposed": wide[:, :, :64].transpose(0, 1), "expanded": wide[:1, :, :64].expand(8, 6, 64),
-                  "odd start": wide.view(-1)[1:1 + 8 * 64].view(8, 64), "empty": wide[:, :0, :64], "two": wide[:, 0, :64], "columns": random(0, 64, 8).t()}
+        inputs = {"a slice": wide[:, :, :64], "every second": wide[::2, :, 64:],
+                  "transposed": wide[:, :, :64].transpose(0, 1), "expanded": wide[:1, :, :64].expand(8, 6, 64),
+                  "odd start": wide.view(-1)[1:1 + 8 * 64].view(8, 64), "empty": wide[:, :0, :64],
+                  "two": wide[:, 0, :64], "columns": random(0, 64, 8).t()}
 
         def body(group):
             for sequence_parallel in (True, False):
@@ -269,9 +285,11 @@ class Layers(unittest.TestCase):
                     column, row = (kind(64, 64, group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim)
                                    for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
                     if sequence_dim == 1 or not sequence_parallel:
-                        self.assertLess(apart(row(column(wide[:, :, :64])), F.linear(F.linear(wide[:, :, :64], column.weight), row.weight)), 0.1)
+                        self.assertLess(apart(row(column(wide[:, :, :64])),
+                                              F.linear(F.linear(wide[:, :, :64], column.weight), row.weight)), 0.1)
                     else:
-                        with self.assertRaisesRegex(ValueError, r"ColumnParallelLinear: x has shape \(8, 6, 64\); its dimension 2 must be the sequence"):
+                        with self.assertRaisesRegex(ValueError, r"ColumnParallelLinear: x has shape \(8, 6, 64\); its "
+                                                                r"dimension 2 must be the sequence"):
                             column(wide[:, :, :64])
             self.assertEqual(up(random(0, 64)).shape, (64,))  # without sequence parallelism
             with self.assertRaisesRegex(ValueError, r"x has shape \(8, 63\); its last dimension must be 64"):
@@ -283,13 +301,15 @@ class Layers(unittest.TestCase):
 
         def body(group):
             part = x.chunk(2, 1)[group.rank].clone().requires_grad_()
-            column, row = (kind(64, 64, group, sequence_dim=1) for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
+            column, row = (kind(64, 64, group, sequence_dim=1)
+                           for kind in (perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear))
             y = row(column(part))
             y.float().square().sum().backward()
             first = perseus.nn.RowParallelLinear(64, 64, group)  # the same by the first dimension
             with torch.no_grad():
                 first.weight.copy_(row.weight)
-                again = first(perseus.all_gather_matmul(part.transpose(0, 1).reshape(-1, 64), column.weight.t(), group).view(8, 3, 32)).transpose(0, 1)
+                again = first(perseus.all_gather_matmul(part.transpose(0, 1).reshape(-1, 64), column.weight.t(),
+                                                        group).view(8, 3, 32)).transpose(0, 1)
             return torch.equal(y, again), y.shape, part.grad.shape
         self.assertEqual(run(2, body), [(True, (3, 4, 64), (3, 4, 64))] * 2)
 
@@ -299,7 +319,8 @@ class Layers(unittest.TestCase):
             launched = []
             group.launch = lambda *arguments: launched.append(arguments)
             for shape, sequence in (((3, 2, 64), 3), ((1, 4, 64), 1)):
-                with self.assertRaisesRegex(ValueError, f"the 2 ranks must divide its sequence, dimension 0, which has {sequence} positions"):
+                with self.assertRaisesRegex(ValueError, "the 2 ranks must divide its sequence, dimension 0, which has "
+                                                        f"{sequence} positions"):
                     row(random(0, *shape))
             self.assertEqual(launched, [])
             del group.launch
@@ -323,7 +344,8 @@ class Layers(unittest.TestCase):
         """Of a layer's bias, and of a norm that is the user's; or the sum is refused."""
         def body(group):
             def model():
-                row, norm = perseus.nn.RowParallelLinear(64, 32, group, bias=True), torch.nn.LayerNorm(64, dtype=torch.bfloat16)
+                row, norm = (perseus.nn.RowParallelLinear(64, 32, group, bias=True),
+                             torch.nn.LayerNorm(64, dtype=torch.bfloat16))
                 norm.weight = perseus.nn.mark_replicated(torch.nn.Parameter(norm.weight.detach()))
                 return torch.nn.Sequential(norm, row)
 
@@ -332,9 +354,12 @@ class Layers(unittest.TestCase):
                 m.load_state_dict({key: t.clone() for key, t in m.state_dict().items()}, assign=True)
                 return m
             plain = torch.nn.LayerNorm(64, dtype=torch.bfloat16)
-            made = {"itself": model(), "a copy": copy.deepcopy(model()), "a copy of a copy": copy.deepcopy(copy.deepcopy(model())), "assigned": assigned(),
-                    "from meta": model().to("meta").to_empty(device="cpu"), "cast": model().half(), "whole": torch.nn.Sequential(perseus.nn.mark_replicated(plain)),
-                    "replicate()": perseus.nn.replicate(torch.nn.Sequential(torch.nn.LayerNorm(64)), group), "of a layer": copy.deepcopy(model())[1]}
+            made = {"itself": model(), "a copy": copy.deepcopy(model()),
+                    "a copy of a copy": copy.deepcopy(copy.deepcopy(model())), "assigned": assigned(),
+                    "from meta": model().to("meta").to_empty(device="cpu"), "cast": model().half(),
+                    "whole": torch.nn.Sequential(perseus.nn.mark_replicated(plain)),
+                    "replicate()": perseus.nn.replicate(torch.nn.Sequential(torch.nn.LayerNorm(64)), group),
+                    "of a layer": copy.deepcopy(model())[1]}
             for name, m in made.items():
                 marked = [p for key, p in m.named_parameters() if key in ("0.weight", "1.bias", "bias")]
                 for p in m.parameters():
@@ -375,12 +400,13 @@ class Training(unittest.TestCase):
         steps = 40  # train.py runs 200 on GPUs
 
         def body(group):
-            return [train(group, layers, SMALL, steps, blocks=1, sequence=32, vocabulary=32, rate=3e-3) for layers in (perseus.nn, Unfused)]
+            return [train(group, layers, SMALL, steps, blocks=1, sequence=32, vocabulary=32, rate=3e-3)
+                    for layers in (perseus.nn, Unfused)]
         for fused, unfused in run(2, body):
             self.assertLess(furthest(fused, unfused), 0.1)
             self.assertLess(fused[-1], fused[0] - 0.5)
-            print(f"losses: first {fused[0]:.3f}, last {fused[-1]:.3f}, unfused {unfused[-1]:.3f}, furthest apart {furthest(fused, unfused):.4f}",
-                  file=sys.stderr)
+            print(f"losses: first {fused[0]:.3f}, last {fused[-1]:.3f}, unfused {unfused[-1]:.3f}, furthest apart "
+                  f"{furthest(fused, unfused):.4f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

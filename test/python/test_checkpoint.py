@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recomputed activations: every op and layer under torch.utils.checkpoint, whole and selective, gives the gradients of the plain run, bit by bit."""
+"""Recomputed activations: every op and layer under torch.utils.checkpoint, whole and selective, gives the gradients of
+the plain run, bit by bit."""
 import functools
 import unittest
 
@@ -29,9 +30,10 @@ def ways():
     yield "reentrant", functools.partial(checkpoint, use_reentrant=True)
     yield "without early stop", lambda body, *inputs: _to_the_end(body, *inputs)
     for policy in (keeps_products, keeps_the_rest):
-        yield policy.__name__, functools.partial(checkpoint, use_reentrant=False,
-                                                 context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
-    yield "nested", lambda body, *inputs: checkpoint(lambda *x: checkpoint(body, *x, use_reentrant=False), *inputs, use_reentrant=False)
+        yield policy.__name__, functools.partial(
+            checkpoint, use_reentrant=False, context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
+    yield ("nested", lambda body, *inputs: checkpoint(lambda *x: checkpoint(body, *x, use_reentrant=False), *inputs,
+                                                      use_reentrant=False))
     yield "on the CPU", _on_the_cpu
 
 
@@ -58,18 +60,22 @@ class Recomputed(unittest.TestCase):
                 return [t.grad for t in leaves]
             plain = gradients(lambda f, *x: f(*x))
             assert all(t is not None for t in plain)
-            return [name for name, way in ways() if only in (None, name) and not all(map(torch.equal, plain, gradients(way)))]
+            return [name for name, way in ways() if only in (None, name)
+                    and not all(map(torch.equal, plain, gradients(way)))]
         self.assertEqual(run(world, body), [[]] * world)
 
     def test_products(self):
-        ops = {"all_gather_matmul": {}, "all_gather_matmul without the gathered rows": {"keep_gathered": False}, "matmul_reduce_scatter": {},
-               "matmul_all_reduce": {}, "replicated_matmul": {}, "all_gather_matmul to fp32": {"out_dtype": torch.float32},
-               "matmul_reduce_scatter to fp32": {"out_dtype": torch.float32}, "matmul_all_reduce to fp32": {"out_dtype": torch.float32}}
+        ops = {"all_gather_matmul": {}, "all_gather_matmul without the gathered rows": {"keep_gathered": False},
+               "matmul_reduce_scatter": {}, "matmul_all_reduce": {}, "replicated_matmul": {},
+               "all_gather_matmul to fp32": {"out_dtype": torch.float32},
+               "matmul_reduce_scatter to fp32": {"out_dtype": torch.float32},
+               "matmul_all_reduce to fp32": {"out_dtype": torch.float32}}
         for name, options in ops.items():
             def make(group):
                 rank = 0 if "replicated" in name else group.rank
                 op = getattr(perseus, name.split()[0])
-                return lambda a, w, b: op(a, w.t(), group, bias=b, **options), [random(rank, 32, 64), random(group.rank, 48, 64), random(1, 48)]
+                return (lambda a, w, b: op(a, w.t(), group, bias=b, **options),
+                        [random(rank, 32, 64), random(group.rank, 48, 64), random(1, 48)])
             with self.subTest(name):
                 self.same(2, make)
 
@@ -90,32 +96,36 @@ class Recomputed(unittest.TestCase):
         for sequence_parallel in (True, False):
             def make(group):
                 options = {"bias": True, "sequence_parallel": sequence_parallel}
-                up, down = perseus.nn.ColumnParallelLinear(64, 96, group, **options), perseus.nn.RowParallelLinear(96, 64, group, **options)
+                up, down = (perseus.nn.ColumnParallelLinear(64, 96, group, **options),
+                            perseus.nn.RowParallelLinear(96, 64, group, **options))
 
                 def body(x, *parameters):
                     y = torch.func.functional_call(up, dict(zip(("weight", "bias"), parameters[:2])), (x,))
                     return torch.func.functional_call(down, dict(zip(("weight", "bias"), parameters[2:])), (F.silu(y),))
-                return body, [random(group.rank if sequence_parallel else 0, 16, 2, 64), random(group.rank, 48, 64), random(0, 48), random(group.rank, 64, 48),
-                              random(0, 64)]
+                return (body, [random(group.rank if sequence_parallel else 0, 16, 2, 64), random(group.rank, 48, 64),
+                               random(0, 48), random(group.rank, 64, 48), random(0, 64)])
             with self.subTest(sequence_parallel=sequence_parallel):
                 self.same(2, make)
 
     def test_moe(self):
         for name in ("by parts", "in one", "recomputed"):
             def make(group):
-                plan = perseus.moe_plan(max_tokens=COUNT, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, group=group)
+                plan = perseus.moe_plan(max_tokens=COUNT, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                        group=group)
                 scores = torch.rand(COUNT, EXPERTS, generator=torch.Generator().manual_seed(group.rank))
 
                 def body(x, router, first, second, residual):
                     weights, chosen = (scores + router).softmax(-1).topk(TOP_K)
                     if name != "by parts":
-                        return perseus.moe_layer(x, chosen, weights, first, second, plan, residual, recompute=name == "recomputed")[0]
+                        return perseus.moe_layer(x, chosen, weights, first, second, plan, residual,
+                                                 recompute=name == "recomputed")[0]
                     d = perseus.moe_dispatch(x, chosen, weights, plan)
                     gate, up = torch._grouped_mm(d.rows, first, offs=d.ends).chunk(2, -1)
                     return perseus.moe_combine(torch._grouped_mm(F.silu(gate) * up, second, offs=d.ends), d, residual)
                 local = EXPERTS // group.world
-                return body, [random(group.rank, COUNT, HIDDEN), random(group.rank, COUNT, EXPERTS).float(), random(group.rank, local, HIDDEN, 2 * INNER),
-                              random(group.rank, local, INNER, HIDDEN), random(group.rank, COUNT, HIDDEN)]
+                return (body, [random(group.rank, COUNT, HIDDEN), random(group.rank, COUNT, EXPERTS).float(),
+                               random(group.rank, local, HIDDEN, 2 * INNER), random(group.rank, local, INNER, HIDDEN),
+                               random(group.rank, COUNT, HIDDEN)])
             with self.subTest(name):
                 self.same(2, make)
 

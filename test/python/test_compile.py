@@ -24,9 +24,11 @@ class Fake(unittest.TestCase):
 
     def same(self, world, call, *tensors, dtype=torch.bfloat16):
         def described(results):
-            return [(tuple(t.shape), t.dtype, t.stride()) for t in (results if isinstance(results, (list, tuple)) else [results])]
+            return [(tuple(t.shape), t.dtype, t.stride())
+                    for t in (results if isinstance(results, (list, tuple)) else [results])]
 
-        real = run(world, lambda group: described(call(group.name, *(random(group.rank, *shape, dtype=dtype) for shape in tensors))))
+        real = run(world, lambda group: described(call(group.name, *(random(group.rank, *shape, dtype=dtype)
+                                                                     for shape in tensors))))
         _groups["traced"] = types.SimpleNamespace(world=world)  # torch traces in the main thread only, where no rank is
         with FakeTensorMode() as mode:
             fake = described(call("traced", *(mode.from_tensor(random(0, *shape, dtype=dtype)) for shape in tensors)))
@@ -38,9 +40,11 @@ class Fake(unittest.TestCase):
             for dtype in (torch.bfloat16, torch.float16):
                 self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g), (32, 64), (96, 64), dtype=dtype)
             if op != "replicated_matmul":
-                self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g, out_dtype=torch.float32), (32, 64), (96, 64))
+                self.same(2, lambda g, a, w: getattr(perseus, op)(a, w.t(), g, out_dtype=torch.float32),
+                          (32, 64), (96, 64))
         self.same(2, lambda g, a, w: perseus.all_gather_matmuls(a, [w.t(), w.t()], g), (32, 64), (96, 64))
-        self.same(2, lambda g, a, w: torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, g, return_A=False)[1], (4, 8, 64), (96, 64))
+        self.same(2, lambda g, a, w: torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, g, return_A=False)[1],
+                  (4, 8, 64), (96, 64))
 
     def test_ring_attention(self):
         for heads_first, shape in ((False, (1, 128, 2, 64)), (True, (1, 2, 128, 64))):
@@ -50,7 +54,8 @@ class Fake(unittest.TestCase):
         def call(group, tokens, weights):
             chosen = torch.zeros(20, 2, dtype=torch.int64)
             chosen[:, 1] = 3
-            return perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(20, 2), weights, max_tokens=32, capacity=512, group=group)
+            return perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(20, 2), weights, max_tokens=32, capacity=512,
+                                             group=group)
         self.same(2, call, (20, 64), (2, 64, 96))
 
 
@@ -69,7 +74,8 @@ class Compiled(unittest.TestCase):
                     y.float().square().mean().backward()
                     results.append([y.detach(), x.grad, *(p.grad.clone() for p in block.parameters())])
                     block.zero_grad()
-                worst = max([worst, *(float((a.double() - b.double()).abs().max() / b.double().square().mean().sqrt()) for a, b in zip(*results))])
+                worst = max([worst, *(float((a.double() - b.double()).abs().max() / b.double().square().mean().sqrt())
+                                      for a, b in zip(*results))])
             return worst
         # One rank: torch's compiler may be used by one thread of a process at a time.
         for worst in run(1, body):
@@ -109,7 +115,8 @@ class Compiled(unittest.TestCase):
             a, w = random(0, 32, 64).requires_grad_(), random(0, 96, 64).requires_grad_()
             tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
             for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
-                torch.library.opcheck(getattr(torch.ops.perseus, op).default, (a, w.t(), group.name), test_utils=tests, rtol=0.02, atol=0.05)
+                torch.library.opcheck(getattr(torch.ops.perseus, op).default, (a, w.t(), group.name), test_utils=tests,
+                                      rtol=0.02, atol=0.05)
             q = random(0, 1, 128, 2, 64)
             torch.library.opcheck(torch.ops.perseus.ring_attention.default, (q, q, q, group.name), test_utils=tests[:3])
         run(1, body)

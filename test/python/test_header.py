@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_header.py SOURCE BUILD: what perseus/_header.py reads from the headers agrees with what a C compiler says. Needs no torch."""
+"""test_header.py SOURCE BUILD: what perseus/_header.py reads from the headers agrees with what a C compiler says. Needs
+no torch."""
 import ctypes
 import importlib.util
 import os
@@ -21,7 +22,8 @@ def load(name):
 
 def compiled(header):
     """Sizes, offsets and constants, by the names that the C program below gives them."""
-    lines = ["#include <stdio.h>", "#include <perseus/attention.h>", "#include <perseus/gemm.h>", "#include <perseus/moe.h>", "int main(void) {"]
+    lines = ["#include <stdio.h>", "#include <perseus/attention.h>", "#include <perseus/gemm.h>",
+             "#include <perseus/moe.h>", "int main(void) {"]
     for name, kind in header.structs.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         for field, _ in kind._fields_:
@@ -31,8 +33,11 @@ def compiled(header):
     with tempfile.TemporaryDirectory() as folder:
         source, program = pathlib.Path(folder, "layouts.c"), pathlib.Path(folder, "layouts")
         source.write_text("\n".join([*lines, "return 0; }", ""]))
-        subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{SOURCE / 'include'}", str(source), "-o", str(program)], check=True)
-        return dict(line.rsplit(" ", 1) for line in subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.splitlines())
+        subprocess.run([os.environ.get("CC", "cc"), "-std=c11", f"-I{SOURCE / 'include'}", str(source), "-o",
+                        str(program)], check=True)
+        return dict(line.rsplit(" ", 1)
+                    for line in subprocess.run([str(program)], check=True, capture_output=True,
+                                               text=True).stdout.splitlines())
 
 
 def read(header):
@@ -47,10 +52,13 @@ def read(header):
 
 def main():
     module = load("_header")
-    text = "".join((SOURCE / f"include/perseus/{name}.h").read_text() for name in ("common", "fused", "gemm", "moe", "attention"))
+    text = "".join((SOURCE / f"include/perseus/{name}.h").read_text()
+                   for name in ("common", "fused", "gemm", "moe", "attention"))
     header = module.Header(text)
-    bad = [f"{name}: read {have}, compiled {want}" for (name, have), want in zip(read(header).items(), compiled(header).values()) if have != want]
-    if len(header.structs) != text.count("\nstruct ") - sum(line.startswith("struct ") and line.endswith(";") for line in text.splitlines()):
+    bad = [f"{name}: read {have}, compiled {want}"
+           for (name, have), want in zip(read(header).items(), compiled(header).values()) if have != want]
+    if len(header.structs) != text.count("\nstruct ") - sum(line.startswith("struct ") and line.endswith(";")
+                                                            for line in text.splitlines()):
         bad.append(f"read {len(header.structs)} structs: the headers have others")
     if len(header.functions) != text.count("\nPRS_API "):
         bad.append(f"read {len(header.functions)} functions of {text.count(chr(10) + 'PRS_API ')}")
@@ -65,7 +73,8 @@ def main():
             bad.append(f"accepted {claim!r}")
         except (KeyError, ValueError):
             pass
-    print("\n".join(bad) or f"header: {len(header.structs)} structs, {len(header.functions)} functions, {len(header.constants)} constants agree")
+    print("\n".join(bad) or f"header: {len(header.structs)} structs, {len(header.functions)} functions, "
+                            f"{len(header.constants)} constants agree")
     return 1 if bad else 0
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE there and back on emulated GPUs, with gradients, compared with a plain layer in fp32 that sees all ranks' tokens."""
+"""MoE there and back on emulated GPUs, with gradients, compared with a plain layer in fp32 that sees all ranks'
+tokens."""
 import types
 import unittest
 
@@ -17,7 +18,8 @@ from perseus._registry import _groups
 
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 3, 64, 48
 COUNTS = {1: (20,), 2: (23, 0), 4: (17, 0, 9, 24)}  # tokens of each rank: one has none
-ACTIVATE = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "none": lambda x: x}
+ACTIVATE = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+            "none": lambda x: x}
 
 
 def routed(rank, count):
@@ -32,12 +34,14 @@ def routed(rank, count):
 
 def matrices(gated, linear):
     """Of all experts, in bf16: first and second."""
-    first, second = random(0, EXPERTS, HIDDEN, INNER * (2 if gated else 1), seed=31).mul_(0.3), random(0, EXPERTS, INNER, HIDDEN, seed=32).mul_(0.3)
+    first, second = (random(0, EXPERTS, HIDDEN, INNER * (2 if gated else 1), seed=31).mul_(0.3),
+                     random(0, EXPERTS, INNER, HIDDEN, seed=32).mul_(0.3))
     return tuple((t.transpose(1, 2) if linear else t).contiguous() for t in (first, second))
 
 
 def reference(world, activation, gated, linear, residual):
-    """Results, and gradients of the sum of result * a random matrix: tokens, router weights, residual of each rank; the two matrices."""
+    """Results, and gradients of the sum of result * a random matrix: tokens, router weights, residual of each rank; the
+    two matrices."""
     leaves = []
 
     def leaf(t):
@@ -48,7 +52,8 @@ def reference(world, activation, gated, linear, residual):
     results, inputs, loss = [], [], 0
     for rank, count in enumerate(COUNTS[world]):
         chosen, router = routed(rank, count)
-        x, weights, added = leaf(random(rank, count, HIDDEN, seed=33)), leaf(router), leaf(random(rank, count, HIDDEN, seed=34))
+        x, weights, added = (leaf(random(rank, count, HIDDEN, seed=33)), leaf(router),
+                             leaf(random(rank, count, HIDDEN, seed=34)))
         out = []
         for token in range(count):
             y = added[token] if residual else torch.zeros(HIDDEN)
@@ -89,7 +94,8 @@ def recomputed(tokens, chosen, router, first, second, plan, residual, activation
 
 def apart(a, b):
     """The largest difference, over the root mean square of b."""
-    return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().square().mean().sqrt().clamp_min(1e-9)) if b.numel() else 0.0
+    return (float((a.detach().double() - b.detach().double()).abs().max()
+                  / b.detach().double().square().mean().sqrt().clamp_min(1e-9)) if b.numel() else 0.0)
 
 
 class Recorded(TorchDispatchMode):
@@ -110,13 +116,16 @@ class Moe(unittest.TestCase):
     def check(self, way, world, activation="silu", gated=True, linear=False, residual=True, times=1):
         def body(group):
             count, local = COUNTS[world][group.rank], EXPERTS // world
-            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, activation=activation, gated=gated,
-                                    linear_layout=linear, group=group)
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                    activation=activation, gated=gated, linear_layout=linear, group=group)
             chosen, router = routed(group.rank, count)
-            x, added = random(group.rank, count, HIDDEN, seed=33).requires_grad_(), random(group.rank, count, HIDDEN, seed=34).requires_grad_()
-            first, second = (t[group.rank * local:(group.rank + 1) * local].clone().requires_grad_() for t in matrices(gated, linear))
+            x, added = (random(group.rank, count, HIDDEN, seed=33).requires_grad_(),
+                        random(group.rank, count, HIDDEN, seed=34).requires_grad_())
+            first, second = (t[group.rank * local:(group.rank + 1) * local].clone().requires_grad_()
+                             for t in matrices(gated, linear))
             router.requires_grad_()
-            outs = [way(x, chosen, router, first, second, plan, added if residual else None, activation, gated, linear) for _ in range(times)]
+            outs = [way(x, chosen, router, first, second, plan, added if residual else None, activation, gated, linear)
+                    for _ in range(times)]
             for out, status in outs:  # all forward before all back, as layers of a model do
                 self.assertEqual(status[1:5].tolist(), [0, 0, -1, 0])
             for out, _ in reversed(outs):
@@ -145,8 +154,12 @@ class Moe(unittest.TestCase):
                 self.check(by_parts, world, linear=linear)
 
     def test_a_layer_in_one_call_has_the_same_gradients(self):
-        for world, activation, gated, linear, residual in ((1, "silu", True, False, True), (2, "silu", True, True, True), (4, "gelu", True, False, False),
-                                                           (2, "relu", False, True, True), (2, "gelu_tanh", False, False, False), (2, "none", True, True, True)):
+        for world, activation, gated, linear, residual in ((1, "silu", True, False, True),
+                                                           (2, "silu", True, True, True),
+                                                           (4, "gelu", True, False, False),
+                                                           (2, "relu", False, True, True),
+                                                           (2, "gelu_tanh", False, False, False),
+                                                           (2, "none", True, True, True)):
             with self.subTest(world=world, activation=activation, gated=gated, linear=linear):
                 for way in (in_one, recomputed):
                     self.check(way, world, activation, gated, linear, residual)
@@ -157,14 +170,17 @@ class Moe(unittest.TestCase):
 
     def test_what_needs_no_gradient_gets_none(self):
         def body(group):
-            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, group=group)
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                    group=group)
             chosen, router = routed(group.rank, 12)
             first, second = (t[group.rank * 4:][:4].clone() for t in matrices(True, False))
             second.requires_grad_()
             for way in (by_parts, in_one, recomputed):
                 x = random(group.rank, 12, HIDDEN)
-                way(x, chosen, router, first, second, plan, None, "silu", True, False)[0].sum(0, keepdim=True).expand(12, -1).contiguous().sum().backward()
-                self.assertTrue(x.grad is None and router.grad is None and first.grad is None and second.grad is not None)
+                way(x, chosen, router, first, second, plan, None, "silu", True,
+                    False)[0].sum(0, keepdim=True).expand(12, -1).contiguous().sum().backward()
+                self.assertTrue(x.grad is None and router.grad is None and first.grad is None
+                                and second.grad is not None)
             return True
         self.assertEqual(run(2, body), [True, True])
 
@@ -172,14 +188,16 @@ class Moe(unittest.TestCase):
         def body(group):
             found = []
             for linear in (False, True):
-                plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, linear_layout=linear, group=group)
+                plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                        linear_layout=linear, group=group)
                 chosen, router = routed(0, 20)
                 leaves = [t.requires_grad_() for t in (random(0, 20, HIDDEN), router, *matrices(True, linear))]
                 out, _ = perseus.moe_layer(leaves[0], chosen, *leaves[1:], plan)
                 g = random(0, 20, HIDDEN)
                 with Recorded(EXPERTS * HIDDEN * INNER) as recorded:
                     out.backward(g)
-                found.append([name for name in recorded.names if name not in ("t", "transpose", "view", "detach", "empty", "new_empty", "empty_like")])
+                found.append([name for name in recorded.names
+                              if name not in ("t", "transpose", "view", "detach", "empty", "new_empty", "empty_like")])
             return found
         self.assertEqual(run(1, body), [[["_grouped_mm"] * 2] * 2])
 
@@ -193,7 +211,8 @@ class Moe(unittest.TestCase):
             self.assertEqual(d.status[:2].tolist(), [256, 72])
             want = (x.detach().float() * random(0, 200, HIDDEN, seed=2).float()).sum(-1)
             self.assertLess(apart(router.grad[:128, 0], want[:128]), 1e-5)
-            return float(out.detach()[128:].abs().sum()), float(router.grad[128:].abs().sum()), float(x.grad[128:].abs().sum())
+            return (float(out.detach()[128:].abs().sum()), float(router.grad[128:].abs().sum()),
+                    float(x.grad[128:].abs().sum()))
         self.assertEqual(run(1, body), [(0.0, 0.0, 0.0)])
 
 
@@ -208,9 +227,11 @@ class Placement(unittest.TestCase):
     def run_mapped(self, way, world, found):
         def body(group):
             count, room = COUNTS[world][group.rank], self.PLACES // world
-            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=self.PLACES, top_k=TOP_K, inner=INNER, logical_experts=EXPERTS, replicas=3, group=group)
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=self.PLACES, top_k=TOP_K, inner=INNER,
+                                    logical_experts=EXPERTS, replicas=3, group=group)
             chosen, router = routed(group.rank, count)
-            x, mine = random(group.rank, count, HIDDEN, seed=33).requires_grad_(), found.held[group.rank * room:][:room].clamp(min=0).long()
+            x, mine = (random(group.rank, count, HIDDEN, seed=33).requires_grad_(),
+                       found.held[group.rank * room:][:room].clamp(min=0).long())
             first, second = (t[mine].clone().requires_grad_() for t in matrices(True, False))
             router.requires_grad_()
             out, status = way(x, chosen, router, first, second, plan, None, "silu", True, False, found.placement)
@@ -246,7 +267,8 @@ class Placement(unittest.TestCase):
         chosen = [routed(rank, COUNTS[world][rank])[0] for rank in range(world)]
         w1, w2 = (t.float() for t in matrices(True, False))
         for rank, (out, _, _, status, *_) in enumerate(got):
-            x, weights, want = random(rank, COUNTS[world][rank], HIDDEN, seed=33).float(), routed(rank, COUNTS[world][rank])[1], torch.zeros(out.shape)
+            x, weights, want = (random(rank, COUNTS[world][rank], HIDDEN, seed=33).float(),
+                                routed(rank, COUNTS[world][rank])[1], torch.zeros(out.shape))
             for token, slot in ((t, s) for t in range(len(x)) for s in range(TOP_K)):
                 expert = int(chosen[rank][token, slot])
                 if expert not in (-1, 0, 3):
@@ -264,28 +286,40 @@ class Placement(unittest.TestCase):
             self.assertEqual(held[places].tolist(), [expert] * len(places))
             self.assertEqual(len(places), int((held == expert).sum()))
         self.assertEqual(smaller.dtype, torch.int32)
-        self.assertEqual(perseus.moe_survivors(found.placement, [], places=12, world=4).tolist(), found.placement.tolist())
+        self.assertEqual(perseus.moe_survivors(found.placement, [], places=12, world=4).tolist(),
+                         found.placement.tolist())
 
     def test_bad_input_is_named(self):
         def body(group):
             sizes = {"max_tokens": 8, "hidden": 64, "experts": 6, "top_k": 2, "group": group}
             plan, none = perseus.moe_plan(logical_experts=4, replicas=2, **sizes), perseus.moe_plan(**sizes)
-            x, chosen, router, placement = random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.ones(8, 2), torch.zeros(4, 2, dtype=torch.int32)
+            x, chosen, router, placement = (random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.ones(8, 2),
+                                            torch.zeros(4, 2, dtype=torch.int32))
             for error, text, call in (
-                    (ValueError, "placement is None, and the plan has 4 logical", lambda: perseus.moe_dispatch(x, chosen, router, plan)),
-                    (ValueError, "placement is given, and the plan has 0 logical", lambda: perseus.moe_dispatch(x, chosen, router, none, placement)),
-                    (ValueError, r"placement has shape \(3, 2\)", lambda: perseus.moe_dispatch(x, chosen, router, plan, placement[:3])),
-                    (TypeError, "placement is torch.int64", lambda: perseus.moe_dispatch(x, chosen, router, plan, placement.long())),
-                    (perseus.PerseusError, "a MoE map of 4 experts with 0 places", lambda: perseus.moe_plan(logical_experts=4, **sizes)),
-                    (perseus.PerseusError, "9 experts in 8 places", lambda: perseus.moe_balance(torch.ones(9), places=8, world=2, replicas=2)),
-                    (perseus.PerseusError, "8 places on 3 ranks", lambda: perseus.moe_balance(torch.ones(8), places=8, world=3, replicas=2)),
-                    (ValueError, "8 places, 0 ranks", lambda: perseus.moe_balance(torch.ones(8), places=8, world=0, replicas=2)),
-                    (ValueError, r"loads has shape \(2, 2\)", lambda: perseus.moe_balance(torch.ones(2, 2), places=8, world=2, replicas=2)),
+                    (ValueError, "placement is None, and the plan has 4 logical",
+                     lambda: perseus.moe_dispatch(x, chosen, router, plan)),
+                    (ValueError, "placement is given, and the plan has 0 logical",
+                     lambda: perseus.moe_dispatch(x, chosen, router, none, placement)),
+                    (ValueError, r"placement has shape \(3, 2\)",
+                     lambda: perseus.moe_dispatch(x, chosen, router, plan, placement[:3])),
+                    (TypeError, "placement is torch.int64",
+                     lambda: perseus.moe_dispatch(x, chosen, router, plan, placement.long())),
+                    (perseus.PerseusError, "a MoE map of 4 experts with 0 places",
+                     lambda: perseus.moe_plan(logical_experts=4, **sizes)),
+                    (perseus.PerseusError, "9 experts in 8 places",
+                     lambda: perseus.moe_balance(torch.ones(9), places=8, world=2, replicas=2)),
+                    (perseus.PerseusError, "8 places on 3 ranks",
+                     lambda: perseus.moe_balance(torch.ones(8), places=8, world=3, replicas=2)),
+                    (ValueError, "8 places, 0 ranks",
+                     lambda: perseus.moe_balance(torch.ones(8), places=8, world=0, replicas=2)),
+                    (ValueError, r"loads has shape \(2, 2\)",
+                     lambda: perseus.moe_balance(torch.ones(2, 2), places=8, world=2, replicas=2)),
                     (ValueError, r"lost \[4\]", lambda: perseus.moe_survivors(placement, [4], places=8, world=4))):
                 with self.assertRaisesRegex(error, text):
                     call()
             d = perseus.moe_dispatch(x, chosen, router, plan, placement)
-            return d.status[:7].tolist(), perseus.moe_dispatch(x, chosen, router, plan, placement + 6).status[4:7].tolist()
+            return (d.status[:7].tolist(),
+                    perseus.moe_dispatch(x, chosen, router, plan, placement + 6).status[4:7].tolist())
         self.assertEqual(run(1, body), [([128, 0, 0, -1, 0, 0, 0], [0, 0, 16])])
 
 
@@ -301,11 +335,13 @@ class Block(unittest.TestCase):
         for slot in range(chosen.shape[1]):
             h = torch.einsum("th,tnh->tn", x.float(), gate_up[chosen[:, slot]].float())
             gate, up = h.chunk(2, -1)
-            y = y + weights[:, slot, None] * torch.einsum("tn,thn->th", F.silu(gate) * up, down[chosen[:, slot]].float())
+            y = y + weights[:, slot, None] * torch.einsum("tn,thn->th", F.silu(gate) * up,
+                                                          down[chosen[:, slot]].float())
         return y
 
     def test_both_ways_give_what_a_plain_block_gives(self):
-        whole = [torch.cat([random(r, 8, 64, 64, seed=41) for r in range(2)]).mul_(0.2), torch.cat([random(r, 8, 64, 32, seed=42) for r in range(2)]).mul_(0.2)]
+        whole = [torch.cat([random(r, 8, 64, 64, seed=41) for r in range(2)]).mul_(0.2),
+                 torch.cat([random(r, 8, 64, 32, seed=42) for r in range(2)]).mul_(0.2)]
 
         def body(group):
             torch.manual_seed(0)  # what is not split is the same on all ranks
@@ -338,7 +374,9 @@ class Block(unittest.TestCase):
             for block.one_call in (True, False):
                 plain = moe_block.forward_and_backward(block, x, group)
                 torch._dynamo.reset()
-                worst.append(moe_block.furthest(moe_block.forward_and_backward(torch.compile(block, fullgraph=True, backend="aot_eager"), x, group), plain))
+                worst.append(moe_block.furthest(
+                    moe_block.forward_and_backward(torch.compile(block, fullgraph=True, backend="aot_eager"), x, group),
+                    plain))
             return max(worst)
         self.assertLess(run(1, body)[0], 0.02)
 
@@ -347,23 +385,29 @@ class Fake(unittest.TestCase):
     def test_what_is_traced_has_the_shapes_of_what_is_computed(self):
         def results(tokens, first, second, chosen, router, plan):
             d = perseus.moe_dispatch(tokens, chosen, router, plan)
-            again = torch.ops.perseus.moe_dispatch_again(tokens, d.maps, d.rows, True, plan.capacity, plan.sizes, plan.group_name)
-            values = torch.ops.perseus.moe_return_values(again[1], d.origins, d.maps, tokens.shape[0], plan.sizes, plan.group_name)
+            again = torch.ops.perseus.moe_dispatch_again(tokens, d.maps, d.rows, True, plan.capacity, plan.sizes,
+                                                         plan.group_name)
+            values = torch.ops.perseus.moe_return_values(again[1], d.origins, d.maps, tokens.shape[0], plan.sizes,
+                                                         plan.group_name)
             layer = [t for keep in (False, True) for t in torch.ops.perseus.moe_layer(
-                tokens, chosen, router, first, second, None, plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name, None, keep)]
+                tokens, chosen, router, first, second, None, plan.sizes, plan.capacity, plan.maps_bytes,
+                plan.group_name, None, keep)]
             back = [torch.ops.perseus.moe_multiply(d.rows, first, False, d.maps, plan.sizes, plan.group_name)]
-            back += torch.ops.perseus.moe_activation_back(layer[-1], layer[-1][:, :INNER].contiguous(), d.origins, d.maps, plan.sizes, plan.group_name)
+            back += torch.ops.perseus.moe_activation_back(layer[-1], layer[-1][:, :INNER].contiguous(), d.origins,
+                                                          d.maps, plan.sizes, plan.group_name)
             mapped = plan._replace(sizes=(*plan.sizes[:moe.LOGICAL_EXPERTS], 2 * EXPERTS, 1))  # the same memory
             placement = torch.arange(2 * EXPERTS, dtype=torch.int32, device=tokens.device)[:, None] // 2
             placed = perseus.moe_dispatch(tokens, chosen, router, mapped, placement)
-            return [(tuple(t.shape), t.dtype, t.stride()) for t in (*d[:7], *again, values, *layer, *back, perseus.moe_combine(d.rows, d), *placed[:7],
-                                                                    *perseus.moe_layer(tokens, chosen, router, first, second, mapped, None, placement))]
+            return [(tuple(t.shape), t.dtype, t.stride())
+                    for t in (*d[:7], *again, values, *layer, *back, perseus.moe_combine(d.rows, d), *placed[:7],
+                              *perseus.moe_layer(tokens, chosen, router, first, second, mapped, None, placement))]
 
         def inputs(rank):
             return random(rank, 12, HIDDEN), *(t[:4] for t in matrices(True, False)), *routed(rank, 12)
 
         def body(group):
-            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, group=group)
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                    group=group)
             return plan, results(*inputs(group.rank), plan)
         real = run(2, body)
         _groups["traced"] = types.SimpleNamespace(world=2)
@@ -374,21 +418,27 @@ class Fake(unittest.TestCase):
 
     def test_each_op_passes_torchs_own_check_of_ops(self):
         def body(group):
-            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, group=group)
+            plan = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                    group=group)
             (chosen, router), x = routed(0, 12), random(0, 12, HIDDEN)
             d, ends = perseus.moe_dispatch(x, chosen, router, plan), (plan.sizes, plan.group_name)
             sized = (plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name)
             tests = ("test_schema", "test_autograd_registration", "test_faketensor")
             wants = [t.clone().requires_grad_() for t in (x, *matrices(True, False))]
-            for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)), ("moe_combine", (d.rows, router, d.origins, d.maps, None, True, *ends)),
+            for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)),
+                                  ("moe_combine", (d.rows, router, d.origins, d.maps, None, True, *ends)),
                                   ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized)),
                                   ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized, None, True)),
                                   ("moe_multiply", (d.rows, matrices(True, True)[0], True, d.maps, *ends)),
-                                  ("moe_activation_back", (random(0, plan.capacity, 2 * INNER), random(0, plan.capacity, INNER), d.origins, d.maps, *ends))):
+                                  ("moe_activation_back", (random(0, plan.capacity, 2 * INNER),
+                                                           random(0, plan.capacity, INNER), d.origins, d.maps, *ends))):
                 torch.library.opcheck(getattr(torch.ops.perseus, op).default, arguments, test_utils=tests)
-            mapped = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, logical_experts=EXPERTS, replicas=1, group=group)
-            sized, placement = (mapped.sizes, mapped.capacity, mapped.maps_bytes, mapped.group_name), torch.arange(EXPERTS, dtype=torch.int32)[:, None].contiguous()
-            for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)), ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized))):
+            mapped = perseus.moe_plan(max_tokens=24, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                      logical_experts=EXPERTS, replicas=1, group=group)
+            sized, placement = ((mapped.sizes, mapped.capacity, mapped.maps_bytes, mapped.group_name),
+                                torch.arange(EXPERTS, dtype=torch.int32)[:, None].contiguous())
+            for op, arguments in (("moe_dispatch", (wants[0], chosen, router, *sized)),
+                                  ("moe_layer", (wants[0], chosen, router, *wants[1:], None, *sized))):
                 torch.library.opcheck(getattr(torch.ops.perseus, op).default, (*arguments, placement), test_utils=tests)
         run(1, body)
 
@@ -404,23 +454,33 @@ class Refused(unittest.TestCase):
             first, second = random(0, 4, 64, 64), random(0, 4, 32, 64)
             d = perseus.moe_dispatch(x, chosen, router, plan)
             for error, text, call in (
-                    (TypeError, "moe_dispatch: tokens is torch.float32", lambda: perseus.moe_dispatch(x.float(), chosen, router, plan)),
-                    (ValueError, r"tokens has shape \(8, 32\)", lambda: perseus.moe_dispatch(random(0, 8, 32), chosen, router, plan)),
+                    (TypeError, "moe_dispatch: tokens is torch.float32",
+                     lambda: perseus.moe_dispatch(x.float(), chosen, router, plan)),
+                    (ValueError, r"tokens has shape \(8, 32\)",
+                     lambda: perseus.moe_dispatch(random(0, 8, 32), chosen, router, plan)),
                     (TypeError, "chosen is torch.int32", lambda: perseus.moe_dispatch(x, chosen.int(), router, plan)),
-                    (ValueError, r"router_weights has shape \(8, 3\)", lambda: perseus.moe_dispatch(x, chosen, torch.ones(8, 3), plan)),
+                    (ValueError, r"router_weights has shape \(8, 3\)",
+                     lambda: perseus.moe_dispatch(x, chosen, torch.ones(8, 3), plan)),
                     (ValueError, "tokens has 9 rows, and the plan's max_tokens is 8", lambda: perseus.moe_dispatch(
                         random(0, 9, 64), torch.zeros(9, 2, dtype=torch.int64), torch.ones(9, 2), plan)),
-                    (ValueError, "capacity 128 and maps of .* bytes; the plan has", lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(capacity=128))),
-                    (ValueError, "3 sizes; they are the 12", lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(sizes=(1, 2, 3)))),
+                    (ValueError, "capacity 128 and maps of .* bytes; the plan has",
+                     lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(capacity=128))),
+                    (ValueError, "3 sizes; they are the 12",
+                     lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(sizes=(1, 2, 3)))),
                     (ValueError, r"rows has shape \(128, 64\)", lambda: perseus.moe_combine(random(0, 128, 64), d)),
-                    (ValueError, r"residual has shape \(7, 64\)", lambda: perseus.moe_combine(d.rows, d, random(0, 7, 64))),
+                    (ValueError, r"residual has shape \(7, 64\)",
+                     lambda: perseus.moe_combine(d.rows, d, random(0, 7, 64))),
                     (ValueError, "maps has shape", lambda: perseus.moe_combine(d.rows, d._replace(maps=d.maps[:256]))),
-                    (ValueError, "the plan has no layer", lambda: perseus.moe_layer(x, chosen, router, first, second, alone)),
-                    (ValueError, r"gate_up has shape \(4, 64, 32\)", lambda: perseus.moe_layer(x, chosen, router, random(0, 4, 64, 32), second, plan)),
-                    (ValueError, r"down has shape \(2, 32, 64\)", lambda: perseus.moe_layer(x, chosen, router, first, random(0, 2, 32, 64), plan)),
+                    (ValueError, "the plan has no layer",
+                     lambda: perseus.moe_layer(x, chosen, router, first, second, alone)),
+                    (ValueError, r"gate_up has shape \(4, 64, 32\)",
+                     lambda: perseus.moe_layer(x, chosen, router, random(0, 4, 64, 32), second, plan)),
+                    (ValueError, r"down has shape \(2, 32, 64\)",
+                     lambda: perseus.moe_layer(x, chosen, router, first, random(0, 2, 32, 64), plan)),
                     (ValueError, "activation 'tanh' is none of none, relu", lambda: perseus.moe_plan(
                         max_tokens=8, hidden=64, experts=4, top_k=2, activation="tanh", group=group)),
-                    (perseus.PerseusError, "hidden|multiples of 8", lambda: perseus.moe_plan(max_tokens=8, hidden=60, experts=4, top_k=2, group=group))):
+                    (perseus.PerseusError, "hidden|multiples of 8",
+                     lambda: perseus.moe_plan(max_tokens=8, hidden=60, experts=4, top_k=2, group=group))):
                 with self.assertRaisesRegex(error, text):
                     call()
             return float((perseus.moe_combine(d.rows, d).float() - 2 * x.float()).abs().max())
@@ -429,13 +489,15 @@ class Refused(unittest.TestCase):
     def test_numbers_are_those_of_the_header(self):
         lib = perseus.library()
         names = [name for name, _ in lib.prs_moe_shape._fields_ if name != "reserved"]
-        self.assertEqual([names[i] for i in (moe.TOKENS, moe.HIDDEN, moe.COLUMNS, moe.EXPERTS, moe.TOP_K, moe.CAPACITY, moe.LINEAR_LAYOUT, moe.ACTIVATION,
-                                             moe.GATED, moe.LAYER, moe.LOGICAL_EXPERTS, moe.REPLICAS)],
-                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_transposed", "activation", "gated", "layer",
-                          "logical_experts", "replicas"])
+        self.assertEqual([names[i] for i in (moe.TOKENS, moe.HIDDEN, moe.COLUMNS, moe.EXPERTS, moe.TOP_K, moe.CAPACITY,
+                                             moe.LINEAR_LAYOUT, moe.ACTIVATION, moe.GATED, moe.LAYER,
+                                             moe.LOGICAL_EXPERTS, moe.REPLICAS)],
+                         ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_transposed",
+                          "activation", "gated", "layer", "logical_experts", "replicas"])
         self.assertEqual(len(names), moe.SIZES)
         self.assertEqual(len(lib.prs_moe_row._fields_), moe.ORIGIN_WORDS)
-        self.assertEqual(moe.ACTIVATIONS, {name: getattr(lib, f"PRS_ACTIVATION_{name.upper()}") for name in moe.ACTIVATIONS})
+        self.assertEqual(moe.ACTIVATIONS,
+                         {name: getattr(lib, f"PRS_ACTIVATION_{name.upper()}") for name in moe.ACTIVATIONS})
 
 
 if __name__ == "__main__":

@@ -40,9 +40,11 @@ class Products(unittest.TestCase):
     def test_matmul_reduce_scatter_gives_a_rank_its_rows_of_the_sum(self):
         def body(group, transposed):
             m = 64 * group.world
-            c = perseus.matmul_reduce_scatter(random(group.rank, m, 72), weights(group.rank, 72, 136, transposed), group)
+            c = perseus.matmul_reduce_scatter(random(group.rank, m, 72),
+                                              weights(group.rank, 72, 136, transposed), group)
             mine = slice(group.rank * 64, group.rank * 64 + 64)
-            return beyond(c, [product(random(r, m, 72), weights(r, 72, 136, transposed))[mine] for r in range(group.world)])
+            return beyond(c, [product(random(r, m, 72), weights(r, 72, 136, transposed))[mine]
+                              for r in range(group.world)])
         self.each(body)
 
     def test_matmul_all_reduce_gives_all_ranks_the_sum(self):
@@ -71,7 +73,8 @@ class Products(unittest.TestCase):
             perseus.tune("matmul", 64, 96, 64)
 
     def test_any_number_of_rows_is_multiplied(self):
-        """Plans are shared by classes of rows, and the results of all-reduces lie in one buffer: sizes go up and down."""
+        """Plans are shared by classes of rows, and the results of all-reduces lie in one buffer: sizes go up and
+        down."""
         def body(group):
             bad = 0
             for rows in (1, 33, 8, 100, 3, 64):
@@ -82,7 +85,8 @@ class Products(unittest.TestCase):
                 bad += beyond(perseus.matmul_reduce_scatter(a, b, group), [p[mine] for p in partials])
                 bad += beyond(perseus.matmul_all_reduce(a, b, group), partials)
                 bad += beyond(perseus.all_gather_matmul(a[mine].contiguous(), b, group),
-                              [product(torch.cat([random(r, m, 64, seed=rows)[r * rows:(r + 1) * rows] for r in range(group.world)]), b)])
+                              [product(torch.cat([random(r, m, 64, seed=rows)[r * rows:(r + 1) * rows]
+                                                  for r in range(group.world)]), b)])
             return bad
         self.assertEqual(run(2, body), [0, 0])
 
@@ -90,7 +94,8 @@ class Products(unittest.TestCase):
         def body(group):
             b = weights(group.rank, 64, 96, True)
             return sum(beyond(perseus.matmul_all_reduce(random(group.rank, m, 64), b, group),
-                              [product(random(r, m, 64), weights(r, 64, 96, True)) for r in range(group.world)]) for m in (1, 33, 31, 32, 63))
+                              [product(random(r, m, 64), weights(r, 64, 96, True)) for r in range(group.world)])
+                       for m in (1, 33, 31, 32, 63))
         self.assertEqual(run(2, body), [0, 0])
 
     def test_a_bias_is_added_once(self):
@@ -111,14 +116,16 @@ class Products(unittest.TestCase):
 
         def body(group):
             mine, bias = slice(group.rank * 16, group.rank * 16 + 16), random(7, 96, **half)
-            parts, ws = [random(r, 32, 64, **half) for r in range(group.world)], [weights(r, 64, 96, True, **half) for r in range(group.world)]
+            parts, ws = ([random(r, 32, 64, **half) for r in range(group.world)],
+                         [weights(r, 64, 96, True, **half) for r in range(group.world)])
             a, b, partials = parts[group.rank], ws[group.rank], [product(x, y) for x, y in zip(parts, ws)]
             wide = bias.double().expand(1, 96)
             results = [(perseus.all_gather_matmul(a, b, group, bias=bias), [product(torch.cat(parts), b), wide]),
                        (perseus.all_gather_matmuls(a, [b, b], group)[0], [product(torch.cat(parts), b)]),
                        (perseus.matmul_reduce_scatter(a, b, group), [p[mine] for p in partials]),
                        (perseus.matmul_all_reduce(a, b, group), partials),
-                       (torch.ops.perseus.fused_matmul_reduce_scatter(a, b, "sum", 0, group.name), [p[mine] for p in partials])]
+                       (torch.ops.perseus.fused_matmul_reduce_scatter(a, b, "sum", 0, group.name),
+                        [p[mine] for p in partials])]
             same = perseus.matmul_all_reduce(a.bfloat16(), b.bfloat16(), group).dtype  # a plan of its own
             return [beyond(c, want) for c, want in results], [c.dtype for c, _ in results], same
         self.assertEqual(run(2, body), [([0] * 5, [torch.float16] * 5, torch.bfloat16)] * 2)
@@ -126,10 +133,13 @@ class Products(unittest.TestCase):
     def test_results_may_be_float32(self):
         def body(group, dtype):
             mine, out = slice(group.rank * 16, group.rank * 16 + 16), {"out_dtype": torch.float32}
-            parts, ws = [random(r, 32, 64, dtype=dtype) for r in range(group.world)], [weights(r, 64, 96, True, dtype) for r in range(group.world)]
-            a, b, partials, bias = parts[group.rank], ws[group.rank], [product(x, y) for x, y in zip(parts, ws)], random(7, 96, dtype=dtype)
+            parts, ws = ([random(r, 32, 64, dtype=dtype) for r in range(group.world)],
+                         [weights(r, 64, 96, True, dtype) for r in range(group.world)])
+            a, b, partials, bias = (parts[group.rank], ws[group.rank], [product(x, y) for x, y in zip(parts, ws)],
+                                    random(7, 96, dtype=dtype))
             gathered = perseus.all_gather_matmul(a, b, group, bias=bias, **out)
-            exact = (gathered.double() - (product(torch.cat(parts), b) + bias.double())).abs().max() < 1e-5  # nothing is rounded
+            # nothing is rounded
+            exact = (gathered.double() - (product(torch.cat(parts), b) + bias.double())).abs().max() < 1e-5
             results = [(gathered, [product(torch.cat(parts), b) + bias.double()]),
                        (perseus.matmul_reduce_scatter(a, b, group, **out), [p[mine] for p in partials]),
                        (perseus.matmul_all_reduce(a, b, group, **out), partials)]
@@ -141,7 +151,8 @@ class Products(unittest.TestCase):
         def body(group):
             b = weights(0, 64, 96, True)
             empty = torch.empty(0, 64, dtype=torch.bfloat16)
-            return [tuple(op(empty, b, group).shape) for op in (perseus.all_gather_matmul, perseus.matmul_reduce_scatter, perseus.matmul_all_reduce)]
+            return [tuple(op(empty, b, group).shape)
+                    for op in (perseus.all_gather_matmul, perseus.matmul_reduce_scatter, perseus.matmul_all_reduce)]
         self.assertEqual(run(2, body), [[(0, 96)] * 3] * 2)
 
     def test_sizes_that_the_fused_kernels_cannot_run_are_multiplied_too(self):
@@ -154,7 +165,8 @@ class Products(unittest.TestCase):
     def test_a_plan_serves_all_sizes_of_its_class(self):
         def body(group):
             for rows in (40, 50, 64):
-                perseus.matmul_reduce_scatter(random(group.rank, rows * 2, 64), weights(group.rank, 64, 96, True), group)
+                perseus.matmul_reduce_scatter(random(group.rank, rows * 2, 64),
+                                              weights(group.rank, 64, 96, True), group)
             return len(group._plans)
         for plans in run(2, body):
             self.assertEqual(plans, 1)
@@ -167,7 +179,8 @@ class SymmMem(unittest.TestCase):
         def body(group, dim, return_A):
             parts = [random(r, 6, 8, 64, seed=4) for r in range(group.world)]
             bs = [weights(group.rank, 64, n, True) for n in (96, 40)]
-            gathered, products = torch.ops.perseus.fused_all_gather_matmul(parts[group.rank], bs, dim, group.name, return_A=return_A)
+            gathered, products = torch.ops.perseus.fused_all_gather_matmul(parts[group.rank], bs, dim, group.name,
+                                                                           return_A=return_A)
             whole = torch.cat(parts, dim)
             self.assertEqual(gathered is None, not return_A)
             same = gathered is None or torch.equal(gathered, whole)
@@ -193,12 +206,14 @@ class SymmMem(unittest.TestCase):
             a, bs = random(group.rank, 32, 64, seed=6), [weights(group.rank, 64, n, True) for n in (40, 96)]
             whole = torch.cat([random(r, 32, 64, seed=6) for r in range(group.world)])
             gathered, products = torch.ops.perseus.fused_all_gather_matmul(a, bs, 0, group.name, return_A=True)
-            bad = [0 if torch.equal(gathered, whole) else 1, *(beyond(c, [product(whole, b)]) for c, b in zip(products, bs))]
+            bad = [0 if torch.equal(gathered, whole) else 1,
+                   *(beyond(c, [product(whole, b)]) for c, b in zip(products, bs))]
             none, (c,) = torch.ops.perseus.fused_all_gather_matmul(a, bs[:1], 0, group.name, return_A=False)
             bad += [0 if none is None else 1, beyond(c, [product(whole, bs[0])])]
             d = torch.ops.perseus.fused_matmul_reduce_scatter(a, bs[0], "sum", 0, group.name)
             mine = slice(group.rank * 32 // group.world, (group.rank + 1) * 32 // group.world)
-            return [*bad, beyond(d, [product(random(r, 32, 64, seed=6), weights(r, 64, 40, True))[mine] for r in range(group.world)])]
+            return [*bad, beyond(d, [product(random(r, 32, 64, seed=6), weights(r, 64, 40, True))[mine]
+                                     for r in range(group.world)])]
 
         def body(group):
             plain = once(group)
@@ -210,9 +225,11 @@ class SymmMem(unittest.TestCase):
     def test_fused_matmul_reduce_scatter_scatters_along_any_leading_dimension(self):
         def body(group, dim, op):
             parts = [random(r, 6, 8, 64, seed=5) for r in range(group.world)]
-            c = torch.ops.perseus.fused_matmul_reduce_scatter(parts[group.rank], weights(group.rank, 64, 96, True), op, dim, group.name)
+            c = torch.ops.perseus.fused_matmul_reduce_scatter(parts[group.rank], weights(group.rank, 64, 96, True), op,
+                                                              dim, group.name)
             share = 1 if op == "sum" else group.world
-            return beyond(c, [product(p, weights(r, 64, 96, True)).chunk(group.world, dim)[group.rank] / share for r, p in enumerate(parts)])
+            return beyond(c, [product(p, weights(r, 64, 96, True)).chunk(group.world, dim)[group.rank] / share
+                              for r, p in enumerate(parts)])
         for dim in (0, 1):
             for op in ("sum", "avg"):
                 self.assertEqual(run(2, lambda g: body(g, dim, op)), [0, 0])
@@ -220,7 +237,8 @@ class SymmMem(unittest.TestCase):
     def test_the_schemas_are_those_of_symm_mem(self):
         import torch.distributed._symmetric_memory  # noqa: F401
         for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
-            ours, theirs = (str(getattr(getattr(torch.ops, space), name).default._schema) for space in ("perseus", "symm_mem"))
+            ours, theirs = (str(getattr(getattr(torch.ops, space), name).default._schema)
+                            for space in ("perseus", "symm_mem"))
             self.assertEqual(ours.replace("perseus::", ""), theirs.replace("symm_mem::", ""))
 
     def test_dimensions_that_do_not_exist_are_refused(self):
@@ -257,9 +275,11 @@ class Attention(unittest.TestCase):
         def body(group):
             mine = self.positions(group.rank, world, seq, causal)
             q, k, v = (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2) for t in whole)
-            out, lse = perseus.ring_attention(q.contiguous(), k.contiguous(), v.contiguous(), group, causal=causal, heads_first=heads_first)
+            out, lse = perseus.ring_attention(q.contiguous(), k.contiguous(), v.contiguous(), group, causal=causal,
+                                              heads_first=heads_first)
             out = out if heads_first else out.transpose(1, 2)
-            return float((out.double() - want[:, :, mine]).abs().max()), float((lse.double() - want_lse[:, :, mine]).abs().max())
+            return (float((out.double() - want[:, :, mine]).abs().max()),
+                    float((lse.double() - want_lse[:, :, mine]).abs().max()))
         for out, lse in run(world, body):
             self.assertLess(out, 0.02)
             self.assertLess(lse, 0.01)
@@ -278,15 +298,18 @@ class Moe(unittest.TestCase):
         def inputs(rank):
             generator = torch.Generator().manual_seed(rank)
             chosen = torch.rand(counts[rank], experts, generator=generator).topk(top_k).indices
-            return random(rank, counts[rank], hidden, seed=8), chosen, torch.rand(counts[rank], top_k, generator=generator)
+            return (random(rank, counts[rank], hidden, seed=8), chosen,
+                    torch.rand(counts[rank], top_k, generator=generator))
 
         def body(group):
             tokens, chosen, router = inputs(group.rank)
             shape = (experts // world, columns, hidden) if transposed else (experts // world, hidden, columns)
             own = random(group.rank, *shape, seed=9)
             own = own.transpose(1, 2) if transposed else own
-            capacity = perseus.moe_capacity(max_tokens=128, hidden=hidden, columns=columns, experts=experts, top_k=top_k, group=group)
-            out, rows, expert_rows, status = perseus.moe_dispatch_gemm(tokens, chosen, router, own, max_tokens=128, capacity=capacity, group=group)
+            capacity = perseus.moe_capacity(max_tokens=128, hidden=hidden, columns=columns, experts=experts,
+                                            top_k=top_k, group=group)
+            out, rows, expert_rows, status = perseus.moe_dispatch_gemm(tokens, chosen, router, own, max_tokens=128,
+                                                                       capacity=capacity, group=group)
             self.assertEqual(status[1:5].tolist(), [0, 0, -1, 0])
             seen = 0
             for e in range(experts // world):
@@ -311,7 +334,8 @@ class Moe(unittest.TestCase):
             tokens, chosen = random(0, 200, 64), torch.zeros(200, 2, dtype=torch.int64)
             chosen[:, 1] = -1
             chosen[7, 1] = 2
-            status = perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(200, 2), random(0, 2, 64, 96), max_tokens=200, capacity=128, group=group)[3]
+            status = perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(200, 2), random(0, 2, 64, 96), max_tokens=200,
+                                               capacity=128, group=group)[3]
             group.check()
             return status[:4].tolist()
         self.assertEqual(run(1, body), [[256, 72, 1, 7]])
@@ -323,43 +347,56 @@ class Refused(unittest.TestCase):
         def body(group):
             with self.assertRaisesRegex(error, text):
                 call(group)
-            return beyond(perseus.all_gather_matmul(random(0, 64, 64), random(0, 64, 64), group), [product(random(0, 64, 64), random(0, 64, 64))])
+            return beyond(perseus.all_gather_matmul(random(0, 64, 64), random(0, 64, 64), group),
+                          [product(random(0, 64, 64), random(0, 64, 64))])
         self.assertEqual(run(1, body), [0])
 
     def test_wrong_dtypes(self):
         half, wide = torch.zeros(8, 8, dtype=torch.float16), torch.zeros(8, 8)
-        self.refused(TypeError, "a is torch.float32; it must be torch.bfloat16 or torch.float16", lambda g: perseus.all_gather_matmul(wide, wide, g))
+        self.refused(TypeError, "a is torch.float32; it must be torch.bfloat16 or torch.float16",
+                     lambda g: perseus.all_gather_matmul(wide, wide, g))
         self.refused(TypeError, "b is torch.float32; it must be", lambda g: perseus.matmul_all_reduce(half, wide, g))
-        self.refused(TypeError, "b is torch.float16, and a torch.bfloat16: they must be equal", lambda g: perseus.all_gather_matmul(random(0, 8, 8), half, g))
-        self.refused(TypeError, "out_dtype is torch.float64; it must be torch.bfloat16, as a, or torch.float32", lambda g: perseus.matmul_reduce_scatter(
-            random(0, 8, 8), random(0, 8, 8), g, out_dtype=torch.float64))
-        self.refused(TypeError, "tokens is torch.float16; it must be torch.bfloat16", lambda g: perseus.moe_dispatch_gemm(
-            half, torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2), random(0, 2, 8, 96), max_tokens=8, capacity=128, group=g))
+        self.refused(TypeError, "b is torch.float16, and a torch.bfloat16: they must be equal",
+                     lambda g: perseus.all_gather_matmul(random(0, 8, 8), half, g))
+        self.refused(TypeError, "out_dtype is torch.float64; it must be torch.bfloat16, as a, or torch.float32",
+                     lambda g: perseus.matmul_reduce_scatter(random(0, 8, 8), random(0, 8, 8), g,
+                                                             out_dtype=torch.float64))
+        self.refused(TypeError, "tokens is torch.float16; it must be torch.bfloat16",
+                     lambda g: perseus.moe_dispatch_gemm(half, torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2),
+                                                         random(0, 2, 8, 96), max_tokens=8, capacity=128, group=g))
         self.refused(TypeError, "q is torch.float16; it must be torch.bfloat16", lambda g: perseus.ring_attention(
             *[torch.zeros(1, 8, 1, 64, dtype=torch.float16)] * 3, g))
-        self.refused(TypeError, "q is torch.float32", lambda g: perseus.ring_attention(*[torch.zeros(1, 8, 1, 64)] * 3, g))
+        self.refused(TypeError, "q is torch.float32",
+                     lambda g: perseus.ring_attention(*[torch.zeros(1, 8, 1, 64)] * 3, g))
         self.refused(TypeError, "chosen is torch.int32", lambda g: perseus.moe_dispatch_gemm(
-            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=128, group=g))
+            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96),
+            max_tokens=8, capacity=128, group=g))
 
     def test_wrong_biases(self):
-        self.refused(ValueError, r"bias has shape \(16,\)", lambda g: perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), g, bias=random(0, 16)))
-        self.refused(TypeError, "bias is torch.float32; it must be torch.bfloat16, as a", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 8, 8), g, bias=torch.zeros(8)))
+        self.refused(ValueError, r"bias has shape \(16,\)",
+                     lambda g: perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), g, bias=random(0, 16)))
+        self.refused(TypeError, "bias is torch.float32; it must be torch.bfloat16, as a",
+                     lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 8, 8), g, bias=torch.zeros(8)))
 
     def test_wrong_strides(self):
-        self.refused(ValueError, r"a with shape \(8, 8\) has strides \(16, 1\); it must be row-major", lambda g: perseus.all_gather_matmul(
-            random(0, 8, 16)[:, :8], random(0, 8, 8), g))
+        self.refused(ValueError, r"a with shape \(8, 8\) has strides \(16, 1\); it must be row-major",
+                     lambda g: perseus.all_gather_matmul(random(0, 8, 16)[:, :8], random(0, 8, 8), g))
         self.refused(ValueError, "row-major or the transpose of a row-major", lambda g: perseus.matmul_reduce_scatter(
             random(0, 8, 8), random(0, 8, 16)[:, :8], g))
 
     def test_wrong_alignment(self):
         shifted = torch.zeros(8 * 8 + 1, dtype=torch.bfloat16)[1:].view(8, 8)
-        self.refused(ValueError, "aligned to 16 bytes", lambda g: perseus.matmul_all_reduce(shifted, random(0, 8, 8), g))
+        self.refused(ValueError, "aligned to 16 bytes",
+                     lambda g: perseus.matmul_all_reduce(shifted, random(0, 8, 8), g))
 
     def test_wrong_shapes(self):
-        self.refused(ValueError, "a has 8 columns and b 16 rows", lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 16, 8), g))
-        self.refused(ValueError, r"a has shape \(2, 8, 8\)", lambda g: perseus.matmul_all_reduce(random(0, 2, 8, 8), random(0, 8, 8), g))
+        self.refused(ValueError, "a has 8 columns and b 16 rows",
+                     lambda g: perseus.matmul_all_reduce(random(0, 8, 8), random(0, 16, 8), g))
+        self.refused(ValueError, r"a has shape \(2, 8, 8\)",
+                     lambda g: perseus.matmul_all_reduce(random(0, 2, 8, 8), random(0, 8, 8), g))
         self.refused(ValueError, "capacity 100 is not a multiple of 128", lambda g: perseus.moe_dispatch_gemm(
-            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2), random(0, 2, 64, 96), max_tokens=8, capacity=100, group=g))
+            random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2), random(0, 2, 64, 96),
+            max_tokens=8, capacity=100, group=g))
 
     def test_wrong_devices(self):
         def body(group):
@@ -383,7 +420,8 @@ class Refused(unittest.TestCase):
     def test_numbers_are_those_of_the_header(self):
         lib = perseus.library()
         self.assertEqual([ops.GEMM, ops.REDUCE_SCATTER, ops.ALLGATHER, ops.ALLREDUCE],
-                         [lib.PRS_GEMM_ALONE, lib.PRS_GEMM_REDUCE_SCATTER, lib.PRS_GEMM_ALLGATHER, lib.PRS_GEMM_ALLREDUCE])
+                         [lib.PRS_GEMM_ALONE, lib.PRS_GEMM_REDUCE_SCATTER, lib.PRS_GEMM_ALLGATHER,
+                          lib.PRS_GEMM_ALLREDUCE])
         self.assertEqual(ops._PRODUCTS, {torch.bfloat16: lib.PRS_DTYPE_BF16, torch.float16: lib.PRS_DTYPE_FP16})
         self.assertEqual(ops._FP32, lib.PRS_DTYPE_FP32)
         self.assertEqual(ops.MOE_STATUS_WORDS * 4, ctypes.sizeof(lib.prs_moe_status))

@@ -19,7 +19,8 @@ def wheel(folder, build):
     """The names in the wheel, and its path."""
     copy = pathlib.Path(folder, "source")  # pip leaves files in the source
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
-    done = subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, str(copy)],
+    done = subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
+                           "--no-index", "-w", folder, str(copy)],
                           env=dict(os.environ, PERSEUS_BUILD=str(build)), capture_output=True, text=True)
     if done.returncode != 0:
         raise AssertionError(done.stdout + done.stderr)
@@ -49,7 +50,8 @@ class Wheel(unittest.TestCase):
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(pathlib.Path(folder, "unpacked"))
             done = command("perseus.info", "--json", path=pathlib.Path(folder, "unpacked"), PERSEUS_FUSED_LIBRARY="")
-            self.assertEqual(json.loads(done.stdout)["library"], str(pathlib.Path(folder, "unpacked/perseus/lib/libperseus-fused.so")))
+            self.assertEqual(json.loads(done.stdout)["library"],
+                             str(pathlib.Path(folder, "unpacked/perseus/lib/libperseus-fused.so")))
 
     def test_without_a_library_it_is_pure_python(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +75,8 @@ class Commands(unittest.TestCase):
     def test_the_host_cost_is_measured_without_a_gpu(self):
         done = command("perseus.bench", "--host-cost", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertLessEqual({"empty", "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"}, set(json.loads(done.stdout)["host_us"]))
+        self.assertLessEqual({"empty", "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"},
+                             set(json.loads(done.stdout)["host_us"]))
 
     def test_bench_refuses_what_it_cannot_do(self):
         for arguments, said in ((["--shape", "3x4"], "wants MxNxK"), ([], "the emulator has no times")):
@@ -85,7 +88,8 @@ class Commands(unittest.TestCase):
 class Docs(unittest.TestCase):
     def test_each_op_has_a_docstring_with_an_example(self):
         import perseus
-        for name, what in [(name, getattr(module, name)) for module in (perseus.ops, perseus.moe) for name in module.__all__]:
+        for name, what in [(name, getattr(module, name)) for module in (perseus.ops, perseus.moe)
+                           for name in module.__all__]:
             if callable(what) and not isinstance(what, type) and name not in ("moe_capacity", "moe_ends"):
                 self.assertIn("Example::", what.__doc__ or "", name)
 

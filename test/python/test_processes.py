@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes with torch's default group of gloo, each on an emulated node of its own; run.py runs it on the software NIC."""
+"""Ranks as processes with torch's default group of gloo, each on an emulated node of its own; run.py runs it on the
+software NIC."""
 import os
 import socket
 import subprocess
@@ -46,8 +47,9 @@ class Processes(unittest.TestCase):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        started = [subprocess.Popen([sys.executable, __file__, "rank"], env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
-                                                                                 MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
+        started = [subprocess.Popen([sys.executable, __file__, "rank"],
+                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
+                                             MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
                    for r in range(WORLD)]
         self.assertEqual([p.wait(timeout=800) for p in started], [0] * WORLD)
 

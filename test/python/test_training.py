@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in a training program of torch: ranks are processes with gloo, each on an emulated node of its own. DTensors, distributed checkpoints, clipping,
-optimizers, meta device, FSDP2, DDP, torch's parallel styles. run.py runs it on the software NIC."""
+"""Layers in a training program of torch: ranks are processes with gloo, each on an emulated node of its own. DTensors,
+distributed checkpoints, clipping, optimizers, meta device, FSDP2, DDP, torch's parallel styles. run.py runs it on the
+software NIC."""
 import copy
 import os
 import pathlib
@@ -17,7 +18,8 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import random
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
+                                                     set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -64,7 +66,8 @@ def same(a, b):
 
 def parameters(mesh, folder):
     group, model = perseus.init(mesh), made(mesh)
-    wanted = {"up.weight": Shard(0), "up.bias": Shard(0), "down.weight": Shard(1), "down.bias": Replicate(), "norm.weight": Replicate(), "norm.bias": Replicate()}
+    wanted = {"up.weight": Shard(0), "up.bias": Shard(0), "down.weight": Shard(1), "down.bias": Replicate(),
+              "norm.weight": Replicate(), "norm.bias": Replicate()}
     yield "placements", {key: p.placements[0] for key, p in model.named_parameters()} == wanted
     yield "init(mesh) is one group", perseus.init(mesh) is group and perseus.find(mesh) is group and group.mesh is mesh
     torch.manual_seed(0)
@@ -85,16 +88,20 @@ def parameters(mesh, folder):
     yield "kept by to_empty", {key: p.placements[0] for key, p in empty.named_parameters()} == wanted
     assigned = made(mesh, seed=1)
     assigned.load_state_dict(model.state_dict(), assign=True)
-    for name, m in (("the model", model), ("a copy", copy.deepcopy(model)), ("assigned", assigned), ("from meta", empty)):
+    for name, m in (("the model", model), ("a copy", copy.deepcopy(model)), ("assigned", assigned),
+                    ("from meta", empty)):
         m.zero_grad()
         m(random(group.rank, 16, HIDDEN)).float().sum().backward()
         parts = {key: p.grad.placements[0] for key, p in m.named_parameters()}
-        yield f"{name}: gradients are parts", all((parts[key] == Partial()) == (wanted[key] == Replicate()) for key in parts)
+        yield (f"{name}: gradients are parts",
+               all((parts[key] == Partial()) == (wanted[key] == Replicate()) for key in parts))
         expected = {key: whole(p.grad) for key, p in m.named_parameters() if wanted[key] == Replicate()}
         perseus.nn.sum_replicated_gradients(m.parameters(), group)
-        yield f"{name}: gradients are summed", all(p.grad.placements[0] == wanted[key] for key, p in m.named_parameters())
-        yield f"{name}: sums are right", all(torch.allclose(whole(p.grad).float(), expected[key].float(), rtol=0.02, atol=0.05)
-                                             for key, p in m.named_parameters() if key in expected)
+        yield (f"{name}: gradients are summed",
+               all(p.grad.placements[0] == wanted[key] for key, p in m.named_parameters()))
+        yield (f"{name}: sums are right",
+               all(torch.allclose(whole(p.grad).float(), expected[key].float(), rtol=0.02, atol=0.05)
+                   for key, p in m.named_parameters() if key in expected))
 
 
 def clipping(mesh, folder):
@@ -123,16 +130,19 @@ def write(mesh, folder):
     state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=folder)
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    moments = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    moments = get_optimizer_state_dict(model, optimizer,
+                                       options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if group.rank == 0:
-        torch.save({"model": full, "moments": {key: {name: whole(t) for name, t in each.items()} for key, each in moments["state"].items()}},
+        torch.save({"model": full, "moments": {key: {name: whole(t) for name, t in each.items()}
+                                               for key, each in moments["state"].items()}},
                    os.path.join(folder, "whole.pt"))
     other = made(mesh, seed=6)
     read = {"model": other.state_dict()}
     yield "another seed is another model", not same(model.state_dict(), read["model"])
     dcp.load(read, checkpoint_id=folder)
     other.load_state_dict(read["model"])
-    yield "every rank has its own shard again", all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), other.parameters()))
+    yield ("every rank has its own shard again",
+           all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), other.parameters())))
 
 
 def read(mesh, folder):
@@ -147,8 +157,8 @@ def read(mesh, folder):
     written = torch.load(os.path.join(folder, "whole.pt"))
     yield "the model", same(dict(model.named_parameters()), written["model"])
     names = dict(model.named_parameters())
-    yield "the optimizer", all(torch.equal(whole(optimizer.state[names[key]][name]), each[name]) for key, each in written["moments"].items()
-                               for name in ("exp_avg", "exp_avg_sq"))
+    yield ("the optimizer", all(torch.equal(whole(optimizer.state[names[key]][name]), each[name])
+                                for key, each in written["moments"].items() for name in ("exp_avg", "exp_avg_sq")))
 
 
 def fsdp(mesh, folder):
@@ -173,19 +183,22 @@ def fsdp(mesh, folder):
     for p in marked.parameters():
         p.grad = torch.full_like(p, group.rank + 1.0)
     perseus.nn.sum_replicated_gradients(marked, group)
-    yield "marks", all(whole(p.grad).unique().tolist() == [group.world * (group.world + 1) / 2] for p in marked.parameters())
+    yield ("marks", all(whole(p.grad).unique().tolist() == [group.world * (group.world + 1) / 2]
+                        for p in marked.parameters()))
 
 
 def ddp(mesh, folder):
     """Over a world that contains the ranks of the layers: shards stay what they were, or it is refused."""
     whole_model = made(mesh)
-    for name, model in (("all of a model", whole_model), ("what is split by rows", whole_model.up), ("a copy of a part", copy.deepcopy(whole_model.down))):
+    for name, model in (("all of a model", whole_model), ("what is split by rows", whole_model.up),
+                        ("a copy of a part", copy.deepcopy(whole_model.down))):
         before = [p.to_local().clone() for p in model.parameters()]
         try:
             torch.nn.parallel.DistributedDataParallel(model)
         except Exception as e:
             print(f"DDP, {name}: {type(e).__name__}: {e}", file=sys.stderr)
-        yield f"shards are as before: {name}", all(torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before))
+        yield (f"shards are as before: {name}",
+               all(torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before)))
 
 
 class Block(nn.Module):
@@ -197,7 +210,8 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = (nn.RMSNorm(HIDDEN, dtype=torch.bfloat16) for _ in range(2))
         for name in ("wq", "wk", "wv", "wo"):
             setattr(self, name, nn.Linear(HIDDEN, HIDDEN, bias=bias, dtype=torch.bfloat16))
-        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False, dtype=torch.bfloat16) for sizes in ((HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False, dtype=torch.bfloat16)
+                                         for sizes in ((HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))
 
     def forward(self, x):
         h = self.attention_norm(x)
@@ -211,13 +225,15 @@ def styles(mesh, folder):
     group = perseus.init(mesh)
     for dim, sequence in (("sequence", 1), ("none", None)):
         into = Replicate() if sequence is None else Shard(sequence)
-        ours = {"column": perseus.parallel.ColwiseParallel(sequence_dim=sequence), "row": perseus.parallel.RowwiseParallel(sequence_dim=sequence)}
+        ours = {"column": perseus.parallel.ColwiseParallel(sequence_dim=sequence),
+                "row": perseus.parallel.RowwiseParallel(sequence_dim=sequence)}
         theirs = {"column": ColwiseParallel(input_layouts=into), "row": RowwiseParallel(output_layouts=into)}
         found = []
         for style in (ours, theirs):
             torch.manual_seed(2)
             model = Block()
-            plan = {name: style["row" if name in ("wo", "down") else "column"] for name in ("wq", "wk", "wv", "wo", "gate", "up", "down")}
+            plan = {name: style["row" if name in ("wo", "down") else "column"]
+                    for name in ("wq", "wk", "wv", "wo", "gate", "up", "down")}
             if sequence is not None:
                 plan.update({name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")})
             parallelize_module(model, mesh, plan)
@@ -236,17 +252,22 @@ def styles(mesh, folder):
                 perseus.nn.sum_replicated_gradients(model, group)
                 optimizer.step()
                 losses.append(loss.detach())
-            found.append((grads, torch.stack(losses), {key: p.placements for key, p in model.named_parameters()}, model))
+            found.append((grads, torch.stack(losses),
+                          {key: p.placements for key, p in model.named_parameters()}, model))
         (grads, losses, placements, model), (wanted, wanted_losses, wanted_placements, _) = found
         yield f"{dim}: placements are torch's", placements == wanted_placements
-        yield f"{dim}: losses {losses.tolist()}, torch's {wanted_losses.tolist()}", bool((losses - wanted_losses).abs().max() < 0.01 * losses[0])
-        least = 0.05 * max(g.square().mean().sqrt() for g in wanted.values())  # softmax does not see a bias of keys: its gradient is noise
+        yield (f"{dim}: losses {losses.tolist()}, torch's {wanted_losses.tolist()}",
+               bool((losses - wanted_losses).abs().max() < 0.01 * losses[0]))
+        # softmax does not see a bias of keys: its gradient is noise
+        least = 0.05 * max(g.square().mean().sqrt() for g in wanted.values())
         for key in grads:
             error = (grads[key] - wanted[key]).abs().max() / wanted[key].square().mean().sqrt().clamp_min(least)
             yield f"{dim}: gradient of {key}: {error:g}", bool(error < 0.2)
-        yield f"{dim}: every product is ours", all(type(m).__name__ == "_Split" for m in model.modules() if isinstance(m, nn.Linear))
+        yield (f"{dim}: every product is ours",
+               all(type(m).__name__ == "_Split" for m in model.modules() if isinstance(m, nn.Linear)))
     x = DTensor.from_local(random(group.rank, 2, 4, HIDDEN), mesh, [Shard(1)])
-    linear = parallelize_module(nn.Linear(HIDDEN, INNER, dtype=torch.bfloat16), mesh, perseus.parallel.ColwiseParallel(sequence_dim=1, use_local_output=False))
+    linear = parallelize_module(nn.Linear(HIDDEN, INNER, dtype=torch.bfloat16), mesh,
+                                perseus.parallel.ColwiseParallel(sequence_dim=1, use_local_output=False))
     y = linear(x)
     yield "DTensors in and out", y.placements == (Shard(2),) and tuple(y.shape) == (2, 4 * group.world, INNER)
     try:
@@ -279,8 +300,8 @@ class Training(unittest.TestCase):
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         started = [subprocess.Popen([sys.executable, __file__, "rank", folder, *names],
-                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                                             PERSEUS_NODE=f"node{r}")) for r in range(world)]
+                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+                                             MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}")) for r in range(world)]
         self.assertEqual([p.wait(timeout=500) for p in started], [0] * world)
 
     def test_parameters_know_their_part(self):

@@ -4,8 +4,8 @@
 
 boot.py --work FOLDER --timeout SECONDS --command 'perseus-x rxe0 rxe1' [FILE...]
 
-Each FILE goes to /payload/bin (a library: to /payload/lib) with the shared libraries it needs; both are on the guest's paths.
-Exit 77: such a machine is not available here. 124: it did not end in time. 125: it ended without a verdict."""
+Each FILE goes to /payload/bin (a library: to /payload/lib) with the shared libraries it needs; both are on the guest's
+paths. Exit 77: such a machine is not available here. 124: it did not end in time. 125: it ended without a verdict."""
 import argparse
 import os
 import pathlib
@@ -37,8 +37,8 @@ def write_payload(out, command, files):
 def run_machine(base, folder, timeout_s):
     """Run QEMU without KVM, with a thread for each CPU: one thread for both makes a ping-pong 30 times slower, and more
     than two CPUs are slower on two cores. Return whether it ended in time, and its output."""
-    command = ["qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2G",
-               "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
+    command = ["qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp",
+               "2", "-m", "2G", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
                "-serial", f"file:{folder / 'verdict'}",
                "-kernel", str(base / "vmlinux"), "-initrd", str(folder / "initramfs"), "-append", APPEND]
     printed, late = [], threading.Event()

@@ -23,14 +23,15 @@ import initramfs
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAMS = {  # programs that the host needs: their package
-    "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod", "rdma": "iproute2", "ip": "iproute2",
-    "ibv_rc_pingpong": "ibverbs-utils", "strip": "binutils", "apt-get": "apt", "dpkg-deb": "dpkg",
+    "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod", "rdma": "iproute2",
+    "ip": "iproute2", "ibv_rc_pingpong": "ibverbs-utils", "strip": "binutils", "apt-get": "apt", "dpkg-deb": "dpkg",
 }
 PROVIDERS = pathlib.Path("/usr/lib/x86_64-linux-gnu/libibverbs")
 GUEST_PROGRAMS = ["ip", "rdma", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong"]
 # crc32_generic: rdma_rxe asks the crypto layer for "crc32" by name; the module dependencies do not list it.
 MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "af_packet"]
-KERNEL = re.compile(r"linux-image-6\.12\.\d+\+deb\d+-amd64")  # not -cloud-, which has no rxe; 6.1 rarely honours a fence
+# not -cloud-, which has no rxe; 6.1 rarely honours a fence
+KERNEL = re.compile(r"linux-image-6\.12\.\d+\+deb\d+-amd64")
 APT_OPTIONS = ["-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20", "-o", "DPkg::Lock::Timeout=120"]
 UNAVAILABLE_S = 600  # after a failed fetch, other tests do not wait for the network again
 

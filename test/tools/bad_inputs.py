@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""bad_inputs.py BUILD [NUMBER...]: what each program says to a wrong input: the exit status, one clear reason, and no wrong one.
+"""bad_inputs.py BUILD [NUMBER...]: what each program says to a wrong input: the exit status, one clear reason, and no
+wrong one.
 
 Rows with a program that this build does not have are left out. --table prints a line a row for people."""
 import json
@@ -28,7 +29,8 @@ NO_DEVICE = "no usable RDMA device|cannot list RDMA devices"
 
 
 class Bad:
-    """An input: its number, words, environment, exit status, what must be said, what must not be said, and most lines on stderr."""
+    """An input: its number, words, environment, exit status, what must be said, what must not be said, and most lines
+    on stderr."""
 
     def __init__(self, number, words, status, said, env=None, never=None, lines=4):
         self.number, self.words, self.status, self.said = number, words, status, said
@@ -42,9 +44,10 @@ INPUTS = [
     Bad(4, [*WORKING, "--sizes", "64M:8"], 2, r"--sizes '64M:8': "),
     Bad(5, [*WORKING, "--sizes", "abc"], 2, r"--sizes 'abc': "),
     Bad(6, [*WORKING, "--ranks", "1"], 2, r"--ranks '1': want a number from 2"),
-    Bad(7, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"rank 0: init returned|no usable RDMA device|NCCL_IB_HCA", {"NCCL_IB_HCA": "none9"}, lines=9),
-    Bad(8, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"PERSEUS_REQUIRED=1", {"PERSEUS_REQUIRED": "1", "NCCL_IB_HCA": "none9"},
-        lines=9),
+    Bad(7, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1,
+        r"rank 0: init returned|no usable RDMA device|NCCL_IB_HCA", {"NCCL_IB_HCA": "none9"}, lines=9),
+    Bad(8, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"PERSEUS_REQUIRED=1",
+        {"PERSEUS_REQUIRED": "1", "NCCL_IB_HCA": "none9"}, lines=9),
     Bad(9, [*WORKING, "--api", "v13"], 2, r"--api 'v13': want v6\.\.v12"),
     Bad(10, [*WORKING, "--mem", "cuda"], 2, r"--mem 'cuda': want one of host"),
     Bad(11, [*WORKING, "--sizes", "8:8", "extra"], 2, r"'extra' is not an option"),
@@ -80,46 +83,61 @@ INPUTS = [
     Bad(41, [FUSED, "--kernel", "gemm", "--shape", "8x8"], 2, r"--shape '8x8': "),
     Bad(42, [FUSED, "--kernel", "gemm"], 2, r"--kernel gemm: --shape MxNxK is missing"),
     Bad(43, [FUSED, "--kernel", "gemm", "--shape", "4096x4096x4096"], 1, r"no usable GPU|CUDA", never=r"ranks\.cu"),
-    Bad(44, [FUSED, "--kernel", "attention", "--shape", "4096x4096x4096"], 2, r"--kernel attention: --shape BxHqxHkvxSxD is missing"),
+    Bad(44, [FUSED, "--kernel", "attention", "--shape", "4096x4096x4096"], 2,
+        r"--kernel attention: --shape BxHqxHkvxSxD is missing"),
     Bad(45, [FUSED, "--kernel", "gemm", "--shape", "8x8x8", "--gpus", "-3"], 2, r"--gpus '-3': want a number from 1"),
     Bad(46, [*NCCL, "--sizes", "foo"], 2, r"--sizes 'foo': want ", lines=1),
     Bad(47, ["tools/perseus-nccl", "--transports", "foo"], 2, r"--transports 'foo': want ", lines=1),
     Bad(48, ["tools/perseus-nccl", "--ops", "foo"], 2, r"--ops 'foo': want ", lines=1),
     Bad(49, [*NCCL, "--env", "FOO"], 2, r"--env 'FOO': want NAME=VALUE", lines=1),
     Bad(50, [*NCCL, "--nccl-tests", "/nonexistent"], 2, r"--nccl-tests '/nonexistent': no all_reduce_perf", lines=1),
-    Bad(51, [*NCCL, "--nccl-tests", "/nonexistent", "--sizes", "8"], 2, r"--nccl-tests '/nonexistent': no all_reduce_perf", lines=1),
-    Bad(52, [*NCCL, "--nccl", "/nonexistent/libnccl.so.2"], 2, r"--nccl '/nonexistent/libnccl.so.2': No such file", lines=1),
-    Bad(53, ["tools/perseus-compare", "--peer", "/nonexistent.so"], 2, r"--peer '/nonexistent.so': No such file", lines=1),
-    Bad(54, [INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_ORDER=bogus.*fix: ", {"PERSEUS_ORDER": "bogus"}, never="libibverbs"),
-    Bad(55, [*IN_WORLD, INFO], 1, r"(?s)problems.*GID 77 \(NCCL_IB_GID_INDEX\)", {"NCCL_IB_GID_INDEX": "77"}, never="load the NIC's driver"),
-    Bad(56, [*IN_WORLD, INFO], 0, r"(?s)problems.*setting: NCCL_IB_TC=abc: must be a whole number", {"NCCL_IB_TC": "abc"}, never="libibverbs"),
-    Bad(57, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_IB_HCA=mlx5_9 .*softnic0", {"NCCL_IB_HCA": "mlx5_9"}, never="load the NIC's driver"),
+    Bad(51, [*NCCL, "--nccl-tests", "/nonexistent", "--sizes", "8"], 2,
+        r"--nccl-tests '/nonexistent': no all_reduce_perf", lines=1),
+    Bad(52, [*NCCL, "--nccl", "/nonexistent/libnccl.so.2"], 2,
+        r"--nccl '/nonexistent/libnccl.so.2': No such file", lines=1),
+    Bad(53, ["tools/perseus-compare", "--peer", "/nonexistent.so"], 2,
+        r"--peer '/nonexistent.so': No such file", lines=1),
+    Bad(54, [INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_ORDER=bogus.*fix: ",
+        {"PERSEUS_ORDER": "bogus"}, never="libibverbs"),
+    Bad(55, [*IN_WORLD, INFO], 1, r"(?s)problems.*GID 77 \(NCCL_IB_GID_INDEX\)", {"NCCL_IB_GID_INDEX": "77"},
+        never="load the NIC's driver"),
+    Bad(56, [*IN_WORLD, INFO], 0, r"(?s)problems.*setting: NCCL_IB_TC=abc: must be a whole number",
+        {"NCCL_IB_TC": "abc"}, never="libibverbs"),
+    Bad(57, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_IB_HCA=mlx5_9 .*softnic0", {"NCCL_IB_HCA": "mlx5_9"},
+        never="load the NIC's driver"),
     Bad(58, [*IN_WORLD, INFO], 1, r"(?s)problems.*NCCL_SOCKET_IFNAME=nope0", {"NCCL_SOCKET_IFNAME": "nope0"}),
     Bad(59, [*IN_WORLD, INFO], 0, r"(?s)problems.*PERSEUS_REQIRED.*PERSEUS_REQUIRED", {"PERSEUS_REQIRED": "1"}),
-    Bad(60, [RUN, "--quiet", "--efa", "--", INFO], 1, r"(?s)problems.*policy in_order needs queues that keep order", {"PERSEUS_ORDER": "in_order"}),
-    Bad(61, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_LOG=verbose", {"PERSEUS_LOG": "verbose"}, never="libibverbs"),
-    Bad(62, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_TIMEOUT_MS=abc", {"PERSEUS_TIMEOUT_MS": "abc"},
-        never="libibverbs"),
+    Bad(60, [RUN, "--quiet", "--efa", "--", INFO], 1, r"(?s)problems.*policy in_order needs queues that keep order",
+        {"PERSEUS_ORDER": "in_order"}),
+    Bad(61, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_LOG=verbose",
+        {"PERSEUS_LOG": "verbose"}, never="libibverbs"),
+    Bad(62, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_TIMEOUT_MS=abc",
+        {"PERSEUS_TIMEOUT_MS": "abc"}, never="libibverbs"),
     Bad(66, [HWCHECK, "--listen", "--port", "80000"], 2, r"--port '80000': want a number from 1 to 65535"),
     Bad(67, [HWCHECK, "--listen", "--port", "0"], 2, r"--port '0': want a number from 1 to 65535"),
     Bad(68, [HWCHECK, "--bind", "127.0.0.1", "host"], 2, r"--bind '127\.0\.0\.1': only with --listen"),
-    Bad(69, [*IN_WORLD, HWCHECK, "--listen", "--bind", "192.0.2.1"], 1, r"cannot listen on 192\.0\.2\.1 port 18517: Cannot assign", lines=2),
+    Bad(69, [*IN_WORLD, HWCHECK, "--listen", "--bind", "192.0.2.1"], 1,
+        r"cannot listen on 192\.0\.2\.1 port 18517: Cannot assign", lines=2),
     Bad(70, ["sh", "-c", "echo '{bad' | $0", PLOT], 1, r"perseus-plot: <stdin>, line 1: not JSON", lines=1),
     Bad(71, ["sh", "-c", "echo bad | $0", PLOT], 1, r"perseus-plot: <stdin>: no line of it is a JSON object", lines=1),
-    *(Bad(72 + i, ["sh", "-c", '"$0" "$@" > /dev/full', *words], 1, "cannot write all of the output: No space left on device", lines=1)
-      for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"], [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"]))),
+    *(Bad(72 + i, ["sh", "-c", '"$0" "$@" > /dev/full', *words], 1,
+          "cannot write all of the output: No space left on device", lines=1)
+      for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"],
+                                 [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"]))),
     Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
-    Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME", {"NCCL_SOCKET_IFNAME": "nope0"},
-        never=r"\blo\b.*\blo\b", lines=6),
-    Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 0, r"NCCL_IB_TIMEOUT=99: must be a whole number.*31 is used", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
+    Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME",
+        {"NCCL_SOCKET_IFNAME": "nope0"}, never=r"\blo\b.*\blo\b", lines=6),
+    Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 0,
+        r"NCCL_IB_TIMEOUT=99: must be a whole number.*31 is used", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
 ]
 
 
 def run(build, words, env=None):
     words = [str(build / word) if (build / word).is_file() else word for word in words]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERSEUS_", "NCCL_", "SOFTNIC_"))}
-    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env={**clean, **(env or {})}, stdin=subprocess.DEVNULL,
-                          check=False)
+    clean = {name: value for name, value in os.environ.items()
+             if not name.startswith(("PERSEUS_", "NCCL_", "SOFTNIC_"))}
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, env={**clean, **(env or {})},
+                          stdin=subprocess.DEVNULL, check=False)
 
 
 def wrong_with(bad, done):
@@ -150,22 +168,27 @@ def common_style(build):
         if not path.is_file() or path.suffix or not os.access(path, os.X_OK) or path.name == "perseus-nccl-ranks":
             continue
         done = run(build, [path, "--help"])
-        yield f"{path.name} --help", None if done.returncode == 0 and re.match(r"(?i)usage: " + path.name, done.stdout) and \
-            re.search(r"(?im)^examples?\b.*:$", done.stdout) else f"exit {done.returncode}, no usage or no example"
+        yield (f"{path.name} --help",
+               None if done.returncode == 0 and re.match(r"(?i)usage: " + path.name, done.stdout)
+               and re.search(r"(?im)^examples?\b.*:$", done.stdout) else
+               f"exit {done.returncode}, no usage or no example")
         done = run(build, [path, "--version"])
-        yield f"{path.name} --version", None if done.returncode == 0 and re.fullmatch(path.name + r" \d+\.\d+\.\d+\S*\n", done.stdout) else \
-            f"exit {done.returncode}: {done.stdout}{done.stderr}"
+        yield (f"{path.name} --version",
+               None if done.returncode == 0 and re.fullmatch(path.name + r" \d+\.\d+\.\d+\S*\n", done.stdout) else
+               f"exit {done.returncode}: {done.stdout}{done.stderr}")
         done = run(build, [path, "--no-such-option"])
         yield f"{path.name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
             len(done.stderr.splitlines()) <= 2 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
 
 
 def scripts():
-    """The commands of the README: --help is quick and starts with the command, and a wrong word is named before anything is built."""
+    """The commands of the README: --help is quick and starts with the command, and a wrong word is named before
+    anything is built."""
     for name in ("check", "demo", "dev/release"):
         path = pathlib.Path(__file__).resolve().parents[2] / "tools" / name
         done = run(path.parent, [path, "--help"])
-        yield f"tools/{name} --help", None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}"
+        yield (f"tools/{name} --help",
+               None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}")
         done = run(path.parent, [path, "--no-such-option"])
         yield f"tools/{name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
             len(done.stderr.splitlines()) == 1 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
@@ -176,10 +199,12 @@ def json_of_any_name(build):
     with tempfile.TemporaryDirectory() as folder:
         name = os.path.join(os.fsencode(folder), b'we"ird\\\xff.so')
         os.symlink((build / PLUGIN).resolve(), name)
-        done = subprocess.run([build / RUN, "--quiet", "--", build / NETBENCH, "--plugin", name, "--sizes", "8:8", "--iters", "2", "--json"],
+        done = subprocess.run([build / RUN, "--quiet", "--", build / NETBENCH, "--plugin", name, "--sizes", "8:8",
+                               "--iters", "2", "--json"],
                               capture_output=True, timeout=LIMIT_S, check=False)
         rows = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    yield "perseus-netbench --json", None if rows and 'we"ird\\' in rows[0]["plugin"] else f"exit {done.returncode}: {done.stderr}"
+    yield ("perseus-netbench --json",
+           None if rows and 'we"ird\\' in rows[0]["plugin"] else f"exit {done.returncode}: {done.stderr}")
 
 
 def main():
@@ -193,7 +218,8 @@ def main():
         done = run(build, bad.words, bad.env)
         why = wrong_with(bad, done)
         failed += why is not None
-        print(f"{'FAIL' if why else 'ok'} {bad.number}: {' '.join(bad.words)} {bad.env or ''}{': ' + why if why else ''}", flush=True)
+        print(f"{'FAIL' if why else 'ok'} {bad.number}: {' '.join(bad.words)} "
+              f"{bad.env or ''}{': ' + why if why else ''}", flush=True)
         if why and "--table" not in sys.argv:
             print("\n".join(("    " + line)[:220] for line in (done.stdout + done.stderr).splitlines()[:8]))
     for name, why in () if chosen else [*common_style(build), *scripts(), *json_of_any_name(build)]:

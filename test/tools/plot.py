@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perseus-plot draws results files and JSON lines as well-formed SVG, a line for each series. usage: plot.py SOURCE_ROOT"""
+"""perseus-plot draws results files and JSON lines as well-formed SVG, a line for each series.
+usage: plot.py SOURCE_ROOT"""
 import json
 import pathlib
 import subprocess
@@ -11,7 +12,8 @@ ROOT = pathlib.Path(sys.argv[1])
 
 
 def lines_drawn(arguments, text=""):
-    done = subprocess.run([sys.executable, ROOT / "tools/plot.py", *arguments], input=text, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, ROOT / "tools/plot.py", *arguments], input=text, capture_output=True,
+                          text=True, timeout=50)
     if done.returncode != 0:
         raise SystemExit(f"{arguments}: status {done.returncode}: {done.stderr}")
     return len(xml.dom.minidom.parseString(done.stdout).getElementsByTagName("polyline"))
@@ -25,12 +27,15 @@ def main():
     assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 1
     model = {"model": True, "cluster": "cx7", "band": "middle"}
     causes = {f"{cause}_us": 1.0 for cause in ("compute", "fence", "proxy", "incast", "link", "latency")}
-    rows = [{**model, **causes, "op": "moe", "policy": policy, "nodes": nodes, "us": 6.0 * nodes} for policy in ("drain", "counted") for nodes in (2, 4)]
+    rows = [{**model, **causes, "op": "moe", "policy": policy, "nodes": nodes, "us": 6.0 * nodes}
+            for policy in ("drain", "counted") for nodes in (2, 4)]
     assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 2
-    rows = [{**model, "op": "putsignal", "policy": policy, "group": "peer", "bytes": size, "concurrency": count, "put_signal_us": 1.0}
+    rows = [{**model, "op": "putsignal", "policy": policy, "group": "peer", "bytes": size, "concurrency": count,
+             "put_signal_us": 1.0}
             for policy in ("drain", "counted") for size in (256, 4096) for count in (8, 32)]
     assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 0, "a map has cells, no lines"
-    assert subprocess.run([sys.executable, ROOT / "tools/plot.py"], input="{}", capture_output=True, text=True).returncode != 0, "nothing to draw"
+    assert subprocess.run([sys.executable, ROOT / "tools/plot.py"], input="{}", capture_output=True,
+                          text=True).returncode != 0, "nothing to draw"
 
 
 if __name__ == "__main__":

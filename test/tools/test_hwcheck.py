@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_hwcheck.py SOFTNIC-RUN PERSEUS-HWCHECK CLAIM: two emulated nodes check each other; what the software NIC does must be found."""
+"""test_hwcheck.py SOFTNIC-RUN PERSEUS-HWCHECK CLAIM: two emulated nodes check each other; what the software NIC does
+must be found."""
 import json
 import os
 import socket
@@ -21,8 +22,8 @@ def check(*world, pairs=1000, more=(), **env):
               'for i in $(seq 100); do SOFTNIC_NODE=1 "$0" --port "$port" "$@" >"$REPORT" 2>"$REPORT.said"; status=$?\n'
               'grep -q refused "$REPORT.said" || break; sleep 0.1; done\n'
               'cat "$REPORT.said" >&2; cat "$REPORT"; kill $child 2>/dev/null; wait $child; exit $status')
-    command = [sys.argv[1], "--quiet", "--nodes", "2", *world, "--", "sh", "-c", script, sys.argv[2], str(free_port()), "--json",
-               "--pairs", str(pairs), *more, "127.0.0.1"]
+    command = [sys.argv[1], "--quiet", "--nodes", "2", *world, "--", "sh", "-c", script, sys.argv[2],
+               str(free_port()), "--json", "--pairs", str(pairs), *more, "127.0.0.1"]
     with tempfile.TemporaryDirectory(prefix="hwcheck-") as folder:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
                               env={**os.environ, "REPORT": os.path.join(folder, "report"), **env})
@@ -35,7 +36,8 @@ def policy(rail, name):
 
 def rails_that_keep_order_are_found_good():
     told, status, said = check("--nics", "2")
-    assert status == 0 and told["good"] and told["rails_here"] == told["rails_there"] == len(told["rails"]) == 2, (told, said)
+    assert (status == 0 and told["good"]
+            and told["rails_here"] == told["rails_there"] == len(told["rails"]) == 2), (told, said)
     for rail in told["rails"]:
         assert rail["latency_us"] > 0 and rail["bandwidth_GBps"] > 0 and rail["chosen"].startswith("in_order "), rail
         assert rail["here"]["device"] and rail["there"]["device"] and rail["here"]["gid"] != rail["there"]["gid"], rail
@@ -73,8 +75,8 @@ def a_host_that_does_not_listen_is_named():
 
 
 def check_alone(host):
-    done = subprocess.run([sys.argv[1], "--quiet", "--", sys.argv[2], "--json", "--port", str(free_port()), host], capture_output=True, text=True,
-                          timeout=LIMIT_S, check=False)
+    done = subprocess.run([sys.argv[1], "--quiet", "--", sys.argv[2], "--json", "--port", str(free_port()), host],
+                          capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return json.loads(done.stdout) if done.stdout.strip() else None, done.returncode, done.stderr
 
 
@@ -82,7 +84,8 @@ def another_program_on_the_port_is_refused():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        with subprocess.Popen([sys.argv[1], "--quiet", "--", sys.argv[2], "--port", str(server.getsockname()[1]), "127.0.0.1"],
+        with subprocess.Popen([sys.argv[1], "--quiet", "--", sys.argv[2], "--port", str(server.getsockname()[1]),
+                               "127.0.0.1"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
             one, _ = server.accept()
             with one:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Remove each rule of the order engine in turn and check that a test fails. The rules are MUTANT(order) markers in the sources.
+"""Remove each rule of the order engine in turn and check that a test fails. The rules are MUTANT(order) markers in the
+sources.
 
-usage: mutants.py ROOT CC [RULE]. Prints each rule and the test that caught it; with a word, only the rules whose name has it.
+usage: mutants.py ROOT CC [RULE]. Prints each rule and the test that caught it; with a word, only the rules whose name
+has it.
 """
 import os
 import sys
@@ -12,10 +14,14 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import compile_or_exit, first_failure, mutated, rules, run_bounded, try_all  # noqa: E402
 
 # The quick tests first; a mutant meets the next only when it survives.
-TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_drain": "order_bench", "test_order_path": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
-ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
-SOURCES = ["transport/order/order.c", "transport/order/order_admit.c", "transport/order/order_signal.c", "transport/order/tally.c", "transport/order/order_cut.c", "transport/order/order_drain.c", "transport/order/order_path.c",
-           "transport/order/stripe.c", "transport/order/policy.c",
+TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench",
+         "test_order_drain": "order_bench", "test_order_path": "order_bench", "test_order_sim": "order_net",
+         "test_order_every": "order_net"}
+# of test_order_every: a mutant that one in 13 programs does not show is looked into
+ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}
+SOURCES = ["transport/order/order.c", "transport/order/order_admit.c", "transport/order/order_signal.c",
+           "transport/order/tally.c", "transport/order/order_cut.c", "transport/order/order_drain.c",
+           "transport/order/order_path.c", "transport/order/stripe.c", "transport/order/policy.c",
            "transport/util/error.c", "transport/util/log.c", "transport/util/env.c"]
 LIMIT_S = 120  # of one test: a mutant may hang
 
@@ -23,7 +29,8 @@ LIMIT_S = 120  # of one test: a mutant may hang
 class Builder:
     def __init__(self, root, cc, work):
         self.root, self.work = root, work
-        self.compile = [*cc.split(), "-std=gnu11", "-O2", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root, "-I", os.path.join(root, "include"), "-c"]
+        self.compile = [*cc.split(), "-std=gnu11", "-O2", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root, "-I",
+                        os.path.join(root, "include"), "-c"]
         self.link = [*cc.split(), "-o"]
         self.libraries = ["-lcriterion", "-lpthread"]
 
@@ -32,9 +39,12 @@ class Builder:
         return out
 
     def common(self):
-        self.sources = {s: self.object(os.path.join(self.root, s), os.path.join(self.work, os.path.basename(s) + ".o")) for s in SOURCES}
-        self.tests = {t: self.object(os.path.join(self.root, "test/unit", t + ".c"), os.path.join(self.work, t + ".o")) for t in TESTS}
-        self.support = {s: self.object(os.path.join(self.root, "test/support", s + ".c"), os.path.join(self.work, s + ".o"))
+        self.sources = {s: self.object(os.path.join(self.root, s), os.path.join(self.work, os.path.basename(s) + ".o"))
+                        for s in SOURCES}
+        self.tests = {t: self.object(os.path.join(self.root, "test/unit", t + ".c"), os.path.join(self.work, t + ".o"))
+                      for t in TESTS}
+        self.support = {s: self.object(os.path.join(self.root, "test/support", s + ".c"),
+                                       os.path.join(self.work, s + ".o"))
                         for s in set(TESTS.values())}
 
     def program(self, test, number, mutant):
@@ -49,7 +59,8 @@ def catch(builder, number, mutant):
     for test in TESTS:
         program = builder.program(test, number, mutant)
         try:
-            text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], LIMIT_S, **ENVIRONMENT)
+            text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], LIMIT_S,
+                                       **ENVIRONMENT)
         finally:
             os.unlink(program)
         if status is None:
@@ -78,7 +89,8 @@ def main():
         whole = catch(builder, "whole", {})
         if whole:
             raise SystemExit(f"without a mutation: {whole} fails")
-        return try_all([rule.name for rule in chosen], lambda number: try_rule(builder, number, chosen[number]), os.cpu_count() or 1)
+        return try_all([rule.name for rule in chosen], lambda number: try_rule(builder, number, chosen[number]),
+                       os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ def roff(line):
 
 
 def page(name, version, text):
-    lines = [f'.TH {name.upper().replace("-", chr(92) + "-")} 1 "" "Perseus {version}"', ".SH NAME", roff(f"{name} - part of Perseus"),
-             ".SH SYNOPSIS AND OPTIONS", ".nf", *map(roff, text.rstrip().splitlines()), ".fi",
-             ".SH SEE ALSO", roff("The documents that are installed with Perseus, in share/doc/perseus.")]
+    lines = [f'.TH {name.upper().replace("-", chr(92) + "-")} 1 "" "Perseus {version}"', ".SH NAME",
+             roff(f"{name} - part of Perseus"), ".SH SYNOPSIS AND OPTIONS", ".nf",
+             *map(roff, text.rstrip().splitlines()), ".fi", ".SH SEE ALSO",
+             roff("The documents that are installed with Perseus, in share/doc/perseus.")]
     return "\n".join(lines) + "\n"
 
 

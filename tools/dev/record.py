@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the JSON lines of a measurement as doc/results/NAME.json, with what is needed to repeat it.
 
-usage: some-command --json | tools/dev/record.py NAME --machine "2 x H200" --command "some-command --json" [--commit C] [--note TEXT]
+usage: some-command --json | tools/dev/record.py NAME --machine "2 x H200" --command "some-command --json" [--commit C]
+       [--note TEXT]
 Lines that are not JSON objects are left out; nothing on standard input is an error.
 """
 import argparse
@@ -23,12 +24,13 @@ def main():
     parser.add_argument("--commit", help="of what was measured (default: HEAD)")
     parser.add_argument("--note", default="")
     args = parser.parse_args()
-    commit = args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
-                                           check=True).stdout.strip()
+    commit = (args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"],
+                                            capture_output=True, text=True, check=True).stdout.strip())
     rows = [json.loads(line) for line in sys.stdin if line.lstrip().startswith("{")]
     if not rows:
         sys.exit("record: no JSON object on standard input")
-    head = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": args.machine, "command": args.command}
+    head = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": args.machine,
+            "command": args.command}
     if args.note:
         head["note"] = args.note
     body = ",\n".join("    " + json.dumps(row) for row in rows)

@@ -69,7 +69,8 @@ def main():
         print(f"| {room} | " + " | ".join(str(len(table[room, other]) or "") for other in ROOMS) + " |")
     between = [(a, b) for a, b in table if a != b]
     print(f"\nwithin rooms {sum(len(table[room, room]) for room in ROOMS)}, "
-          f"between rooms {sum(len(table[edge]) for edge in between)} in {len([e for e in between if table[e]])} directions")
+          f"between rooms {sum(len(table[edge]) for edge in between)} in {len([e for e in between if table[e]])} "
+          "directions")
     for a, b in sorted(between):
         if ROOMS.index(b) > ROOMS.index(a):
             for caller, called in sorted(table[a, b]):

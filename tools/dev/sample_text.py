@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draw comments with their code, and paragraphs of the documents, at random: reading them as a stranger shows whether the English can be understood.
+"""Draw comments with their code, and paragraphs of the documents, at random: reading them as a stranger shows whether
+the English can be understood.
 
-usage: tools/dev/sample_text.py [--seed N] [--comments 30] [--paragraphs 10]. The same seed draws the same places of the same commit.
+usage: tools/dev/sample_text.py [--seed N] [--comments 30] [--paragraphs 10]. The same seed draws the same places of the
+same commit.
 """
 import argparse
 import pathlib

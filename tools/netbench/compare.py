@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare two NCCL net plugins on the software NIC: time, requests to the NIC, and instructions.
 
-Times are of one run of perseus-netbench, in which both plugins have turns of some 10 ms: the ratio is the median over pairs of turns that
-followed each other, so a machine that changes its speed changes both. The NIC's own counters (work requests, doorbells, completions) are
-read after many 8-byte messages with 8 outstanding, for two numbers of messages: their difference leaves out connecting and closing.
-Instructions (--callgrind) are those of the plugin's own file, by Valgrind's callgrind.
+Times are of one run of perseus-netbench, in which both plugins have turns of some 10 ms: the ratio is the median over
+pairs of turns that followed each other, so a machine that changes its speed changes both. The NIC's own counters (work
+requests, doorbells, completions) are read after many 8-byte messages with 8 outstanding, for two numbers of messages:
+their difference leaves out connecting and closing. Instructions (--callgrind) are those of the plugin's own file, by
+Valgrind's callgrind.
 """
 import argparse
 import collections
@@ -44,8 +45,8 @@ def tool(name):
 def netbench(plugin, args, *options, prefix=()):
     """Rows of one run in a world of its own, and the NIC's counters at its end."""
     run = [tool("softnic-run"), "--quiet", "--nics", "1", "--"]
-    command = [*prefix, tool("perseus-netbench"), "--plugin", plugin, "--api", args.api, "--op", "sendrecv", "--ranks", "2",
-               "--check", "--json", "--yield", str(args.idle_passes), *options]
+    command = [*prefix, tool("perseus-netbench"), "--plugin", plugin, "--api", args.api, "--op", "sendrecv",
+               "--ranks", "2", "--check", "--json", "--yield", str(args.idle_passes), *options]
     script = '"$@" && exec "$0" counters --json'
     try:
         done = subprocess.run([*run, "sh", "-c", script, tool("softnicctl"), *command], capture_output=True, text=True,
@@ -83,12 +84,13 @@ def sizes_and_iterations(args):
 def times(args, plugins):
     for sizes, iterations in sizes_and_iterations(args):
         # A quarter of untimed iterations first: after them, rings of a thousand entries are in the caches for both.
-        rows = netbench(plugins["plugin"], args, "--peer", plugins["peer"], "--sizes", sizes, "--iters", iterations, "--warmup",
-                        str(int(iterations) // 4))[0]
+        rows = netbench(plugins["plugin"], args, "--peer", plugins["peer"], "--sizes", sizes, "--iters",
+                        iterations, "--warmup", str(int(iterations) // 4))[0]
         for size in dict.fromkeys(row["bytes"] for row in rows):
             of = {row["plugin"]: row for row in rows if row["bytes"] == size and "plugin" in row}
             ratio = next((row for row in rows if row["bytes"] == size and "time_ratio" in row), {})
-            row = {"measure": "time", "bytes": size, "slices": ratio.get("slices", 0), "yield": args.idle_passes, "iterations": int(iterations)}
+            row = {"measure": "time", "bytes": size, "slices": ratio.get("slices", 0), "yield": args.idle_passes,
+                   "iterations": int(iterations)}
             for name, plugin in plugins.items():
                 row[name + "_usec_p50"], row[name + "_GBps"] = of[plugin]["usec_p50"], of[plugin]["algbw_GBps"]
             yield row | {key: ratio.get(key) for key in ("time_ratio", "time_ratio_p25", "time_ratio_p75")}
@@ -96,7 +98,8 @@ def times(args, plugins):
 
 def burst(messages):
     """Options for one iteration in which each of two ranks sends this many messages to the other."""
-    return ["--sizes", str(messages * MESSAGE), "--chunk", str(MESSAGE), "--iters", "1", "--warmup", "0", "--outstanding", "8"]
+    return ["--sizes", str(messages * MESSAGE), "--chunk", str(MESSAGE), "--iters", "1", "--warmup", "0",
+            "--outstanding", "8"]
 
 
 def requests(args, plugins):
@@ -138,26 +141,32 @@ def instructions(args, plugins):
         cost = []
         for messages in (args.messages // 10, args.messages):
             with tempfile.TemporaryDirectory() as folder:
-                valgrind = ["valgrind", "-q", "--tool=callgrind", "--trace-children=yes", f"--callgrind-out-file={folder}/out.%p"]
+                valgrind = ["valgrind", "-q", "--tool=callgrind", "--trace-children=yes",
+                            f"--callgrind-out-file={folder}/out.%p"]
                 netbench(plugin, args, *burst(messages), "--timeout", "600", prefix=valgrind)
                 cost.append(sum(own_instructions(p, plugin) for p in pathlib.Path(folder).iterdir()))
         counted = 2 * RUNS * (args.messages - args.messages // 10)
-        yield {"measure": "instructions", "who": name, "messages": counted, "per_message": round((cost[1] - cost[0]) / counted, 1)}
+        yield {"measure": "instructions", "who": name, "messages": counted,
+               "per_message": round((cost[1] - cost[0]) / counted, 1)}
 
 
 def parse_arguments():
-    parser = Parser(prog="perseus-compare", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="perseus-compare", description=__doc__, epilog=EXAMPLES,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version="%(prog)s @VERSION@")
     parser.add_argument("--plugin", metavar="FILE", help="the Perseus plugin (that of this installation)", default=next(
-        (str(path) for path in (HERE / "../plugin/libnccl-net-perseus.so", pathlib.Path("@LIBDIR@/libnccl-net-perseus.so")) if path.exists()),
+        (str(path) for path in (HERE / "../plugin/libnccl-net-perseus.so",
+                                pathlib.Path("@LIBDIR@/libnccl-net-perseus.so")) if path.exists()),
         str(HERE / "../lib/libnccl-net-perseus.so")))
     parser.add_argument("--peer", metavar="FILE", help="the other plugin's shared library (must be given)")
     parser.add_argument("--api", default="v8", help="table both have (%(default)s)")
     parser.add_argument("--sizes", action="append", metavar="A:B:xF[@ITERATIONS]",
                         help="may be given several times (8:8K:x4@40000 and 64K:16M:x4@400)")
     parser.add_argument("--yield", dest="idle_passes", type=int, default=1, metavar="N",
-                        help="idle passes of a progress thread between two yields; NCCL yields after each (%(default)s)")
-    parser.add_argument("--messages", type=int, default=50000, metavar="N", help="of each rank, where messages are counted (%(default)s)")
+                        help="idle passes of a progress thread between two yields; NCCL yields after each "
+                             "(%(default)s)")
+    parser.add_argument("--messages", type=int, default=50000, metavar="N",
+                        help="of each rank, where messages are counted (%(default)s)")
     parser.add_argument("--callgrind", action="store_true", help="count instructions as well (minutes; needs valgrind)")
     parser.add_argument("--timeout", type=int, default=600, metavar="SECONDS", help="for one run (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one object a line")
@@ -187,7 +196,8 @@ def main():
         if sys.stderr.isatty():
             print(f"perseus-compare: {measure.__name__} ...", file=sys.stderr)
         for row in measure(args, plugins):
-            print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items() if k != "measure"), flush=True)
+            print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items() if k != "measure"),
+                  flush=True)
     return 0
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor-parallel Llama block with sequence parallelism, in plain PyTorch, and what it is made of: four products, each fused with its
-communication. `layers` decides which: perseus.nn, or Unfused below, the same layers by torch.distributed and torch.mm.
+"""A tensor-parallel Llama block with sequence parallelism, in plain PyTorch, and what it is made of: four products,
+each fused with its communication. `layers` decides which: perseus.nn, or Unfused below, the same layers by
+torch.distributed and torch.mm.
 
     block = LlamaBlock(Config(), perseus.nn, group)
     y = block(x)          # x, y: [sequence / W, batch, hidden]
@@ -51,7 +52,8 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
 
 
 class LlamaBlock(nn.Module):
-    """Each rank holds heads / W query heads, kv_heads / W key and value heads, and intermediate / W columns of the MLP."""
+    """Each rank holds heads / W query heads, kv_heads / W key and value heads, and intermediate / W columns of the
+    MLP."""
 
     def __init__(self, config: Config, layers: Any, group: perseus.Group) -> None:
         super().__init__()
@@ -68,7 +70,8 @@ class LlamaBlock(nn.Module):
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(x)  # [sequence, batch, (heads + 2 kv_heads) dim / W]
         sequence, batch, _ = qkv.shape
-        q, k, v = (t.view(sequence, batch, -1, self.dim) for t in qkv.split([self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim], -1))
+        q, k, v = (t.view(sequence, batch, -1, self.dim)
+                   for t in qkv.split([self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim], -1))
         q, k = rotate(q, self.config.rope_theta), rotate(k, self.config.rope_theta)
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, 2) for t in (k, v))
         y = F.scaled_dot_product_attention(*(t.permute(1, 2, 0, 3) for t in (q, k, v)), is_causal=True)

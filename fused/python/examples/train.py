@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Train a small tensor-parallel Llama twice from the same weights on the same data: with the fused layers and without. The losses must agree.
+"""Train a small tensor-parallel Llama twice from the same weights on the same data: with the fused layers and without.
+The losses must agree.
 
     torchrun --nproc-per-node 2 fused/python/examples/train.py --steps 200 [--compile] [--hidden 1024]
 """
@@ -26,7 +27,8 @@ class Llama(nn.Module):
     def __init__(self, config: Config, blocks: int, vocabulary: int, layers: Any, group: perseus.Group) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(LlamaBlock(config, layers, group) for _ in range(blocks))
-        self.embedding, self.head = (nn.Parameter(torch.empty(vocabulary, config.hidden, dtype=torch.bfloat16, device=group.device)) for _ in range(2))
+        self.embedding, self.head = (nn.Parameter(torch.empty(vocabulary, config.hidden, dtype=torch.bfloat16,
+                                                              device=group.device)) for _ in range(2))
         self.norm = RMSNorm(config.hidden, config.eps, group.device)
         initialize(self)
         perseus.nn.replicate(self, group)  # what is not split
@@ -39,7 +41,8 @@ class Llama(nn.Module):
 
 
 def initialize(model: nn.Module, seed: int = 0) -> None:
-    """Random matrices, by a generator that is alike on all ranks: a layer that is split draws the whole matrix and keeps its part."""
+    """Random matrices, by a generator that is alike on all ranks: a layer that is split draws the whole matrix and
+    keeps its part."""
     for module in model.modules():
         generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         if hasattr(module, "reset_parameters"):
@@ -52,7 +55,8 @@ def initialize(model: nn.Module, seed: int = 0) -> None:
 
 
 def batches(steps: int, sequence: int, batch: int, vocabulary: int) -> Any:
-    """Sequences in which a token mostly decides the next one, so that there is something to learn. The same on all ranks."""
+    """Sequences in which a token mostly decides the next one, so that there is something to learn. The same on all
+    ranks."""
     generator = torch.Generator().manual_seed(3)
     follows = torch.randperm(vocabulary, generator=generator)
     for _ in range(steps):
@@ -63,8 +67,8 @@ def batches(steps: int, sequence: int, batch: int, vocabulary: int) -> Any:
         yield tokens
 
 
-def train(group: perseus.Group, layers: Any, config: Config, steps: int, *, blocks: int = 2, sequence: int = 128, batch: int = 2, vocabulary: int = 128,
-          rate: float = 1e-3, compiled: Any = None) -> list[float]:
+def train(group: perseus.Group, layers: Any, config: Config, steps: int, *, blocks: int = 2, sequence: int = 128,
+          batch: int = 2, vocabulary: int = 128, rate: float = 1e-3, compiled: Any = None) -> list[float]:
     """The mean loss of each step, over all ranks. compiled: a backend of torch.compile(), or None."""
     model = Llama(config, blocks, vocabulary, layers, group)
     run = torch.compile(model, fullgraph=True, backend=compiled) if compiled else model
@@ -102,7 +106,8 @@ def main() -> int:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     group = perseus.init()
-    config = Config(hidden=options.hidden, heads=options.hidden // 64, kv_heads=options.hidden // 128, intermediate=options.hidden * 7 // 2)
+    config = Config(hidden=options.hidden, heads=options.hidden // 64, kv_heads=options.hidden // 128,
+                    intermediate=options.hidden * 7 // 2)
     ways = {"fused": (perseus.nn, None), "unfused": (Unfused, None)}
     if options.compile:
         ways["compiled"] = (perseus.nn, "inductor")
@@ -111,8 +116,9 @@ def main() -> int:
     worst = {name: furthest(values, losses["unfused"]) for name, values in losses.items() if name != "unfused"}
     good = all(value <= options.tolerance for value in worst.values())
     if group.rank == 0:
-        print(json.dumps({"steps": options.steps, "ranks": group.world, "first": losses["fused"][0], "last": losses["fused"][-1],
-                          "last_unfused": losses["unfused"][-1], "furthest_apart": worst, "ok": good}))
+        print(json.dumps({"steps": options.steps, "ranks": group.world, "first": losses["fused"][0],
+                          "last": losses["fused"][-1], "last_unfused": losses["unfused"][-1], "furthest_apart": worst,
+                          "ok": good}))
     group.close()
     torch.distributed.destroy_process_group()
     return 0 if good else 1

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a context find each other, by any torch.distributed Store (a ProcessGroup of any backend has one), and exchange what opens things.
+"""How the ranks of a context find each other, by any torch.distributed Store (a ProcessGroup of any backend has one),
+and exchange what opens things.
 
-rendezvous() agrees on who the ranks are: keys of the store have the group's name, world and members, and each process comes with a token of its own,
-so that nothing left by an earlier process, an earlier context or another group is taken for a rank. What it gives is the prefix of StoreExchange.
+rendezvous() agrees on who the ranks are: keys of the store have the group's name, world and members, and each process
+comes with a token of its own, so that nothing left by an earlier process, an earlier context or another group is taken
+for a rank. What it gives is the prefix of StoreExchange.
 """
 from __future__ import annotations
 
@@ -64,13 +66,16 @@ def identity(label: str, world: int, members: list[int] | None) -> str:
 
 
 def rendezvous(store: Any, keys: str, name: str, rank: int, world: int, limit_s: float) -> str:
-    """Waits until all ranks have come, at most limit_s, and returns the prefix of this context's keys, which no other context has had.
+    """Waits until all ranks have come, at most limit_s, and returns the prefix of this context's keys, which no other
+    context has had.
 
-    Rank 0 proposes the tokens that it sees, the others confirm theirs, and rank 0 closes the list. A token that changes (a process failed before all had
-    come, or was replaced, and came again) makes a new proposal, so nobody counts how often a rank has tried."""
+    Rank 0 proposes the tokens that it sees, the others confirm theirs, and rank 0 closes the list. A token that changes
+    (a process failed before all had come, or was replaced, and came again) makes a new proposal, so nobody counts how
+    often a rank has tried."""
     token = uuid.uuid4().hex
     store.set(f"{keys}/here/{rank}", json.dumps({"token": token, "who": _myself()}))
-    step: Callable[[], str | None] = _Leader(store, keys, world).step if rank == 0 else _Follower(store, keys, rank, token).step
+    step: Callable[[], str | None] = (_Leader(store, keys, world).step if rank == 0
+                                      else _Follower(store, keys, rank, token).step)
     for _ in _polls(limit_s):
         agreed = step()
         if agreed:
@@ -78,8 +83,8 @@ def rendezvous(store: Any, keys: str, name: str, rank: int, world: int, limit_s:
             return f"{keys}/{agreed}"
         mine = _read(store, f"{keys}/here/{rank}")
         if mine and mine["token"] != token:
-            raise PerseusError(f"group {name}: {mine['who']} has come as rank {rank}, which is this one ({_myself()}): two groups of one name over one store? "
-                               "Give each a name= of its own", -errno.EEXIST)
+            raise PerseusError(f"group {name}: {mine['who']} has come as rank {rank}, which is this one ({_myself()}): "
+                               "two groups of one name over one store? Give each a name= of its own", -errno.EEXIST)
     raise _missing(store, keys, name, rank, world, limit_s)
 
 
@@ -89,10 +94,12 @@ def _missing(store: Any, keys: str, name: str, rank: int, world: int, limit_s: f
     before = _read(store, f"{keys}/list")
     text = f"rank {rank} of group {name}: {_ranks(absent)} did not come within {limit_s:g} s"
     if before and before.get("closed"):
-        text += (f". The group has been opened before, with {'; '.join(f'rank {r}: {who}' for r, who in enumerate(before['who']))}: if a process was "
-                 "replaced since, every other rank must close() its group and call perseus.init() again, too")
+        text += (". The group has been opened before, with "
+                 f"{'; '.join(f'rank {r}: {who}' for r, who in enumerate(before['who']))}: if a process was replaced "
+                 "since, every other rank must close() its group and call perseus.init() again, too")
     else:
-        text += f": every rank must call perseus.init() with this name, world {world}, the same members and the same store"
+        text += (f": every rank must call perseus.init() with this name, world {world}, the same members and "
+                 "the same store")
     return Late(absent[0], text)
 
 
@@ -144,8 +151,9 @@ class _Follower:
 # ---- exchanges ----
 
 class StoreExchange:
-    """The all-gather of prs_fused_config over a store. `prefix` must be the same on all ranks, and new for each context. A wait lasts limit_s at most,
-    and ends early when another rank says in the store that it has failed, or interrupt() is called."""
+    """The all-gather of prs_fused_config over a store. `prefix` must be the same on all ranks, and new for each
+    context. A wait lasts limit_s at most, and ends early when another rank says in the store that it has failed, or
+    interrupt() is called."""
 
     def __init__(self, store: Any, prefix: str, rank: int, world: int, limit_s: float = 600.0) -> None:
         self.store, self.prefix, self.rank, self.world, self.limit_s = store, prefix, rank, world, limit_s
@@ -177,9 +185,11 @@ class StoreExchange:
             for rank in range(self.world):
                 given = self._wait(number, rank)
                 if len(given) != count:
-                    raise RuntimeError(f"rank {rank} gave {len(given)} bytes and rank {self.rank} {count} to exchange {number}: they are in different calls")
+                    raise RuntimeError(f"rank {rank} gave {len(given)} bytes and rank {self.rank} {count} to exchange "
+                                       f"{number}: they are in different calls")
                 ctypes.memmove(everyone + rank * count, given, count)
-            if number >= 2:  # a rank that is in exchange `number` has seen all others enter the one before, so all have read this key
+            # a rank that is in exchange `number` has seen all others enter the one before, so all have read this key
+            if number >= 2:
                 self.store.delete_key(self._key(number - 2, self.rank))
             return 0
         except BaseException as e:  # an exception cannot cross C: the caller raises it
@@ -193,13 +203,14 @@ class StoreExchange:
         """The others need not wait for their limits."""
         with contextlib.suppress(Exception):  # the store may be what failed
             if not self.store.check([f"{self.prefix}/failed"]):
-                self.store.set(f"{self.prefix}/failed", json.dumps({"from": self.rank, "text": str(e), "code": getattr(e, "code", -errno.EIO),
-                                                                    "rank": getattr(e, "rank", None)}))
+                self.store.set(f"{self.prefix}/failed",
+                               json.dumps({"from": self.rank, "text": str(e), "code": getattr(e, "code", -errno.EIO),
+                                           "rank": getattr(e, "rank", None)}))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Around a call of the library that may exchange. Errors for this thread then end the exchange rather than be raised in a callback, where
-        they would be lost."""
+        """Around a call of the library that may exchange. Errors for this thread then end the exchange rather than be
+        raised in a callback, where they would be lost."""
         thread = threading.get_ident()
         with _lock:
             _exchanging[thread] = self
@@ -221,5 +232,6 @@ def raise_in(thread: int, error: PerseusError) -> None:
         if exchange:
             exchange.interrupted = error
             return
-        kind = type("PerseusError", (PerseusError,), {"__init__": lambda self: PerseusError.__init__(self, str(error), error.code, error.rank)})
+        kind = type("PerseusError", (PerseusError,),
+                    {"__init__": lambda self: PerseusError.__init__(self, str(error), error.code, error.rank)})
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tensors of a launch lie: on a CUDA device, or in ordinary memory when the library is the emulator of Hopper GPUs."""
+"""Where the tensors of a launch lie: on a CUDA device, or in ordinary memory when the library is the emulator of Hopper
+GPUs."""
 from __future__ import annotations
 
 import ctypes
@@ -22,8 +23,10 @@ class Cuda:
         self._last: tuple[int, torch.cuda.Stream | None] = (-1, None)  # the stream of the last launch
 
     def stream(self) -> int:
-        """The current stream. The launches of a group share memory, so one on another stream than the last waits for the last."""
-        stream = torch._C._cuda_getCurrentRawStream(self.index)  # what torch.cuda.current_stream().cuda_stream is, without its objects
+        """The current stream. The launches of a group share memory, so one on another stream than the last waits for
+        the last."""
+        # what torch.cuda.current_stream().cuda_stream is, without its objects
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
         if stream != self._last[0] and not self.capturing():
             current, before = torch.cuda.current_stream(self.index), self._last[1]
             if before is not None:
@@ -47,8 +50,9 @@ class Cuda:
 
 
 class Emulated:
-    """Tensors in ordinary memory. Each launch gets copies in the memory of an emulated GPU, whose bounds and owner the emulator checks, and has
-    ended when done() returns. Emulated GPUs belong to one process: ranks are its threads, or processes that are nodes of their own."""
+    """Tensors in ordinary memory. Each launch gets copies in the memory of an emulated GPU, whose bounds and owner the
+    emulator checks, and has ended when done() returns. Emulated GPUs belong to one process: ranks are its threads, or
+    processes that are nodes of their own."""
 
     kind = "cpu"
     _ready = threading.Lock()
@@ -77,7 +81,8 @@ class Emulated:
         return address.value or 0
 
     def read(self, tensor: torch.Tensor) -> int:
-        """The address of a copy that has the tensor's strides, as a product's second operand may be a transposed view."""
+        """The address of a copy that has the tensor's strides, as a product's second operand may be a transposed
+        view."""
         return self._copy(tensor if tensor.is_contiguous() else tensor.t(), False)
 
     def write(self, tensor: torch.Tensor) -> int:

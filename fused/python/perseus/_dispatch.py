@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ops are registered with torch: names and implementations, the way around torch's dispatcher for calls without gradients, autocast, and backward
-passes that nobody differentiates in silence."""
+"""How ops are registered with torch: names and implementations, the way around torch's dispatcher for calls without
+gradients, autocast, and backward passes that nobody differentiates in silence."""
 from __future__ import annotations
 
 from typing import Any
@@ -28,9 +28,10 @@ _ordinary = (torch.Tensor, torch.nn.Parameter)
 
 
 def _nothing_to_record(a: torch.Tensor, bs: list[torch.Tensor]) -> bool:
-    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see the op. That saves the
-    host a second pass through torch's dispatcher, and its conversion of each tensor."""
-    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs) and torch._C._len_torch_dispatch_stack() == 0
+    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see
+    the op. That saves the host a second pass through torch's dispatcher, and its conversion of each tensor."""
+    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs)
+            and torch._C._len_torch_dispatch_stack() == 0
             and not (torch.is_grad_enabled() and (a.requires_grad or any(b.requires_grad for b in bs)))
             and torch._C._functorch.peek_interpreter_stack() is None)
 
@@ -44,7 +45,8 @@ class _Direct:
     def impl(self, name: str, kernel: Any, key: str, with_keyset: bool) -> None:
         run = self.run
 
-        def direct(keyset: Any, a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None, *rest: Any) -> torch.Tensor:
+        def direct(keyset: Any, a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                   *rest: Any) -> torch.Tensor:
             if _nothing_to_record(a, [b] if bias is None else [b, bias]):
                 return run(a, b, group_name, bias, *rest)
             return kernel(keyset, a, b, group_name, bias, *rest)
@@ -63,7 +65,8 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *unused: Any) -> tuple:
-        raise NotImplementedError(f"perseus.{ctx.op}: gradients of gradients are not implemented (create_graph=True): use torch's own ops where a loss has them")
+        raise NotImplementedError(f"perseus.{ctx.op}: gradients of gradients are not implemented (create_graph=True): "
+                                  "use torch's own ops where a loss has them")
 
 
 def _once(op: str, backward: Any) -> Any:
@@ -76,7 +79,8 @@ def _once(op: str, backward: Any) -> Any:
         flat, structure = torch.utils._pytree.tree_flatten(found)
         tensors = [t for t in flat if isinstance(t, torch.Tensor)]
         refused = iter(_Once.apply(op, torch.empty(0, requires_grad=True), *tensors) if tensors else ())
-        return torch.utils._pytree.tree_unflatten([next(refused) if isinstance(t, torch.Tensor) else t for t in flat], structure)
+        return torch.utils._pytree.tree_unflatten([next(refused) if isinstance(t, torch.Tensor) else t for t in flat],
+                                                  structure)
     return run
 
 
@@ -89,8 +93,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _autocast(name: str, places: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
-    """Under torch.autocast the arguments at these places get its dtype, as those of torch's own products do. dtypes: what the op takes; the first
-    where autocast's is none of them."""
+    """Under torch.autocast the arguments at these places get its dtype, as those of torch's own products do. dtypes:
+    what the op takes; the first where autocast's is none of them."""
     op = getattr(_ops, name).default
 
     def of(kind: str) -> Any:

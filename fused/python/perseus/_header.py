@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the text of the headers of libperseus-fused: their structs, enumerators and functions, as ctypes. So no layout is written down a second time."""
+"""Reads the text of the headers of libperseus-fused: their structs, enumerators and functions, as ctypes. So no layout
+is written down a second time."""
 from __future__ import annotations
 
 import ctypes
 import re
 from typing import Any
 
-_SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "float": ctypes.c_float, "double": ctypes.c_double, "char": ctypes.c_char,
-            "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
-            "uint64_t": ctypes.c_uint64}
+_SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "float": ctypes.c_float, "double": ctypes.c_double,
+            "char": ctypes.c_char, "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
+            "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
 ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _CALLBACKS = {"prs_allgather_fn": ALLGATHER}
 
@@ -31,7 +32,8 @@ class Header:
         for name, body in _STRUCT.findall(text):
             fields = [field for line in body.split(";") if line.strip() for field in self._fields(line.strip())]
             self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
-        self.functions = {name: (_RESULTS[result], self._parameters(parameters)) for result, name, parameters in _FUNCTION.findall(text)}
+        self.functions = {name: (_RESULTS[result], self._parameters(parameters))
+                          for result, name, parameters in _FUNCTION.findall(text)}
 
     def _enumerators(self, body: str) -> None:
         following = 0
@@ -67,7 +69,8 @@ class Header:
 
     def _parameters(self, text: str) -> list[Any]:
         text = " ".join(text.split())
-        return [] if text == "void" else [ctypes.c_void_p if "*" in p else self._fields(p.strip())[0][1] for p in text.split(",")]
+        return ([] if text == "void" else [ctypes.c_void_p if "*" in p else self._fields(p.strip())[0][1]
+                                           for p in text.split(",")])
 
 
 _RESULTS = {"int": ctypes.c_int, "void": None, "size_t": ctypes.c_size_t, "const char *": ctypes.c_char_p}

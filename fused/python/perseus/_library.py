@@ -27,11 +27,13 @@ def _first(candidates: list[pathlib.Path]) -> pathlib.Path | None:
 
 
 def library_path() -> str:
-    """PERSEUS_FUSED_LIBRARY, else the library in the package, else the build folder of the repository, else the system's."""
+    """PERSEUS_FUSED_LIBRARY, else the library in the package, else the build folder of the repository, else the
+    system's."""
     named = os.environ.get("PERSEUS_FUSED_LIBRARY")
     if named:
         return named
-    path = _first([_HERE / "lib/libperseus-fused.so", *(parent / "build/fused/libperseus-fused.so" for parent in _HERE.parents)])
+    path = _first([_HERE / "lib/libperseus-fused.so",
+                   *(parent / "build/fused/libperseus-fused.so" for parent in _HERE.parents)])
     return str(path) if path else "libperseus-fused.so"
 
 
@@ -44,16 +46,19 @@ def bundled(name: str) -> str:
 
 
 class Library:
-    """Structs, constants and functions of fused.h as attributes, as the library itself describes them. A call releases Python's global lock."""
+    """Structs, constants and functions of fused.h as attributes, as the library itself describes them. A call releases
+    Python's global lock."""
 
     def __init__(self, path: str) -> None:
         try:
             self.dll = ctypes.CDLL(path)
         except OSError as e:
-            raise PerseusError(f"perseus: {path} cannot be opened: {e}. Set PERSEUS_FUSED_LIBRARY to libperseus-fused.so", -errno.ENOENT) from e
+            raise PerseusError(f"perseus: {path} cannot be opened: {e}. Set PERSEUS_FUSED_LIBRARY to "
+                               "libperseus-fused.so", -errno.ENOENT) from e
         describe = getattr(self.dll, "prs_fused_header", None)
         if describe is None:
-            raise PerseusError(f"perseus: {path} is no libperseus-fused, or one without prs_fused_header(): build it again", -errno.ENOSYS)
+            raise PerseusError(f"perseus: {path} is no libperseus-fused, or one without prs_fused_header(): build it "
+                               "again", -errno.ENOSYS)
         describe.restype = ctypes.c_char_p
         header = Header(describe().decode())
         self.path, self.structs, self.constants = path, header.structs, header.constants

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which context an op gets. A group is a process group (or a store, a rank and a world), its members, and a name; a name that has come to mean another
-group gets a new context, or is refused by an error that says what differs."""
+"""Which context an op gets. A group is a process group (or a store, a rank and a world), its members, and a name; a
+name that has come to mean another group gets a new context, or is refused by an error that says what differs."""
 from __future__ import annotations
 
 import errno
@@ -38,15 +38,17 @@ class Ranks(dict):
             mine = next((group for group in self.values() if group.place.index == index), None)
         if mine is None:
             group = next(iter(self.values()))
-            raise PerseusError(f"perseus: group {group.name} is open as ranks {', '.join(map(str, self))} in this process, and not in this thread: "
-                               "call perseus.init() in the thread that uses it", -errno.EINVAL)
+            raise PerseusError(f"perseus: group {group.name} is open as ranks {', '.join(map(str, self))} in this "
+                               "process, and not in this thread: call perseus.init() in the thread that uses it",
+                               -errno.EINVAL)
         return mine
 
 
 _groups: dict[str, Union[Group, Ranks]] = {}
 _opening: set[tuple[str, int]] = set()
 _lock = threading.Lock()
-_of_torch: Any = getattr(dist.distributed_c10d, "_pg_map", {})  # the process groups that torch knows: destroy_process_group() takes them out
+# the process groups that torch knows: destroy_process_group() takes them out
+_of_torch: Any = getattr(dist.distributed_c10d, "_pg_map", {})
 
 
 def _gone(group: Group) -> bool:
@@ -92,8 +94,8 @@ class _Wanted:
         self.named = name is not None
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
-                raise PerseusError(f"perseus.init: the mesh has dimensions {group.mesh_dim_names or group.ndim}: take one of them, as in mesh[\"tp\"]",
-                                   -errno.EINVAL)
+                raise PerseusError(f"perseus.init: the mesh has dimensions {group.mesh_dim_names or group.ndim}: take "
+                                   "one of them, as in mesh[\"tp\"]", -errno.EINVAL)
             self.mesh, group = group, group.get_group()
         if isinstance(group, Sequence) and not isinstance(group, str):
             self.store, self.rank, self.world = group
@@ -102,14 +104,17 @@ class _Wanted:
         else:
             self.process_group = group if group is not None else dist.group.WORLD
             if self.process_group is None:
-                raise PerseusError("perseus.init: there is no process group: call torch.distributed.init_process_group() first, or pass (store, rank, world)")
-            self.store, self.rank, self.world = self.process_group.get_group_store(), self.process_group.rank(), self.process_group.size()
+                raise PerseusError("perseus.init: there is no process group: call "
+                                   "torch.distributed.init_process_group() first, or pass (store, rank, world)")
+            self.store, self.rank, self.world = (self.process_group.get_group_store(), self.process_group.rank(),
+                                                 self.process_group.size())
             self.name = name or self.process_group.group_name
             label = name or ""  # torch's store has the process group in its keys
             if self.process_group in _of_torch:
                 self.members = dist.get_process_group_ranks(self.process_group)
         if not 0 <= self.rank < self.world:
-            raise PerseusError(f"perseus.init: rank {self.rank} of group {self.name}: its {self.world} ranks are 0 to {self.world - 1}", -errno.EINVAL)
+            raise PerseusError(f"perseus.init: rank {self.rank} of group {self.name}: its {self.world} ranks are 0 to "
+                               f"{self.world - 1}", -errno.EINVAL)
         self.keys = identity(label, self.world, self.members)
 
     def same(self, group: Group) -> bool:
@@ -120,7 +125,8 @@ class _Wanted:
         return next(text for text, differ in (
             (f"rank {group.rank} of {group.world}, and is asked for as rank {self.rank} of {self.world}",
              (self.rank, self.world) != (group.rank, group.world)),
-            ("that of another process group", self.process_group is not group.process_group), ("that of another store", True)) if differ)
+            ("that of another process group", self.process_group is not group.process_group),
+            ("that of another store", True)) if differ)
 
     def known(self) -> Group | None:
         """The open group of this name in this thread, if it is the one that is wanted. One that is gone is closed."""
@@ -129,13 +135,15 @@ class _Wanted:
         if group is None or self.same(group):
             return group
         # torch's names are unique: another process group of the same name says that the first is gone.
-        if _gone(group) or (not self.named and self.process_group is not None and group.process_group is not None and not group.named):
+        if (_gone(group) or (not self.named and self.process_group is not None and group.process_group is not None
+                             and not group.named)):
             _close_here(group)
             return self.known()
         threads = group.rank != self.rank and group.world == self.world and group.thread != threading.get_ident()
         if threads:
             return None
-        raise PerseusError(f"perseus.init: the name {group.name!r} is open here as {self.differs(group)}: close() the first, or give name=", -errno.EEXIST)
+        raise PerseusError(f"perseus.init: the name {group.name!r} is open here as {self.differs(group)}: close() the "
+                           "first, or give name=", -errno.EEXIST)
 
 
 def _device_index(device: Any, rank: int, process_group: Any) -> int:
@@ -149,21 +157,23 @@ def _device_index(device: Any, rank: int, process_group: Any) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, device: Any = None, timeout_ms: int = 0, name: str | None = None,
-         watchdog: bool = True) -> Group:
+def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, device: Any = None, timeout_ms: int = 0,
+         name: str | None = None, watchdog: bool = True) -> Group:
     """*Collective.* Opens the context of a group of ranks, or returns the one that is open.
 
-    group: a ProcessGroup of any backend (None: the default group), a DeviceMesh of one dimension, or (store, rank, world) with any torch Store. Ranks may
-    be threads of one process.
+    group: a ProcessGroup of any backend (None: the default group), a DeviceMesh of one dimension, or (store, rank,
+    world) with any torch Store. Ranks may be threads of one process.
     device: CUDA device of this rank; default: the process group's device_id, or the current one.
-    timeout_ms: how long a kernel waits for another rank, and how long this call and the opening of plans do; 0: the library's default, 600000, and
-    for this call the store's timeout.
-    name: what ops call the group; default: the process group's name. All ranks give the same: it is in the store's keys.
+    timeout_ms: how long a kernel waits for another rank, and how long this call and the opening of plans do; 0: the
+    library's default, 600000, and for this call the store's timeout.
+    name: what ops call the group; default: the process group's name. All ranks give the same: it is in the store's
+    keys.
     watchdog: a thread raises asynchronous errors in the thread that calls this (see perseus.watch()).
 
-    After torch.distributed.destroy_process_group() the group is closed at the next use of its name, without waiting for other ranks, and a new process
-    group of that name gets a context of its own. Raises PerseusError: ranks that did not come (`.rank` is the first), a name that is open here for
-    another rank, world, store or process group, or two processes that come as one rank.
+    After torch.distributed.destroy_process_group() the group is closed at the next use of its name, without waiting for
+    other ranks, and a new process group of that name gets a context of its own. Raises PerseusError: ranks that did not
+    come (`.rank` is the first), a name that is open here for another rank, world, store or process group, or two
+    processes that come as one rank.
 
     Example::
 
@@ -177,16 +187,18 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
         if wanted.mesh is not None:
             known.adopt(wanted.mesh)
         if timeout_ms not in (0, known.timeout_ms):
-            warnings.warn(f"perseus.init: group {known.name} is open already, with timeout_ms={known.timeout_ms}: {timeout_ms} is not used", stacklevel=2)
+            warnings.warn(f"perseus.init: group {known.name} is open already, with timeout_ms={known.timeout_ms}: "
+                          f"{timeout_ms} is not used", stacklevel=2)
         return known
     place = (wanted.name, wanted.rank)
     with _lock:
         if place in _opening:
-            raise PerseusError(f"perseus.init: another thread of this process opens group {wanted.name} as rank {wanted.rank}", -errno.EEXIST)
+            raise PerseusError(f"perseus.init: another thread of this process opens group {wanted.name} as rank "
+                               f"{wanted.rank}", -errno.EEXIST)
         _opening.add(place)
     try:
-        opened = Group(wanted.name, wanted.rank, wanted.world, wanted.store, wanted.process_group, _device_index(device, wanted.rank, wanted.process_group),
-                       timeout_ms, wanted.keys, wanted.mesh)
+        opened = Group(wanted.name, wanted.rank, wanted.world, wanted.store, wanted.process_group,
+                       _device_index(device, wanted.rank, wanted.process_group), timeout_ms, wanted.keys, wanted.mesh)
         opened.of_torch, opened.named = wanted.members is not None, wanted.named
         _add(opened)
     finally:
@@ -199,7 +211,8 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
 
 
 def find(group: GroupLike) -> Group:
-    """The open context of a group: by a Group, a ProcessGroup (None: the default one), a DeviceMesh, or a name. Opened at first use: then collective."""
+    """The open context of a group: by a Group, a ProcessGroup (None: the default one), a DeviceMesh, or a name. Opened
+    at first use: then collective."""
     if isinstance(group, str):
         found = _groups.get(group)
         if found.__class__ is Group and not (found.of_torch and found.process_group not in _of_torch):

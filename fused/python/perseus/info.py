@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m perseus.info [--json]: what is installed, and whether it can run here. Exit status: 0 if it can, 1 if something is missing."""
+"""python -m perseus.info [--json]: what is installed, and whether it can run here. Exit status: 0 if it can, 1 if
+something is missing."""
 from __future__ import annotations
 
 import argparse
@@ -17,24 +18,30 @@ def devices() -> list[dict[str, Any]]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         p = torch.cuda.get_device_properties(index)
-        peers = [other for other in range(torch.cuda.device_count()) if other != index and torch.cuda.can_device_access_peer(index, other)]
-        found.append({"index": index, "name": p.name, "capability": f"{p.major}.{p.minor}", "usable": (p.major, p.minor) == (9, 0), "reaches": peers})
+        peers = [other for other in range(torch.cuda.device_count())
+                 if other != index and torch.cuda.can_device_access_peer(index, other)]
+        found.append({"index": index, "name": p.name, "capability": f"{p.major}.{p.minor}",
+                      "usable": (p.major, p.minor) == (9, 0), "reaches": peers})
     return found
 
 
 def gather() -> dict[str, Any]:
-    facts: dict[str, Any] = {"package": perseus.__version__, "torch": torch.__version__, "cuda": torch.version.cuda, "devices": devices(), "problems": []}
+    facts: dict[str, Any] = {"package": perseus.__version__, "torch": torch.__version__, "cuda": torch.version.cuda,
+                             "devices": devices(), "problems": []}
     problems = facts["problems"]
     try:
         library = perseus.library()
         facts.update(library=library.path, version=library.prs_fused_version().decode(), emulated=library.emulated)
         if facts["version"] != perseus.__version__:
-            problems.append(f"the library is version {facts['version']} and the package {perseus.__version__}: install both from the same build")
+            problems.append(f"the library is version {facts['version']} and the package {perseus.__version__}: install "
+                            "both from the same build")
         if not library.emulated and not any(d["usable"] for d in facts["devices"]):
-            problems.append("no Hopper GPU (compute capability 9.0) is visible: set PERSEUS_FUSED_LIBRARY to libperseus-fused-emulated.so to run without")
+            problems.append("no Hopper GPU (compute capability 9.0) is visible: set PERSEUS_FUSED_LIBRARY to "
+                            "libperseus-fused-emulated.so to run without")
         for d in facts["devices"] if not library.emulated else []:
             if d["usable"] and len(facts["devices"]) > 1 and not d["reaches"]:
-                problems.append(f"GPU {d['index']} reaches no other GPU's memory: ranks of this node cannot work together")
+                problems.append(f"GPU {d['index']} reaches no other GPU's memory: ranks of this node cannot work "
+                                "together")
     except perseus.PerseusError as e:
         problems.append(str(e))
     try:
@@ -46,7 +53,8 @@ def gather() -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perseus.info", description="What is installed, and whether it can run here.")
+    parser = argparse.ArgumentParser(prog="python -m perseus.info",
+                                     description="What is installed, and whether it can run here.")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     facts = gather()
@@ -58,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"torch     {facts['torch']}, CUDA {facts['cuda']}")
     print(f"plugin    {facts['plugin'] or 'not in this installation'}")
     for d in facts["devices"]:
-        print(f"GPU {d['index']}     {d['name']}, {d['capability']}{'' if d['usable'] else ' (not Hopper: not used)'}, reaches {d['reaches']}")
+        print(f"GPU {d['index']}     {d['name']}, {d['capability']}{'' if d['usable'] else ' (not Hopper: not used)'}, "
+              f"reaches {d['reaches']}")
     for name, value in facts["variables"].items():
         print(f"variable  {name}={value}")
     for problem in facts["problems"]:

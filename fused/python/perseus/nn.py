@@ -37,7 +37,8 @@ def _matrix(layer: str, x: torch.Tensor, columns: int, sequence_dim: int | None)
     if x.dim() == 0 or x.shape[-1] != columns:
         raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; its last dimension must be {columns}")
     if sequence_dim is not None and sequence_dim >= x.dim() - 1:
-        raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; its dimension {sequence_dim} must be the sequence, before the features (sequence_dim=)")
+        raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; its dimension {sequence_dim} must be the sequence, "
+                         "before the features (sequence_dim=)")
     first = x.movedim(sequence_dim, 0) if sequence_dim else x
     rows = first.reshape(math.prod(first.shape[:-1]), columns).contiguous()
     if torch.compiler.is_compiling():  # a graph has no offsets; the op refuses what is not aligned
@@ -46,7 +47,8 @@ def _matrix(layer: str, x: torch.Tensor, columns: int, sequence_dim: int | None)
 
 
 def _tensor(y: torch.Tensor, x: torch.Tensor, sequence_dim: int | None, sequence: int) -> torch.Tensor:
-    """A result as a tensor shaped like x, with `sequence` positions along sequence_dim. Not a view, as torch.nn.Linear's results are not."""
+    """A result as a tensor shaped like x, with `sequence` positions along sequence_dim. Not a view, as
+    torch.nn.Linear's results are not."""
     shape = list(x.shape[:-1]) + [y.shape[-1]]
     if sequence_dim is not None:
         shape[sequence_dim] = sequence
@@ -59,8 +61,9 @@ def _tensor(y: torch.Tensor, x: torch.Tensor, sequence_dim: int | None, sequence
     return y.view(moved).movedim(0, sequence_dim).contiguous()
 
 
-def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int, sequence_dim: int | None,
-                  keep_gathered: bool = True, layer: str = "ColumnParallelLinear") -> torch.Tensor:
+def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int,
+                  sequence_dim: int | None, keep_gathered: bool = True,
+                  layer: str = "ColumnParallelLinear") -> torch.Tensor:
     """x @ weight.t() + bias for a weight [out / W, in]; see ColumnParallelLinear."""
     rows, b = _matrix(layer, x, weight.shape[1], sequence_dim), weight.t()
     if sequence_dim is None:
@@ -69,23 +72,25 @@ def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return _tensor(y, x, sequence_dim, x.shape[sequence_dim] * world)
 
 
-def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int, sequence_dim: int | None,
-               layer: str = "RowParallelLinear") -> torch.Tensor:
+def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int,
+               sequence_dim: int | None, layer: str = "RowParallelLinear") -> torch.Tensor:
     """The sum over the ranks of x @ weight.t(), + bias, for a weight [out, in / W]; see RowParallelLinear."""
     rows = _matrix(layer, x, weight.shape[1], sequence_dim)
     if sequence_dim is None:
         return _tensor(ops._ops.matmul_all_reduce(rows, weight.t(), group_name, bias), x, None, 0)
     sequence = x.shape[sequence_dim]
     if sequence % world:
-        raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; the {world} ranks must divide its sequence, dimension {sequence_dim}, "
-                         f"which has {sequence} positions")
-    return _tensor(ops._ops.matmul_reduce_scatter(rows, weight.t(), group_name, bias), x, sequence_dim, sequence // world)
+        raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; the {world} ranks must divide its sequence, "
+                         f"dimension {sequence_dim}, which has {sequence} positions")
+    return _tensor(ops._ops.matmul_reduce_scatter(rows, weight.t(), group_name, bias), x, sequence_dim,
+                   sequence // world)
 
 
 # ---- parameters ----
 
 class _Local(torch.autograd.Function):
-    """DTensor.to_local() for a parameter, whose gradient is laid out as the parameter. Less for the host than to_local() itself."""
+    """DTensor.to_local() for a parameter, whose gradient is laid out as the parameter. Less for the host than
+    to_local() itself."""
 
     @staticmethod
     def forward(ctx: Any, parameter: DTensor, partial: bool) -> torch.Tensor:
@@ -99,11 +104,13 @@ class _Local(torch.autograd.Function):
 
 
 def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
-    """This rank's part of a parameter, as a plain tensor that gives it gradients. partial: gradients of a replicated one are this rank's part of a sum."""
+    """This rank's part of a parameter, as a plain tensor that gives it gradients. partial: gradients of a replicated
+    one are this rank's part of a sum."""
     if not isinstance(parameter, DTensor):
         return parameter
     partial = partial and parameter.device_mesh.ndim == 1
-    if parameter.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling() and parameter._local_tensor.is_contiguous():
+    if (parameter.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        and parameter._local_tensor.is_contiguous()):
         return _Local.apply(parameter, partial)
     return parameter.to_local(grad_placements=[Partial()] if partial else None)
 
@@ -117,7 +124,8 @@ def _distributed(shard: torch.Tensor, group: Group, placement: Placement) -> nn.
 def _keep_part(parameter: torch.Tensor, whole: torch.Tensor, rank: int, world: int, dim: int | None) -> None:
     """Copies this rank's part of a whole tensor; of a DTensor, whatever mesh it lies on by now."""
     if isinstance(parameter, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+        shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh,
+                                                              parameter.placements)
         for i, (size, begin) in enumerate(zip(shape, offset)):
             whole = whole.narrow(i, begin if size else 0, size)
         parameter.to_local().copy_(whole)
@@ -128,8 +136,8 @@ def _keep_part(parameter: torch.Tensor, whole: torch.Tensor, rank: int, world: i
 class _Parallel(nn.Module):
     split: int  # the dimension of the weight that is split
 
-    def __init__(self, in_features: int, out_features: int, group: GroupLike, bias: bool, sequence_parallel: bool, sequence_dim: int, device: Any,
-                 dtype: torch.dtype) -> None:
+    def __init__(self, in_features: int, out_features: int, group: GroupLike, bias: bool, sequence_parallel: bool,
+                 sequence_dim: int, device: Any, dtype: torch.dtype) -> None:
         super().__init__()
         opened = find(group)
         self.group_name, self.rank, self.world = name_of(opened), opened.rank, opened.world
@@ -137,7 +145,8 @@ class _Parallel(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         shape = [out_features, in_features]
         if shape[self.split] % opened.world:
-            raise ValueError(f"{type(self).__name__}: {opened.world} ranks must divide {('out_features', 'in_features')[self.split]} {shape[self.split]}")
+            raise ValueError(f"{type(self).__name__}: {opened.world} ranks must divide "
+                             f"{('out_features', 'in_features')[self.split]} {shape[self.split]}")
         if sequence_dim < 0:
             raise ValueError(f"{type(self).__name__}: sequence_dim {sequence_dim} must not be negative")
         shape[self.split] //= opened.world
@@ -149,8 +158,9 @@ class _Parallel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Normal weights of deviation in_features**-0.5, and no bias. Draws the whole weight and keeps this rank's part, so the model depends on the
-        generator (default: torch's, the same seed on all ranks) and not on the number of ranks. Does nothing on the meta device."""
+        """Normal weights of deviation in_features**-0.5, and no bias. Draws the whole weight and keeps this rank's
+        part, so the model depends on the generator (default: torch's, the same seed on all ranks) and not on the number
+        of ranks. Does nothing on the meta device."""
         if self.weight.is_meta:
             return
         whole = torch.empty(self.out_features, self.in_features, dtype=self.weight.dtype, device=self.weight.device)
@@ -161,7 +171,8 @@ class _Parallel(nn.Module):
                 local(self.bias).zero_()
 
     def _mark(self) -> None:
-        """Says of each parameter whether its gradients are parts of a sum. A tensor's attributes go where it is copied, moved or replaced."""
+        """Says of each parameter whether its gradients are parts of a sum. A tensor's attributes go where it is copied,
+        moved or replaced."""
         for name, p in self._parameters.items():
             if p is not None:
                 parts = name == "bias" and self.split == 1 and self.sequence_parallel
@@ -186,15 +197,19 @@ class _Parallel(nn.Module):
         return self.sequence_dim if self.sequence_parallel else None
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, ranks={self.world}, sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}"
+        return (f"{self.in_features}, {self.out_features}, ranks={self.world}, "
+                f"sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}")
 
 
 class ColumnParallelLinear(_Parallel):
     """y = x @ weight.t() with the rows of weight [out / W, in] of this rank. bias [out / W].
 
-    With sequence parallelism x is [t / W, ..., in] and y [t, ..., out / W] (all_gather_matmul); without, both have t rows (replicated_matmul).
-    sequence_dim: the dimension of x that is split: 0 for [sequence, batch, in], 1 for [batch, sequence, in], which costs a copy where batch > 1.
-    keep_gathered: the x of all ranks [t, ..., in] stays for the weight's gradient; False: the backward pass gathers it once more.
+    With sequence parallelism x is [t / W, ..., in] and y [t, ..., out / W] (all_gather_matmul); without, both have t
+    rows (replicated_matmul).
+    sequence_dim: the dimension of x that is split: 0 for [sequence, batch, in], 1 for [batch, sequence, in], which
+    costs a copy where batch > 1.
+    keep_gathered: the x of all ranks [t, ..., in] stays for the weight's gradient; False: the backward pass gathers it
+    once more.
 
     Example::
 
@@ -202,21 +217,25 @@ class ColumnParallelLinear(_Parallel):
     """
     split = 0
 
-    def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False, sequence_parallel: bool = True,
-                 sequence_dim: int = 0, keep_gathered: bool = True, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False,
+                 sequence_parallel: bool = True, sequence_dim: int = 0, keep_gathered: bool = True, device: Any = None,
+                 dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype)
         self.keep_gathered = keep_gathered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else local(self.bias)
-        return column_linear(x, local(self.weight), bias, self.group_name, self.world, self._sequence(), self.keep_gathered)
+        return column_linear(x, local(self.weight), bias, self.group_name, self.world, self._sequence(),
+                             self.keep_gathered)
 
 
 class RowParallelLinear(_Parallel):
-    """y = the sum over all ranks of x @ weight.t(), with the columns of weight [out, in / W] of this rank. bias [out], the same on all ranks.
+    """y = the sum over all ranks of x @ weight.t(), with the columns of weight [out, in / W] of this rank. bias [out],
+    the same on all ranks.
 
-    x is [t, ..., in / W]. With sequence parallelism y is [t / W, ..., out] (matmul_reduce_scatter), and W divides t; the gradient of bias is then
-    this rank's part, see sum_replicated_gradients(). Without, y has t rows (matmul_all_reduce). sequence_dim: as of ColumnParallelLinear.
+    x is [t, ..., in / W]. With sequence parallelism y is [t / W, ..., out] (matmul_reduce_scatter), and W divides t;
+    the gradient of bias is then this rank's part, see sum_replicated_gradients(). Without, y has t rows
+    (matmul_all_reduce). sequence_dim: as of ColumnParallelLinear.
 
     Example::
 
@@ -224,8 +243,9 @@ class RowParallelLinear(_Parallel):
     """
     split = 1
 
-    def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False, sequence_parallel: bool = True,
-                 sequence_dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False,
+                 sequence_parallel: bool = True, sequence_dim: int = 0, device: Any = None,
+                 dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -241,12 +261,13 @@ _MARK = "perseus_replicated"
 
 
 def mark_replicated(what: Union[nn.Parameter, nn.Module], *names: str) -> Any:
-    """Says that parameters are the same on all ranks but see only this rank's part of the sequence, as a norm's weight under sequence parallelism, so that
-    sum_replicated_gradients() adds up their gradients. Returns `what`.
+    """Says that parameters are the same on all ranks but see only this rank's part of the sequence, as a norm's weight
+    under sequence parallelism, so that sum_replicated_gradients() adds up their gradients. Returns `what`.
 
-    what: a module, with names of its own parameters, or without for all of it and of its submodules; or a parameter before it is assigned to its module.
-    The module remembers the names, so the marks outlive deepcopy(), to_empty(), load_state_dict(assign=True) and fully_shard(). A parameter that is marked
-    after it was assigned loses its mark there.
+    what: a module, with names of its own parameters, or without for all of it and of its submodules; or a parameter
+    before it is assigned to its module. The module remembers the names, so the marks outlive deepcopy(), to_empty(),
+    load_state_dict(assign=True) and fully_shard(). A parameter that is marked after it was assigned loses its mark
+    there.
 
     Example::
 
@@ -254,7 +275,8 @@ def mark_replicated(what: Union[nn.Parameter, nn.Module], *names: str) -> Any:
     """
     if isinstance(what, nn.Module):
         for module in [what] if names else what.modules():
-            marked = set(names) if names else {name for name, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)}
+            marked = (set(names) if names else {name for name, p in module._parameters.items()
+                                                if p is not None and not isinstance(p, DTensor)})
             if marked:
                 setattr(module, _MARK, frozenset(getattr(module, _MARK, ())) | marked)
             for name in marked:
@@ -273,12 +295,14 @@ nn.modules.module.register_module_parameter_registration_hook(_remember)
 
 
 def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: bool = True) -> nn.Module:
-    """Makes the parameters of a model that are plain tensors (norms, embeddings, heads: the same on all ranks) DTensors too, Replicate on the group's mesh,
-    as torch's clip_grad_norm_() and fused optimizers want all parameters of a list to be of one kind. While their modules' forward() runs, the
-    attributes are plain tensors, so it computes as before. Returns the model.
+    """Makes the parameters of a model that are plain tensors (norms, embeddings, heads: the same on all ranks) DTensors
+    too, Replicate on the group's mesh, as torch's clip_grad_norm_() and fused optimizers want all parameters of a list
+    to be of one kind. While their modules' forward() runs, the attributes are plain tensors, so it computes as before.
+    Returns the model.
 
-    sequence_parallel: the modules see this rank's part of the sequence, so their gradients are parts (Partial), which sum_replicated_gradients() adds up.
-    Values are taken to be the same on all ranks. A group without a mesh: the parameters are marked (mark_replicated) and stay plain.
+    sequence_parallel: the modules see this rank's part of the sequence, so their gradients are parts (Partial), which
+    sum_replicated_gradients() adds up. Values are taken to be the same on all ranks. A group without a mesh: the
+    parameters are marked (mark_replicated) and stay plain.
 
     Example::
 
@@ -294,7 +318,8 @@ def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: b
         for name in names:
             p = module._parameters[name]
             if id(p) not in made:
-                made[id(p)] = nn.Parameter(DTensor.from_local(p.detach(), opened.mesh, [Replicate()], run_check=False), p.requires_grad)
+                made[id(p)] = nn.Parameter(DTensor.from_local(p.detach(), opened.mesh, [Replicate()], run_check=False),
+                                           p.requires_grad)
             module._parameters[name] = made[id(p)]
         if names:
             module.__class__ = _with_local_views(type(module), names, sequence_parallel)
@@ -302,7 +327,8 @@ def replicate(model: nn.Module, group: GroupLike = None, *, sequence_parallel: b
 
 
 def _with_local_views(kind: type, names: Iterable[str], partial: bool) -> type:
-    """A class whose parameters of these names are this rank's plain tensors while forward() runs, and themselves for all others (FSDP, initialization)."""
+    """A class whose parameters of these names are this rank's plain tensors while forward() runs, and themselves for
+    all others (FSDP, initialization)."""
     def view(name: str) -> property:
         def get(self: nn.Module) -> torch.Tensor:
             p = self._parameters[name]
@@ -315,17 +341,20 @@ def _with_local_views(kind: type, names: Iterable[str], partial: bool) -> type:
             return kind.forward(self, *arguments, **options)
         finally:
             self.perseus_forward = False
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "perseus_forward": False, "forward": forward, **{name: view(name) for name in names}})
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "perseus_forward": False, "forward": forward,
+                                         **{name: view(name) for name in names}})
 
 
 def _marks(what: Any) -> Iterator[tuple[nn.Parameter, bool | None]]:
-    """The parameters of modules or of an iterable, and what is known of each: True: its gradients are parts; None: nothing."""
+    """The parameters of modules or of an iterable, and what is known of each: True: its gradients are parts; None:
+    nothing."""
     items = [what] if isinstance(what, (nn.Module, torch.Tensor)) else list(what)
     for item in items:
         if isinstance(item, nn.Module):
             for module in item.modules():
                 names = getattr(module, _MARK, ())
-                yield from ((p, name in names or getattr(p, _MARK, None)) for name, p in module._parameters.items() if p is not None)
+                yield from ((p, name in names or getattr(p, _MARK, None)) for name, p in module._parameters.items()
+                            if p is not None)
         else:
             yield item, getattr(item, _MARK, None)
 
@@ -337,12 +366,15 @@ def _dimension(t: DTensor, group: Group) -> int | None:
     return names.index(name) if name in names else None
 
 
-def sum_replicated_gradients(what: Union[nn.Module, Iterable[nn.Module], Iterable[nn.Parameter]], group: GroupLike = None) -> None:
-    """*Collective.* Adds up the gradients of replicated parameters over the ranks, in fp32 and one all-reduce; after backward(), before the optimizer.
+def sum_replicated_gradients(what: Union[nn.Module, Iterable[nn.Module], Iterable[nn.Parameter]],
+                             group: GroupLike = None) -> None:
+    """*Collective.* Adds up the gradients of replicated parameters over the ranks, in fp32 and one all-reduce; after
+    backward(), before the optimizer.
 
-    what: the model, or parameters. Summed are gradients that DTensors know to be parts (Partial on the group's ranks), and those of parameters that are
-    marked. Give the model: parameters alone do not show the marks of their modules. Raises PerseusError if W > 1 and nothing is marked, but for models whose
-    parameters are all known to be split or alike (layers of this module, DTensors).
+    what: the model, or parameters. Summed are gradients that DTensors know to be parts (Partial on the group's ranks),
+    and those of parameters that are marked. Give the model: parameters alone do not show the marks of their modules.
+    Raises PerseusError if W > 1 and nothing is marked, but for models whose parameters are all known to be split or
+    alike (layers of this module, DTensors).
 
     Example::
 
@@ -370,8 +402,9 @@ def sum_replicated_gradients(what: Union[nn.Module, Iterable[nn.Module], Iterabl
         elif marked:
             grads.append((p, None))
     if unknown and not found:
-        raise ops.PerseusError(f"perseus.nn.sum_replicated_gradients: none of {len(seen)} parameters is marked as replicated on group {opened.name}: give the "
-                               "model rather than its parameters, and call perseus.nn.mark_replicated(module) or perseus.nn.replicate(model)")
+        raise ops.PerseusError(f"perseus.nn.sum_replicated_gradients: none of {len(seen)} parameters is marked as "
+                               f"replicated on group {opened.name}: give the model rather than its parameters, and "
+                               "call perseus.nn.mark_replicated(module) or perseus.nn.replicate(model)")
     if grads:
         _add_up(grads, opened)
 
@@ -384,7 +417,9 @@ def _add_up(grads: list[tuple[nn.Parameter, int | None]], group: Group) -> None:
         part.copy_(total.view_as(part))
         if dim is not None:
             placements = [Replicate() if i == dim else old for i, old in enumerate(p.grad.placements)]
-            p.grad = DTensor.from_local(part, p.grad.device_mesh, placements, run_check=False, shape=p.grad.shape, stride=p.grad.stride())
+            p.grad = DTensor.from_local(part, p.grad.device_mesh, placements, run_check=False, shape=p.grad.shape,
+                                        stride=p.grad.stride())
 
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "local", "mark_replicated", "replicate", "sum_replicated_gradients"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "local", "mark_replicated", "replicate",
+           "sum_replicated_gradients"]

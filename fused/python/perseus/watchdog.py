@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that looks for asynchronous errors: a kernel that waited for a rank until its limit, or the network between nodes."""
+"""A thread that looks for asynchronous errors: a kernel that waited for a rank until its limit, or the network between
+nodes."""
 from __future__ import annotations
 
 import sys
@@ -19,13 +20,15 @@ _thread: threading.Thread | None = None
 
 
 def raise_in_its_thread(group: Group, error: PerseusError) -> None:
-    """Raises the error in the thread that opened the group, when it next runs Python code. A thread that waits for the GPU in CUDA gets it after
-    that wait, which ends when the kernels give up; one that waits for other ranks to open something, at once."""
+    """Raises the error in the thread that opened the group, when it next runs Python code. A thread that waits for the
+    GPU in CUDA gets it after that wait, which ends when the kernels give up; one that waits for other ranks to open
+    something, at once."""
     raise_in(group.thread, error)
 
 
 def watch(group: Group, act: Callable[[Group, PerseusError], None] = raise_in_its_thread) -> None:
-    """Calls act(group, error) once, from the watchdog's thread, when the group has an asynchronous error. perseus.init() does this.
+    """Calls act(group, error) once, from the watchdog's thread, when the group has an asynchronous error.
+    perseus.init() does this.
 
     Example::
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perseus-sim: counts that are known, order that is kept, equal seeds, errors that say what is wrong. usage: model.py PROGRAM SOURCE_ROOT"""
+"""perseus-sim: counts that are known, order that is kept, equal seeds, errors that say what is wrong.
+usage: model.py PROGRAM SOURCE_ROOT"""
 import json
 import pathlib
 import subprocess
@@ -23,7 +24,8 @@ def rows(*arguments):
 
 
 def a_drain_waits_once_a_put_or_once_a_group():
-    """The paper's 112 and 4 fences: 28 puts to each of four destinations, a signal for each put or a group a destination."""
+    """The paper's 112 and 4 fences: 28 puts to each of four destinations, a signal for each put or a group a
+    destination."""
     common = ("putsignal", "--cluster", "softnic-slow", "--nodes", "8", "--peers", "4", "--concurrency", "112")
     for policy in ("drain", "nic_fence"):
         coupled, grouped = rows(*common, "--policy", policy)
@@ -40,16 +42,19 @@ def a_sender_has_a_request_for_each_put_and_signal():
 
 def every_policy_keeps_order_on_every_cluster():
     for cluster in CLUSTERS:
-        for workload in ("putsignal", "--all", "--concurrency", "48", "--iterations", "1"), ("moe", "--tokens", "64"), ("alltoall",):
+        for workload in (("putsignal", "--all", "--concurrency", "48", "--iterations", "1"), ("moe", "--tokens", "64"),
+                         ("alltoall",)):
             out = rows(*workload, "--cluster", cluster, "--nodes", "3", "--band", "fast,slow", "--queues", "2")
             assert out and all(row["errors"] == 0 for row in out), (cluster, workload)
 
 
-LOSABLE = ("alltoall", "--nodes", "4", "--policy", "counted", "--group", "peer", "--set", "nics_per_gpu=2", "--outstanding", "16", "--bytes", "64K")
+LOSABLE = ("alltoall", "--nodes", "4", "--policy", "counted", "--group", "peer", "--set", "nics_per_gpu=2",
+           "--outstanding", "16", "--bytes", "64K")
 
 
 def a_lost_rail_is_replaced_by_the_transport():
-    """Rail 0 of node 2 goes while requests are in flight: all arrives, once, over rail 1, after the NICs' wait for an answer."""
+    """Rail 0 of node 2 goes while requests are in flight: all arrives, once, over rail 1, after the NICs' wait for an
+    answer."""
     for wait_us in (300, 1000):
         whole, = rows(*LOSABLE)
         lost, = rows(*LOSABLE, "--lose-rail", "0:2:30", "--set", f"lost_ns={wait_us}000")
@@ -91,13 +96,15 @@ def a_rail_is_lost_only_where_it_can_be_replaced():
 def a_side_of_a_connection_takes_at_most_64_kb():
     """With the windows of the large runs. A wider window has more slots."""
     for window in ("16", "32"):
-        for row in rows("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--window", window, "--statistics"):
+        for row in rows("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--window", window,
+                        "--statistics"):
             assert 0 < row["side_bytes"] <= 64 << 10, (window, row["policy"], row["side_bytes"])
 
 
 def in_order_over_ways_that_reorder_is_found():
     """What `auto` avoids: a signal overtakes data where adaptive routing shows messages out of order."""
-    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "3", "--bytes", "64K", "--set", "jitter_ns=5000", "--set", "routing=2", "--set", "adaptive_unordered=1",
+    bad = ("putsignal", "--all", "--cluster", "cx7", "--nodes", "3", "--bytes", "64K", "--set", "jitter_ns=5000",
+           "--set", "routing=2", "--set", "adaptive_unordered=1",
            "--set", "gpus_per_node=4", "--concurrency", "48", "--iterations", "1", "--group", "coupled")
     done = sim(*bad, "--policy", "in_order", status=1)
     assert "order broken" in done.stderr, done.stderr
@@ -118,7 +125,8 @@ def the_causes_add_up_to_the_time():
 
 
 def closing_connections_changes_no_count():
-    common = ("alltoall", "--cluster", "cx7", "--nodes", "4", "--policy", "in_order", "--group", "peer", "--outstanding", "4", "--statistics")
+    common = ("alltoall", "--cluster", "cx7", "--nodes", "4", "--policy", "in_order", "--group", "peer",
+              "--outstanding", "4", "--statistics")
     few, many = (rows(*common, "--connections", most)[0] for most in ("40", "8192"))
     assert few["connections"] < many["connections"], (few["connections"], many["connections"])
     for name in ("puts", "signals", "all_work_requests", "us", "events"):
@@ -133,10 +141,10 @@ def a_fence_costs_what_the_network_says():
 
 
 def threads_of_a_software_nic_run_one_queue_each():
-    """64 KB: one queue takes as long as all its copies, three share two threads. 4 KB: the polling thread copies alone, and 500 ns
-    more for a request that does not follow in memory on the one before."""
-    common = ("putsignal", "--cluster", "softnic-fast", "--nodes", "4", "--peers", "1,3", "--policy", "in_order", "--group", "peer", "--turn", "16",
-              "--window", "1024", "--set", "copy_gbps=50")
+    """64 KB: one queue takes as long as all its copies, three share two threads. 4 KB: the polling thread copies alone,
+    and 500 ns more for a request that does not follow in memory on the one before."""
+    common = ("putsignal", "--cluster", "softnic-fast", "--nodes", "4", "--peers", "1,3", "--policy", "in_order",
+              "--group", "peer", "--turn", "16", "--window", "1024", "--set", "copy_gbps=50")
     long_us, short_us = (96 * size * 8 / 50e3 for size in (65536, 4096))
     one, three = (row["put_only_us"] for row in rows(*common, "--bytes", "64K"))
     assert long_us < one < 1.1 * long_us and long_us / 2 < three < 0.75 * long_us, (one, three, long_us)
@@ -147,8 +155,8 @@ def threads_of_a_software_nic_run_one_queue_each():
 def fused_kernels_end_with_the_puts_of_their_schedule():
     """The puts that doc/results/fused-nodes-groups-4xH200.json counted on GPUs: 512, 64, 8 and 2."""
     for tiles, puts in (("1", 512), ("8", 64), ("64", 8), ("4096", 2)):
-        for row in rows("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2", "--band-pairs", "4", "--tiles-per-signal",
-                        tiles):
+        for row in rows("fused", "--kernel", "reduce_scatter", "--cluster", "softnic-gpu", "--nodes", "2",
+                        "--band-pairs", "4", "--tiles-per-signal", tiles):
             assert (row["puts"], row["signals"], row["errors"]) == (puts, puts, 0), row
     for kernel in ("allreduce", "allgather", "attention"):
         for row in rows("fused", "--kernel", kernel, "--cluster", "softnic-gpu", "--nodes", "3", "--size", "6144"):
@@ -156,31 +164,37 @@ def fused_kernels_end_with_the_puts_of_their_schedule():
 
 
 def a_signal_that_the_own_nic_raises_waits_for_no_long_message():
-    """Under counted the receiver's NIC raises signals; what it sends itself meanwhile, 460 KB a put, does not hold them up."""
-    counted, in_order = (row["us"] for row in rows("fused", "--kernel", "moe", "--cluster", "softnic-gpu", "--model", "deepseek-v3", "--tokens", "2048",
-                                                   "--nodes", "2", "--band", "fast", "--policy", "counted,in_order"))
+    """Under counted the receiver's NIC raises signals; what it sends itself meanwhile, 460 KB a put, does not hold them
+    up."""
+    counted, in_order = (row["us"] for row in rows("fused", "--kernel", "moe", "--cluster", "softnic-gpu", "--model",
+                                                   "deepseek-v3", "--tokens", "2048", "--nodes", "2", "--band", "fast",
+                                                   "--policy", "counted,in_order"))
     assert in_order <= counted < 1.1 * in_order, (counted, in_order)
 
 
 def the_moe_kernel_puts_each_token_once_to_another_node():
-    """2 nodes of 2 GPUs, 2048 tokens, of which some 8 go to no expert of the other node: a message to each of its 2 ranks, a forwarding
-    table, and 64 puts of 32 rows; a signal for each message and for each 128 rows."""
+    """2 nodes of 2 GPUs, 2048 tokens, of which some 8 go to no expert of the other node: a message to each of its 2
+    ranks, a forwarding table, and 64 puts of 32 rows; a signal for each message and for each 128 rows."""
     common = ("fused", "--kernel", "moe", "--cluster", "softnic-gpu", "--model", "deepseek-v3")
     for row in rows(*common, "--nodes", "2", "--tokens", "2048"):
         assert (row["puts"], row["signals"], row["errors"]) == (2 + 1 + 64, 2 + 16, 0), row
-    for row in rows(*common, "--nodes", "1,4", "--tokens", "96", "--zipf", "1.5", "--rows-per-put", "8", "--rows-per-signal", "24"):
+    for row in rows(*common, "--nodes", "1,4", "--tokens", "96", "--zipf", "1.5", "--rows-per-put", "8",
+                    "--rows-per-signal", "24"):
         assert row["us"] > 0 and row["errors"] == 0 and (row["puts"] == 0) == (row["nodes"] == 1), row
 
 
 def relayed_rows_take_connections_between_equal_numbers_only():
-    common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer", "--statistics")
+    common = ("moe", "--cluster", "cx7", "--nodes", "3", "--tokens", "64", "--policy", "counted", "--group", "peer",
+              "--statistics")
     direct, = rows(*common)
     relayed, = rows(*common, "--relay")
-    assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"], relayed["connections"])
+    assert (direct["connections"], relayed["connections"]) == (3 * 64, 3 * 8), (direct["connections"],
+                                                                                relayed["connections"])
 
 
 def a_ring_sends_each_message_once():
-    """Twice (ranks - 1) steps; only the last rank of a node sends over the network, and only the first writes records."""
+    """Twice (ranks - 1) steps; only the last rank of a node sends over the network, and only the first writes
+    records."""
     row, = rows("nccl", "--cluster", "cx7", "--nodes", "2", "--bytes", "16M", "--slice", "256K", "--policy", "auto")
     steps = 2 * 15 * 4  # 1 MB of each of 16 ranks in slices of 256 KB
     assert row["all_work_requests"] == 2 * 2 * steps, (row["all_work_requests"], steps)
@@ -190,7 +204,8 @@ def a_ring_sends_each_message_once():
 
 def a_trace_is_played_and_checked():
     with tempfile.NamedTemporaryFile("w", suffix=".trace") as file:
-        file.write("# a comment\n0 0 put 8 4096 1\n0.5 0 put 8 4096 1\n1 0 signal 8 1\n2 8 put 0 1000000 3\n2 8 signal 0 3\n")
+        file.write("# a comment\n0 0 put 8 4096 1\n0.5 0 put 8 4096 1\n1 0 signal 8 1\n"
+                   "2 8 put 0 1000000 3\n2 8 signal 0 3\n")
         file.flush()
         for row in rows("trace", "--trace", file.name, "--cluster", "cx7", "--nodes", "2"):
             assert (row["puts"], row["signals"], row["errors"]) == (2, 1, 0), row
@@ -214,7 +229,8 @@ def wrong_input_is_named():
         assert text in sim(*arguments, status=2).stderr, arguments
     assert "keep order" in sim("putsignal", "--cluster", "efa-p5", "--policy", "in_order", status=1).stderr
     assert "want a multiple" in sim("fused", "--size", "1002", "--cluster", "softnic-gpu", status=1).stderr
-    assert "want as many for each" in sim("fused", "--kernel", "moe", "--nodes", "3", "--cluster", "softnic-gpu", status=1).stderr
+    assert "want as many for each" in sim("fused", "--kernel", "moe", "--nodes", "3", "--cluster", "softnic-gpu",
+                                          status=1).stderr
     assert "two nodes" in sim("putsignal", "--nodes", "1", status=1).stderr
     with tempfile.NamedTemporaryFile("w", suffix=".cluster") as file:
         file.write("# a comment\nlink_gbps\n")
@@ -223,8 +239,8 @@ def wrong_input_is_named():
 
 
 def main():
-    for claim in [value for name, value in globals().items() if callable(value) and value.__doc__ is not main and name.islower() and
-                  name not in ("sim", "rows", "main")]:
+    for claim in [value for name, value in globals().items() if callable(value) and value.__doc__ is not main
+                  and name.islower() and name not in ("sim", "rows", "main")]:
         claim()
         print(f"ok {claim.__name__}", flush=True)
 

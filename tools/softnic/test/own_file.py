@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""own_file.py VARIABLE COMMAND...: run a command with VARIABLE set to the path of a file that no other run has, and remove it
-afterwards. What a run that was killed leaves behind is then met by no other."""
+"""own_file.py VARIABLE COMMAND...: run a command with VARIABLE set to the path of a file that no other run has, and
+remove it afterwards. What a run that was killed leaves behind is then met by no other."""
 import os
 import pathlib
 import signal
