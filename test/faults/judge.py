@@ -14,10 +14,10 @@ sys.dont_write_bytecode = True
 loader.exec_module(faults)
 
 # As the programs print them.
-FLUSHED = ("peer.c:39 WARN NET/Perseus: Work Request Flushed Error (status 5, vendor 0) on queue 0, softnic1:1 GID ::ffff:10.1.1.1 to "
-           "softnic1:1: the queue was closed by an earlier error, here or at the peer")
-LOST = ("failover.c:2 WARN NET/Perseus: softnic1:1 to softnic3:1 at 10.0.0.1:5 is lost: port down. The other rails go on: 3 requests (64 bytes) are "
-        "sent again, 5 had arrived; agreed after 1.5 ms\n")
+FLUSHED = ("peer.c:39 WARN NET/Perseus: Work Request Flushed Error (status 5, vendor 0) on queue 0, softnic1:1 GID "
+           "::ffff:10.1.1.1 to softnic1:1: the queue was closed by an earlier error, here or at the peer")
+LOST = ("failover.c:2 WARN NET/Perseus: softnic1:1 to softnic3:1 at 10.0.0.1:5 is lost: port down. The other rails go "
+        "on: 3 requests (64 bytes) are sent again, 5 had arrived; agreed after 1.5 ms\n")
 BACK = "recovery.c:2 WARN NET/Perseus: softnic1:1 to softnic3:1 at 10.0.0.1:5 is used again, 0.3 s after it was lost\n"
 KILLED = "perseus-netbench: rank 0 was killed by signal 9 (Killed)"
 ROWS = (
@@ -30,17 +30,20 @@ ROWS = (
     ("kill", True, False, 1, KILLED, "ok: ended with a named error"),
     ("kill", False, False, 1, "something failed", "FAILED: ended with status 1, and named nothing"),
     ("kill", False, True, 1, KILLED, "FAILED: a hang"),
-    ("kill", False, False, 1, "perseus-netbench: rank 1: no progress for 30 s (60 s while all ranks meet)", "FAILED: a hang"),
-    ("kill", False, False, 1, "perseus-netbench: rank 1: 3 of 64 bytes are wrong, the first at 7 (0x7)\n" + KILLED, "FAILED: wrong bytes"),
+    ("kill", False, False, 1, "perseus-netbench: rank 1: no progress for 30 s (60 s while all ranks meet)",
+     "FAILED: a hang"),
+    ("kill", False, False, 1, "perseus-netbench: rank 1: 3 of 64 bytes are wrong, the first at 7 (0x7)\n" + KILLED,
+     "FAILED: wrong bytes"),
     ("stop", False, False, 1, "perseus-perf: 4 words were wrong", "FAILED: wrong bytes"),
     ("kill", False, False, 128 + signal.SIGSEGV, KILLED, "FAILED: a crash"),
-    ("port", False, False, 1, FLUSHED + "\nperseus-netbench: rank 1 was killed by signal 11 (Segmentation fault)", "FAILED: a crash"),
+    ("port", False, False, 1, FLUSHED + "\nperseus-netbench: rank 1 was killed by signal 11 (Segmentation fault)",
+     "FAILED: a crash"),
 )
 
 
 # Done to a world for a while, after which all must be well again.
-PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"}, "flap": {"link": "up"},
-           "cut": {"loss": "0"}}
+PASSING = {"drop": {"loss": "0"}, "delay": {"latency": "0us"}, "reorder": {"latency": "0us"}, "port": {"link": "up"},
+           "flap": {"link": "up"}, "cut": {"loss": "0"}}
 
 
 class FakeWorld(faults.World):
@@ -78,7 +81,8 @@ def faults_pass():
         for seed in range(5):
             world = FakeWorld()
             faults.KINDS[kind].during(world, random.Random(seed), OverSoon(waits=seed + 1))
-            assert world.set and all(value == well[what] for (_, what), value in world.set.items()), f"{kind}, seed {seed}: left {world.set}"
+            good = world.set and all(value == well[what] for (_, what), value in world.set.items())
+            assert good, f"{kind}, seed {seed}: left {world.set}"
 
 
 def one_rail_stays():
@@ -97,7 +101,8 @@ def main():
         round_.spare_rail = True
         round_.kind, round_.broken, round_.options = faults.KINDS[kind], True, types.SimpleNamespace(failover=failover)
         how = round_.judge(hung, status, text, 1.0)
-        assert how.startswith(expected), f"{kind}, failover {failover}, status {status}, {text!r}: {how}, and not {expected}"
+        said = f"{kind}, failover {failover}, status {status}, {text!r}: {how}, and not {expected}"
+        assert how.startswith(expected), said
     return 0
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The options and calls of torch.distributed that jobs use to start, split, abort and shrink communicators, over Perseus and NCCL's own transport.
+"""The options and calls of torch.distributed that jobs use to start, split, abort and shrink communicators, over
+Perseus and NCCL's own transport.
 
     test/gpu/torch_options.py [--ranks 2] [--cases eager,abort,...] [--transports perseus,ib] [--nccl libnccl.so.2]
 
-Runs on a host without a NIC: each rank is a node of its own on the software NIC. A case says how each rank must end; what a collective brings is
-compared. Prints a JSON line a case and transport, and a table last. The exit status is the number of cases that failed over Perseus.
+Runs on a host without a NIC: each rank is a node of its own on the software NIC. A case says how each rank must end;
+what a collective brings is compared. Prints a JSON line a case and transport, and a table last. The exit status is the
+number of cases that failed over Perseus.
 """
 import argparse
 import concurrent.futures
@@ -23,10 +25,12 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
-FIXED = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1", "NCCL_NET_GDR_LEVEL": "SYS",
-         "NCCL_SOCKET_IFNAME": "lo", "PERSEUS_LOG": "warn", "NCCL_DEBUG": "INFO", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-         "NCCL_GIN_TYPE": "2",  # without it, NCCL 2.28 crashes on NICs that are not mlx5: doc/softnic.md
-         "NCCL_NET_PLUGIN_REF_COUNT": "1"}  # 2.28 forgets the plugin's name with its last communicator: doc/troubleshooting.md
+FIXED = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
+         "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_SOCKET_IFNAME": "lo", "PERSEUS_LOG": "warn", "NCCL_DEBUG": "INFO",
+         # without it, NCCL 2.28 crashes on NICs that are not mlx5: doc/softnic.md
+         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "NCCL_GIN_TYPE": "2",
+         # 2.28 forgets the plugin's name with its last communicator: doc/troubleshooting.md
+         "NCCL_NET_PLUGIN_REF_COUNT": "1"}
 TRANSPORTS = {"perseus": {"NCCL_NET_PLUGIN": str(BUILD / "plugin/libnccl-net-perseus.so"), "NCCL_NET": "Perseus"},
               "ib": {"NCCL_NET_PLUGIN": "none", "NCCL_IB_HCA": "softnic", "NCCL_IB_GID_INDEX": "1"}}
 LATE_S, SHORT_S = 5, 6  # how long a rank is late; the time limit of a group whose peer never comes
@@ -39,21 +43,23 @@ class Rank:
     def __init__(self, rank, ranks, folder):
         import torch
         import torch.distributed as dist
-        self.torch, self.dist, self.rank, self.ranks, self.folder, self.groups = torch, dist, rank, ranks, pathlib.Path(folder), 0
+        self.torch, self.dist, self.rank, self.ranks, self.folder, self.groups = (
+            torch, dist, rank, ranks, pathlib.Path(folder), 0)
         self.began = time.monotonic()
         torch.cuda.set_device(rank)
         self.load()
 
     def load(self):
-        """Launches every kernel of the cases once: a first launch waits in the CUDA driver for a collective that is under way, and keeps a lock
-        there that the software NIC needs."""
+        """Launches every kernel of the cases once: a first launch waits in the CUDA driver for a collective that is
+        under way, and keeps a lock there that the software NIC needs."""
         x, out = self.torch.full((8,), 1.0, device="cuda"), self.torch.empty((2, 4), device="cuda")
         self.same(x, 1.0), self.same(x + 1, 2.0), self.same(self.torch.zeros_like(x), 0.0)
         out.copy_(x.view(2, 4))
         self.same(out, self.torch.ones(2, device="cuda")[:, None])
 
     def drain(self, limit_s=60):
-        """Waits until the GPU has done what was asked of it, outside the CUDA driver. After that, copies to pageable memory wait for nothing."""
+        """Waits until the GPU has done what was asked of it, outside the CUDA driver. After that, copies to pageable
+        memory wait for nothing."""
         event = self.torch.cuda.Event()
         event.record()
         end = time.monotonic() + limit_s
@@ -66,7 +72,8 @@ class Rank:
         return bool((data == want).all())
 
     def say(self, what):
-        print(json.dumps({"rank": self.rank, "at_s": round(time.monotonic() - self.began, 2), "event": what}), flush=True)
+        print(json.dumps({"rank": self.rank, "at_s": round(time.monotonic() - self.began, 2), "event": what}),
+              flush=True)
 
     def init(self, eager=True, limit_s=120, ranks=None):
         """A default group, through a file of its own, since a store in a rank would die with that rank."""
@@ -85,13 +92,15 @@ class Rank:
         x = torch.full((1 << 20,), float(mine + 1), device="cuda")
         dist.all_reduce(x, group=group)
         assert self.same(x, size * (size + 1) / 2), f"all-reduce of {size} ranks gave {x[0].item()}"
-        parts, each = torch.empty(size << 16, device="cuda"), torch.tensor([float(r) for r in range(size)], device="cuda")
+        parts, each = (torch.empty(size << 16, device="cuda"),
+                       torch.tensor([float(r) for r in range(size)], device="cuda"))
         part = torch.full((1 << 16,), float(mine), device="cuda")
         dist.all_gather_into_tensor(parts, part, group=group)
         assert self.same(parts.view(size, -1), each[:, None]), "all-gather"
         if size > 1:
             got, to, at = torch.zeros_like(x), (mine + 1) % size, (mine + size - 1) % size
-            ops = [dist.P2POp(dist.isend, x + mine, group=group, group_peer=to), dist.P2POp(dist.irecv, got, group=group, group_peer=at)]
+            ops = [dist.P2POp(dist.isend, x + mine, group=group, group_peer=to),
+                   dist.P2POp(dist.irecv, got, group=group, group_peer=at)]
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
             assert self.same(got, size * (size + 1) / 2 + at), f"message from {at}: {got[0].item()}"
@@ -239,12 +248,14 @@ class Rank:
             self.dist.all_reduce(data, async_op=True)
 
     def killed(self):
-        """The last rank is killed. The others' watchdog learns of it from NCCL, long before the group's time limit, and ends them."""
+        """The last rank is killed. The others' watchdog learns of it from NCCL, long before the group's time limit, and
+        ends them."""
         self.stream_of_collectives_then_kill()
         self.must_be_ended()
 
     def killed_shrink(self):
-        """The same, but the others go on without it: by a shrink, which NCCL refuses when it knows of the death (doc/nccl.md); then anew."""
+        """The same, but the others go on without it: by a shrink, which NCCL refuses when it knows of the death
+        (doc/nccl.md); then anew."""
         self.stream_of_collectives_then_kill()
         time.sleep(LATE_S)
         began, group = time.monotonic(), None
@@ -300,22 +311,26 @@ CASES = {
 
 
 def ended_so(status, want):
-    """Whether a rank ended as it must. Want None: it does not matter, since the test ends that rank. Status None: it had to be stopped."""
+    """Whether a rank ended as it must. Want None: it does not matter, since the test ends that rank. Status None: it
+    had to be stopped."""
     if want is None or status is None:
         return want is None
     return {ENDED: status == 0, KILLED: status == -signal.SIGKILL, DIES: status not in (0, -signal.SIGKILL)}[want]
 
 
 def launch(args):
-    """Inside softnic-run: all ranks of one case. None is left when this ends. Writes the exit statuses; None where one had to be stopped."""
+    """Inside softnic-run: all ranks of one case. None is left when this ends. Writes the exit statuses; None where one
+    had to be stopped."""
     end = time.monotonic() + args.timeout
     folder = pathlib.Path(args.folder)
     ranks, at = [], time.monotonic()
     for r in range(args.ranks):
-        env = dict(os.environ, NCCL_HOSTID=f"torch-options-{r}", SOFTNIC_NODE=str(r), NCCL_DEBUG_FILE=str(folder / f"nccl.{r}"))
+        env = dict(os.environ, NCCL_HOSTID=f"torch-options-{r}", SOFTNIC_NODE=str(r),
+                   NCCL_DEBUG_FILE=str(folder / f"nccl.{r}"))
         with open(folder / f"rank.{r}", "wb") as out:
-            ranks.append(subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--ranks", str(args.ranks), "--cases", args.cases, "--folder",
-                                           args.folder], env=env, stdout=out, stderr=subprocess.STDOUT))
+            ranks.append(subprocess.Popen([sys.executable, __file__, "--rank", str(r), "--ranks", str(args.ranks),
+                                           "--cases", args.cases, "--folder", args.folder], env=env, stdout=out,
+                                          stderr=subprocess.STDOUT))
     statuses, seconds = [None] * args.ranks, [None] * args.ranks
     try:
         while None in statuses and time.monotonic() < end:
@@ -336,12 +351,14 @@ def run_case(name, transport, args):
         env = dict(os.environ, **FIXED, **TRANSPORTS[transport], **more)
         if args.nccl:
             env["LD_PRELOAD"] = args.nccl
-        command = [str(BUILD / "tools/softnic/softnic-run"), "--quiet", "--nodes", str(args.ranks), "--nics", "1", *args.softnic.split(), "--",
-                   sys.executable, __file__, "--launch", "--ranks", str(args.ranks), "--cases", action, "--folder", folder, "--timeout", str(args.timeout)]
+        command = [str(BUILD / "tools/softnic/softnic-run"), "--quiet", "--nodes", str(args.ranks), "--nics", "1",
+                   *args.softnic.split(), "--", sys.executable, __file__, "--launch", "--ranks", str(args.ranks),
+                   "--cases", action, "--folder", folder, "--timeout", str(args.timeout)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=args.timeout + 60, check=False)
         path = pathlib.Path(folder)
         if done.returncode or not (path / "ended").exists():
-            return {"case": name, "transport": transport, "right": False, "why": f"softnic-run: status {done.returncode}: {done.stderr[-300:]}"}
+            return {"case": name, "transport": transport, "right": False,
+                    "why": f"softnic-run: status {done.returncode}: {done.stderr[-300:]}"}
         ended = json.loads((path / "ended").read_text())
         texts = [(path / f"rank.{r}").read_text(errors="replace") for r in range(args.ranks)]
         events = [json.loads(line) for text in texts for line in re.findall(r'^\{"rank".*\}$', text, re.M)]
@@ -355,15 +372,16 @@ def run_case(name, transport, args):
             for p in [*path.glob("rank.*"), *path.glob("nccl.*")]:
                 (keep / p.name).write_bytes(p.read_bytes()[-200000:])
     wants = [others] * (args.ranks - 1) + [last]
-    why = [f"rank {r}: status {s} after {t} s, but it {w}" for r, (s, t, w) in enumerate(zip(ended["statuses"], ended["seconds"], wants))
-           if not ended_so(s, w)]
+    why = [f"rank {r}: status {s} after {t} s, but it {w}"
+           for r, (s, t, w) in enumerate(zip(ended["statuses"], ended["seconds"], wants)) if not ended_so(s, w)]
     expected = [r for r, w in enumerate(wants) if w == ENDED and action != "blocking_wait"]
-    why += [f"rank {r} did not say that its data was right" for r in expected if not any(e["rank"] == r and e["event"] == "right" for e in events)]
+    why += [f"rank {r} did not say that its data was right"
+            for r in expected if not any(e["rank"] == r and e["event"] == "right" for e in events)]
     if network != ["Perseus" if transport == "perseus" else "IB"]:
         why.append(f"NCCL used the network {network}")
     said = [e["event"] for e in events if e["rank"] == 0 and e["event"] != "right"]
-    row = {"case": name, "transport": transport, "right": not why, "seconds": ended["seconds"], "statuses": ended["statuses"], "said": said,
-           "nccl": version and version[1]}
+    row = {"case": name, "transport": transport, "right": not why, "seconds": ended["seconds"],
+           "statuses": ended["statuses"], "said": said, "nccl": version and version[1]}
     if why:
         row.update(why=why, warned=warned[:4], tail=[t[-600:] for t in texts])
     elif warned:
@@ -375,7 +393,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cases", default=",".join(CASES), help="comma list (%(default)s)")
-    parser.add_argument("--transports", default="perseus,ib", help="comma list of perseus, ib; they run side by side (%(default)s)")
+    parser.add_argument("--transports", default="perseus,ib",
+                        help="comma list of perseus, ib; they run side by side (%(default)s)")
     parser.add_argument("--nccl", metavar="FILE", help="another libnccl.so.2 than PyTorch's")
     parser.add_argument("--timeout", type=int, default=100, help="seconds for a case (%(default)s)")
     parser.add_argument("--softnic", default="", help='more options of softnic-run, e.g. "--copier"')
@@ -410,8 +429,9 @@ def main():
     print(f"{'case':20}" + "".join(f"{name:34}" for name in names) + "what rank 0 said")
     for case in args.cases.split(","):
         cells = [rows[case, name] for name in names]
-        print(f"{case:20}" + "".join(f"{'right' if c['right'] else 'WRONG':6}{str(c.get('statuses')) + ' ' + str(c.get('seconds')):28}" for c in cells)
-              + " | ".join("; ".join(c.get("said", [])) for c in cells))
+        found = (f"{'right' if c['right'] else 'WRONG':6}{str(c.get('statuses')) + ' ' + str(c.get('seconds')):28}"
+                 for c in cells)
+        print(f"{case:20}" + "".join(found) + " | ".join("; ".join(c.get("said", [])) for c in cells))
     return sum(not row["right"] for (_, name), row in rows.items() if name == "perseus")
 
 

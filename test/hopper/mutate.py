@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Remove each rule of synchronisation of the fused kernels in turn, and count the seeds that find it (tools/hopper/README.md). The rules are
-MUTANT(emulator TEST) markers in fused/.
+"""Remove each rule of synchronisation of the fused kernels in turn, and count the seeds that find it
+(tools/hopper/README.md). The rules are MUTANT(emulator TEST) markers in fused/.
 
     test/hopper/mutate.py BUILD [--seeds N] [--only TEXT]
 
@@ -27,8 +27,10 @@ PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_
 
 
 def link_command(build, test, kernels):
-    program = "test/hopper/test_hopper_" + next((name for prefix, name in PROGRAMS.items() if test.startswith(prefix)), "fused")
-    lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
+    names = (name for prefix, name in PROGRAMS.items() if test.startswith(prefix))
+    program = "test/hopper/test_hopper_" + next(names, "fused")
+    lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True,
+                           check=True).stdout.splitlines()
     compile_line = next(line for line in lines if f"-c tools/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
 
@@ -36,7 +38,8 @@ def link_command(build, test, kernels):
 def kernels_of(rule):
     """The object that has the rule's kernels is named after the folder in which they stand."""
     room = pathlib.PurePath(rule.edits[0].file).parts[-2]
-    return room if room != "core" else "moe" if rule.target.startswith(MOE) else "attention" if rule.target.startswith(ATTENTION) else "gemm"
+    return (room if room != "core" else "moe" if rule.target.startswith(MOE)
+            else "attention" if rule.target.startswith(ATTENTION) else "gemm")
 
 
 def make(build, folder, rule):
@@ -47,11 +50,13 @@ def make(build, folder, rule):
         (folder / file).write_text(text)
     compile_line, link_line = link_command(build, test, kernels)
     shadow = ROOT / "tools/hopper/include"
-    compile_line = compile_line.replace(" -I", f" -I{shadow} -I{folder} -I", 1)  # before all others; the compiler may be two words
+    # before all others; the compiler may be two words
+    compile_line = compile_line.replace(" -I", f" -I{shadow} -I{folder} -I", 1)
     compile_line = compile_line.replace(" -Werror ", " ")  # the mutation may leave something unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
-    objects = [str(p) for p in (build / "tools/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(f".._{kernels}.cpp.o")]
+    objects = [str(p) for p in (build / "tools/hopper/libhopper_fused.a.p").glob("*.o")
+               if not p.name.endswith(f".._{kernels}.cpp.o")]
     subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
     link_line = link_line.replace("tools/hopper/libhopper_fused.a", f"{folder}/fused.a")
     link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)
@@ -67,15 +72,17 @@ def runs(build, program, test, seeds):
     test = test.rpartition("/")[2]
     for seed in range(1, seeds + 1):
         try:
-            r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,
-                               text=True, timeout=40)
+            r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"],
+                               env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True, text=True, timeout=40)
             bad, output = r.returncode != 0, r.stderr + r.stdout
         except subprocess.TimeoutExpired:
             bad, output = True, "hopper: did not end"
         if bad:
             found += 1
             first = first or seed
-            why = why or next((l.strip() for l in output.splitlines() if l.startswith("hopper:") or "elements are wrong" in l or "returned" in l), "")
+            telling = (l.strip() for l in output.splitlines()
+                       if l.startswith("hopper:") or "elements are wrong" in l or "returned" in l)
+            why = why or next(telling, "")
     return found, first, why
 
 

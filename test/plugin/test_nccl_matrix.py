@@ -21,13 +21,15 @@ RANKS = """#!/usr/bin/env python3
 import os, sys, time
 time.sleep({sleep})
 log = open(os.environ["NCCL_DEBUG_FILE"].replace("%p", "1"), "w")
-print("NCCL INFO NET/Plugin: Loaded net plugin Perseus (v12)", "NCCL INFO RMA/Plugin: Loaded rma plugin Perseus (v{rma})", sep=chr(10), file=log)
+print("NCCL INFO NET/Plugin: Loaded net plugin Perseus (v12)", file=log)
+print("NCCL INFO RMA/Plugin: Loaded rma plugin Perseus (v{rma})", file=log)
 print('{{"op":"all_reduce","wrong":{wrong}}}')
 """
 
 
 def library(names, *texts):
-    return b"\x7fELF\0" + b"".join(b"nccl%sPlugin_v%d\0" % (kind.encode(), version) for kind, version in names) + b"".join(texts)
+    return (b"\x7fELF\0" + b"".join(b"nccl%sPlugin_v%d\0" % (kind.encode(), version) for kind, version in names)
+            + b"".join(texts))
 
 
 def run(libraries, *options, **program):
@@ -37,17 +39,20 @@ def run(libraries, *options, **program):
         (folder / "nccl").mkdir()
         for file, data in libraries.items():
             (folder / "nccl" / file).write_bytes(data)
-        for file, text in (("launch", LAUNCH), ("ranks", RANKS.format(**{"sleep": 0, "rma": 16, "wrong": 0, **program}))):
+        for file, text in (("launch", LAUNCH),
+                           ("ranks", RANKS.format(**{"sleep": 0, "rma": 16, "wrong": 0, **program}))):
             (folder / file).write_text(text)
             (folder / file).chmod(0o755)
-        done = subprocess.run([sys.executable, MATRIX, folder / "nccl", "--plugin", PLUGIN, "--softnic", folder / "launch", "--ranks",
-                               folder / "ranks", *options], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([sys.executable, MATRIX, folder / "nccl", "--plugin", PLUGIN, "--softnic",
+                               folder / "launch", "--ranks", folder / "ranks", *options], capture_output=True,
+                              text=True, timeout=120, check=False)
         print(done.stderr, file=sys.stderr)
         return [json.loads(line) for line in done.stdout.splitlines()], done.returncode
 
 
 def tables_are_foretold():
-    rows, status = run({"new.so": library(NEW), "old.so.xz": lzma.compress(library(OLD)), "next.so": library([("Rma", 99), *NEW])}, "--tables")
+    rows, status = run({"new.so": library(NEW), "old.so.xz": lzma.compress(library(OLD)),
+                        "next.so": library([("Rma", 99), *NEW])}, "--tables")
     new, following, old = rows
     assert status == 0 and [row["nccl"] for row in rows] == ["new", "next", "old"], rows
     assert new["takes"] == {"net": 12, "gin": 13, "rma": 16} and new["device_traffic_over"] == "rma v16", new

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several rails and queues, as NCCL uses them: how much faster striping is, and that it keeps the data intact.
 
-usage: test_striping.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM|all [--json]      (--json: the measurements, one a line)
+usage: test_striping.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM|all [--json]
+--json: the measurements, one a line
 
-The model of the software NIC decides, not this machine: at 400 Mbit/s a message of 512 KB takes 10 ms, which is enough for a busy
-host. No operation can be faster than the model, so the fastest counts. A measurement that a busy machine may have disturbed is
-repeated, and fails after PATIENCE_S.
+The model of the software NIC decides, not this machine: at 400 Mbit/s a message of 512 KB takes 10 ms, which is enough
+for a busy host. No operation can be faster than the model, so the fastest counts. A measurement that a busy machine may
+have disturbed is repeated, and fails after PATIENCE_S.
 """
 import argparse
 import json
@@ -26,8 +27,8 @@ tools, rows = None, []
 
 
 def command(softnic, bench):
-    return [tools.softnic_run, "--quiet", "--no-sysfs", "--nodes", "2", *softnic, "--", tools.netbench, "--plugin", tools.plugin,
-            "--op", "sendrecv", "--ranks", "2", "--nodes", "2", "--json", *bench]
+    return [tools.softnic_run, "--quiet", "--no-sysfs", "--nodes", "2", *softnic, "--", tools.netbench, "--plugin",
+            tools.plugin, "--op", "sendrecv", "--ranks", "2", "--nodes", "2", "--json", *bench]
 
 
 def bench(softnic, options, env=None):
@@ -45,8 +46,9 @@ def speed(name, rates, least, want, fuse=True, env=None):
         found, _ = bench(["--nics", str(rates.count(",") + 1), "--rate", rates, "--latency", "20us"],
                          [*SIZES, *(["--fuse"] if fuse else [])], env)
         best = max(best, found[0]["bytes"] / found[0]["usec_min"] / 1e3)
-    rows.append({"claim": name, "rates": rates, "env": env or {}, "want_GBps": round(want, 5), "least_GBps": round(least, 5),
-                 "of_ideal": round(best / want, 3), "best_GBps": round(best, 5), **found[0]})
+    rows.append({"claim": name, "rates": rates, "env": env or {}, "want_GBps": round(want, 5),
+                 "least_GBps": round(least, 5), "of_ideal": round(best / want, 3), "best_GBps": round(best, 5),
+                 **found[0]})
     assert best >= least, f"{name}: {best:.4f} GB/s, want {least:.4f} of {want:.4f}"
     return best
 
@@ -72,7 +74,8 @@ class Watch(World):
     """What node 0 has sent on each rail, from the software NIC's own counters."""
 
     def window(self, messages):
-        """Bytes of each rail and total GB/s over the next `messages` messages. The clock is read before and after the counters."""
+        """Bytes of each rail and total GB/s over the next `messages` messages. The clock is read before and after the
+        counters."""
         start, before = time.monotonic(), self.sent()[:2]
         while True:
             time.sleep(0.02)
@@ -83,7 +86,8 @@ class Watch(World):
             assert took < LIMIT_S, f"no {messages} messages in {LIMIT_S} s: {moved}"
 
     def settle(self, name, rate, share, want, most_messages):
-        """Within most_messages, 32 messages in a row must have this share on rail 1; then 32 must have 80 % of the bandwidth `want`."""
+        """Within most_messages, 32 messages in a row must have this share on rail 1; then 32 must have 80 % of the
+        bandwidth `want`."""
         seen, step, give_up = 0, 32, time.monotonic() + PATIENCE_S
         while True:
             moved, gbps = self.window(step)
@@ -95,9 +99,10 @@ class Watch(World):
                 break
             if shared:
                 most_messages = float("inf")
-        rows.append({"claim": name, "rail1": rate, "messages": round(seen), "share_of_rail1": round(got, 3), "want_share": share,
-                     "algbw_GBps": round(gbps, 4), "want_GBps": want})
-        assert good, f"{name}: after {seen:.0f} messages rail 1 has {got:.2f} of the bytes, want {share}; {gbps:.4f} GB/s of {want:.4f}"
+        rows.append({"claim": name, "rail1": rate, "messages": round(seen), "share_of_rail1": round(got, 3),
+                     "want_share": share, "algbw_GBps": round(gbps, 4), "want_GBps": want})
+        assert good, (f"{name}: after {seen:.0f} messages rail 1 has {got:.2f} of the bytes, want {share}; "
+                      f"{gbps:.4f} GB/s of {want:.4f}")
 
 
 def shares_follow_a_rail_that_changes():
@@ -117,7 +122,8 @@ def follow_a_change(world):
     fast, slow = "200M", "50M"  # slow enough that 32 messages ahead last while this process does not run
     both, slowed = 2 * FAST / 2, (FAST + SLOW) / 2
     run = subprocess.Popen(command(["--name", world, "--nics", "2", "--rate", fast, "--latency", "20us"],
-                                   ["--fuse", "--sizes", "32M", "--iters", "100000", "--outstanding", "32", "--timeout", "60"]),
+                                   ["--fuse", "--sizes", "32M", "--iters", "100000", "--outstanding", "32",
+                                    "--timeout", "60"]),
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         watch = Watch(tools.softnicctl, world)
@@ -136,27 +142,32 @@ def follow_a_change(world):
 
 def unequal_rail_counts_work_and_are_named():
     for nics, hca, many, few in ((2, "softnic0,softnic1,softnic2", ["softnic0:1", "softnic1:1"], ["softnic2:1"]),
-                                 (3, "softnic0,softnic1,softnic2,softnic3,softnic4", ["softnic0:1", "softnic1:1", "softnic2:1"],
-                                  ["softnic3:1", "softnic4:1"])):
-        found, said = bench(["--nics", str(nics)], ["--fuse", "--check", "--sizes", "0:2M:x64", "--odd", "--iters", "4"],
-                            {"NCCL_IB_HCA": hca})
+                                 (3, "softnic0,softnic1,softnic2,softnic3,softnic4",
+                                  ["softnic0:1", "softnic1:1", "softnic2:1"], ["softnic3:1", "softnic4:1"])):
+        found, said = bench(["--nics", str(nics)],
+                            ["--fuse", "--check", "--sizes", "0:2M:x64", "--odd", "--iters", "4"], {"NCCL_IB_HCA": hca})
         lines = [line for line in said.splitlines() if "rails are unequal" in line]
         assert any(",".join(many) in line and ",".join(few) in line for line in lines), (many, few, lines, said[-2000:])
-        rows.append({"claim": "unequal rail counts", "rails": [len(many), len(few)], "checked_sizes": len(found), "errors": 0})
+        rows.append({"claim": "unequal rail counts", "rails": [len(many), len(few)], "checked_sizes": len(found),
+                     "errors": 0})
 
 
 def content_is_whole_under_jitter():
-    for env in ({"NCCL_IB_QPS_PER_CONNECTION": "4"}, {"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}):
+    for env in ({"NCCL_IB_QPS_PER_CONNECTION": "4"},
+                {"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}):
         for order in ("auto", "in_order", "counted", "nic_fence", "drain"):
             found, _ = bench(["--nics", "2", "--jitter", "200us", "--latency", "10us", "--seed", str(len(order))],
-                             ["--fuse", "--check", "--sizes", "1:1M:x32", "--odd", "--iters", "6", "--group", "2", "--chunk", "200001"],
+                             ["--fuse", "--check", "--sizes", "1:1M:x32", "--odd", "--iters", "6", "--group", "2",
+                              "--chunk", "200001"],
                              {**env, "PERSEUS_ORDER": order})
-            rows.append({"claim": "content under jitter", "env": env, "order": order, "checked_sizes": len(found), "errors": 0})
+            rows.append({"claim": "content under jitter", "env": env, "order": order, "checked_sizes": len(found),
+                         "errors": 0})
 
 
 def content_is_whole_under_loss():
     found, _ = bench(["--nics", "2", "--loss", "2%", "--latency", "10us"],
-                        ["--fuse", "--check", "--sizes", "1:1M:x32", "--odd", "--iters", "6", "--group", "2", "--chunk", "200001"],
+                        ["--fuse", "--check", "--sizes", "1:1M:x32", "--odd", "--iters", "6", "--group", "2",
+                         "--chunk", "200001"],
                         {"NCCL_IB_TIMEOUT": "6", "NCCL_IB_QPS_PER_CONNECTION": "2"})
     rows.append({"claim": "content under loss", "loss": 0.02, "checked_sizes": len(found), "errors": 0})
 

@@ -26,7 +26,8 @@ class Meeting(unittest.TestCase):
 
         def one(rank):
             try:
-                group = perseus.init((stores[rank], rank, 2), name=f"{id(stores)}", device=rank, timeout_ms=60000, watchdog=False)
+                group = perseus.init((stores[rank], rank, 2), name=f"{id(stores)}", device=rank, timeout_ms=60000,
+                                     watchdog=False)
                 results[rank] = multiply(group)
                 group.close()
             except BaseException as e:
@@ -76,7 +77,8 @@ class Meeting(unittest.TestCase):
             import ctypes
             mine, everyone = ctypes.create_string_buffer(b"%d\0ab" % rank, 4), ctypes.create_string_buffer(8)
             for _ in range(20):
-                assert exchange.callback(None, ctypes.addressof(mine), ctypes.addressof(everyone), 4) == 0, exchange.failure
+                assert exchange.callback(None, ctypes.addressof(mine), ctypes.addressof(everyone),
+                                         4) == 0, exchange.failure
                 assert everyone.raw == b"0\0ab1\0ab"
         threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
         for thread in threads:
@@ -88,7 +90,8 @@ class Meeting(unittest.TestCase):
     def test_a_rank_that_does_not_come_is_an_error_and_no_hang(self):
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=1))
-        with self.assertRaisesRegex(perseus.PerseusError, "rank 0 of group alone: rank 1 did not come within 1 s") as caught:
+        with self.assertRaisesRegex(perseus.PerseusError,
+                                    "rank 0 of group alone: rank 1 did not come within 1 s") as caught:
             perseus.init((store, 0, 2), name="alone", watchdog=False)
         self.assertEqual(caught.exception.rank, 1)
         with self.assertRaisesRegex(perseus.PerseusError, "rank 1 of group alone: rank 0 did not come within 0.3 s"):
@@ -118,7 +121,8 @@ def threads(world, body, limit_s=120):
 
 def rows_of(group):
     """What each rank put into an all-gather, by rank."""
-    y = perseus.all_gather_matmul(torch.full((32, 64), group.rank + 1.0 + 10 * group.kind, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16), group)
+    y = perseus.all_gather_matmul(torch.full((32, 64), group.rank + 1.0 + 10 * group.kind, dtype=torch.bfloat16),
+                                  torch.eye(64, dtype=torch.bfloat16), group)
     return y[::32, 0].tolist()
 
 
@@ -126,7 +130,8 @@ class Identity(unittest.TestCase):
     """A context belongs to one group: its members, its store or process group, and its name."""
 
     def opened(self, store, rank, world=2, name=None, device=None, kind=0, **more):
-        group = perseus.init((store, rank, world), name=name, device=rank if device is None else device, timeout_ms=60000, watchdog=False, **more)
+        group = perseus.init((store, rank, world), name=name, device=rank if device is None else device,
+                             timeout_ms=60000, watchdog=False, **more)
         group.kind = kind
         return group
 
@@ -186,9 +191,12 @@ class Identity(unittest.TestCase):
         store = dist.HashStore()
         first = self.opened(store, 0, 1)
         self.assertIs(self.opened(store, 0, 1), first)
-        for other, says in (((store, 0, 2), "rank 0 of 1, and is asked for as rank 0 of 2"), ((store, 1, 2), "rank 0 of 1, and is asked for as rank 1 of 2"),
-                            ((dist.HashStore(), 0, 1), "that of another store"), (ranks.gloo(store, 0, 1, "perseus"), "that of another process group")):
-            with self.subTest(says), self.assertRaisesRegex(perseus.PerseusError, f"the name 'perseus' is open here as {says}: close.* or give name="):
+        for other, says in (((store, 0, 2), "rank 0 of 1, and is asked for as rank 0 of 2"),
+                            ((store, 1, 2), "rank 0 of 1, and is asked for as rank 1 of 2"),
+                            ((dist.HashStore(), 0, 1), "that of another store"),
+                            (ranks.gloo(store, 0, 1, "perseus"), "that of another process group")):
+            wanted = f"the name 'perseus' is open here as {says}: close.* or give name="
+            with self.subTest(says), self.assertRaisesRegex(perseus.PerseusError, wanted):
                 perseus.init(other, device=0, watchdog=False)
         first.close()
         with self.assertRaisesRegex(perseus.PerseusError, "its 2 ranks are 0 to 1"):
@@ -216,8 +224,9 @@ class Identity(unittest.TestCase):
             if rank == 1:  # ends without a word: another process comes as rank 1
                 group.abort()
                 group.close()
-                with self.assertRaisesRegex(perseus.PerseusError, "rank 0 did not come within 0.5 s. The group has been opened before, with rank 0: process .* "
-                                                                  "every other rank must close") as caught:
+                with self.assertRaisesRegex(perseus.PerseusError, "rank 0 did not come within 0.5 s. The group has "
+                                                                  "been opened before, with rank 0: process .* every "
+                                                                  "other rank must close") as caught:
                     perseus.init((store, 1, 2), name="replaced", device=1, timeout_ms=500, watchdog=False)
                 self.assertEqual(caught.exception.rank, 0)
             else:
@@ -264,11 +273,13 @@ class Late(unittest.TestCase):
         results = run(3, body, timeout_ms=2000)
         for rank, text, took in results[:2]:
             self.assertEqual(rank, 2)
-            self.assertRegex(text, "plan of matmul_all_reduce with at most 96 rows, n 96, k 64: rank . of group .*rank 2 did not come within 2 s")
+            self.assertRegex(text, "plan of matmul_all_reduce with at most 96 rows, n 96, k 64: rank . of group .*rank "
+                                   "2 did not come within 2 s")
             self.assertLess(took, 10)
 
     def test_the_watchdogs_error_ends_the_opening_of_a_plan(self):
-        """A kernel of rank 0 gives up waiting for rank 1, while rank 0 opens a plan. Its timeout_ms is long, so only the error can end that."""
+        """A kernel of rank 0 gives up waiting for rank 1, while rank 0 opens a plan. Its timeout_ms is long, so only
+        the error can end that."""
         ended = threading.Event()
 
         def one(group):
@@ -318,7 +329,8 @@ class Late(unittest.TestCase):
                 calls.append("open")
                 return -12 if len(calls) == 1 else real(*arguments)
             group.place.free_cache = lambda: calls.append("free")
-            group.library = type("Full", (), {"__getattr__": lambda self, name: full if name == "prs_gemm_plan_open" else getattr(perseus.library(), name)})()
+            group.library = type("Full", (), {"__getattr__": lambda self, name: full if name == "prs_gemm_plan_open"
+                                              else getattr(perseus.library(), name)})()
             multiply(group)
             return calls
         self.assertEqual(run(2, body), [["open", "free", "open"]] * 2)

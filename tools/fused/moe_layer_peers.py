@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A whole MoE layer, [gate | up] with SiLU, down, weighted by the router: ours, through the C API, beside what is usual in the same process group.
+r"""A whole MoE layer, [gate | up] with SiLU, down, weighted by the router: ours, through the C API, beside what is
+usual in the same process group.
 
-  torchrun --nproc-per-node 2 tools/fused/moe_layer_peers.py --library build/fused/libperseus-fused.so --tokens 128 512 2048 8192
+  torchrun --nproc-per-node 2 tools/fused/moe_layer_peers.py --library build/fused/libperseus-fused.so \
+      --tokens 128 512 2048 8192
 
-The peers: "nccl" is NCCL's all-to-all both ways (its sizes come to the host), torch._grouped_mm twice, SiLU * up, an fp32 index_add. "symm_mem" is the
-same with torch.ops.symm_mem.all_to_all_vdev_2d, whose sizes stay on the GPU; a machine where it cannot run says why in `symm_mem_error`. "products" are
-the two torch._grouped_mm alone, on rows that are there. They alternate; a figure is the median over rounds of the slowest rank. Our timed launches must
-write the same bits over poison each time. With --nodes, under softnic-run, ranks are on emulated nodes, NCCL's way may use the same NICs, and a row says
-what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours and NCCL's way are compared with the layer in double precision: `error` is the root of
-the mean square error over that of the result, `error_ratio` ours over theirs. JSON, one row each. Exit status 77 without GPUs or torch.
+The peers: "nccl" is NCCL's all-to-all both ways (its sizes come to the host), torch._grouped_mm twice, SiLU * up, an
+fp32 index_add. "symm_mem" is the same with torch.ops.symm_mem.all_to_all_vdev_2d, whose sizes stay on the GPU; a
+machine where it cannot run says why in `symm_mem_error`. "products" are the two torch._grouped_mm alone, on rows that
+are there. They alternate; a figure is the median over rounds of the slowest rank. Our timed launches must write the
+same bits over poison each time. With --nodes, under softnic-run, ranks are on emulated nodes, NCCL's way may use the
+same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
+and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
+of the result, `error_ratio` ours over theirs. JSON, one row each. Exit status 77 without GPUs or torch.
 """
 import argparse
 import json
@@ -18,7 +22,8 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from moe_peers import OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist, join, random_rows, slowest, torch  # noqa: E402
+from moe_peers import (OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist, join,  # noqa: E402
+                       random_rows, slowest, torch)
 from timed import Way, time_all  # noqa: E402
 
 SAMPLED_TOKENS = 16
@@ -68,11 +73,14 @@ class NcclLayer(Peer):
         counts = torch.bincount(self.chosen.view(-1), minlength=self.experts)
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts)
-        self.sizes = torch.stack((theirs.view(self.world, local).sum(1), counts.view(self.world, local).sum(1))).tolist()  # waits for the GPU
+        # waits for the GPU
+        self.sizes = torch.stack((theirs.view(self.world, local).sum(1),
+                                  counts.view(self.world, local).sum(1))).tolist()
         rows = self.tokens[self.order // k]
         came = torch.empty(sum(self.sizes[0]), rows.shape[1], dtype=rows.dtype, device="cuda")
         dist.all_to_all_single(came, rows, *self.sizes)
-        expert = torch.arange(self.experts, device="cuda").remainder(local).repeat_interleave(theirs, output_size=came.shape[0])
+        expert = torch.arange(self.experts, device="cuda").remainder(local).repeat_interleave(
+            theirs, output_size=came.shape[0])
         self.sorted = torch.argsort(expert, stable=True)
         self.x = came[self.sorted]
         self.offsets = theirs.view(self.world, local).sum(0).cumsum(0).to(torch.int32)
@@ -83,7 +91,8 @@ class NcclLayer(Peer):
         rows = torch.empty(self.order.numel(), self.y.shape[1], dtype=self.y.dtype, device="cuda")
         dist.all_to_all_single(rows, back, self.sizes[1], self.sizes[0])
         out = torch.zeros(self.tokens.shape, dtype=torch.float32, device="cuda")
-        out.index_add_(0, self.order // self.chosen.shape[1], rows.float() * self.router_weights.view(-1)[self.order, None])
+        out.index_add_(0, self.order // self.chosen.shape[1],
+                       rows.float() * self.router_weights.view(-1)[self.order, None])
         self.out = out.bfloat16()
 
 
@@ -104,8 +113,10 @@ class SymmMemLayer:
             t = symm_mem.empty(*shape, dtype=dtype, device="cuda")
             symm_mem.rendezvous(t, self.group)
             return t
-        self.rows, self.came, self.y, self.back = empty(pairs, hidden), empty(room, hidden), empty(room, hidden), empty(pairs, hidden)
-        self.splits, self.placed, self.returned = (empty(*shape, dtype=torch.int64) for shape in ((experts,), (2, experts), (2, experts)))
+        self.rows, self.came, self.y, self.back = (empty(pairs, hidden), empty(room, hidden), empty(room, hidden),
+                                                   empty(pairs, hidden))
+        self.splits, self.placed, self.returned = (empty(*shape, dtype=torch.int64)
+                                                   for shape in ((experts,), (2, experts), (2, experts)))
 
     def both(self):
         k, ops = self.chosen.shape[1], torch.ops.symm_mem
@@ -142,7 +153,8 @@ def between_nodes(args, ours):
     """Of a launch of the rank that sends most."""
     if args.nodes == 1:
         return {}
-    return {"nodes": args.nodes, "order": os.environ.get("PERSEUS_ORDER", "auto"), **{name: slowest(n) for name, n in ours.traffic(ours.layer).items()}}
+    return {"nodes": args.nodes, "order": os.environ.get("PERSEUS_ORDER", "auto"),
+            **{name: slowest(n) for name, n in ours.traffic(ours.layer).items()}}
 
 
 def measure(args, preset, count, zipf, hosts):
@@ -151,7 +163,8 @@ def measure(args, preset, count, zipf, hosts):
     local = experts // world
     tokens = random_rows(count, hidden, rank)
     chosen, router_weights = choices(count, experts, top_k, zipf, rank, 1)
-    gate_up, down = torch.empty(local, 2 * inner, hidden, dtype=torch.bfloat16, device="cuda"), torch.empty(local, hidden, inner, dtype=torch.bfloat16, device="cuda")
+    gate_up, down = (torch.empty(local, 2 * inner, hidden, dtype=torch.bfloat16, device="cuda"),
+                     torch.empty(local, hidden, inner, dtype=torch.bfloat16, device="cuda"))
     for e in range(local):
         gate_up[e], down[e] = expert_weights(rank * local + e, hidden, inner)
     ours = OurLayer(args, Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1), hosts)
@@ -159,8 +172,8 @@ def measure(args, preset, count, zipf, hosts):
     nccl = NcclLayer(tokens, chosen, router_weights, gate_up, down, experts)
     picked = torch.randint(count, (min(SAMPLED_TOKENS, count),), generator=torch.Generator().manual_seed(5)).tolist()
     exact = exact_results(tokens, chosen, router_weights, picked, hidden, inner)
-    own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,), lambda _: relative_error(ours.out[picked], exact),
-              lambda: ours.out[picked[0], :1], (tokens,))
+    own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,),
+              lambda _: relative_error(ours.out[picked], exact), lambda: ours.out[picked[0], :1], (tokens,))
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
     try:
         if args.nodes > 1:
@@ -178,13 +191,15 @@ def measure(args, preset, count, zipf, hosts):
     nccl.both()
     error, theirs = slowest(own.found), slowest(relative_error(nccl.out[picked], exact))
     differing, dropped = int(slowest(own.differing)), int(slowest(int(ours.status[1])))
-    row = {"kernel": "moe_layer", "preset": preset, "H": hidden, "I": inner, "E": experts, "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world,
-           "usec": round(usec["own"], 1), "nccl_usec": round(usec["nccl"], 1), "products_usec": round(usec["products"], 1),
-           "symm_mem_usec": round(usec["symm_mem"], 1) if "symm_mem" in usec else None, "symm_mem_error": symm_mem_error,
-           **between_nodes(args, ours), "speedup": round(usec["nccl"] / usec["own"], 3), "of_products": round(usec["own"] / usec["products"], 3),
-           "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error, "nccl_error": theirs,
-           "error_ratio": round(error / theirs, 3), "checked_launches": own.checked, "differing_elements": differing, "rows_dropped": dropped,
-           "commit": args.commit}
+    row = {"kernel": "moe_layer", "preset": preset, "H": hidden, "I": inner, "E": experts, "top_k": top_k,
+           "tokens": count, "zipf": zipf, "gpus": world, "usec": round(usec["own"], 1),
+           "nccl_usec": round(usec["nccl"], 1), "products_usec": round(usec["products"], 1),
+           "symm_mem_usec": round(usec["symm_mem"], 1) if "symm_mem" in usec else None,
+           "symm_mem_error": symm_mem_error, **between_nodes(args, ours),
+           "speedup": round(usec["nccl"] / usec["own"], 3), "of_products": round(usec["own"] / usec["products"], 3),
+           "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error,
+           "nccl_error": theirs, "error_ratio": round(error / theirs, 3), "checked_launches": own.checked,
+           "differing_elements": differing, "rows_dropped": dropped, "commit": args.commit}
     ours.close()
     if rank == 0:
         print(json.dumps(row), flush=True)
@@ -199,7 +214,8 @@ def main():
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--capacity", type=int, default=0, help="rows of each rank; 0: as many as can ever come")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
+    parser.add_argument("--corrupt", type=int, default=0,
+                        help="change an element of what the Nth timed launch wrote: the check must find it")
     parser.add_argument("--timeout-ms", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")

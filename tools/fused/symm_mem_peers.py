@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The fused kernels beside PyTorch's symmetric memory, and beside NCCL + cuBLAS, in one process group.
+r"""The fused kernels beside PyTorch's symmetric memory, and beside NCCL + cuBLAS, in one process group.
 
-    torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so --sizes 4096,8192
+    torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so \
+        --sizes 4096,8192
 
-One JSON row for each kernel and size. The three methods take turns in every round, start together, and are timed by events; a time is the
-median over rounds of the slowest rank. Our results are poisoned before each run; those of the timed launches must have the same bits each time, and the last
-one's are compared with sums in double precision (timed.py; `checked_launches` says how many), as are the others' last.
+One JSON row for each kernel and size. The three methods take turns in every round, start together, and are timed by
+events; a time is the median over rounds of the slowest rank. Our results are poisoned before each run; those of the
+timed launches must have the same bits each time, and the last one's are compared with sums in double precision
+(timed.py; `checked_launches` says how many), as are the others' last.
 """
 import argparse
 import ctypes
@@ -18,7 +20,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from fused_context import Context, bounded, pointer, structs  # noqa: E402
 
-os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be in use by others on the host, so it is off
+# NVLink multicast may be in use by others on the host, so it is off
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 os.environ["NCCL_NVLS_ENABLE"] = "0"
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -39,20 +42,24 @@ class Mapped:
 class Perseus(Context):
     def alloc(self, rows, columns):
         address = pointer()
-        self.check(self.lib.prs_fused_alloc(self.handle, ctypes.c_size_t(rows * columns * 2), ctypes.byref(address)), "prs_fused_alloc")
-        return torch.as_tensor(Mapped(address.value, rows * columns), device="cuda").view(torch.bfloat16).view(rows, columns)
+        self.check(self.lib.prs_fused_alloc(self.handle, ctypes.c_size_t(rows * columns * 2), ctypes.byref(address)),
+                   "prs_fused_alloc")
+        return torch.as_tensor(Mapped(address.value, rows * columns),
+                               device="cuda").view(torch.bfloat16).view(rows, columns)
 
     def free(self, tensor):
         self.check(self.lib.prs_fused_free(self.handle, pointer(tensor.data_ptr())), "prs_fused_free")
 
     def plan(self, op, m, n, k):
         plan, shape = pointer(), Shape(OPS[op], m, n, k, 0)
-        self.check(self.lib.prs_gemm_plan_open(self.handle, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_gemm_plan_open")
+        self.check(self.lib.prs_gemm_plan_open(self.handle, ctypes.byref(shape), None, ctypes.byref(plan)),
+                   "prs_gemm_plan_open")
         return plan
 
     def launch(self, op, plan, a, b, c):
         operands = Operands(*(t.data_ptr() for t in (a, b, c)))
-        self.check(self.lib.prs_gemm_launch(plan, ctypes.byref(operands), pointer(torch.cuda.current_stream().cuda_stream)), op)
+        self.check(self.lib.prs_gemm_launch(plan, ctypes.byref(operands),
+                                            pointer(torch.cuda.current_stream().cuda_stream)), op)
 
 
 def ways(op, perseus, plan, a, b, c, world, group):
@@ -120,7 +127,8 @@ def reference(op, a, b, rows, rank, world):
 
 
 def compare(op, result, want, bound, rows, rank):
-    """Worst error over the root mean square, and the elements beyond the bound, of the sampled rows that this rank has."""
+    """Worst error over the root mean square, and the elements beyond the bound, of the sampled rows that this rank
+    has."""
     here, at = list(range(len(rows))), rows
     if op == "reduce_scatter":
         block = result.shape[0]
@@ -158,11 +166,13 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
     generator = torch.Generator().manual_seed(size)  # the same rows on every rank
     rows = torch.randint(0, m, (SAMPLED_ROWS,), generator=generator).tolist()
     want, bound = reference(op, a, b, rows, rank, world)
-    checked = {name: Way(run, lambda: c.fill_(float("nan")), None, lambda result: compare(op, result, want, bound, rows, rank))
+    checked = {name: Way(run, lambda: c.fill_(float("nan")), None,
+                         lambda result: compare(op, result, want, bound, rows, rank))
                for name, run in methods.items()}
     own = checked["own"]
     own.wrote, own.sampled, own.travels = lambda: (c,), lambda: sampled(op, c, rows, rank), (a,)
-    usec = time_all(checked, options.iterations, world, lambda t: most(t, cpu_group), options.corrupt if rank == world - 1 else 0)
+    usec = time_all(checked, options.iterations, world, lambda t: most(t, cpu_group),
+                    options.corrupt if rank == world - 1 else 0)
     differing = int(most(own.differing, cpu_group))
     row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}
     for name, way in checked.items():
@@ -170,9 +180,10 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
         prefix = "" if name == "own" else name + "_"
         row[prefix + "usec"] = round(usec[name], 1)
         row[prefix + "max_rel_err"] = float(f"{most(error, cpu_group):.2e}")
-    row.update(speedup=round(usec["unfused"] / usec["own"], 3), speedup_over_symm_mem=round(usec["symm_mem"] / usec["own"], 3),
-               beyond_bound=int(most(own.found[1], cpu_group)) + differing, checked_launches=own.checked, differing_elements=differing,
-               torch=torch.__version__, commit=options.commit)
+    row.update(speedup=round(usec["unfused"] / usec["own"], 3),
+               speedup_over_symm_mem=round(usec["symm_mem"] / usec["own"], 3),
+               beyond_bound=int(most(own.found[1], cpu_group)) + differing, checked_launches=own.checked,
+               differing_elements=differing, torch=torch.__version__, commit=options.commit)
     dist.barrier(group=cpu_group)
     perseus.lib.prs_gemm_plan_close(plan)
     perseus.free(c)
@@ -185,7 +196,8 @@ def main():
     parser.add_argument("--sizes", default="4096,8192,16384")
     parser.add_argument("--kernels", default=",".join(OPS))
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
+    parser.add_argument("--corrupt", type=int, default=0,
+                        help="change an element of what the Nth timed launch wrote: the check must find it")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()

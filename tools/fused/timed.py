@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time methods in turn, by events, and check that each timed launch of our own did its work (timed.h is the same in C): it must write the same
-bits as the last warm-up launch, and the last one is also compared with a reference."""
+"""Time methods in turn, by events, and check that each timed launch of our own did its work (timed.h is the same in C):
+it must write the same bits as the last warm-up launch, and the last one is also compared with a reference."""
 import statistics
 
 import torch
@@ -17,12 +17,13 @@ def bits(tensor):
 
 
 class Way:
-    """`run` returns its result, as `check` takes it. For our own methods only: `wrote` returns what a launch writes, and `travels` the inputs that are
-    sent to other ranks. `check` reads the result of the last timed run, and its value is kept as `found`; `sampled` is a view of one element that it
-    reads."""
+    """`run` returns its result, as `check` takes it. For our own methods only: `wrote` returns what a launch writes,
+    and `travels` the inputs that are sent to other ranks. `check` reads the result of the last timed run, and its value
+    is kept as `found`; `sampled` is a view of one element that it reads."""
 
     def __init__(self, run, poison=None, wrote=None, check=None, sampled=None, travels=()):
-        self.run, self.poison, self.wrote, self.check, self.sampled, self.travels = run, poison, wrote, check, sampled, travels
+        self.run, self.poison, self.wrote, self.check = run, poison, wrote, check
+        self.sampled, self.travels = sampled, travels
         self.usec, self.kept, self.differing, self.checked, self.found = [], None, 0, 0, None
 
     def keep(self):
@@ -33,8 +34,8 @@ class Way:
 
 
 def together(world):
-    """What is enqueued next starts at the same time on all GPUs, and after all of it was enqueued, as in a program that does not wait for each step:
-    ranks in Python are 100 us apart, and need 10 us and more for a call."""
+    """What is enqueued next starts at the same time on all GPUs, and after all of it was enqueued, as in a program that
+    does not wait for each step: ranks in Python are 100 us apart, and need 10 us and more for a call."""
     torch.cuda.synchronize()
     if world > 1:
         dist.barrier()
@@ -45,8 +46,8 @@ def together(world):
 
 
 def leave_other_data(own):
-    """What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it reads what one of the two
-    launches before it was sent: so those two get other data, and the error shows."""
+    """What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it
+    reads what one of the two launches before it was sent: so those two get other data, and the error shows."""
     for tensor in own.travels:
         tensor.neg_()
     for _ in range(2):
@@ -69,8 +70,8 @@ def time_once(way, own, world, slowest):
 
 
 def look_at(way, own, result, timed, rounds, corrupt):
-    """Call it before anything overwrites the results. After the baselines our own results are compared too, only so that every method finds the caches
-    alike. timed: number of the timed round, from 1."""
+    """Call it before anything overwrites the results. After the baselines our own results are compared too, only so
+    that every method finds the caches alike. timed: number of the timed round, from 1."""
     if timed == 0 and way.wrote:
         way.keep()
     if timed < 1:
@@ -87,7 +88,8 @@ def look_at(way, own, result, timed, rounds, corrupt):
 
 def time_all(ways, rounds, world, slowest, corrupt=0):
     """Microseconds by name: median over rounds of the slowest rank. slowest(usec): the largest over all
-    ranks, which are done then. corrupt: the timed round in which an element is changed before it is compared; 0: in none."""
+    ranks, which are done then. corrupt: the timed round in which an element is changed before it is compared; 0: in
+    none."""
     own = next(way for way in ways.values() if way.wrote)
     for i in range(WARMUP + rounds):
         for way in ways.values():

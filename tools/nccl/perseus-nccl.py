@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run NCCL over Perseus, over NCCL's own IB transport and over sockets, by turns, and compare.
 
-Each transport is a set of environment variables; each run is a fresh set of processes, since NCCL reads them once. Runs alternate
-(round 1: perseus, ib, socket; round 2: ib, socket, perseus ...) and medians over rounds are compared, so that slow changes of the machine
-affect all alike. Variables that are already set stay as they are, except NCCL_NET and NCCL_NET_PLUGIN, which are what is compared.
+Each transport is a set of environment variables; each run is a fresh set of processes, since NCCL reads them once. Runs
+alternate (round 1: perseus, ib, socket; round 2: ib, socket, perseus ...) and medians over rounds are compared, so that
+slow changes of the machine affect all alike. Variables that are already set stay as they are, except NCCL_NET and
+NCCL_NET_PLUGIN, which are what is compared.
 
 On several hosts, and wherever they are found, the programs of nccl-tests are what is run.
 """
@@ -38,7 +39,8 @@ SIZES = re.compile(r"(\d+[KMG]?)(?::(\d+[KMG]?)(?::x(\d+))?)?", re.I)
 OWN_RANKS = 16
 EXAMPLES = """examples:
   perseus-nccl --ranks 8 --rounds 5
-  perseus-nccl --launcher "srun -N16 --ntasks-per-node=8" --ranks 128 --nccl-tests /opt/nccl-tests/build --transports perseus,ib
+  perseus-nccl --launcher "srun -N16 --ntasks-per-node=8" --ranks 128 --nccl-tests /opt/nccl-tests/build \\
+               --transports perseus,ib
   perseus-nccl --hosts node1,node2 --ranks 16 --sizes 8:1G:x4
 """
 
@@ -61,32 +63,43 @@ def find(*candidates):
 
 
 def parse_arguments():
-    parser = Parser(prog="perseus-nccl", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="perseus-nccl", description=__doc__, epilog=EXAMPLES,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version="%(prog)s @VERSION@")
     parser.add_argument("--ranks", default="2", metavar="N", help="processes of all hosts, one GPU each (%(default)s)")
     parser.add_argument("--ops", default=",".join(OPS), help="comma list; names of nccl-tests programs (%(default)s)")
     parser.add_argument("--sizes", default="8:64M:x4", metavar="A:B:xF", help="bytes; suffixes K M G (%(default)s)")
     parser.add_argument("--types", default="float", help="comma list; own program only, if several (%(default)s)")
-    parser.add_argument("--place", choices=["in", "out", "both"], default="out", help="in place or not, own program only (%(default)s)")
+    parser.add_argument("--place", choices=["in", "out", "both"], default="out",
+                        help="in place or not, own program only (%(default)s)")
     parser.add_argument("--iters", default="20", metavar="N", help="timed iterations (%(default)s)")
     parser.add_argument("--warmup", default="5", metavar="N", help="iterations before them (%(default)s)")
     parser.add_argument("--rounds", default="1", metavar="N", help="runs of each transport, by turns (%(default)s)")
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="comma list (%(default)s)")
     parser.add_argument("--plugin", metavar="FILE", help="the Perseus plugin (that of this installation)",
-                        default=find(HERE / "../plugin/libnccl-net-perseus.so", pathlib.Path("@LIBDIR@/libnccl-net-perseus.so"),
+                        default=find(HERE / "../plugin/libnccl-net-perseus.so",
+                                     pathlib.Path("@LIBDIR@/libnccl-net-perseus.so"),
                                      HERE / "../lib/libnccl-net-perseus.so"))
-    parser.add_argument("--nccl-tests", metavar="DIR", help="folder of all_reduce_perf and so on (default: where PATH has them)")
-    parser.add_argument("--own", action="store_true", help="run perseus-nccl-ranks even where nccl-tests are found (one host)")
-    parser.add_argument("--launcher", metavar="COMMAND", help='starts a program on all ranks, e.g. "srun -N2 --ntasks-per-node=8"')
+    parser.add_argument("--nccl-tests", metavar="DIR",
+                        help="folder of all_reduce_perf and so on (default: where PATH has them)")
+    parser.add_argument("--own", action="store_true",
+                        help="run perseus-nccl-ranks even where nccl-tests are found (one host)")
+    parser.add_argument("--launcher", metavar="COMMAND",
+                        help='starts a program on all ranks, e.g. "srun -N2 --ntasks-per-node=8"')
     parser.add_argument("--hosts", metavar="A,B,..", help="start the ranks on these hosts, by mpirun")
     parser.add_argument("--nccl", metavar="FILE", help="libnccl.so.2 to use")
-    parser.add_argument("--softnic", metavar="OPTIONS", help='carry perseus and ib over the software NIC; its options, e.g. "--nics 1"')
-    parser.add_argument("--hostids", action="store_true", help="a NCCL_HOSTID for each rank instead of P2P and SHM off (own program only)")
+    parser.add_argument("--softnic", metavar="OPTIONS",
+                        help='carry perseus and ib over the software NIC; its options, e.g. "--nics 1"')
+    parser.add_argument("--hostids", action="store_true",
+                        help="a NCCL_HOSTID for each rank instead of P2P and SHM off (own program only)")
     parser.add_argument("--host-staged", action="store_true", help="no GPU memory at the NIC (NCCL_NET_GDR_LEVEL=LOC)")
     parser.add_argument("--register", action="store_true", help="register user buffers")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every transport; may be given several times")
-    parser.add_argument("--timeout", default="300", metavar="SECONDS", help="for one run of one operation (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one object a line instead of the table (perseus-plot draws them)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
+                        help="for every transport; may be given several times")
+    parser.add_argument("--timeout", default="300", metavar="SECONDS",
+                        help="for one run of one operation (%(default)s)")
+    parser.add_argument("--json", action="store_true",
+                        help="one object a line instead of the table (perseus-plot draws them)")
     return parser, parser.parse_args()
 
 
@@ -97,7 +110,8 @@ def check_words(parser, args):
     def refuse(option, want):
         parser.error(f"--{option} '{getattr(args, option.replace('-', '_'))}': want {want}")
 
-    for option, least, most in (("ranks", 1, 4096), ("iters", 1, 1000), ("warmup", 0, 1000), ("rounds", 1, 1000), ("timeout", 1, 86400)):
+    for option, least, most in (("ranks", 1, 4096), ("iters", 1, 1000), ("warmup", 0, 1000), ("rounds", 1, 1000),
+                                ("timeout", 1, 86400)):
         text = getattr(args, option)
         if not re.fullmatch(r"\d{1,6}", text) or not least <= int(text) <= most:
             refuse(option, f"a number from {least} to {most}")
@@ -145,7 +159,8 @@ def choose_programs(parser, args):
     if (args.nccl_tests or several_hosts) and own_only:
         parser.error("--own, --hostids, --place and several --types: not with --nccl-tests, --launcher or --hosts")
     if several_hosts and missing:
-        parser.error(f"--launcher and --hosts need nccl-tests built with MPI=1, and PATH has no {missing[0]}_perf: give --nccl-tests DIR")
+        parser.error(f"--launcher and --hosts need nccl-tests built with MPI=1, and PATH has no {missing[0]}_perf: "
+                     "give --nccl-tests DIR")
     args.programs = None if own_only or missing else programs
     if not args.programs and args.ranks > OWN_RANKS:
         parser.error(f"--ranks '{args.ranks}': want at most {OWN_RANKS} without nccl-tests")
@@ -161,23 +176,28 @@ def check_files(parser, args):
 
 
 def check_gpus(args):
-    """Why our own program cannot run here, or None. Asked once, not by each run. (cuInit() in a child: this process stays without CUDA.)"""
+    """Why our own program cannot run here, or None. Asked once, not by each run. (cuInit() in a child: this process
+    stays without CUDA.)"""
     script = ("import ctypes, sys\n"
-              "try:\n cuda = ctypes.CDLL('libcuda.so.1')\nexcept OSError: sys.exit('no NVIDIA driver (libcuda.so.1) on this host')\n"
+              "try:\n cuda = ctypes.CDLL('libcuda.so.1')\n"
+              "except OSError: sys.exit('no NVIDIA driver (libcuda.so.1) on this host')\n"
               "n = ctypes.c_int(0)\n"
               "r = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(n))\n"
               "if r: sys.exit(f'CUDA cannot be used: error {r} of cuInit()')\n"
-              "if n.value < int(sys.argv[1]): sys.exit(f'--ranks {sys.argv[1]} need as many GPUs, and this host has {n.value}')\n"
-              "try:\n ctypes.CDLL(sys.argv[2])\nexcept OSError as error: sys.exit(f'NCCL cannot be opened: {error}: give --nccl FILE')\n")
-    done = subprocess.run([sys.executable, "-c", script, str(args.ranks), args.nccl or "libnccl.so.2"], capture_output=True, text=True,
-                          check=False)
+              "if n.value < int(sys.argv[1]): "
+              "sys.exit(f'--ranks {sys.argv[1]} need as many GPUs, and this host has {n.value}')\n"
+              "try:\n ctypes.CDLL(sys.argv[2])\n"
+              "except OSError as error: sys.exit(f'NCCL cannot be opened: {error}: give --nccl FILE')\n")
+    done = subprocess.run([sys.executable, "-c", script, str(args.ranks), args.nccl or "libnccl.so.2"],
+                          capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["the GPUs cannot be asked"])[-1]
 
 
 # ---- one run ----
 
 def plugin_name(path):
-    """NCCL before 2.21 takes only the NAME of libnccl-net-NAME.so, and looks in LD_LIBRARY_PATH; newer ones take both."""
+    """NCCL before 2.21 takes only the NAME of libnccl-net-NAME.so, and looks in LD_LIBRARY_PATH; newer ones take
+    both."""
     match = re.fullmatch(r"libnccl-net-(\w+)\.so", os.path.basename(path))
     return match.group(1) if match else os.path.abspath(path)
 
@@ -212,9 +232,11 @@ def environment(args, transport):
 
 
 def own_command(args, transport, op):
-    ranks = find(HERE / "perseus-nccl-ranks", pathlib.Path("@LIBEXECDIR@/perseus-nccl-ranks"), HERE / "../libexec/perseus/perseus-nccl-ranks")
-    command = [ranks, "--label", transport, "--ranks", str(args.ranks), "--ops", op, "--sizes", args.sizes, "--types", args.types,
-               "--place", args.place, "--iters", str(args.iters), "--warmup", str(args.warmup), "--timeout", str(args.timeout)]
+    ranks = find(HERE / "perseus-nccl-ranks", pathlib.Path("@LIBEXECDIR@/perseus-nccl-ranks"),
+                 HERE / "../libexec/perseus/perseus-nccl-ranks")
+    command = [ranks, "--label", transport, "--ranks", str(args.ranks), "--ops", op, "--sizes", args.sizes,
+               "--types", args.types, "--place", args.place, "--iters", str(args.iters), "--warmup", str(args.warmup),
+               "--timeout", str(args.timeout)]
     command += ["--nccl", args.nccl] if args.nccl else []
     command += ["--hosts"] if args.hostids else []
     return command + (["--register"] if args.register else [])
@@ -223,7 +245,8 @@ def own_command(args, transport, op):
 def tests_command(args, op, env):
     program = args.programs[op]
     least, most, factor = args.range.groups()
-    options = ["-b", least, "-e", most or least, "-f", factor or "4", "-n", str(args.iters), "-w", str(args.warmup), "-c", "1", "-d", args.types]
+    options = ["-b", least, "-e", most or least, "-f", factor or "4", "-n", str(args.iters), "-w", str(args.warmup),
+               "-c", "1", "-d", args.types]
     options += ["-R", "1"] if args.register else []
     if args.launcher or args.hosts:
         # Not every launcher hands on the environment, so the variables are words of the command.
@@ -235,14 +258,17 @@ def tests_command(args, op, env):
             places = ",".join(f"{host}:{args.ranks // len(hosts)}" for host in hosts)
             start = ["mpirun", "--bind-to", "none", "--host", places, "-np", str(args.ranks)]
         return [*start, "env", *words, program, *options, "-g", "1"]
-    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout if shutil.which("ldd") else ""
+    linked = (subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+              if shutil.which("ldd") else "")
     if "libmpi" in linked:
-        return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(args.ranks), program, *options, "-g", "1"]
+        return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(args.ranks),
+                program, *options, "-g", "1"]
     return [program, *options, "-g", str(args.ranks)]
 
 
 def parse_tests(text, transport, op, ranks):
-    """Rows of an nccl-tests table: size, count, type, redop, root, then time, algbw, busbw, #wrong out of place and in place."""
+    """Rows of an nccl-tests table: size, count, type, redop, root, then time, algbw, busbw, #wrong out of place and in
+    place."""
     for line in text.splitlines():
         fields = line.split()
         if len(fields) < 13 or not fields[0].isdigit():
@@ -252,8 +278,9 @@ def parse_tests(text, transport, op, ranks):
                 times = {"usec_p50": float(usec), "algbw_GBps": float(algbw), "busbw_GBps": float(busbw)}
             except ValueError:
                 continue  # N/A: the operation has no such placement
-            yield {"transport": transport, "program": "nccl-tests", "op": op, "type": fields[2], "ranks": ranks, "bytes": int(fields[0]),
-                   "in_place": place == "in", **times, "wrong": int(float(wrong)) if re.fullmatch(r"[\d.e+]+", wrong) else 0}
+            yield {"transport": transport, "program": "nccl-tests", "op": op, "type": fields[2], "ranks": ranks,
+                   "bytes": int(fields[0]), "in_place": place == "in", **times,
+                   "wrong": int(float(wrong)) if re.fullmatch(r"[\d.e+]+", wrong) else 0}
 
 
 def parse_own(text):
@@ -268,8 +295,8 @@ def parse_own(text):
 
 def run_command(command, env, limit_s):
     """Exit status (None: it ran past the limit) and output. Whatever ends this ends all that the command started."""
-    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                          start_new_session=True) as process:
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, errors="replace", start_new_session=True) as process:
         try:
             out, said = process.communicate(timeout=limit_s)
             return process.returncode, out, said
@@ -287,7 +314,8 @@ def run_once(args, transport, op):
     env = environment(args, transport)
     command = tests_command(args, op, env) if args.programs else own_command(args, transport, op)
     if args.softnic is not None and transport != "socket":
-        softnic = find(HERE / "softnic/softnic-run", HERE / "softnic-run", pathlib.Path(shutil.which("softnic-run") or "softnic-run"))
+        softnic = find(HERE / "softnic/softnic-run", HERE / "softnic-run",
+                       pathlib.Path(shutil.which("softnic-run") or "softnic-run"))
         command = [softnic, *shlex.split(args.softnic), "--", *command]
     try:
         status, out, said = run_command(command, env, args.timeout)
@@ -318,7 +346,8 @@ def show_progress(done, total, what, start):
 
 
 def measure(args, samples):
-    """Run everything by turns, adding rows to samples: {(key, transport): {round: row}}. Return whether all runs succeeded with right data."""
+    """Run everything by turns, adding rows to samples: {(key, transport): {round: row}}. Return whether all runs
+    succeeded with right data."""
     sound, done, start = True, 0, time.monotonic()
     total = args.rounds * len(args.ops) * len(args.transports)
     for turn in range(args.rounds):
@@ -344,8 +373,8 @@ def stop(_signal, _frame):
 
 
 def collect(args, samples):
-    """Fill samples. Return whether every run succeeded with right data. After SIGTERM (timeout(1)) or SIGINT they are of the runs that were
-    done."""
+    """Fill samples. Return whether every run succeeded with right data. After SIGTERM (timeout(1)) or SIGINT they are
+    of the runs that were done."""
     sound = False
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -371,7 +400,8 @@ def medians(samples):
 
 
 def ratios(samples, op, other):
-    """For each round: the geometric mean over sizes of the other's time by that of Perseus, and how many sizes there are."""
+    """For each round: the geometric mean over sizes of the other's time by that of Perseus, and how many sizes there
+    are."""
     logs = collections.defaultdict(list)
     for (key, transport), rows in samples.items():
         if key[0] != op or transport != other:
@@ -380,7 +410,8 @@ def ratios(samples, op, other):
             mine = samples.get((key, "perseus"), {}).get(turn)
             if mine and mine["usec_p50"] > 0 and row["usec_p50"] > 0:
                 logs[turn].append(math.log(row["usec_p50"] / mine["usec_p50"]))
-    return [math.exp(statistics.fmean(values)) for values in logs.values()], max((len(values) for values in logs.values()), default=0)
+    return ([math.exp(statistics.fmean(values)) for values in logs.values()],
+            max((len(values) for values in logs.values()), default=0))
 
 
 def verdicts(args, samples):
@@ -391,9 +422,10 @@ def verdicts(args, samples):
             if other == "perseus" or not values:
                 continue
             middle = statistics.median(values)
-            spread = f"spread {100 * (max(values) - min(values)) / middle:.1f} %" if len(values) > 1 else "spread unknown: give --rounds 5"
-            yield (f"{op}: Perseus is {middle:.2f}x as fast as {NAMES[other]} (geometric mean of {sizes} sizes, median of {len(values)} "
-                   f"rounds, {spread})")
+            spread = (f"spread {100 * (max(values) - min(values)) / middle:.1f} %" if len(values) > 1
+                      else "spread unknown: give --rounds 5")
+            yield (f"{op}: Perseus is {middle:.2f}x as fast as {NAMES[other]} (geometric mean of {sizes} sizes, median "
+                   f"of {len(values)} rounds, {spread})")
 
 
 def print_table(table, transports):
@@ -403,7 +435,8 @@ def print_table(table, transports):
     for (op, kind, in_place, size), row in sorted(table.items()):
         line = f"{op:<15}{kind:<9}{'in' if in_place else 'out':<6}{size:>12}"
         for t in transports:
-            line += f"{row[t]['usec_p50']:>14.1f}{row[t]['busbw_GBps']:>8.2f}{row[t]['wrong']:>6}" if t in row else f"{'failed':>14}{'':>14}"
+            line += (f"{row[t]['usec_p50']:>14.1f}{row[t]['busbw_GBps']:>8.2f}{row[t]['wrong']:>6}" if t in row
+                     else f"{'failed':>14}{'':>14}")
         for t in others:
             both = t in row and "perseus" in row and row["perseus"]["usec_p50"] > 0
             line += f"{row[t]['usec_p50'] / row['perseus']['usec_p50']:>10.2f}" if both else f"{'':>10}"
@@ -420,7 +453,8 @@ def main():
         sys.exit(f"perseus-nccl: {why}")
     replaced = [name for name in COMPARED if os.environ.get(name)]
     if replaced:
-        print(f"perseus-nccl: {' and '.join(replaced)} of the environment not used: they are what is compared", file=sys.stderr)
+        print(f"perseus-nccl: {' and '.join(replaced)} of the environment not used: they are what is compared",
+              file=sys.stderr)
     samples = collections.defaultdict(dict)
     sound = collect(args, samples)
     table = medians(samples)

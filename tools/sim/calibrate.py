@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fit perseus-sim to perseus-perf over the software NIC with 2 ranks, predict 4 and 8 ranks, then measure them and compare.
+"""Fit perseus-sim to perseus-perf over the software NIC with 2 ranks, predict 4 and 8 ranks, then measure them and
+compare.
 
     tools/sim/calibrate.py                    # with ./build; prints a table and a summary
     tools/sim/calibrate.py --json > rows      # rows for tools/dev/record.py
-    tools/sim/calibrate.py --measured FILE    # with what an earlier run measured (doc/results/sim-calibration.json), after the model has changed
+    tools/sim/calibrate.py --measured FILE    # with what an earlier run measured, after the model has changed
+                                              # (doc/results/sim-calibration.json)
     tools/sim/calibrate.py --pack FOLDER      # copy all that is needed; there: FOLDER/tools/sim/calibrate.py
 
-Run it on an idle machine with 16 cores or more (8 ranks poll, and so do the NIC's threads); it takes about two minutes, no network and no
-root. Two modelled links, 50 us at 10 Gbit/s and 5 us at 400 Gbit/s; all policies, coupled and grouped. One set of parameters is fitted to
-both links. The predictions are made before 4 and 8 ranks are measured.
+Run it on an idle machine with 16 cores or more (8 ranks poll, and so do the NIC's threads); it takes about two minutes,
+no network and no root. Two modelled links, 50 us at 10 Gbit/s and 5 us at 400 Gbit/s; all policies, coupled and
+grouped. One set of parameters is fitted to both links. The predictions are made before 4 and 8 ranks are measured.
 """
 import argparse
 import json
@@ -26,14 +28,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LINKS = {"softnic-slow": ["--latency", "50us", "--rate", "10G"], "softnic-fast": ["--latency", "5us", "--rate", "400G"]}
 POLICIES = ("drain", "nic_fence", "in_order", "counted")
-NEEDED = ("tools/perseus-perf", "tools/perseus-sim", "tools/softnic/softnic-run", "tools/softnic/softnicctl", "tools/softnic/lib/*.so*",
-          "transport/libperseus.so*")
+NEEDED = ("tools/perseus-perf", "tools/perseus-sim", "tools/softnic/softnic-run", "tools/softnic/softnicctl",
+          "tools/softnic/lib/*.so*", "transport/libperseus.so*")
 # What the software NIC and the CPU cost, where the fit begins. Times in ns; the rate is that of copying.
-START = {"push_ns": 40, "command_ns": 120, "post_ns": 500, "completion_ns": 60, "step_ns": 60, "poll_ns": 20, "arrival_ns": 100, "loopback_ns": 300,
-         "call_ns": 500, "request_ns": 100, "copy_gbps": 60}
+START = {"push_ns": 40, "command_ns": 120, "post_ns": 500, "completion_ns": 60, "step_ns": 60, "poll_ns": 20,
+         "arrival_ns": 100, "loopback_ns": 300, "call_ns": 500, "request_ns": 100, "copy_gbps": 60}
 # No CPU does these in less: a system call with two processes' pages, a lock and a wake-up, a look at a queue in memory
 # of another process.
-LEAST = {**{name: 1 for name in START}, "call_ns": 200, "post_ns": 200, "poll_ns": 10, "step_ns": 20, "completion_ns": 20, "command_ns": 50}
+LEAST = {**{name: 1 for name in START}, "call_ns": 200, "post_ns": 200, "poll_ns": 10, "step_ns": 20,
+         "completion_ns": 20, "command_ns": 50}
 STARTS = 8
 STEPS = (4, 2, 1.4, 1.15, 1.05)
 METRICS = ("put_only_us", "put_signal_us")
@@ -62,13 +65,15 @@ class Machine:
         found = {}
         for link, model in LINKS.items():
             for _ in range(self.args.repeat):
-                rows = json_rows([self.args.build / "tools/softnic/softnic-run", "--quiet", *model, "--fence", "strict", "--",
-                                  self.args.build / "tools/perseus-perf", "putsignal", "--json", "--peers", ranks - 1, "--bytes", self.args.bytes,
-                                  "--concurrency", "96", "--iterations", self.args.iterations, "--warmup", "5"])
+                rows = json_rows([self.args.build / "tools/softnic/softnic-run", "--quiet", *model, "--fence",
+                                  "strict", "--", self.args.build / "tools/perseus-perf", "putsignal", "--json",
+                                  "--peers", ranks - 1, "--bytes", self.args.bytes, "--concurrency", "96",
+                                  "--iterations", self.args.iterations, "--warmup", "5"])
                 for row in rows:
                     if row["op"] == "putsignal":
                         found.setdefault(key(link, row), []).append(row)
-        return {cell: {name: statistics.median(row[name] for row in rows) for name in (*METRICS, *EXACT, *TIMED)} for cell, rows in found.items()}
+        return {cell: {name: statistics.median(row[name] for row in rows) for name in (*METRICS, *EXACT, *TIMED)}
+                for cell, rows in found.items()}
 
 
 class Recorded:
@@ -97,9 +102,9 @@ class Model:
         settings = [word for name, value in parameters.items() for word in ("--set", f"{name}={value:.6g}")]
         found = {}
         for link in LINKS:
-            rows = json_rows([self.args.build / "tools/perseus-sim", "putsignal", "--json", "--cluster", self.args.clusters / f"{link}.cluster",
-                              "--nodes", ranks, "--turn", "16", "--window", "1024", "--ring", "4096", "--bytes", self.args.bytes, "--iterations", "3",
-                              *settings])
+            rows = json_rows([self.args.build / "tools/perseus-sim", "putsignal", "--json", "--cluster",
+                              self.args.clusters / f"{link}.cluster", "--nodes", ranks, "--turn", "16", "--window",
+                              "1024", "--ring", "4096", "--bytes", self.args.bytes, "--iterations", "3", *settings])
             found.update({key(link, row): row for row in rows})
         return found
 
@@ -132,7 +137,8 @@ def descend(model, measured, best):
 def fit(model, measured):
     """Several descents, since some parameters can stand in for others with 2 ranks. Equal inputs give equal fits."""
     draw = random.Random(1)
-    starts = [START] + [{name: max(LEAST[name], value * 4 ** draw.uniform(-1, 1)) for name, value in START.items()} for _ in range(STARTS - 1)]
+    starts = [START] + [{name: max(LEAST[name], value * 4 ** draw.uniform(-1, 1)) for name, value in START.items()}
+                        for _ in range(STARTS - 1)]
     found = [descend(model, measured, start) for start in starts]
     return min(found, key=lambda pair: pair[1])[0]
 
@@ -141,11 +147,12 @@ def compare(ranks, predicted, measured):
     for cell, found in sorted(measured.items()):
         link, policy, group, size = cell
         for name in METRICS:
-            yield {"op": "calibration", "link": link, "ranks": ranks, "policy": policy, "group": group, "bytes": size, "what": name,
-                   "measured_us": round(found[name], 2), "predicted_us": round(predicted[cell][name], 2),
+            yield {"op": "calibration", "link": link, "ranks": ranks, "policy": policy, "group": group, "bytes": size,
+                   "what": name, "measured_us": round(found[name], 2), "predicted_us": round(predicted[cell][name], 2),
                    "error": round(predicted[cell][name] / found[name] - 1, 4)}
-        yield {"op": "calibration_counts", "link": link, "ranks": ranks, "policy": policy, "group": group, "bytes": size,
-               **{f"measured_{name}": found[name] for name in (*EXACT, *TIMED)}, **{f"predicted_{name}": predicted[cell][name] for name in (*EXACT, *TIMED)},
+        yield {"op": "calibration_counts", "link": link, "ranks": ranks, "policy": policy, "group": group,
+               "bytes": size, **{f"measured_{name}": found[name] for name in (*EXACT, *TIMED)},
+               **{f"predicted_{name}": predicted[cell][name] for name in (*EXACT, *TIMED)},
                "equal": all(found[name] == predicted[cell][name] for name in EXACT),
                "timed_equal": all(found[name] == predicted[cell][name] for name in TIMED)}
 
@@ -153,8 +160,10 @@ def compare(ranks, predicted, measured):
 def summary(ranks, rows):
     wrong = [abs(row["error"]) for row in rows if row["op"] == "calibration"]
     counts = [row for row in rows if row["op"] == "calibration_counts"]
-    return {"op": "calibration_summary", "ranks": ranks, "fitted": ranks == 2, "times": len(wrong), "median_error": round(statistics.median(wrong), 4),
-            "worst_error": round(max(wrong), 4), "cells": len(counts), "counts_equal": sum(row["equal"] for row in counts),
+    return {"op": "calibration_summary", "ranks": ranks, "fitted": ranks == 2, "times": len(wrong),
+            "median_error": round(statistics.median(wrong), 4),
+            "worst_error": round(max(wrong), 4), "cells": len(counts),
+            "counts_equal": sum(row["equal"] for row in counts),
             "doorbells_and_completions_equal": sum(row["timed_equal"] for row in counts)}
 
 
@@ -200,14 +209,17 @@ def main():
         part = list(compare(count, predicted[count], measured if count == 2 else machine.measure(count)))
         rows += [*part, summary(count, part)]
     predictions = [abs(row["error"]) for row in rows if row["op"] == "calibration" and row["ranks"] != 2]
-    rows.append({"op": "calibration_result", "times": len(predictions), "median_error": round(statistics.median(predictions), 4),
-                 "worst_error": round(max(predictions), 4), "counts_equal": all(row["equal"] for row in rows if row["op"] == "calibration_counts")})
+    rows.append({"op": "calibration_result", "times": len(predictions),
+                 "median_error": round(statistics.median(predictions), 4),
+                 "worst_error": round(max(predictions), 4),
+                 "counts_equal": all(row["equal"] for row in rows if row["op"] == "calibration_counts")})
     for row in rows:
         if args.json:
             print(json.dumps(row))
         elif row["op"] == "calibration":
-            print(f"{row['link']:13} {row['ranks']} ranks {row['policy']:9} {row['group']:8} {row['bytes']:6} {row['what']:13} "
-                  f"measured {row['measured_us']:9.1f} model {row['predicted_us']:9.1f} {100 * row['error']:+6.1f} %")
+            print(f"{row['link']:13} {row['ranks']} ranks {row['policy']:9} {row['group']:8} {row['bytes']:6} "
+                  f"{row['what']:13} measured {row['measured_us']:9.1f} model {row['predicted_us']:9.1f} "
+                  f"{100 * row['error']:+6.1f} %")
         elif row["op"] != "calibration_counts" or not (row["equal"] and row["timed_equal"]):
             print(json.dumps(row))
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An MoE block as DeepSeek-V3 has it: sigmoid scores, a bias that only selects, experts in groups, weights that are scaled to a sum, shared experts
-beside. The routed experts are split among the ranks. They run in one call (perseus.moe_layer), or as dispatch, products of torch, combine.
+r"""An MoE block as DeepSeek-V3 has it: sigmoid scores, a bias that only selects, experts in groups, weights that are
+scaled to a sum, shared experts beside. The routed experts are split among the ranks. They run in one call
+(perseus.moe_layer), or as dispatch, products of torch, combine.
 
     block = MoeBlock(Config(), group)
     y = block(x)          # x, y: [..., hidden], this rank's tokens; gradients of x and of all weights
 
 Run it: forward and backward in both ways, which must agree.
 
-    torchrun --nproc-per-node 2 fused/python/examples/moe_block.py [--hidden 7168 --inner 2048 --experts 256 --tokens 4096 --rounds 5]
+    torchrun --nproc-per-node 2 fused/python/examples/moe_block.py \
+        [--hidden 7168 --inner 2048 --experts 256 --tokens 4096 --rounds 5]
 """
 from __future__ import annotations
 
@@ -40,17 +42,19 @@ class Config:
 
 
 class MoeBlock(nn.Module):
-    """one_call: perseus.moe_layer; else dispatch, own products, combine. status: of the last forward, int32 [8] as of moe_dispatch_gemm()."""
+    """one_call: perseus.moe_layer; else dispatch, own products, combine. status: of the last forward, int32 [8] as of
+    moe_dispatch_gemm()."""
 
     def __init__(self, config: Config, group: perseus.Group, one_call: bool = True) -> None:
         super().__init__()
         c, self.one_call = config, one_call
         self.config, local = c, c.experts // group.world
-        self.plan = perseus.moe_plan(max_tokens=c.max_tokens, hidden=c.hidden, experts=c.experts, top_k=c.top_k, inner=c.inner, linear_layout=True,
-                                     group=group)
+        self.plan = perseus.moe_plan(max_tokens=c.max_tokens, hidden=c.hidden, experts=c.experts, top_k=c.top_k,
+                                     inner=c.inner, linear_layout=True, group=group)
 
         def matrix(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(*shape, device=group.device, dtype=torch.float32).mul_(shape[-1]**-0.5).bfloat16())
+            return nn.Parameter(torch.randn(*shape, device=group.device,
+                                            dtype=torch.float32).mul_(shape[-1]**-0.5).bfloat16())
         self.router = perseus.nn.mark_replicated(matrix(c.experts, c.hidden))
         self.register_buffer("bias", torch.zeros(c.experts, device=group.device))  # set by whoever balances the load
         self.gate_up, self.down = matrix(local, 2 * c.inner, c.hidden), matrix(local, c.hidden, c.inner)
@@ -61,7 +65,8 @@ class MoeBlock(nn.Module):
         """Experts int64 and weights fp32, [tokens, top_k]."""
         c, scores = self.config, F.linear(x.float(), self.router.float()).sigmoid()
         biased = (scores.detach() + self.bias).view(-1, c.groups, c.experts // c.groups)
-        best = biased.topk(2, -1).values.sum(-1).topk(c.top_groups, -1).indices  # a group counts by its two best experts
+        # a group counts by its two best experts
+        best = biased.topk(2, -1).values.sum(-1).topk(c.top_groups, -1).indices
         allowed = torch.zeros_like(biased[..., 0], dtype=torch.bool).scatter_(1, best, True)
         chosen = biased.masked_fill(~allowed[..., None], float("-inf")).flatten(1).topk(c.top_k, -1).indices
         weights = scores.gather(1, chosen)
@@ -73,7 +78,8 @@ class MoeBlock(nn.Module):
         gate, up = F.linear(rows, self.shared_gate_up).chunk(2, -1)
         shared = F.linear(F.silu(gate) * up, self.shared_down)
         if self.one_call:
-            y, self.status = perseus.moe_layer(rows, chosen, weights, self.gate_up, self.down, self.plan, residual=shared)
+            y, self.status = perseus.moe_layer(rows, chosen, weights, self.gate_up, self.down, self.plan,
+                                               residual=shared)
             return y.view_as(x)
         d = perseus.moe_dispatch(rows, chosen, weights, self.plan)
         gate, up = torch._grouped_mm(d.rows, self.gate_up.transpose(1, 2), offs=d.ends).chunk(2, -1)
@@ -98,7 +104,8 @@ def furthest(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
 
 
 def both_ways(config: Config, group: perseus.Group, tokens: int, rounds: int = 0) -> dict[str, float]:
-    """How far the two ways are apart; of each way, microseconds of a forward and backward of this rank, routing and shared expert included."""
+    """How far the two ways are apart; of each way, microseconds of a forward and backward of this rank, routing and
+    shared expert included."""
     torch.manual_seed(group.rank)
     block, x = MoeBlock(config, group), torch.randn(tokens, config.hidden, device=group.device).bfloat16()
     found, results = {}, []
@@ -120,7 +127,8 @@ def main() -> int:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     parser.add_argument("--tokens", type=int, default=4096, help="of each rank")
     parser.add_argument("--rounds", type=int, default=0, help="of each way, timed")
-    parser.add_argument("--tolerance", type=float, default=0.02, help="of the distance of a result or gradient, over its norm")
+    parser.add_argument("--tolerance", type=float, default=0.02,
+                        help="of the distance of a result or gradient, over its norm")
     options = vars(parser.parse_args())
     tokens, rounds, tolerance = (options.pop(name) for name in ("tokens", "rounds", "tolerance"))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, MoE dispatch and attention, fused with their communication, for tensor- and sequence-parallel PyTorch.
+"""Matrix products, MoE dispatch and attention, fused with their communication, for tensor- and sequence-parallel
+PyTorch.
 
     torch.distributed.init_process_group("nccl")
-    group = perseus.init()                                         # all ranks
-    y = perseus.all_gather_matmul(x, linear.weight.t(), group)     # or torch.ops.perseus.all_gather_matmul(x, w, group.name)
+    group = perseus.init()                                      # all ranks
+    y = perseus.all_gather_matmul(x, linear.weight.t(), group)  # or torch.ops.perseus.all_gather_matmul()
 
-perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is installed,
-`python -m perseus.bench` measures, `python -m perseus.tuning` tunes plans of given shapes (perseus.tune()).
+perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is
+installed, `python -m perseus.bench` measures, `python -m perseus.tuning` tunes plans of given shapes (perseus.tune()).
 """
 from . import nn, parallel
 from ._group import Group
@@ -14,13 +15,14 @@ from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init
 from ._version import __version__
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
-from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity, moe_dispatch_gemm,
-                  replicated_matmul, ring_attention)
+from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
+                  moe_dispatch_gemm, replicated_matmul, ring_attention)
 from .tuning import tune
 from .watchdog import unwatch, watch
 
-__all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all", "find", "init", "library",
-           "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer",
+__all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls", "bundled", "close_all",
+           "find", "init", "library", "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity",
+           "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer",
            "moe_plan", "moe_survivors", "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "tune",
            "unwatch", "watch"]
 

@@ -35,12 +35,13 @@ def _sizes(fields: dict[str, Any]) -> str:
 class Group:
     """The ranks that work together: a context of libperseus-fused.
 
-    Get one by perseus.init(), or let the first op of a torch process group make it. Attributes: name, rank, world, device (torch.device).
-    All ranks make the same calls that open something in the same order, as with an NCCL communicator. One thread at a time may use a group;
-    error(), check() and abort() may be called by any thread.
+    Get one by perseus.init(), or let the first op of a torch process group make it. Attributes: name, rank, world,
+    device (torch.device). All ranks make the same calls that open something in the same order, as with an NCCL
+    communicator. One thread at a time may use a group; error(), check() and abort() may be called by any thread.
     """
 
-    def __init__(self, name: str, rank: int, world: int, store: Any, process_group: Any, index: int, timeout_ms: int, keys: str, mesh: Any = None) -> None:
+    def __init__(self, name: str, rank: int, world: int, store: Any, process_group: Any, index: int, timeout_ms: int,
+                 keys: str, mesh: Any = None) -> None:
         """keys: the beginning of the store's keys, which says which group this is."""
         self.name, self.rank, self.world, self.store, self.process_group = name, rank, world, store, process_group
         self.timeout_ms = timeout_ms or DEFAULT_TIMEOUT_MS
@@ -50,7 +51,8 @@ class Group:
         self.place = (Emulated if self.library.emulated else Cuda)(self.library, index)
         self.device = self.place.torch
         self.number = -1 if self.device.type == "cpu" else index  # as Tensor.get_device() says it
-        dummy = isinstance(threading.current_thread(), threading._DummyThread)  # one of autograd's, where the first op of a group may run
+        # one of autograd's, where the first op of a group may run
+        dummy = isinstance(threading.current_thread(), threading._DummyThread)
         self.thread = threading.main_thread().ident if dummy else threading.get_ident()
         self._plans: dict[Any, Plan] = {}
         self.ended: Any = None  # called by close()
@@ -59,7 +61,8 @@ class Group:
         self.exchange = None
         if world > 1:
             limit_s = self.timeout_ms / 1000
-            prefix = rendezvous(store, keys, name, rank, world, limit_s if timeout_ms else store.timeout.total_seconds())
+            prefix = rendezvous(store, keys, name, rank, world,
+                                limit_s if timeout_ms else store.timeout.total_seconds())
             self.exchange = StoreExchange(store, prefix, rank, world, limit_s)
         config = self.library.prs_fused_config(rank=rank, world=world, device=index, timeout_ms=timeout_ms)
         if self.exchange:
@@ -75,7 +78,8 @@ class Group:
         """Calls a collective function whose last parameter is an out pointer."""
         out, call = ctypes.c_void_p(), getattr(self.library, function)
         if self.exchange is None:
-            self.library.check(call(*arguments, ctypes.byref(out)), f"perseus: {what}: rank {self.rank} of group {self.name}")
+            self.library.check(call(*arguments, ctypes.byref(out)),
+                               f"perseus: {what}: rank {self.rank} of group {self.name}")
             return out.value or 0
         with self.exchange.entered():
             status = call(*arguments, ctypes.byref(out))
@@ -83,17 +87,19 @@ class Group:
         if status != 0 and failure:
             if not isinstance(failure, Exception):
                 raise failure
-            advice = ": does every rank call the same ops with the same sizes in the same order?" if isinstance(failure, Late) else ""
-            raise PerseusError(f"perseus: {what}: rank {self.rank} of group {self.name}: {failure}{advice}", getattr(failure, "code", status),
-                               getattr(failure, "rank", None)) from failure
+            advice = (": does every rank call the same ops with the same sizes in the same order?"
+                      if isinstance(failure, Late) else "")
+            raise PerseusError(f"perseus: {what}: rank {self.rank} of group {self.name}: {failure}{advice}",
+                               getattr(failure, "code", status), getattr(failure, "rank", None)) from failure
         self.library.check(status, f"perseus: {what}: rank {self.rank} of group {self.name}")
         return out.value or 0
 
-    def _new_plan(self, key: Any, kind: str, what: str, shape: ctypes.Structure, operands: ctypes.Structure, rows: int) -> Plan:
+    def _new_plan(self, key: Any, kind: str, what: str, shape: ctypes.Structure, operands: ctypes.Structure,
+                  rows: int) -> Plan:
         """what: the op and its sizes, for errors."""
         if self.place.capturing():
-            raise PerseusError(f"perseus: {what} has no plan yet, and none can be opened while a CUDA graph is captured: "
-                               "run the op once with these sizes before the capture, on all ranks")
+            raise PerseusError(f"perseus: {what} has no plan yet, and none can be opened while a CUDA graph is "
+                               "captured: run the op once with these sizes before the capture, on all ranks")
         arguments = f"plan of {what}", f"prs_{kind}_plan_open", self.handle, ctypes.byref(shape), None
         try:
             handle = self._open(*arguments)
@@ -111,20 +117,24 @@ class Group:
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
-            shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype, c_dtype=c_dtype)
-            plan = self._new_plan(key, "gemm", f"{PRODUCTS[op]} with at most {key[-1]} rows, n {n}, k {k}", shape, lib.prs_gemm_operands(), key[-1])
+            shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
+                                       c_dtype=c_dtype)
+            plan = self._new_plan(key, "gemm", f"{PRODUCTS[op]} with at most {key[-1]} rows, n {n}, k {k}", shape,
+                                  lib.prs_gemm_operands(), key[-1])
         return plan
 
     def rows(self, m: int) -> int:
-        """The most rows of the plans that serve m: a power of two for each rank. Between nodes a plan whose rows the ranks divide serves no others."""
+        """The most rows of the plans that serve m: a power of two for each rank. Between nodes a plan whose rows the
+        ranks divide serves no others."""
         most = self.world << (max(-(-m // self.world), LEAST_ROWS) - 1).bit_length()
         return most - 1 if self.nodes > 1 and m % self.world else most
 
     def moe(self, **fields: int) -> Plan:
         key = ("moe", *fields.items())
         lib = self.library
-        return self._plans.get(key) or self._new_plan(key, "moe", f"moe_dispatch_gemm, {_sizes(fields)}", lib.prs_moe_shape(**fields),
-                                                             lib.prs_moe_batch(), 0)
+        return (self._plans.get(key) or self._new_plan(key, "moe", f"moe_dispatch_gemm, {_sizes(fields)}",
+                                                       lib.prs_moe_shape(**fields),
+                                                              lib.prs_moe_batch(), 0))
 
     def moe_of(self, sizes: tuple[int, ...]) -> Plan:
         """The plan with these fields of struct prs_moe_shape."""
@@ -133,23 +143,24 @@ class Group:
         if plan is None:
             lib = self.library
             shape = lib.prs_moe_shape(*sizes)
-            plan = self._new_plan(key, "moe", f"MoE, {_sizes({field: getattr(shape, field) for field, _ in shape._fields_[:len(sizes)]})}", shape,
-                                  lib.prs_moe_batch(), 0)
+            fields = _sizes({field: getattr(shape, field) for field, _ in shape._fields_[:len(sizes)]})
+            plan = self._new_plan(key, "moe", f"MoE, {fields}", shape, lib.prs_moe_batch(), 0)
             plan.info = lib.prs_moe_info()
             lib.prs_moe_plan_query(plan.handle, ctypes.byref(plan.info))
         return plan
 
     def attention(self, **fields: Any) -> Plan:
         key = ("attention", *fields.items())
-        return self._plans.get(key) or self._new_plan(key, "attention", f"ring_attention, {_sizes(fields)}", self.library.prs_attention_shape(**fields),
-                                                             self.library.prs_attention_operands(), 0)
+        return (self._plans.get(key) or self._new_plan(key, "attention", f"ring_attention, {_sizes(fields)}",
+                                                       self.library.prs_attention_shape(**fields),
+                                                              self.library.prs_attention_operands(), 0))
 
     # ---- the mesh ----
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The ranks as a DeviceMesh of one dimension: that of perseus.init(mesh["tp"]), else one of the process group's own. None: torch does not know
-        the process group, or there is none."""
+        """The ranks as a DeviceMesh of one dimension: that of perseus.init(mesh["tp"]), else one of the process group's
+        own. None: torch does not know the process group, or there is none."""
         if self._mesh is None and self.of_torch:
             self._mesh = DeviceMesh.from_group(self.process_group, self.device.type, mesh_dim_names=("tp",))
         return self._mesh
@@ -170,8 +181,9 @@ class Group:
             self.library.check(status, f"perseus: group {self.name}")
 
     def replay(self, graph: Any) -> None:
-        """Replays a CUDA graph (torch.cuda.CUDAGraph) with launches of this group, on the current stream: after the group's launches on other streams, and
-        before those that follow. graph.replay() alone is not ordered with them."""
+        """Replays a CUDA graph (torch.cuda.CUDAGraph) with launches of this group, on the current stream: after the
+        group's launches on other streams, and before those that follow. graph.replay() alone is not ordered with
+        them."""
         self.place.stream()
         graph.replay()
 
@@ -180,7 +192,8 @@ class Group:
         if self.world == 1:
             return a
         if self.process_group is None:
-            raise PerseusError(f"perseus: group {self.name} was made from a store alone; gathering rows needs a process group")
+            raise PerseusError(f"perseus: group {self.name} was made from a store alone; gathering rows needs a "
+                               "process group")
         out = torch.empty(self.world * a.shape[0], *a.shape[1:], dtype=a.dtype, device=a.device)
         self.process_group._allgather_base(out.view(torch.uint8), a.contiguous().view(torch.uint8)).wait()
         return out
@@ -194,30 +207,34 @@ class Group:
         return self._handle
 
     def error(self) -> PerseusError | None:
-        """What a kernel of this rank stopped waiting for or found wrong; None: nothing. From any thread, and while kernels run."""
+        """What a kernel of this rank stopped waiting for or found wrong; None: nothing. From any thread, and while
+        kernels run."""
         e = self.library.prs_fused_error()
         with self._alive:
             if self._handle is None or self.library.prs_fused_poll_error(self._handle, ctypes.byref(e)) == 0:
                 return None
         # -EINVAL (a number of rows), -ETIMEDOUT and -ECANCELED name a rank; the network's errors do not.
         rank = e.from_rank if e.want or e.seen or e.waited_ns or e.flag else None
-        return PerseusError(f"perseus: rank {self.rank} of group {self.name}: {e.text.decode(errors='replace')}", e.code, rank)
+        return PerseusError(f"perseus: rank {self.rank} of group {self.name}: {e.text.decode(errors='replace')}",
+                            e.code, rank)
 
     def check(self) -> None:
-        """Raises the asynchronous error of this group, if there is one. Does not wait: torch.cuda.synchronize() first, to see those of all launches."""
+        """Raises the asynchronous error of this group, if there is one. Does not wait: torch.cuda.synchronize() first,
+        to see those of all launches."""
         failure = self.error()
         if failure:
             raise failure
 
     def abort(self) -> None:
-        """Ends the waits of this rank's kernels within milliseconds, now and later; nothing more is launched. From any thread."""
+        """Ends the waits of this rank's kernels within milliseconds, now and later; nothing more is launched. From any
+        thread."""
         with self._alive:
             if self._handle is not None:
                 self.library.prs_fused_abort(self._handle)
 
     def close(self) -> None:
-        """*Collective*, but local after an error or abort(). Frees everything, once the launches of this rank have ended. A process may also end
-        without it."""
+        """*Collective*, but local after an error or abort(). Frees everything, once the launches of this rank have
+        ended. A process may also end without it."""
         if self._handle is None:
             return
         self.place.synchronize()

@@ -2,10 +2,11 @@
 """Time the ops, NCCL + torch.mm and torch.ops.symm_mem in one process group, and check each result.
 
     torchrun --nproc-per-node 2 -m perseus.bench [--shape 8192x14336x4096] [--graphs] [--json]
-    python -m perseus.bench --host-cost          # what an op costs the host, and what an empty op costs; also without a GPU
+    python -m perseus.bench --host-cost  # what an op costs the host, and an empty op; also without a GPU
 
-A shape is MxNxK of the product of the whole group: all-gather splits M and N, reduce-scatter and all-reduce split K. The ways take turns in every
-round; a time is the median over rounds of the slowest rank. Exit status 1: a result was wrong.
+A shape is MxNxK of the product of the whole group: all-gather splits M and N, reduce-scatter and all-reduce split K.
+The ways take turns in every round; a time is the median over rounds of the slowest rank. Exit status 1: a result was
+wrong.
 """
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ import torch.distributed as dist
 
 import perseus
 
-SHAPES = ["8192x28672x8192", "8192x8192x28672", "8192x14336x4096", "8192x4096x14336", "1024x14336x4096", "1024x4096x14336"]
+SHAPES = ["8192x28672x8192", "8192x8192x28672", "8192x14336x4096", "8192x4096x14336", "1024x14336x4096",
+          "1024x4096x14336"]
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 PAUSE_CLOCKS = 4_000_000  # about 2 ms: what follows is enqueued before any of it starts
 
@@ -64,7 +66,8 @@ def per_call(call: Callable[[], Any], wait: Callable[[], None], calls: int = 100
 
 
 def host_cost(group: perseus.Group) -> dict[str, float]:
-    """The cost of an op beyond an empty one, and of the library's launch in it. A small product on one rank: no other rank to wait for."""
+    """The cost of an op beyond an empty one, and of the library's launch in it. A small product on one rank: no other
+    rank to wait for."""
     torch.set_num_threads(1)
     a = torch.randn(128, 128, device=group.device).bfloat16()
     b, name, ops = torch.randn(128, 128, device=group.device).bfloat16().t(), group.name, torch.ops.perseus
@@ -75,29 +78,34 @@ def host_cost(group: perseus.Group) -> dict[str, float]:
     emulated = group.library.emulated
     if emulated:
         group.place.synchronize()
-        launch, group.place, group.library.prs_gemm_launch = (group.library.prs_gemm_launch, group.place), _NoDevice(), lambda *_: 0
+        launch, group.place, group.library.prs_gemm_launch = (
+            (group.library.prs_gemm_launch, group.place), _NoDevice(), lambda *_: 0)
     wait = (lambda: None) if emulated else torch.cuda.synchronize
     found["empty"] = per_call(lambda: torch.ops.perseus_bench.empty(a, b, name), wait)
     for op in OPS:
         found[op] = per_call(lambda: getattr(ops, op)(a, b, name), wait)
-    found["fused_all_gather_matmul"] = per_call(lambda: ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False), wait)
+    found["fused_all_gather_matmul"] = per_call(lambda: ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False),
+                                                wait)
     if emulated:
         group.library.prs_gemm_launch, group.place = launch
         return found
-    found["launch"] = per_call(lambda: group.library.prs_gemm_launch(plan.handle, plan.reference, group.place.stream()), wait)
+    found["launch"] = per_call(lambda: group.library.prs_gemm_launch(plan.handle, plan.reference, group.place.stream()),
+                               wait)
     return found
 
 
 # ---- times ----
 
-def ways(op: str, m: int, n: int, k: int, group: perseus.Group) -> tuple[dict[str, Callable[[], torch.Tensor]], torch.Tensor]:
+def ways(op: str, m: int, n: int, k: int,
+         group: perseus.Group) -> tuple[dict[str, Callable[[], torch.Tensor]], torch.Tensor]:
     """Functions by name that compute the same, and the tensor a that they read."""
     world, device, pg = group.world, group.device, dist.group.WORLD
     torch.manual_seed(group.rank)
     rows, columns, depth = (m // world, n // world, k) if op == "all_gather_matmul" else (m, n, k // world)
     a = torch.rand(rows, depth, device=device).mul_(2).sub_(1).bfloat16()
     w = torch.rand(columns, depth, device=device).mul_(2).sub_(1).bfloat16()
-    result: dict[str, Callable[[], torch.Tensor]] = {"perseus": lambda: getattr(torch.ops.perseus, op)(a, w.t(), group.name)}
+    result: dict[str, Callable[[], torch.Tensor]] = {
+        "perseus": lambda: getattr(torch.ops.perseus, op)(a, w.t(), group.name)}
     if op == "all_gather_matmul":
         gathered = torch.empty(m, depth, dtype=a.dtype, device=device)
 
@@ -156,7 +164,8 @@ def once(call: Callable[[], torch.Tensor], group: perseus.Group) -> tuple[float,
 def wrong(result: torch.Tensor, expected: torch.Tensor, depth: int) -> float:
     """The largest difference from the unfused result, over what a few roundings to bf16 explain: above 1 is wrong."""
     scale = (depth / 9) ** 0.5  # of a sum of products of values in -1 .. 1
-    return float(torch.nan_to_num((result.float() - expected.float()).abs(), nan=float("inf")).max()) / (8 * scale * 2**-7)
+    return (float(torch.nan_to_num((result.float() - expected.float()).abs(), nan=float("inf")).max())
+            / (8 * scale * 2**-7))
 
 
 def row(op: str, m: int, n: int, k: int, options: argparse.Namespace, group: perseus.Group) -> dict[str, Any]:
@@ -175,14 +184,17 @@ def row(op: str, m: int, n: int, k: int, options: argparse.Namespace, group: per
         worst = max(worst, wrong(results["perseus"], results["unfused"], k))
     found = {name: statistics.median(values) for name, values in taken.items()}
     group.check()
-    return {"op": op, "shape": f"{m}x{n}x{k}", "gpus": group.world, "graphs": options.graphs, **{f"{name}_us": round(v, 1) for name, v in found.items()},
-            "over_product": round(found["perseus"] / found["product"], 3), "speedup": round(found["unfused"] / found["perseus"], 3), "error": round(worst, 3),
-            "ok": worst <= 1}
+    return {"op": op, "shape": f"{m}x{n}x{k}", "gpus": group.world, "graphs": options.graphs,
+            **{f"{name}_us": round(v, 1) for name, v in found.items()},
+            "over_product": round(found["perseus"] / found["product"], 3),
+            "speedup": round(found["unfused"] / found["perseus"], 3), "error": round(worst, 3), "ok": worst <= 1}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perseus.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", metavar="MxNxK", help="may be given several times; default: layers of Llama-3 70B and 8B")
+    parser = argparse.ArgumentParser(prog="python -m perseus.bench", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", metavar="MxNxK",
+                        help="may be given several times; default: layers of Llama-3 70B and 8B")
     parser.add_argument("--op", action="append", choices=OPS, help="default: all")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--graphs", action="store_true", help="capture each way into a CUDA graph")
@@ -199,8 +211,10 @@ def main(arguments: list[str] | None = None) -> int:
         group = perseus.init((dist.HashStore(), 0, 1), name="host-cost", device=0, watchdog=False)
         cost = host_cost(group)
         group.close()
+        lines = (f"{name:26} {v:7.2f} us" + ("" if name in ("empty", "launch") else f"  ({v - cost['empty']:+.2f})")
+                 for name, v in cost.items())
         print(json.dumps({"host_us": {name: round(v, 2) for name, v in cost.items()}}) if options.json else
-              "\n".join(f"{name:26} {v:7.2f} us" + ("" if name in ("empty", "launch") else f"  ({v - cost['empty']:+.2f})") for name, v in cost.items()))
+              "\n".join(lines))
         return 0
     if perseus.library().emulated:
         sys.exit("perseus.bench: the emulator has no times: use libperseus-fused.so on GPUs, or --host-cost")
@@ -217,7 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
             found = row(op, *shape, options, group)
             bad += not found["ok"]
             if group.rank == 0:
-                print(json.dumps(found) if options.json else "  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+                print(json.dumps(found) if options.json
+                      else "  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
     group.close()
     dist.destroy_process_group()
     return 1 if bad else 0

@@ -55,13 +55,16 @@ def bad_options_are_refused_by_name_and_value():
             (["--rate", "400X", "--", "true"], "--rate: '400X'"), (["--rate", "-1G", "--", "true"], "--rate: '-1G'"),
             (["--rate", "0x10G", "--", "true"], "--rate: '0x10G'"), (["--rate", "nan", "--", "true"], "--rate: 'nan'"),
             (["--rate", "1e30T", "--", "true"], "too large"),
-            (["--latency", "2", "--", "true"], "--latency: '2'"), (["--latency", "2 us", "--", "true"], "--latency: '2 us'"),
+            (["--latency", "2", "--", "true"], "--latency: '2'"),
+            (["--latency", "2 us", "--", "true"], "--latency: '2 us'"),
             (["--jitter", "", "--", "true"], "--jitter: ''"), (["--nics", "0", "--", "true"], "--nics: '0'"),
             (["--nics", "2x", "--", "true"], "--nics: '2x'"), (["--nodes", "65", "--", "true"], "--nodes: '65'"),
             (["--nics", "16", "--nodes", "64", "--", "true"], "--nics 16 and --nodes 64"),
-            (["--seed", "99999999999999999999", "--", "true"], "--seed"), (["--fence", "never", "--", "true"], "--fence: 'never'"),
-            (["--name", "../x", "--", "true"], "--name: '../x'"), (["--wr-cost"], "wr-cost"), (["--unheard-of"], "unheard-of"),
-            (["--rate", "1G,,2G", "--nics", "3", "--", "true"], "--rate: '1G,,2G'"), (["--rate", "1G,2G", "--", "true"], "--rate: 2 values"),
+            (["--seed", "99999999999999999999", "--", "true"], "--seed"),
+            (["--fence", "never", "--", "true"], "--fence: 'never'"),
+            (["--name", "../x", "--", "true"], "--name: '../x'"), (["--wr-cost"], "wr-cost"),
+            (["--unheard-of"], "unheard-of"), (["--rate", "1G,,2G", "--nics", "3", "--", "true"], "--rate: '1G,,2G'"),
+            (["--rate", "1G,2G", "--", "true"], "--rate: 2 values"),
             (["--loss", "1.5", "--", "true"], "--loss: '1.5'"), (["--loss", "lots", "--", "true"], "--loss: 'lots'"),
             ([], "no command")):
         done = run(*words)
@@ -71,11 +74,12 @@ def bad_options_are_refused_by_name_and_value():
 
 def good_options_reach_the_world():
     done = run("--quiet", "--nics", "2", "--nodes", "3", "--rate", "12.5G", "--latency", "1.5us", "--wr-cost", "50ns",
-               "--doorbell-cost", "200ns", "--fence-cost", "1us", "--jitter", "1ms", "--retry-cap", "3s", "--seed", "7", "--fence", "strict",
-               "--", CTL, "status", "--json")
+               "--doorbell-cost", "200ns", "--fence-cost", "1us", "--jitter", "1ms", "--retry-cap", "3s", "--seed", "7",
+               "--fence", "strict", "--", CTL, "status", "--json")
     world = json.loads(done.stdout)
-    want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50, "doorbell_cost_ns": 200,
-            "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "retry_cap_ns": 3000000000, "seed": 7, "fence": "strict"}
+    want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50,
+            "doorbell_cost_ns": 200, "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000,
+            "retry_cap_ns": 3000000000, "seed": 7, "fence": "strict"}
     assert {k: world[k] for k in want} == want, world
     assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
     assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]
@@ -91,11 +95,13 @@ def links_may_differ_and_change():
     assert links(done.stdout) == 2 * node, done
     told = run(*options, "--", "true").stderr
     assert "rate 40,10" in told.replace("G", "") and "latency 1us,2us,3us" in told and "loss 0.1%,0%" in told, told
-    script = f'"{CTL}" set softnic1 rate 1G && "{CTL}" set softnic1 latency 9us && "{CTL}" set softnic0 loss 1% && "{CTL}" status --json'
+    script = (f'"{CTL}" set softnic1 rate 1G && "{CTL}" set softnic1 latency 9us && '
+              f'"{CTL}" set softnic0 loss 1% && "{CTL}" status --json')
     done = run("--quiet", "--nics", "2", "--", "sh", "-c", script)
     assert links(done.stdout) == [(0, 0, 10000000), (1000000000, 9000, 0)], done
     for words, status in ((["set", "nosuch", "rate", "1G"], 1), (["set", "softnic0", "rate", "fast"], 2),
-                          (["set", "softnic0", "colour", "1"], 2), (["set", "softnic0", "loss", "2"], 2), (["set", "softnic0"], 2)):
+                          (["set", "softnic0", "colour", "1"], 2), (["set", "softnic0", "loss", "2"], 2),
+                          (["set", "softnic0"], 2)):
         done = run("--quiet", "--", CTL, *words)
         assert done.returncode == status and done.stderr, (words, done)
 
@@ -109,7 +115,8 @@ def the_status_is_the_commands():
 
 
 def signals_are_passed_on():
-    process, world = start("--", "sh", "-c", "trap 'echo caught; exit 3' USR1; " + SAY_WORLD + "while :; do sleep 0.05; done")
+    process, world = start("--", "sh", "-c",
+                           "trap 'echo caught; exit 3' USR1; " + SAY_WORLD + "while :; do sleep 0.05; done")
     process.send_signal(signal.SIGUSR1)
     assert process.communicate(timeout=LIMIT_S)[0] == "caught\n"
     assert process.returncode == 3
@@ -232,7 +239,8 @@ def as_nobody():
     if os.geteuid():
         return []
     words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    if not shutil.which("setpriv") or subprocess.run([*words, RUN, "--quiet", "--no-sysfs", "--", "true"], capture_output=True).returncode:
+    if (not shutil.which("setpriv")
+        or subprocess.run([*words, RUN, "--quiet", "--no-sysfs", "--", "true"], capture_output=True).returncode):
         raise Skip("no other user can run softnic-run here (setpriv, or the build folder is closed to others)")
     return words
 
@@ -245,7 +253,8 @@ def a_world_that_another_user_planted_is_refused():
     header = pathlib.Path(__file__).parents[1] / "world/world.h"
     default = "0.v" + re.search(r"SN_WORLD_VERSION = (\d+)", header.read_text())[1]
     for name in f"plant{os.getpid()}", default:
-        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", "--no-sysfs", "--name", name, "--", "sh", "-c", SAY_WORLD + "exec sleep 1000"],
+        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", "--no-sysfs", "--name", name, "--", "sh", "-c",
+                                    SAY_WORLD + "exec sleep 1000"],
                                    stdout=subprocess.PIPE, text=True)
         world = pathlib.Path(process.stdout.readline().strip())
         try:
@@ -269,7 +278,8 @@ def a_world_that_others_may_open_is_refused():
     link = SHM / f"softnic.link{os.getpid()}"
     try:
         link.symlink_to(world)
-        for path, mode, telling in (world, 0o620, "mode 620"), (world, 0o604, "mode 604"), (link, 0o600, "symbolic link"):
+        for path, mode, telling in ((world, 0o620, "mode 620"), (world, 0o604, "mode 604"),
+                                    (link, 0o600, "symbolic link")):
             world.chmod(mode)
             done = ctl("--world", str(path), "status")
             assert done.returncode == 1 and telling in done.stderr, done
@@ -289,16 +299,18 @@ def who_joins_is_where_the_maker_is():
     name, folder = f"meet{os.getpid()}", tempfile.gettempdir()
     report = 'echo "$SOFTNIC_WORLD $(readlink /proc/self/ns/user) $(readlink /proc/self/ns/mnt) $PWD"; '
     for no_sysfs in [], ["--no-sysfs"]:
-        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", *no_sysfs, "--name", name, "--", "sh", "-c", report + "exec sleep 1000"],
+        process = subprocess.Popen([*as_nobody(), RUN, "--quiet", *no_sysfs, "--name", name, "--", "sh", "-c",
+                                    report + "exec sleep 1000"],
                                    stdout=subprocess.PIPE, text=True, cwd=folder)
         try:
             made = process.stdout.readline()  # before that, the one who is to join could be the one who makes it
-            joined = subprocess.run([*as_nobody(), RUN, "--name", name, "--", "sh", "-c", report], cwd=folder, capture_output=True,
-                                    text=True, timeout=LIMIT_S)
+            joined = subprocess.run([*as_nobody(), RUN, "--name", name, "--", "sh", "-c", report], cwd=folder,
+                                    capture_output=True, text=True, timeout=LIMIT_S)
             assert joined.stdout == made != "", (joined, made)
-            beside = subprocess.run([*as_nobody(), RUN, "--no-sysfs", "--name", name, "--", "sh", "-c", report], cwd="/", capture_output=True,
-                                    text=True, timeout=LIMIT_S)
-            assert beside.stdout.split()[:2] == joined.stdout.split()[:2] and beside.stdout.split()[3] == "/", (beside, joined)
+            beside = subprocess.run([*as_nobody(), RUN, "--no-sysfs", "--name", name, "--", "sh", "-c", report],
+                                    cwd="/", capture_output=True, text=True, timeout=LIMIT_S)
+            assert (beside.stdout.split()[:2] == joined.stdout.split()[:2]
+                    and beside.stdout.split()[3] == "/"), (beside, joined)
         finally:
             process.terminate()
             process.wait()
@@ -348,7 +360,8 @@ def sysfs_is_private_and_complete():
 
 def each_nic_has_a_character_device():
     """UCX looks for it. A user who may not make the folder gets it where there is one."""
-    done = run("--nics", "3", "--", "sh", "-c", "cd /dev/infiniband && for f in *; do test -c $f -a -r $f -a -w $f && echo $f; done")
+    done = run("--nics", "3", "--", "sh", "-c",
+               "cd /dev/infiniband && for f in *; do test -c $f -a -r $f -a -w $f && echo $f; done")
     if "refused" in done.stderr or not os.path.isdir("/dev/infiniband"):
         raise Skip("no /dev/infiniband can be made here")
     assert done.stdout.split() == ["uverbs0", "uverbs1", "uverbs2"], done
@@ -362,12 +375,14 @@ def sysfs_is_there_in_a_chroot_too():
         raise Skip(f"no mount namespace can be made here ({' '.join(elsewhere)})")
     script = """mount --make-rprivate / && cd "$1" || exit 1
         for x in /*; do
-            if [ -L "$x" ]; then cp -P "$x" .; elif [ -d "$x" ]; then mkdir ".$x" && mount --rbind "$x" ".$x" || exit 1; fi
+            if [ -L "$x" ]; then cp -P "$x" .
+            elif [ -d "$x" ]; then mkdir ".$x" && mount --rbind "$x" ".$x" || exit 1; fi
         done
         exec chroot . "$2" -- cat /sys/class/infiniband/softnic0/node_type"""
     root = tempfile.mkdtemp()
     try:
-        done = subprocess.run([*elsewhere, "sh", "-c", script, "sh", root, os.path.realpath(RUN)], capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run([*elsewhere, "sh", "-c", script, "sh", root, os.path.realpath(RUN)], capture_output=True,
+                              text=True, timeout=LIMIT_S)
     finally:
         for entry in os.scandir(root):  # empty folders; nothing is mounted here, and whatever is would stay
             (os.unlink if entry.is_symlink() else os.rmdir)(entry.path)
@@ -386,8 +401,8 @@ def sysfs_holds_as_many_nics_as_there_can_be():
 
 
 def an_efa_looks_like_one():
-    script = ("cd /sys/class/infiniband/ && ls && cat efa_0/node_type efa_0/ports/1/link_layer && ls efa_0/ports/1/gids && "
-              "cat /sys/class/infiniband_verbs/abi_version")
+    script = ("cd /sys/class/infiniband/ && ls && cat efa_0/node_type efa_0/ports/1/link_layer && ls "
+              "efa_0/ports/1/gids && cat /sys/class/infiniband_verbs/abi_version")
     done = run("--efa", "--nics", "2", "--", "sh", "-c", script)
     assert "(EFA)" in done.stderr, done
     status = json.loads(run("--quiet", "--efa", "--", CTL, "status", "--json").stdout)
@@ -416,7 +431,8 @@ def without_proc_nothing_runs_and_worlds_are_left_alone():
 
 def a_process_sees_the_nics_of_its_node():
     def devices(**environment):
-        clean = {k: v for k, v in os.environ.items() if not re.match(r"(OMPI_COMM|PMI_|SLURM_|RANK$|WORLD_SIZE$|SOFTNIC_)", k)}
+        clean = {k: v for k, v in os.environ.items()
+                 if not re.match(r"(OMPI_COMM|PMI_|SLURM_|RANK$|WORLD_SIZE$|SOFTNIC_)", k)}
         done = run("--quiet", "--nics", "2", "--nodes", "3", "--", "ibv_devices", env={**clean, **environment})
         return re.findall(r"softnic\d+", done.stdout), done.stderr
 
@@ -426,8 +442,10 @@ def a_process_sees_the_nics_of_its_node():
             ({}, [0, 1, 2, 3, 4, 5]), ({"SOFTNIC_NODE": "1"}, [2, 3]),
             ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, [4, 5]),
             ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}, [0, 1]),
-            ({"PMI_RANK": "1", "PMI_SIZE": "3"}, [2, 3]), ({"RANK": "2", "WORLD_SIZE": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, [4, 5]),
-            ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, [4, 5]), ({"SLURM_PROCID": "9", "SLURM_NTASKS": "4"}, [0, 1, 2, 3, 4, 5]),
+            ({"PMI_RANK": "1", "PMI_SIZE": "3"}, [2, 3]),
+            ({"RANK": "2", "WORLD_SIZE": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, [4, 5]),
+            ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, [4, 5]),
+            ({"SLURM_PROCID": "9", "SLURM_NTASKS": "4"}, [0, 1, 2, 3, 4, 5]),
             ({"SOFTNIC_NODE": "0", "RANK": "2", "WORLD_SIZE": "3"}, [0, 1])):
         have, _ = devices(**environment)
         assert have == [f"softnic{i}" for i in want], (environment, have)
@@ -447,17 +465,22 @@ def counters_are_json():
     done = run("--quiet", "--nics", "2", "--", CTL, "counters", "--json")
     devices = json.loads(done.stdout)["devices"]
     assert [d["name"] for d in devices] == ["softnic0", "softnic1"]
-    for field in ("send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv", "bytes_tx", "bytes_rx", "fences", "errors",
-                  "flushed"):
+    for field in ("send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv", "bytes_tx", "bytes_rx",
+                  "fences", "errors", "flushed"):
         assert devices[0][field] == 0, (field, devices)
 
 
-CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
-          signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
-          the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of, without_a_cuda_driver_nothing_is_loaded_into_the_command,
-          sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused, a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
-          sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node, without_proc_nothing_runs_and_worlds_are_left_alone,
+CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change,
+          the_status_is_the_commands, signals_are_passed_on, the_world_goes_with_the_command,
+          a_killed_launcher_leaves_nothing_for_long, the_copier_goes_with_the_launcher,
+          a_copier_that_ends_early_is_told_of, without_a_cuda_driver_nothing_is_loaded_into_the_command,
+          sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone,
+          a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
+          the_link_goes_down_and_up, a_world_that_another_user_planted_is_refused,
+          a_world_that_others_may_open_is_refused, who_joins_is_where_the_maker_is,
+          sysfs_is_private_and_complete, each_nic_has_a_character_device, sysfs_is_there_in_a_chroot_too,
+          sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
+          without_proc_nothing_runs_and_worlds_are_left_alone,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 
