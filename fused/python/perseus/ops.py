@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops. Importing this module registers torch.ops.perseus.*; the functions here are the same ops with a group in place of its name.
+"""The ops. Importing this module registers torch.ops.perseus.*; the functions here are the same ops with a group in
+place of its name.
 
-Products take bfloat16 or float16, the others bfloat16, on the group's device. W is the number of ranks, r this rank. Sums are fp32; a rank's
-partial product is rounded once to the dtype of a to travel, and the sum once more. Every op is enqueued on the current stream and returns at
-once; it may be captured into a CUDA graph after it has run once with these sizes. All ranks of a group call the same ops with the same sizes in the same order.
+Products take bfloat16 or float16, the others bfloat16, on the group's device. W is the number of ranks, r this rank.
+Sums are fp32; a rank's partial product is rounded once to the dtype of a to travel, and the sum once more. Every op is
+enqueued on the current stream and returns at once; it may be captured into a CUDA graph after it has run once with
+these sizes. All ranks of a group call the same ops with the same sizes in the same order.
 
-Every op raises TypeError or ValueError for a wrong dtype, device, shape, stride or alignment, which it names; PerseusError if a plan cannot be
-opened, and PerseusError with the rank to blame once a launch of the group has failed.
+Every op raises TypeError or ValueError for a wrong dtype, device, shape, stride or alignment, which it names;
+PerseusError if a plan cannot be opened, and PerseusError with the rank to blame once a launch of the group has failed.
 """
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ._checks import _PRODUCTS, _bf16, _check_bias, _check_rows, _check_tensor, _check_weights
 from ._dispatch import _autocast, _define, _Direct, _fixed, _library, _nothing_to_record, _once, _ops
 from ._group import Group
 from ._library import PerseusError
@@ -22,65 +25,10 @@ from ._registry import GroupLike, find, name_of, world_of
 
 GEMM, REDUCE_SCATTER, ALLGATHER, ALLREDUCE = range(4)  # enum prs_gemm_op; test/python/test_header.py compares
 MOE_STATUS_WORDS = 8  # of struct prs_moe_status
-_bf16 = torch.bfloat16
-_PRODUCTS = {torch.bfloat16: 1, torch.float16: 2}  # enum prs_dtype of what products take
 _FP32 = 3
 
 
-# ---- checks ----
-
-def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-    """Says which claim a matrix does not meet. dtype: of a, for a second operand, which may be the transpose of a row-major matrix."""
-    if t.dtype not in _PRODUCTS:
-        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.bfloat16 or torch.float16")
-    if dtype not in (None, t.dtype):
-        raise TypeError(f"perseus.{op}: {what} is {t.dtype}, and a {dtype}: they must be equal")
-    if t.dim() != 2:
-        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
-    if t.device != group.device:
-        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
-    if t.data_ptr() % 16:
-        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes (is it a slice of a larger tensor?)")
-    layout = "row-major or the transpose of a row-major matrix" if dtype else "row-major"
-    raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, without gaps: call .contiguous()")
-
-
-def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:
-    if a.dtype not in _PRODUCTS or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15 or not a.is_contiguous():
-        _refuse(group, op, what, a)
-
-
-def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether b is the transpose of an [n, k] matrix."""
-    if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
-        _refuse(group, op, "b", b, a.dtype)
-    rows, columns = b.shape
-    if a.shape[1] != rows:
-        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {rows} rows: they must be equal")
-    strides = b.stride()  # a view made to ask is_contiguous() costs the host ten times as much
-    if strides == (columns, 1):
-        return False
-    if strides == (1, rows):
-        return True
-    if b.is_contiguous():
-        return False
-    if not b.t().is_contiguous():
-        _refuse(group, op, "b", b, a.dtype)
-    return True
-
-
-def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | None, n: int) -> None:
-    if bias is None:
-        return
-    if bias.dtype is not a.dtype:
-        raise TypeError(f"perseus.{op}: bias is {bias.dtype}; it must be {a.dtype}, as a")
-    if bias.shape != (n,) or not bias.is_contiguous():
-        raise ValueError(f"perseus.{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}; it must be ({n},), one for each column of b, without gaps")
-    if bias.get_device() != group.number:
-        raise ValueError(f"perseus.{op}: bias is on {bias.device}; group {group.name} works on {group.device}")
-    if bias.data_ptr() & 15:
-        raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
-
+# ---- products ----
 
 def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dtype | None) -> torch.Tensor:
     """A result of that dtype; None: that of a."""
@@ -91,15 +39,14 @@ def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dty
     raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be {a.dtype}, as a, or torch.float32")
 
 
-# ---- products ----
-
 def _multiply(group: Group, op: int, m: int, a: torch.Tensor, b: torch.Tensor, b_is_n_k: bool, c: torch.Tensor,
               bias: torch.Tensor | None = None, gathered: torch.Tensor | None = None) -> None:
     """One launch. c, gathered: what the kernel writes."""
     if b.shape[0] == 0:  # a sum of nothing, and no gathered columns
         c.zero_() if bias is None else c.copy_(bias.expand_as(c))
         return
-    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k, _PRODUCTS[a.dtype], _FP32 if c.dtype is torch.float32 else 0)
+    plan = group.product(op, m, b.shape[1], b.shape[0], b_is_n_k, _PRODUCTS[a.dtype],
+                         _FP32 if c.dtype is torch.float32 else 0)
     place, operands = group.place, plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
     operands.bias = None if bias is None else place.read(bias)
@@ -125,7 +72,8 @@ def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, b
     return _new("all_gather_matmul", a, a.shape[0] * world_of(group_name), b.shape[1], out_dtype)
 
 
-def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
+def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str,
+                        bias: torch.Tensor | None = None) -> list[torch.Tensor]:
     """The largest product hides the gather; the others multiply what it has gathered. bias: of the only b."""
     group = find(group_name)
     _check_rows(group, "all_gather_matmuls", "a", a)
@@ -143,7 +91,8 @@ def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str
     return [*(first if i == largest else torch.mm(gathered, b) for i, b in enumerate(bs)), gathered]
 
 
-def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str, bias: torch.Tensor | None = None) -> list[torch.Tensor]:
+def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str,
+                             bias: torch.Tensor | None = None) -> list[torch.Tensor]:
     return [*(_all_gather_matmul_fake(a, b, group_name) for b in bs), _all_gather_fake(a, group_name)]
 
 
@@ -165,7 +114,8 @@ def _matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bi
     _check_bias(group, "matmul_reduce_scatter", a, bias, b.shape[1])
     m = a.shape[0]
     if m % group.world:
-        raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group {group.name} must divide them")
+        raise ValueError(f"perseus.matmul_reduce_scatter: a has {m} rows; the {group.world} ranks of group "
+                         f"{group.name} must divide them")
     c = _new("matmul_reduce_scatter", a, m // group.world, b.shape[1], out_dtype)
     if c.numel():
         _multiply(group, REDUCE_SCATTER, m, a, b, b_is_n_k, c, bias)
@@ -195,18 +145,22 @@ def _matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, b
     return _new("matmul_all_reduce", a, a.shape[0], b.shape[1], out_dtype)
 
 
-def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str,
+                       bias: torch.Tensor | None = None) -> torch.Tensor:
     return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
 
-_define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _all_gather_matmul, _all_gather_matmul_fake)
-_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name, Tensor? bias=None) -> Tensor[]", _all_gather_matmuls, _all_gather_matmuls_fake)
+_define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
+        "Tensor", _all_gather_matmul, _all_gather_matmul_fake)
+_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name, Tensor? bias=None) -> Tensor[]", _all_gather_matmuls,
+        _all_gather_matmuls_fake)
 _define("all_gather(Tensor a, str group_name) -> Tensor", _all_gather, _all_gather_fake)
-_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _matmul_reduce_scatter,
-        _matmul_reduce_scatter_fake)
-_define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor", _matmul_all_reduce,
+_define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
+        "Tensor", _matmul_reduce_scatter, _matmul_reduce_scatter_fake)
+_define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
+        "Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
+_define("replicated_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _replicated_matmul,
         _matmul_all_reduce_fake)
-_define("replicated_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _replicated_matmul, _matmul_all_reduce_fake)
 
 
 # ---- gradients of products ----
@@ -228,8 +182,8 @@ def _bias_gradient(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:
 
 
 def _as_operand(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """The gradient of a result, which may be fp32, as an operand of a product with a, which was saved. ctx.saved_tensors may be read once only:
-    torch.utils.checkpoint(use_reentrant=False) unpacks a tensor once."""
+    """The gradient of a result, which may be fp32, as an operand of a product with a, which was saved.
+    ctx.saved_tensors may be read once only: torch.utils.checkpoint(use_reentrant=False) unpacks a tensor once."""
     return g.to(a.dtype).contiguous()
 
 
@@ -237,7 +191,8 @@ def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), name = ctx.saved_tensors, ctx.group_name
     g = _as_operand(a, g)
     return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
+            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None,
+            _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -245,7 +200,8 @@ def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
     g = _as_operand(a, g)
     of_bias = _bias_gradient(ctx, g)
     if not ctx.needs_input_grad[1]:
-        return _ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None, of_bias, *ctx.rest
+        return (_ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None,
+                of_bias, *ctx.rest)
     if not ctx.needs_input_grad[0]:
         return None, _weight_gradient(a, _ops.all_gather(g, name), b), None, of_bias, *ctx.rest
     of_a, gathered = _ops.all_gather_matmuls(g, [b.t()], name)
@@ -255,8 +211,8 @@ def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
 def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
     a, b = ctx.saved_tensors
     g = _as_operand(a, g)  # the same on all ranks, as the result is
-    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None, _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None,
-            _bias_gradient(ctx, g), *ctx.rest)
+    return (torch.mm(g, b.t()) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -275,30 +231,39 @@ def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
 def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     *bs, gathered = ctx.saved_tensors
     grads = [g.contiguous() for g in grads[:len(bs)]]
-    of_bs = [_weight_gradient(gathered, g, b) if needed else None for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
-    last = (None, _bias_gradient(ctx, grads[0])) if ctx.has_bias else (None,)  # with lists, torch wants the structure of what was passed
+    of_bs = [_weight_gradient(gathered, g, b) if needed else None
+             for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
+    # with lists, torch wants the structure of what was passed
+    last = (None, _bias_gradient(ctx, grads[0])) if ctx.has_bias else (None,)
     if not ctx.needs_input_grad[0]:
         return (None, of_bs, *last)
     return (sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, *last)
 
 
-for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward), (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
-                        (_matmul_all_reduce, _matmul_all_reduce_backward), (_replicated_matmul, _replicated_matmul_backward)):
+for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
+                        (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
+                        (_matmul_all_reduce, _matmul_all_reduce_backward),
+                        (_replicated_matmul, _replicated_matmul_backward)):
     _name = _run.__name__[1:]
-    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_save, lib=_Direct(_run))
-torch.library.register_autograd("perseus::all_gather_matmuls", _once("all_gather_matmuls", _all_gather_matmuls_backward), setup_context=_save_several,
+    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_save,
+                                    lib=_Direct(_run))
+torch.library.register_autograd("perseus::all_gather_matmuls",
+                                _once("all_gather_matmuls", _all_gather_matmuls_backward), setup_context=_save_several,
                                 lib=_library)
 
 
-for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul", "all_gather_matmuls"):
+for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
+              "all_gather_matmuls"):
     _autocast(_name, (0, 1, 3), tuple(_PRODUCTS))
 
 
 # ---- torch.ops.symm_mem's signatures ----
 
-def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> tuple:
+def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *,
+                             return_A: bool = True) -> tuple:
     if not 0 <= gather_dim < A.dim() - 1:
-        raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
+        raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, "
+                         f"whose shape is {tuple(A.shape)}")
     plain = A.dim() == 2  # nothing to move or to restore
     if plain and _nothing_to_record(A, Bs) and not torch.is_autocast_enabled(A.device.type):
         if return_A:
@@ -320,55 +285,48 @@ def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim
     return None if gathered is None else restored(gathered), [restored(t) for t in products]
 
 
-def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> torch.Tensor:
+def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int,
+                                 group_name: str) -> torch.Tensor:
     if reduce_op not in ("sum", "avg"):
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: reduce_op {reduce_op!r} is neither 'sum' nor 'avg'")
     if not 0 <= scatter_dim < A.dim() - 1:
-        raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension of A, whose shape is {tuple(A.shape)}")
-    if reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B]) and not torch.is_autocast_enabled(A.device.type):
+        raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension "
+                         f"of A, whose shape is {tuple(A.shape)}")
+    if (reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B])
+        and not torch.is_autocast_enabled(A.device.type)):
         return _matmul_reduce_scatter(A, B, group_name)
     first = A.movedim(scatter_dim, 0)
     world = world_of(group_name)
     if first.shape[0] % world:
-        raise ValueError(f"perseus.fused_matmul_reduce_scatter: dimension {scatter_dim} of A has {first.shape[0]} elements; {world} ranks must divide them")
+        raise ValueError(f"perseus.fused_matmul_reduce_scatter: dimension {scatter_dim} of A has {first.shape[0]} "
+                         f"elements; {world} ranks must divide them")
     c = _ops.matmul_reduce_scatter(first.reshape(-1, A.shape[-1]).contiguous(), B, group_name)
     c = c.view(-1, *first.shape[1:-1], B.shape[1]).movedim(0, scatter_dim)
     return c / world if reduce_op == "avg" else c
 
 
-_library.define("fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = True) -> (Tensor?, Tensor[])", tags=_fixed)
+_library.define("fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = "
+                "True) -> (Tensor?, Tensor[])", tags=_fixed)
 _library.impl("fused_all_gather_matmul", _fused_all_gather_matmul, "CompositeImplicitAutograd")
-_library.define("fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor", tags=_fixed)
+_library.define("fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> "
+                "Tensor", tags=_fixed)
 _library.impl("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter, "CompositeImplicitAutograd")
 
 
 # ---- ring attention ----
 
-def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
-    """shape: -1 for any size."""
-    if t.dtype is not dtype:
-        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be {dtype}")
-    if t.dim() != len(shape) or any(want not in (-1, have) for have, want in zip(t.shape, shape)):
-        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must be {shape} (-1: any)")
-    if t.get_device() != group.number:
-        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
-    if not t.is_contiguous():
-        raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be contiguous")
-    if t.data_ptr() & 15:
-        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
-
-
-def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False, scale: float = 0.0,
-                    heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
+                    scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     group = find(group_name)
     _check_tensor(group, "ring_attention", "q", q, _bf16, (-1, -1, -1, -1))
     batch, dim = q.shape[0], q.shape[3]
     rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
-    _check_tensor(group, "ring_attention", "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
+    _check_tensor(group, "ring_attention", "k", k, _bf16,
+                  (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
     _check_tensor(group, "ring_attention", "v", v, _bf16, tuple(k.shape))
     heads_kv = k.shape[1 if heads_first else 2]
-    plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world, causal=int(causal),
-                           heads_first=int(heads_first), scale=scale)
+    plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world,
+                           causal=int(causal), heads_first=int(heads_first), scale=scale)
     out, lse, place = torch.empty_like(q), q.new_empty(batch, heads_q, rows, dtype=torch.float32), group.place
     x = plan.operands
     x.q, x.k, x.v, x.out, x.lse = place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse)
@@ -376,15 +334,16 @@ def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_nam
     return out, lse
 
 
-def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False, scale: float = 0.0,
-                         heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
+                         scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
     return torch.empty_like(q), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
 
 
 # ---- MoE ----
 
-def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int, capacity: int,
+def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor,
+                       max_tokens: int, capacity: int,
                        group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     group, op = find(group_name), "moe_dispatch_gemm"
     _check_tensor(group, op, "tokens", tokens, _bf16, (-1, -1))
@@ -393,17 +352,20 @@ def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
     top_k = chosen.shape[1]
     _check_tensor(group, op, "router_weights", router_weights, torch.float32, (count, top_k))
     transposed = not weights.is_contiguous()
-    _check_tensor(group, op, "weights", weights.transpose(1, 2) if transposed and weights.dim() == 3 else weights, _bf16,
+    _check_tensor(group, op, "weights",
+                  weights.transpose(1, 2) if transposed and weights.dim() == 3 else weights, _bf16,
                   (-1, -1, hidden) if transposed else (-1, hidden, -1))
     local, _, columns = weights.shape
     if count > max_tokens:
         raise ValueError(f"perseus.{op}: tokens has {count} rows, and max_tokens is {max_tokens}")
     if capacity < 128 or capacity % 128:
-        raise ValueError(f"perseus.{op}: capacity {capacity} is not a multiple of 128: perseus.moe_capacity() gives one that is always enough")
-    plan = group.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=local * group.world, top_k=top_k, capacity=capacity,
-                     weights_transposed=int(transposed))
+        raise ValueError(f"perseus.{op}: capacity {capacity} is not a multiple of 128: perseus.moe_capacity() gives "
+                         "one that is always enough")
+    plan = group.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=local * group.world, top_k=top_k,
+                     capacity=capacity, weights_transposed=int(transposed))
     out = tokens.new_empty(capacity, columns)
-    rows, expert_rows, status = (tokens.new_empty(*shape, dtype=torch.int32) for shape in ((capacity, 4), (local, 2), (MOE_STATUS_WORDS,)))
+    rows, expert_rows, status = (tokens.new_empty(*shape, dtype=torch.int32)
+                                 for shape in ((capacity, 4), (local, 2), (MOE_STATUS_WORDS,)))
     batch, place = plan.operands, group.place
     batch.count = count
     for field, tensor in (("tokens", tokens), ("chosen", chosen), ("router_weights", router_weights),
@@ -415,16 +377,18 @@ def _moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
     return out, rows, expert_rows, status
 
 
-def _moe_dispatch_gemm_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, max_tokens: int,
-                            capacity: int, group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moe_dispatch_gemm_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor,
+                            weights: torch.Tensor, max_tokens: int, capacity: int,
+                            group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return (tokens.new_empty(capacity, weights.shape[2]), tokens.new_empty(capacity, 4, dtype=torch.int32),
-            tokens.new_empty(weights.shape[0], 2, dtype=torch.int32), tokens.new_empty(MOE_STATUS_WORDS, dtype=torch.int32))
+            tokens.new_empty(weights.shape[0], 2, dtype=torch.int32),
+            tokens.new_empty(MOE_STATUS_WORDS, dtype=torch.int32))
 
 
-_define("ring_attention(Tensor q, Tensor k, Tensor v, str group_name, bool causal=False, float scale=0.0, bool heads_first=False) -> (Tensor, Tensor)",
-        _ring_attention, _ring_attention_fake)
-_define("moe_dispatch_gemm(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor weights, int max_tokens, int capacity, str group_name)"
-        " -> (Tensor, Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
+_define("ring_attention(Tensor q, Tensor k, Tensor v, str group_name, bool causal=False, float scale=0.0, bool "
+        "heads_first=False) -> (Tensor, Tensor)", _ring_attention, _ring_attention_fake)
+_define("moe_dispatch_gemm(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor weights, int max_tokens, int "
+        "capacity, str group_name) -> (Tensor, Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
 
 
 def _forward_only(name: str) -> None:
@@ -445,10 +409,12 @@ def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
                       keep_gathered: bool = True, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """(the a of all ranks, stacked) @ b. The gradient of a is matmul_reduce_scatter().
 
-    a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory. bias [n] is added in fp32.
-    keep_gathered: where b needs a gradient, the kernel also writes the gathered a [m, k], which stays until the backward pass. False: only a
-    stays, and the backward pass gathers it once more.
-    out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path, and the backward pass gathers a once more.
+    a: [m / W, k], row-major. b: [k, n], row-major, or weight.t() of an [n, k] weight. Returns [m, n], new memory. bias
+    [n] is added in fp32.
+    keep_gathered: where b needs a gradient, the kernel also writes the gathered a [m, k], which stays until the
+    backward pass. False: only a stays, and the backward pass gathers it once more.
+    out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path, and the backward pass gathers a
+    once more.
 
     Example::
 
@@ -460,8 +426,8 @@ def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
 
 
 def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
-    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given. One gather in all: the kernel of the
-    largest product writes the gathered a, and the other products follow it.
+    """all_gather_matmul(a, b) for each b, then the gathered a [m, k] itself, for which no gradient is given. One gather
+    in all: the kernel of the largest product writes the gathered a, and the other products follow it.
 
     Example::
 
@@ -470,8 +436,8 @@ def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike
     return _ops.all_gather_matmuls(a, bs, name_of(group))
 
 
-def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
-                          out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *,
+                          bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Rows r m / W ... (r + 1) m / W of the sum over all ranks of a @ b. The gradient of a is all_gather_matmul().
 
     a: [m, k], row-major; W divides m. b: [k, n], row-major, or weight.t(). Returns [m / W, n], new memory. bias [n] is
@@ -487,10 +453,11 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = N
 
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
                       out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum over all ranks of a @ b, on every rank. Its gradient is taken to be the same on all ranks, as the result is.
+    """The sum over all ranks of a @ b, on every rank. Its gradient is taken to be the same on all ranks, as the result
+    is.
 
-    a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory. bias [n], the same on all ranks, is
-    added once, in fp32.
+    a: [m, k], row-major. b: [k, n], row-major, or weight.t(). Returns [m, n], new memory. bias [n], the same on all
+    ranks, is added once, in fp32.
     out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path.
 
     Example::
@@ -500,7 +467,8 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
     return _ops.matmul_all_reduce(a, b, name_of(group), bias, out_dtype)
 
 
-def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *,
+                      bias: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, for an a that is the same on all ranks: the gradient of a is the sum of all ranks' (matmul_all_reduce).
 
     Example::
@@ -510,14 +478,15 @@ def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
     return _ops.replicated_matmul(a, b, name_of(group), bias)
 
 
-def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False, scale: float = 0.0,
-                   heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False,
+                   scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a sequence that is split among the ranks. Forward only.
 
-    q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows, head_dim]. head_dim is 64 or
-    128, heads_kv divides heads_q, the sequence has rows * W positions. Not causal: rank r has positions r * rows ... Causal with W > 1: the
-    sequence is cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim).
-    Returns (out, lse): out as q; lse fp32 [batch, heads_q, rows], the log of the sum of exponentials.
+    q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows,
+    head_dim]. head_dim is 64 or 128, heads_kv divides heads_q, the sequence has rows * W positions. Not causal: rank r
+    has positions r * rows ... Causal with W > 1: the sequence is cut into 2 W chunks, and rank r has chunk r followed
+    by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim). Returns (out, lse): out as q; lse fp32 [batch, heads_q, rows],
+    the log of the sum of exponentials.
 
     Example::
 
@@ -526,35 +495,41 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
     return _ops.ring_attention(q, k, v, name_of(group), causal, scale, heads_first)
 
 
-def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor, *, max_tokens: int,
-                      capacity: int, group: GroupLike = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor,
+                      *, max_tokens: int, capacity: int,
+                      group: GroupLike = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sends each token to the ranks of its experts, and multiplies it there by each of them. Forward only.
 
-    tokens: bf16 [count, H], count <= max_tokens, may differ between ranks. chosen: int64 [count, top_k], experts 0 ... E - 1, negative: none.
-    router_weights: fp32 [count, top_k]. weights: bf16 [E / W, H, N] of this rank's experts, or .transpose(1, 2) of an [E / W, N, H] tensor.
-    max_tokens, and all sizes but count and capacity, are the same on all ranks.
-    Returns (out, rows, expert_rows, status): out bf16 [capacity, N], rows of expert e from expert_rows[e, 0], expert_rows[e, 1] of them; expert_rows int32
-    [E / W, 2]; rows int32 [capacity, 4]: source rank, token, slot (-1 in rows that only fill up), and the router's weight (.view(torch.float32)).
-    status int32 [8], of this launch on this rank: rows needed; choices that found no room and were dropped; choices of experts that do not exist,
-    which are ignored; the first token with such a choice, or -1. Nothing is dropped while rows needed <= capacity.
+    tokens: bf16 [count, H], count <= max_tokens, may differ between ranks. chosen: int64 [count, top_k], experts 0 ...
+    E - 1, negative: none.
+    router_weights: fp32 [count, top_k]. weights: bf16 [E / W, H, N] of this rank's experts, or .transpose(1, 2) of an
+    [E / W, N, H] tensor. max_tokens, and all sizes but count and capacity, are the same on all ranks.
+    Returns (out, rows, expert_rows, status): out bf16 [capacity, N], rows of expert e from expert_rows[e, 0],
+    expert_rows[e, 1] of them; expert_rows int32 [E / W, 2]; rows int32 [capacity, 4]: source rank, token, slot (-1 in
+    rows that only fill up), and the router's weight (.view(torch.float32)). status int32 [8], of this launch on this
+    rank: rows needed; choices that found no room and were dropped; choices of experts that do not exist, which are
+    ignored; the first token with such a choice, or -1. Nothing is dropped while rows needed <= capacity.
 
     Example::
 
         capacity = perseus.moe_capacity(max_tokens=4096, hidden=H, columns=N, experts=64, top_k=8)
         weight, chosen = torch.topk(router(x).softmax(-1), 8)
-        out, rows, expert_rows, status = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096, capacity=capacity)
+        out, rows, expert_rows, status = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096,
+                                                                   capacity=capacity)
     """
     return _ops.moe_dispatch_gemm(tokens, chosen, router_weights, weights, max_tokens, capacity, name_of(group))
 
 
-def moe_capacity(*, max_tokens: int, hidden: int, columns: int, experts: int, top_k: int, group: GroupLike = None) -> int:
+def moe_capacity(*, max_tokens: int, hidden: int, columns: int, experts: int, top_k: int,
+                 group: GroupLike = None) -> int:
     """*Collective.* The rows of moe_dispatch_gemm() that are always enough: all tokens of all ranks on this one."""
     g = find(group)
-    plan = g.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, capacity=0, weights_transposed=0)
+    plan = g.moe(tokens=max_tokens, hidden=hidden, columns=columns, experts=experts, top_k=top_k, capacity=0,
+                 weights_transposed=0)
     info = g.library.prs_moe_info()
     g.library.prs_moe_plan_query(plan.handle, ctypes.byref(info))
     return int(info.capacity)
 
 
-__all__ = ["all_gather_matmul", "all_gather_matmuls", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul", "ring_attention",
-           "moe_dispatch_gemm", "moe_capacity", "PerseusError"]
+__all__ = ["all_gather_matmul", "all_gather_matmuls", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
+           "ring_attention", "moe_dispatch_gemm", "moe_capacity", "PerseusError"]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an op can take a tensor, and the error that says why not. Each check costs the host little where it holds:
+they run in every call."""
+from __future__ import annotations
+
+import torch
+
+from ._group import Group
+
+_bf16 = torch.bfloat16
+_PRODUCTS = {torch.bfloat16: 1, torch.float16: 2}  # enum prs_dtype of what products take
+
+
+def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """Says which claim a matrix does not meet. dtype: of a, for a second operand, which may be the transpose of a
+    row-major matrix."""
+    if t.dtype not in _PRODUCTS:
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.bfloat16 or torch.float16")
+    if dtype not in (None, t.dtype):
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}, and a {dtype}: they must be equal")
+    if t.dim() != 2:
+        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
+    if t.device != group.device:
+        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
+    if t.data_ptr() % 16:
+        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes (is it a "
+                         "slice of a larger tensor?)")
+    layout = "row-major or the transpose of a row-major matrix" if dtype else "row-major"
+    raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, "
+                     "without gaps: call .contiguous()")
+
+
+def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:
+    if (a.dtype not in _PRODUCTS or a.dim() != 2 or a.get_device() != group.number or a.data_ptr() & 15
+        or not a.is_contiguous()):
+        _refuse(group, op, what, a)
+
+
+def _check_weights(group: Group, op: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether b is the transpose of an [n, k] matrix."""
+    if b.dtype is not a.dtype or b.dim() != 2 or b.get_device() != group.number or b.data_ptr() & 15:
+        _refuse(group, op, "b", b, a.dtype)
+    rows, columns = b.shape
+    if a.shape[1] != rows:
+        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {rows} rows: they must be equal")
+    strides = b.stride()  # a view made to ask is_contiguous() costs the host ten times as much
+    if strides == (columns, 1):
+        return False
+    if strides == (1, rows):
+        return True
+    if b.is_contiguous():
+        return False
+    if not b.t().is_contiguous():
+        _refuse(group, op, "b", b, a.dtype)
+    return True
+
+
+def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | None, n: int) -> None:
+    if bias is None:
+        return
+    if bias.dtype is not a.dtype:
+        raise TypeError(f"perseus.{op}: bias is {bias.dtype}; it must be {a.dtype}, as a")
+    if bias.shape != (n,) or not bias.is_contiguous():
+        raise ValueError(f"perseus.{op}: bias has shape {tuple(bias.shape)} and strides {bias.stride()}; it must be "
+                         f"({n},), one for each column of b, without gaps")
+    if bias.get_device() != group.number:
+        raise ValueError(f"perseus.{op}: bias is on {bias.device}; group {group.name} works on {group.device}")
+    if bias.data_ptr() & 15:
+        raise ValueError(f"perseus.{op}: bias begins at {bias.data_ptr():#x}; it must be aligned to 16 bytes")
+
+
+def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
+    """shape: -1 for any size."""
+    if t.dtype is not dtype:
+        raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be {dtype}")
+    if t.dim() != len(shape) or any(want not in (-1, have) for have, want in zip(t.shape, shape)):
+        raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must be {shape} (-1: any)")
+    if t.get_device() != group.number:
+        raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
+    if not t.is_contiguous():
+        raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be "
+                         "contiguous")
+    if t.data_ptr() & 15:
+        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
