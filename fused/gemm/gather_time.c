@@ -64,7 +64,8 @@ static double reading(const struct prs_schedule *s, uint32_t clusters)
 /* When a piece of a band of another rank's block arrives. All ranks do the same at the same time, so this is when the
  * own copy over the same distance is done. A stream's copies run in order, each when the engine is free and the host
  * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
-/* MUTANT(model gather) blocks come one after the other: s/prs_index_after(s->place.rank, u->block, s->place.world)/0/ */
+/* MUTANT(model gather) blocks come one after the other:
+ * s/prs_index_after(s->place.rank, u->block, s->place.world)/0/ */
 static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u, uint32_t segment)
 {
     uint32_t band = u->pair / s->band, turn = prs_index_after(s->place.rank, u->block, s->place.world);
@@ -80,8 +81,7 @@ static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u
     own = (double)rows * steps;
     before *= PRS_STAGE_ROW / PRS_COPY_BYTES_PER_US;
     own = own * PRS_STAGE_ROW / PRS_COPY_BYTES_PER_US + PIECE_US;
-    /* MUTANT(model gather) the host may be what is late:
-     * s/fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1)/2 * CALL_US + before + PIECE_US * (piece - 1/ */
+    /* MUTANT(model gather) the host may be what is late: s/fmax(2 * CALL_US * piece, /fmax(0, / */
     /* MUTANT(model gather) a piece costs more than its bytes: s/+ PIECE_US * (piece - 1)// */
     return CALLS_BEGIN_US + own + fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1));
 }
@@ -144,8 +144,7 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, dou
     double others = s->place.world - 1, unit = s->k_steps * step_us(s, clusters);
     double bytes = others * s->block_rows * s->k_steps * PRS_STAGE_ROW, product = waves(s, clusters) * unit;
     double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_STAGE_ROW * ctas / PRS_STORE_BYTES_PER_US);
-    /* MUTANT(model gather) what is spread takes longer:
-     * s#fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk)#ceil((double)prs_schedule_chunks(s) / ctas) * chunk# */
+    /* MUTANT(model gather) what is spread takes longer: s/fmax(spread_us, /fmax(0, / */
     double pushing = fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);
     double links = bytes / PRS_STORE_BYTES_PER_US;
     /* MUTANT(model gather) the last chunk is waited for: s/+ PUSH_WAVE * unit// */

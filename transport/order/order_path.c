@@ -147,7 +147,8 @@ static uint32_t retire_taken(struct prs_order *order, struct prs_order_queue *qu
         uint32_t slot = at & queue->mask;
 
         /* MUTANT(order) a read before what was taken is replayed: s/queue->wr[slot].opcode == PRS_WR_READ &&/0 &&/ */
-        /* MUTANT(order) a read before a fence that was taken is done: s/&& at - queue->tail >= read_end - queue->tail// */
+        /* MUTANT(order) a read before a fence that was taken is done:
+         * s/&& at - queue->tail >= read_end - queue->tail// */
         if (queue->wr[slot].opcode == PRS_WR_READ && at - queue->tail >= read_end - queue->tail)
             continue;
         done += retire(queue->owner[slot]);

@@ -121,7 +121,7 @@ int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs
     counts->state[slot] = PRS_SLOT_WAITS;
     counts->waiting++;
     /* MUTANT(order) records are taken without gaps:
-     * s/counts->upto - counts->raised < PRS_RECORDS && counts->state[counts->upto % PRS_RECORDS]/record->number >= counts->upto/ */
+     * s/counts->state[counts->upto % PRS_RECORDS]/record->number >= counts->upto/ */
     while (counts->upto - counts->raised < PRS_RECORDS && counts->state[counts->upto % PRS_RECORDS])
         counts->upto++;
     return 0;
@@ -158,7 +158,8 @@ void prs_counts_raised(struct prs_counts *counts, const struct prs_record *recor
 {
     /* MUTANT(order) a raised tag counts from nothing: s/counts/if (record->number % 2) counts/ */
     counts->arrived[record->tag] = 0; /* nothing counts for tag 0 */
-    /* MUTANT(order) a record is raised once: s/PRS_SLOT_RAISED/record->kind != PRS_RECORD_SET ? PRS_SLOT_RAISED : PRS_SLOT_WAITS/ */
+    /* MUTANT(order) a record is raised once:
+     * s/PRS_SLOT_RAISED/record->kind != PRS_RECORD_SET ? PRS_SLOT_RAISED : PRS_SLOT_WAITS/ */
     counts->state[record->number % PRS_RECORDS] = PRS_SLOT_RAISED;
     counts->waiting--;
     for (; counts->raised != counts->upto && counts->state[counts->raised % PRS_RECORDS] == PRS_SLOT_RAISED;
