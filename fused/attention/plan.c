@@ -108,8 +108,8 @@ static int encode_received(struct prs_attention_plan *p)
     return prs_tensor_view_encode(&v, &p->args.received);
 }
 
-/* One piece of memory: pieces, partial results of parts, claims, parts, the parts' counters, finished groups, pieces of
- * each group. */
+/* One piece of memory: pieces, claims, parts, the parts' counters, finished groups, pieces of each group. And what
+ * plans share: partial results of parts. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
@@ -118,12 +118,14 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t groups = s->groups * sizeof(uint32_t);
     size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
     size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
-    size_t at_partial = (pieces + 127) / 128 * 128, at_claims = at_partial + partial;
+    size_t at_claims = (pieces + 127) / 128 * 128;
     size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
     size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups, all = at_groups + groups;
     struct prs_fused *ctx = p->base.ctx;
     int r = prs_plan_local(&p->base, all, all);
     uint8_t *deal = p->base.own.at;
+    if (r == 0 && partial != 0)
+        r = prs_plan_scratch(&p->base, partial);
     if (r)
         return r;
     r = prs_cuda_upload(ctx, deal, d->pieces, pieces, "cudaMemcpy of pieces");
@@ -132,7 +134,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     if (!r)
         r = prs_cuda_upload(ctx, deal + at_groups, d->pieces_of, groups, "cudaMemcpy of how many pieces a group has");
     a->pieces = (const struct prs_attention_piece *)deal;
-    a->partial = (float *)(deal + at_partial);
+    a->partial = (float *)p->base.scratch.at;
     a->parts = (const struct prs_attention_part *)(deal + at_parts);
     a->parts_done = (uint32_t *)(deal + at_counters);
     a->claims = (struct prs_attention_claims *)(deal + at_claims);
@@ -357,6 +359,7 @@ void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_att
 {
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
+    info->shared_bytes = p->base.shared_bytes;
 }
 
 static int encode_inputs(struct prs_attention_plan *p, const struct prs_attention_operands *x)

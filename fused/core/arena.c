@@ -56,6 +56,12 @@ uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes)
     return round_up(bytes > whole ? bytes : whole, CUDA_BLOCK_BYTES);
 }
 
+uint64_t prs_arena_shared(uint64_t bytes, uint64_t largest)
+{
+    uint64_t more = 2 * largest > bytes ? 2 * largest - bytes : 0;
+    return bytes + (more < MOST_IN_ADVANCE ? more : MOST_IN_ADVANCE);
+}
+
 int prs_arena_add(struct prs_arena *a, uint64_t bytes)
 {
     uint64_t *more = realloc(a->chunk_bytes, (a->chunks + 1) * sizeof(*more));

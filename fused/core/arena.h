@@ -29,6 +29,9 @@ void prs_arena_give_back(struct prs_arena *a, struct prs_block *block);
 /* How large a chunk should be that is added for a block of `bytes` bytes: not smaller than all chunks so far (up to a
  * limit), so that an arena that grows block by block has few chunks. */
 uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes);
+/* The same for a piece that plans share, when the largest one so far is too small for `bytes`: twice as large as that
+ * one (up to a limit), so that plans that come in order of size need few pieces. */
+uint64_t prs_arena_shared(uint64_t bytes, uint64_t largest);
 /* Its number is the count before. 0 or -ENOMEM. */
 int prs_arena_add(struct prs_arena *a, uint64_t bytes);
 

@@ -21,6 +21,14 @@ struct prs_holding {
     struct prs_symmetric *piece[PRS_CALL_NEEDS];
 };
 
+/* Local memory that plans share. */
+struct prs_scratch {
+    struct prs_scratch *next;
+    struct prs_block *block;
+    uint64_t bytes;
+    uint32_t holders;
+};
+
 struct prs_memory {
     struct prs_arena arena[PRS_SYMMETRIC_USES];
     struct prs_chunk **chunk[PRS_SYMMETRIC_USES]; /* [use]: one for each of the arena's */
@@ -28,6 +36,7 @@ struct prs_memory {
     struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next collective call */
     struct prs_arena local;
     uint8_t **local_chunk;
+    struct prs_scratch *scratch;
     bool closes;                                   /* something was closed since the last collective call */
     struct prs_holding holding[PRS_MOST_HOLDINGS]; /* [0] is not used */
 };

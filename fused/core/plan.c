@@ -19,6 +19,7 @@ void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, si
     memset(p, 0, bytes);
     p->ctx = ctx;
     p->steps = steps;
+    p->number = ++ctx->plans;
     return p;
 }
 
@@ -30,6 +31,7 @@ static void undo(struct prs_plan *p)
     if (p->steps->close)
         p->steps->close(p);
     prs_local_give_back(p->ctx, &p->own);
+    prs_local_give_back(p->ctx, &p->scratch);
     prs_local_give_back(p->ctx, &p->words);
     p->copies = NULL;
     p->refused = 0;
@@ -142,6 +144,20 @@ int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean)
     return prs_local_take(p->ctx, bytes, clean, &p->own);
 }
 
+int prs_plan_scratch(struct prs_plan *p, uint64_t bytes)
+{
+    uint64_t whole;
+    int r = prs_local_share(p->ctx, bytes, &p->scratch, &whole);
+    if (!r)
+        p->shared_bytes += whole;
+    return r;
+}
+
+bool prs_plan_has_scratch(const struct prs_plan *p)
+{
+    return p->ctx->scratch_of == p->number;
+}
+
 int prs_plan_copies(struct prs_plan *p)
 {
     struct prs_copy_stream *copies = &p->ctx->copies;
@@ -190,6 +206,8 @@ static int launch_both(struct prs_plan *p, prs_launch_step_fn *const *steps, cud
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
     int r;
+    if (p->scratch.at)
+        p->ctx->scratch_of = p->number;
     if (!p->copies)
         return enqueue(p, steps, stream);
     r = launched(p, p->steps->begin_copies(p, stream));

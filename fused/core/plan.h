@@ -44,7 +44,8 @@ struct prs_plan {
     int refused; /* by prs_plan_need() */
     uint32_t holding;
     struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL: none, or of 0 bytes */
-    struct prs_local words, own;
+    struct prs_local words, own, scratch;
+    uint32_t number;                /* of all plans that the context had so far; from 1 on */
     struct prs_copy_stream *copies; /* the context's; NULL: no copies */
     uint64_t workspace_bytes;       /* device memory of this plan on this rank */
     uint64_t shared_bytes;          /* what it shares with other plans */
@@ -67,6 +68,11 @@ void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, ui
 void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value);
 /* For decide(): p->own, memory of this rank, of which the first `clean` bytes are zero. Once. */
 int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
+/* For decide(): p->scratch, memory of this rank that the plans of a context share. What is in it lasts until another plan
+ * with such memory is launched. Once. */
+int prs_plan_scratch(struct prs_plan *p, uint64_t bytes);
+/* Whether p->scratch still has what a launch of this plan left there, as far as the order of calls tells. */
+bool prs_plan_has_scratch(const struct prs_plan *p);
 /* For decide(): the plan has copies. */
 int prs_plan_copies(struct prs_plan *p);
 

@@ -117,12 +117,6 @@ static struct prs_symmetric *find_shared(const struct prs_memory *m, const struc
     return best;
 }
 
-/* A piece of a pool is twice as large as the previous one, so that plans that come in order of size need few. */
-static uint64_t shared_bytes(uint64_t bytes, uint64_t largest)
-{
-    return bytes > 2 * largest ? bytes : 2 * largest;
-}
-
 /* Takes what is there; adds to more[] what is missing. */
 static int take_pieces(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint64_t *more)
@@ -130,7 +124,7 @@ static int take_pieces(struct prs_fused *ctx, const struct prs_need *needs, cons
     uint64_t largest;
     for (uint32_t i = 0; i < count; i++) {
         struct prs_symmetric *shared = find_shared(ctx->memory, &needs[i], bytes[i], &largest);
-        uint64_t take = needs[i].pool ? shared_bytes(bytes[i], largest) : bytes[i];
+        uint64_t take = needs[i].pool ? prs_arena_shared(bytes[i], largest) : bytes[i];
         int r;
         if (bytes[i] == 0 || pieces[i])
             continue;
@@ -311,6 +305,11 @@ static void free_lists(struct prs_fused *ctx)
         }
         free(m->chunk[u]);
         prs_arena_fini(&m->arena[u]);
+    }
+    while (m->scratch) {
+        struct prs_scratch *s = m->scratch;
+        m->scratch = s->next;
+        free(s);
     }
     free(m->local_chunk);
     prs_arena_fini(&m->local);

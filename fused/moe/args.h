@@ -106,6 +106,8 @@ struct prs_moe_args {
     uint64_t *chunks; /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *ready;  /* [block]: number of rows in place; the routing kernel clears it */
     struct prs_moe_claims *claims;
+
+    /* The same, shared by plans: */
     uint8_t *value_rows; /* [row], [token]: values on their way; prs_moe_value_bytes() each */
     uint8_t *value_sums;
     uint8_t *row_bytes; /* memory of `rows` */

@@ -194,7 +194,8 @@ void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps)
     (void)lay_out_maps(&p->args, maps ? (uint8_t *)(uintptr_t)maps : p->base.own.at);
 }
 
-/* The plan's own maps come first. Dispatch alone has no rows: they go to the caller. */
+/* What lasts, or is zero between launches, or must be a possible value in a launch that gave up. The plan's own maps
+ * come first. */
 static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
 {
     const struct prs_route *r = &a->route;
@@ -204,30 +205,40 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     if (r->place.nodes > 1)
         a->far.counters = take(base, &used, 2ull * prs_route_back_counters(r) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
-    a->value_rows = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * prs_moe_value_bytes(r));
+    return used;
+}
+
+/* What is written and read in one launch, but for the rows of prs_moe_gemm(): plans share it. Dispatch alone has no
+ * rows: they go to the caller. */
+static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
+{
+    struct prs_moe_args *a = &p->args;
+    const struct prs_route *r = &a->route;
+    uint64_t used = 0, rows = (uint64_t)r->blocks * PRS_TILE_M;
+    a->value_rows = take(base, &used, rows * prs_moe_value_bytes(r));
     a->value_sums = take(base, &used, (uint64_t)r->tokens * prs_moe_value_bytes(r));
     if (a->n != 0)
-        a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
+        a->row_bytes = take(base, &used, rows * r->row_bytes);
+    if (p->shape.layer)
+        p->activations = take(base, &used, rows * a->n * prs_element_bytes(PRS_MOE_TYPE));
     return used;
 }
 
 static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    uint64_t rows = lay_out(a, NULL), bytes = rows, tables = rows;
+    uint64_t tables = lay_out(a, NULL);
     struct prs_tensor t = {
         .type = PRS_MOE_TYPE, .columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r;
-    if (a->n != 0)
-        tables -= (uint64_t)a->route.blocks * PRS_TILE_M * a->route.row_bytes;
-    if (p->shape.layer)
-        bytes += (uint64_t)a->route.blocks * PRS_TILE_M * a->n * prs_element_bytes(PRS_MOE_TYPE);
-    r = prs_plan_local(&p->base, bytes, tables); /* the tables must be empty before the first launch */
+    r = prs_plan_local(&p->base, tables, tables); /* the tables must be empty before the first launch */
+    if (!r)
+        r = prs_plan_scratch(&p->base, lay_out_scratch(p, NULL));
     if (r)
         return r;
     lay_out(a, p->base.own.at);
+    lay_out_scratch(p, p->base.scratch.at);
     p->info.maps_bytes = lay_out_maps(a, p->base.own.at);
-    p->activations = p->base.own.at + rows;
     if (a->n == 0)
         return 0;
     t.base = a->row_bytes;
@@ -376,6 +387,7 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 {
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
+    info->shared_bytes = p->base.shared_bytes;
 }
 
 int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,

@@ -21,7 +21,7 @@ struct prs_moe_plan {
     struct prs_moe_args down;  /* a layer's second product */
     struct prs_moe_args first; /* its first one, where that is kept; or a product of prs_moe_multiply() */
     bool first_is_n_k;         /* of the latter */
-    uint8_t *activations;      /* [capacity, I]: between a layer's products */
+    uint8_t *activations;      /* [capacity, I], in scratch memory: between a layer's products */
     struct prs_moe_tuning wanted;
 };
 

@@ -66,6 +66,7 @@ struct prs_moe_info {
     struct prs_moe_tuning tuning; /**< all fields decided */
     uint32_t capacity;
     uint64_t workspace_bytes; /**< device memory on this rank in addition to the caller's */
+    uint64_t shared_bytes;    /**< what it shares with other plans of the context: counted in each of them */
     /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
@@ -156,7 +157,9 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
                                   struct CUstream_st *stream);
 
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
- * stream brought here. Of the batch only weights and out are used. Not collective. */
+ * stream brought here. Of the batch only weights and out are used. Not collective. The rows lie in memory that the plans
+ * of MoE and attention of a context share: -EINVAL if another such plan was launched since (where graphs are replayed in
+ * another order than they were captured, nobody notices). */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written

@@ -82,3 +82,12 @@ Test(arena, chunks_grow_with_the_arena)
     cr_assert_eq(prs_arena_growth(&a, 300ull << 20), 300ull << 20);
     prs_arena_fini(&a);
 }
+
+/* Twice as large as the largest one before, but never much larger than what is asked for. */
+Test(arena, shared_pieces_grow_with_the_plans_that_share_them)
+{
+    cr_assert_eq(prs_arena_shared(3 << 20, 0), 3 << 20);
+    cr_assert_eq(prs_arena_shared(4 << 20, 3 << 20), 6 << 20);
+    cr_assert_eq(prs_arena_shared(7 << 20, 3 << 20), 7 << 20);
+    cr_assert_eq(prs_arena_shared(1100ull << 20, 1000ull << 20), 1164ull << 20);
+}

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fused/core/memory.h"
 #include "fused/core/plan.h"
 #include "test/hopper/ranks.h"
 #include "tools/hopper/hopper.h"
@@ -16,6 +17,7 @@ struct sixth {
     struct prs_sync sync;
     uint64_t colour;     /* a term */
     uint32_t need, asks; /* asks for need so many times */
+    uint64_t scratch;    /* bytes */
     char ran[8];         /* the steps of the launch */
 };
 
@@ -29,7 +31,7 @@ static int decide(struct prs_plan *p, const struct prs_hint *agreed)
     for (uint32_t i = 0; i < self(p)->asks; i++)
         prs_plan_need(p, self(p)->need, (struct prs_need){PRS_SYMMETRIC_DATA, true, "sixth: staging"}, BYTES);
     prs_plan_term(p, "colour", self(p)->colour);
-    return 0;
+    return self(p)->scratch == 0 ? 0 : prs_plan_scratch(p, self(p)->scratch);
 }
 
 static int place(struct prs_plan *p)
@@ -66,7 +68,7 @@ static int open_sixth(struct prs_fused *ctx, const struct sixth *wanted, struct 
         .name = "a sixth kernel", .awaited = awaited, .decide = decide, .place = place};
     struct sixth *p = prs_plan_new(ctx, &steps, sizeof(*p) + 128 - sizeof(*p) % 128);
     p->base.sync = &p->sync;
-    p->colour = wanted->colour, p->need = wanted->need, p->asks = wanted->asks;
+    p->colour = wanted->colour, p->need = wanted->need, p->asks = wanted->asks, p->scratch = wanted->scratch;
     return prs_plan_open(&p->base, (void **)out);
 }
 
@@ -121,6 +123,33 @@ Test(family, plans_share_the_memory_of_a_pool_by_its_name, .timeout = 60)
     cr_assert_eq(a->base.shared_bytes, BYTES);
     prs_plan_close(&a->base);
     prs_plan_close(&b->base);
+    prs_fused_close(ctx);
+}
+
+Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 60)
+{
+    static prs_launch_step_fn *const steps[] = {first, NULL};
+    const struct sixth small = {.colour = 7, .need = STAGING, .asks = 1, .scratch = BYTES},
+                       large = {.colour = 7, .need = STAGING, .asks = 1, .scratch = 3 * BYTES};
+    struct prs_fused *ctx = open_alone();
+    struct sixth *a, *b, *c, *d;
+    cr_assert_eq(open_sixth(ctx, &small, &a), 0);
+    cr_assert_eq(open_sixth(ctx, &small, &b), 0);
+    cr_assert_eq(open_sixth(ctx, &large, &c), 0);
+    cr_assert_eq(a->base.scratch.at, b->base.scratch.at);
+    cr_assert_neq(a->base.scratch.at, c->base.scratch.at, "the first piece is too small");
+    cr_assert_eq(a->base.shared_bytes, 2 * BYTES, "with the pool of symmetric memory");
+    cr_assert_eq(prs_plan_launch(&a->base, steps, NULL), 0);
+    cr_assert(prs_plan_has_scratch(&a->base) && !prs_plan_has_scratch(&b->base));
+    cr_assert_eq(prs_plan_launch(&c->base, steps, NULL), 0);
+    cr_assert_not(prs_plan_has_scratch(&a->base));
+    prs_plan_close(&a->base);
+    cr_assert_eq(open_sixth(ctx, &small, &d), 0);
+    cr_assert_eq(d->base.scratch.at, b->base.scratch.at, "b has the piece still");
+    prs_plan_close(&b->base);
+    prs_plan_close(&c->base);
+    prs_plan_close(&d->base);
+    cr_assert_null(ctx->memory->scratch);
     prs_fused_close(ctx);
 }
 
