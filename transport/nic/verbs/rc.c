@@ -460,17 +460,6 @@ static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t m
     return r > 0 ? -r : r;
 }
 
-static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
-{
-    prs_verbs_error_event(wc, out->queue, out);
-    if (wc->status == IBV_WC_RETRY_EXC_ERR) {
-        out->error = -ETIMEDOUT;
-        out->cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
-    } else if (wc->status == IBV_WC_WR_FLUSH_ERR) {
-        out->cause = "the queue was closed by an earlier error, here or at the peer";
-    }
-}
-
 static int fill_arrival(struct rc_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
 {
     out->kind = PRS_EVENT_ARRIVAL;
@@ -491,13 +480,13 @@ static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, st
         if (likely(wc->status == IBV_WC_SUCCESS))
             return fill_arrival(queue, wc, out);
         queue->receives.flushed++;
-        fill_error(wc, out);
+        prs_verbs_rc_error(wc, out->queue, out);
         return 0;
     }
     out->value = (uint32_t)wc->wr_id;
     out->kind = PRS_EVENT_DONE;
     if (unlikely(wc->status != IBV_WC_SUCCESS))
-        fill_error(wc, out);
+        prs_verbs_rc_error(wc, out->queue, out);
     return 0;
 }
 

@@ -465,39 +465,6 @@ static int take_mail(struct srd_link *link, struct srd_use *use, struct prs_even
 
 /* ---- completions ---- */
 
-/* Causes that EFA's driver reports by codes of its own choice. */
-static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
-{
-    prs_verbs_error_event(wc, queue, out);
-    switch (wc->status) {
-    case IBV_WC_RESP_TIMEOUT_ERR:
-        out->error = -ETIMEDOUT;
-        out->cause = "the remote NIC is unresponsive or unreachable: the peer has died or closed, its link is down, or "
-                     "its security group lets nothing through";
-        break;
-    case IBV_WC_REM_INV_RD_REQ_ERR:
-        out->error = -ECONNRESET;
-        out->cause = "the remote queue does not exist: the peer has died or closed";
-        break;
-    case IBV_WC_REM_OP_ERR:
-        out->error = -ECONNRESET;
-        out->cause = "the remote NIC does not know us: the peer holds no address handle of ours, or has closed";
-        break;
-    case IBV_WC_BAD_RESP_ERR:
-        out->error = -EREMOTEIO;
-        out->cause = "the remote NIC could not perform the request";
-        break;
-    case IBV_WC_LOC_QP_OP_ERR:
-        out->cause = "the NIC refuses the operation or the address handle";
-        break;
-    case IBV_WC_LOC_LEN_ERR:
-        out->cause = "longer than the NIC's largest transfer";
-        break;
-    default:
-        break;
-    }
-}
-
 /* The queue pair is in the error state: nothing of any of its connections takes effect any more. */
 static PRS_COLD void fail_all(struct prs_srd_qp *qp, const struct ibv_wc *wc)
 {
@@ -509,7 +476,7 @@ static PRS_COLD void fail_all(struct prs_srd_qp *qp, const struct ibv_wc *wc)
 
         if (!qp->end[i] || qp->end[i]->stopped)
             continue;
-        fill_error(wc, qp->end[i]->base.id, &failure);
+        prs_verbs_srd_error(wc, qp->end[i]->base.id, &failure);
         if (qp->killed)
             failure.cause = "the queue that connections share was closed, because requests of another one did not end";
         keep_failure(qp->end[i], &failure);
@@ -552,7 +519,7 @@ static void take_completion(struct prs_srd_qp *qp, const struct ibv_wc *wc)
     if (unlikely(wc->status != IBV_WC_SUCCESS)) {
         struct prs_event failure = {0};
 
-        fill_error(wc, end->base.id, &failure);
+        prs_verbs_srd_error(wc, end->base.id, &failure);
         keep_failure(end, &failure);
         return;
     }

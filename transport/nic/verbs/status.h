@@ -6,8 +6,8 @@
 #include "transport/nic/nic.h"
 #include "transport/nic/verbs/verbs.h"
 
-/* Fill in an error event. Of a failed completion only wr_id, status, vendor_err and qp_num are valid. Error and cause
- * are those common to all kinds of queues, which replace them where they know more. */
-void prs_verbs_error_event(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out);
+/* Fill in an error event: on a queue of RC, or of SRD, where EFA's driver has its own codes for some causes. */
+void prs_verbs_rc_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out);
+void prs_verbs_srd_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out);
 
 #endif
