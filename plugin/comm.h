@@ -40,9 +40,8 @@ struct comm {
 /* What regMr returns. */
 struct memory {
     struct prs_region *region;
-    struct prs_keys keys;
-    uint64_t keys_check; /* cts_check_keys(&keys) */
-    bool is_device;      /* GPU memory: what a NIC has written there may need a flush */
+    struct cts_keys keys;
+    bool is_device; /* GPU memory: what a NIC has written there may need a flush */
 };
 
 enum request_kind { REQUEST_SEND = 1, REQUEST_RECV, REQUEST_FLUSH };
@@ -78,6 +77,7 @@ struct send_comm {
     struct request *free;
     struct cts_record *ring; /* CTS_RING records, strict memory */
     struct prs_region *ring_region;
+    struct prs_keys keys;            /* of the record whose put is being posted */
     struct prs_connector *connector; /* while connecting */
     struct plugin_context *context;  /* this comm is in its list; NULL when connected */
     struct send_comm *next;

@@ -8,44 +8,53 @@
 #define PERSEUS_PLUGIN_CTS_H
 
 #include <assert.h>
+#include <stdbool.h>
+#include <string.h>
 
+#include "transport/util/compiler.h"
 #include <perseus/perseus.h>
 
 enum {
     /* Entries that may wait for data. Half of the ids, so that one is reused only after its notification. */
     CTS_RING = PRS_NOTIFY_IDS / 2,
     CTS_MAX_ENTRIES = 8, /* entries of one receive */
+    CTS_KEY_WORDS = 4,
 };
 
 struct cts_record {
     uint64_t addr;
-    uint64_t size;        /* capacity */
-    struct prs_keys keys; /* of the buffer, in the order of the receiver's rails */
+    uint64_t size;               /* capacity */
+    uint64_t key[CTS_KEY_WORDS]; /* of the buffer, in the order of the receiver's rails */
     uint32_t tag;
-    uint16_t id;    /* of the notification: the sequence number modulo PRS_NOTIFY_IDS */
-    uint8_t index;  /* of this entry in its receive */
-    uint8_t count;  /* entries of that receive */
-    uint64_t check; /* cts_check() */
+    uint16_t id;        /* of the notification: the sequence number modulo PRS_NOTIFY_IDS */
+    uint8_t index : 4;  /* of this entry in its receive */
+    uint8_t shared : 4; /* 1: a word has the keys of two rails */
+    uint8_t count;      /* entries of that receive */
+    uint64_t check;     /* cts_check() */
 };
 static_assert(sizeof(struct cts_record) == 64, "one record is one cache line and one inline write");
 static_assert(offsetof(struct cts_record, tag) == 48 && offsetof(struct cts_record, id) == 52 &&
-                  offsetof(struct cts_record, index) == 54 && offsetof(struct cts_record, count) == 55 &&
-                  __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "cts_label() makes these four at once");
+                  offsetof(struct cts_record, count) == 55 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "cts_label() makes these at once");
 static_assert(offsetof(struct cts_record, check) == 56, "the check word covers all words before it");
-static_assert(PRS_MAX_RAILS == 8, "the keys take 32 bytes");
+static_assert(PRS_MAX_RAILS == 2 * CTS_KEY_WORDS, "two keys at most share a word");
 /* The members as 8-byte words. Without may_alias the compiler may compute the sum before it stores them. */
 typedef uint64_t __attribute__((may_alias)) cts_word;
 static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, masked");
 
-/* The part of the check that covers the keys. A receiver computes it once for each registration.
+/* The keys of a registration as all its records have them. */
+struct cts_keys {
+    uint64_t word[CTS_KEY_WORDS];
+    uint64_t label; /* what they add to cts_label() */
+    uint64_t check; /* cts_check_keys() */
+};
+
+/* The part of the check that covers the keys.
  *
  * The multipliers are odd: one changed word always changes the sum, and several changed words leave it the same with
  * probability 2^-64. They fit into 31 bits, so that each is an immediate operand. */
-static inline uint64_t cts_check_keys(const struct prs_keys *keys)
+static inline uint64_t cts_check_keys(const uint64_t *word)
 {
-    const cts_word *word = (const cts_word *)keys;
-
     return word[0] * 0x4cf5ad43u + word[1] * 0x2745937fu + word[2] * 0x38b34ae5u + word[3] * 0x1b873593u;
 }
 
@@ -55,20 +64,52 @@ static inline uint64_t cts_check(uint64_t addr, uint64_t size, uint64_t keys_che
     return sequence * 0x5bd1e995u + addr * 0x2c1b3c6du + size * 0x297a2d39u + label * 0x7feb352du + keys_check;
 }
 
+/* Receiver, for each registration. A word has room for a key of 64 bits. With more rails than words, the keys of rails
+ * i and i + CTS_KEY_WORDS share a word, and must have 32 bits. Return a key that has more, or 0. */
+static inline uint64_t cts_keys_make(struct cts_keys *out, const struct prs_keys *keys, int rails)
+{
+    bool shared = rails > CTS_KEY_WORDS;
+
+    for (int i = 0; i < CTS_KEY_WORDS; i++) {
+        uint64_t low = keys->rkey[i], high = shared ? keys->rkey[i + CTS_KEY_WORDS] : 0;
+
+        if (shared && (low | high) > UINT32_MAX)
+            return low > UINT32_MAX ? low : high;
+        out->word[i] = low | high << 32;
+    }
+    out->label = (uint64_t)shared << 52;
+    out->check = cts_check_keys(out->word);
+    return 0;
+}
+
+/* Sender. Only where words are shared it writes the second half of out. */
+static inline void cts_keys_read(const struct cts_record *record, struct prs_keys *out)
+{
+    memcpy(out->rkey, record->key, sizeof(record->key));
+    if (likely(!record->shared))
+        return;
+    for (int i = 0; i < CTS_KEY_WORDS; i++) {
+        out->rkey[i + CTS_KEY_WORDS] = out->rkey[i] >> 32;
+        out->rkey[i] = (uint32_t)out->rkey[i];
+    }
+}
+
 /* The word that holds tag, id, index and count. With four narrow stores, reading it back for the sum would stall. */
 static inline uint64_t cts_label(uint32_t tag, uint64_t sequence, uint32_t index, uint32_t count)
 {
     return tag | (sequence % PRS_NOTIFY_IDS) << 32 | (uint64_t)index << 48 | (uint64_t)count << 56;
 }
 
-/* Receiver: fill in everything but the keys. keys_check: cts_check_keys() of them. */
-static inline void cts_write(struct cts_record *record, uint64_t addr, uint64_t size, uint64_t label,
-                             uint64_t keys_check, uint64_t sequence)
+/* Receiver: fill it in. label: cts_label(). */
+static inline void cts_write(struct cts_record *record, uint64_t addr, uint64_t size, const struct cts_keys *keys,
+                             uint64_t label, uint64_t sequence)
 {
+    label |= keys->label;
     record->addr = addr;
     record->size = size;
+    memcpy(record->key, keys->word, sizeof(record->key));
     *(cts_word *)&record->tag = label;
-    record->check = cts_check(addr, size, keys_check, label, sequence);
+    record->check = cts_check(addr, size, keys->check, label, sequence);
 }
 
 /* Sender: whether the whole record with this sequence number has arrived. Words that the caller reads afterwards are
@@ -81,7 +122,7 @@ static inline bool cts_arrived(const struct cts_record *record, uint64_t sequenc
     __asm__ volatile("" ::: "memory");
     if (record->id != sequence % PRS_NOTIFY_IDS)
         return false; /* the usual case: the slot still holds the record of the previous lap */
-    return record->check == cts_check(record->addr, record->size, cts_check_keys(&record->keys),
+    return record->check == cts_check(record->addr, record->size, cts_check_keys(record->key),
                                       *(const cts_word *)&record->tag, sequence) &&
            record->count <= CTS_MAX_ENTRIES; /* even if a wrong record has the right sum by chance */
 }

@@ -13,7 +13,7 @@
 
 enum {
     INFO_MAGIC = 0x47524550, /* "PERG" */
-    INFO_VERSION = 1,
+    INFO_VERSION = 2,
     REPORT_MS = 60000,
     SPIN_MS = 1000, /* after that sleep NAP_NS between two polls, which leaves the core to others */
     NAP_NS = 100000,

@@ -11,7 +11,7 @@
 #define GATHER_CONTEXT UINT32_MAX /* sets number their team contexts from 0 */
 
 enum {
-    GATHER_BYTES = 128, /* at most, from each rank */
+    GATHER_BYTES = 160, /* at most, from each rank */
     GATHER_BANKS = 2,   /* a rank may be one round ahead of its neighbour */
 };
 

@@ -16,7 +16,7 @@ struct window_info {
     uint64_t base, bytes;
     struct prs_keys keys, signal_keys;
 };
-static_assert(sizeof(struct window_info) == 24 + 2 * 4 * PRS_MAX_RAILS, "goes over the wire: no hidden padding");
+static_assert(sizeof(struct window_info) == 24 + 2 * 8 * PRS_MAX_RAILS, "goes over the wire: no hidden padding");
 static_assert(sizeof(struct window_info) <= GATHER_BYTES, "fits into an allgather");
 
 /* Register for data and, if data may be written in relaxed order, a second time for signals. */

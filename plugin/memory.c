@@ -11,6 +11,8 @@
 static net_result register_region(struct comm *comm, const struct prs_mem *mem, bool is_device, void **mhandle)
 {
     struct memory *memory = calloc(1, sizeof(*memory));
+    struct prs_keys keys;
+    uint64_t wide;
     int r;
 
     if (!memory)
@@ -20,8 +22,17 @@ static net_result register_region(struct comm *comm, const struct prs_mem *mem, 
         free(memory);
         return result_from_errno(r);
     }
-    prs_region_keys(memory->region, &memory->keys);
-    memory->keys_check = cts_check_keys(&memory->keys);
+    prs_region_keys(memory->region, &keys);
+    wide = cts_keys_make(&memory->keys, &keys, comm->rails.count);
+    if (wide) {
+        prs_region_release(memory->region);
+        free(memory);
+        return result_from_errno(prs_fail(
+            -EOPNOTSUPP,
+            "registration of %p: NCCL has merged %d NICs, of which one gives memory the key %#llx; with keys of more "
+            "than 32 bits at most %d can be merged: see NCCL_NET_MERGE_LEVEL and NCCL_NET_FORCE_MERGE",
+            mem->addr, comm->rails.count, (unsigned long long)wide, CTS_KEY_WORDS));
+    }
     memory->is_device = is_device;
     *mhandle = memory;
     return NET_SUCCESS;

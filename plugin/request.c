@@ -173,9 +173,7 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     comm->has_long |= size >= COMM_LONG_BYTES;
     if (!memory)
         memory = &none;
-    record->keys = memory->keys;
-    cts_write(record, (uintptr_t)data, size, cts_label((uint32_t)tag, sequence, index, n), memory->keys_check,
-              sequence);
+    cts_write(record, (uintptr_t)data, size, &memory->keys, cts_label((uint32_t)tag, sequence, index, n), sequence);
     comm->entry[sequence % CTS_RING] = request;
 }
 
@@ -405,7 +403,8 @@ static PRS_OUTLINED net_result send_to(struct send_comm *comm, const struct cts_
     put.src = memory ? memory->region : NULL;
     put.src_addr = data;
     put.dst_addr = record->addr;
-    put.dst = &record->keys;
+    cts_keys_read(record, &comm->keys);
+    put.dst = &comm->keys;
     put.len_bytes = size;
     put.notify_id = record->id % PRS_NOTIFY_IDS;
     put.group = PRS_GROUP_NONE; /* no signal follows: under `counted`, puts in groups cost the peer a count */

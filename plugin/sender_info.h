@@ -12,7 +12,7 @@
 
 enum {
     SENDER_INFO_MAGIC = 0x53524550, /* "PERS" */
-    SENDER_INFO_VERSION = 1,        /* of struct sender_info and of struct cts_record */
+    SENDER_INFO_VERSION = 2,        /* of struct sender_info and of struct cts_record */
 };
 
 struct sender_info {
@@ -22,7 +22,7 @@ struct sender_info {
     uint64_t ring_addr;
     struct prs_keys ring_keys;
 };
-static_assert(sizeof(struct sender_info) == 48 && sizeof(struct sender_info) <= PRS_PRIVATE_DATA_BYTES,
+static_assert(sizeof(struct sender_info) == 80 && sizeof(struct sender_info) <= PRS_PRIVATE_DATA_BYTES,
               "goes over the wire");
 
 /* Check and copy it. from: the peer, for the text. Return 0 or -EPROTO, logged. */

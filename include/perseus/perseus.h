@@ -187,7 +187,7 @@ struct prs_mem {
 /** Remote keys of a region, one for each rail in the order of the owner's rail set. Plain data: send it to the ranks
  * that write there. */
 struct prs_keys {
-    uint32_t rkey[PRS_MAX_RAILS];
+    uint64_t rkey[PRS_MAX_RAILS];
 };
 
 /**

@@ -10,10 +10,13 @@
 static struct cts_record make(uint64_t sequence, uint64_t addr, uint64_t size)
 {
     struct cts_record record;
+    struct prs_keys keys = {{0}};
+    struct cts_keys words;
 
-    for (int i = 0; i < PRS_MAX_RAILS; i++)
-        record.keys.rkey[i] = (uint32_t)(addr >> 8) + (uint32_t)i;
-    cts_write(&record, addr, size, cts_label(1, sequence, 0, 1), cts_check_keys(&record.keys), sequence);
+    for (uint64_t i = 0; i < CTS_KEY_WORDS; i++)
+        keys.rkey[i] = (addr >> 8) + (i << 40) + i;
+    cr_assert_eq(cts_keys_make(&words, &keys, CTS_KEY_WORDS), 0);
+    cts_write(&record, addr, size, &words, cts_label(1, sequence, 0, 1), sequence);
     cr_assert(record.tag == 1 && record.id == sequence % PRS_NOTIFY_IDS && record.index == 0 && record.count == 1);
     return record;
 }
@@ -59,4 +62,29 @@ Test(cts, no_mixture_of_two_laps_is_a_record)
         }
     }
     cr_assert_eq(taken, 0, "%d torn records were accepted; seed %u", taken, seed);
+}
+
+/* Of up to four rails all 64 bits; of more, which only v12 of NCCL's table merges, 32. */
+Test(cts, a_record_carries_the_keys_of_all_rails)
+{
+    for (int rails = 1; rails <= PRS_MAX_RAILS; rails++) {
+        bool shared = rails > CTS_KEY_WORDS;
+        struct prs_keys keys = {{0}}, read = {{0}};
+        struct cts_record record;
+        struct cts_keys words = {{0}};
+
+        for (int i = 0; i < rails; i++)
+            keys.rkey[i] = (shared ? 0x80000010ull : 0x8000001000000020ull) + (uint64_t)i;
+        cr_assert_eq(cts_keys_make(&words, &keys, rails), 0);
+        cts_write(&record, 4096, 64, &words, cts_label(9, 77, 5, 8), 77);
+        cr_assert(cts_arrived(&record, 77) && record.index == 5 && record.count == 8 && record.shared == shared);
+        cts_keys_read(&record, &read);
+        cr_assert_eq(memcmp(&read, &keys, sizeof(keys)), 0, "%d rails", rails);
+        for (int i = 0; i < rails; i++) {
+            struct prs_keys wide = keys;
+
+            wide.rkey[i] |= 1ull << 40;
+            cr_assert_eq(cts_keys_make(&words, &wide, rails), shared ? wide.rkey[i] : 0, "rail %d of %d", i, rails);
+        }
+    }
 }

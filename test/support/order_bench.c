@@ -6,7 +6,8 @@
 
 const struct prs_keys bench_keys;
 const uint32_t bench_local_keys[PRS_MAX_RAILS];
-const uint32_t bench_path_keys[PRS_MAX_RAILS] = {70, 71, 72, 73, 74, 75, 76, 77};
+const uint64_t bench_path_keys[PRS_MAX_RAILS] = {BENCH_HIGH + 70, BENCH_HIGH + 71, BENCH_HIGH + 72, BENCH_HIGH + 73,
+                                                 BENCH_HIGH + 74, BENCH_HIGH + 75, BENCH_HIGH + 76, BENCH_HIGH + 77};
 
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues)
 {

@@ -7,6 +7,8 @@
 
 enum { BENCH_OPS = 400, BENCH_DEPTH = 32, BENCH_WINDOW = 48 };
 
+#define BENCH_HIGH 0x3900000000ull /* in all remote keys: they have 64 bits */
+
 /* An engine and the memory that its owner gives it. */
 struct bench {
     struct prs_order order;
@@ -16,7 +18,7 @@ struct bench {
 
 extern const struct prs_keys bench_keys;
 extern const uint32_t bench_local_keys[PRS_MAX_RAILS];
-extern const uint32_t bench_path_keys[PRS_MAX_RAILS];
+extern const uint64_t bench_path_keys[PRS_MAX_RAILS]; /* BENCH_HIGH + 70, 71, ... */
 
 /* Return the only bench, reset. */
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues);

@@ -9,13 +9,14 @@
 /* Several adds use one word, one bit each, so that they may be merged. Each set has its own word. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
 
-static const struct prs_keys keys;
+/* Both halves of each key differ from those of the others. */
+static const struct prs_keys keys = {{0x5100000061, 0x5200000062, 0x5300000063, 0x5400000064}};
+static const uint64_t own_keys[PRS_MAX_RAILS] = {0x7100000081, 0x7200000082, 0x7300000083, 0x7400000084};
 static const uint32_t local_keys[PRS_MAX_RAILS];
 
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
               bool split_queues)
 {
-    static const uint32_t record_key[PRS_MAX_RAILS];
     struct prs_order_options options = {.policy = policy,
                                         .max_ops = NET_WINDOW,
                                         .in_order = network <= NET_ADAPTIVE,
@@ -38,9 +39,9 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         net->order.queue[q].inline_bytes = net->copies[q];
     if (network == NET_ADAPTIVE)
-        prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, record_key);
+        prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, own_keys);
     if (policy == PRS_POLICY_COUNTED || network == NET_SRD)
-        cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
+        cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, own_keys, &net->credit), 0);
 }
 
 void net_start(struct net *net, uint32_t position)
@@ -111,8 +112,10 @@ void net_raise(struct net *net)
         cr_assert_eq(prs_counts_next(&net->counts, &record), 0);
         if (!record)
             break;
-        if (record->kind == PRS_RECORD_SET || record->kind == PRS_RECORD_ADD)
+        if (record->kind == PRS_RECORD_SET || record->kind == PRS_RECORD_ADD) {
+            cr_assert_eq(record->key, prs_record_key(keys.rkey[0]));
             raise_word(net, record->addr, record->value);
+        }
         prs_counts_raised(&net->counts, record);
         if (record->kind == PRS_RECORD_ASK)
             net->credit = net->counts.raised;
@@ -144,15 +147,18 @@ static void write_part(struct net *net, uint32_t index, const struct prs_wr *wr)
 static void take_effect(struct net *net, uint32_t q, uint32_t position)
 {
     const struct prs_wr *wr = &net->posted[q][position % NET_DEPTH];
-    uint32_t index = (uint32_t)(wr->remote_addr >> 32);
+    uint32_t index = (uint32_t)(wr->remote_addr >> 32), path = net->order.queue[q].path;
+    bool is_own = false; /* the memory that the engine was told of */
     struct prs_imm imm;
 
     net->delivered[q][position % NET_DEPTH] = true;
     if (wr->opcode == PRS_WR_WRITE_IMM && wr->imm >> 31 && !wr->len_bytes) {
         /* it only counts */
     } else if (wr->remote_addr >= (uintptr_t)net->sizes && wr->remote_addr < (uintptr_t)(net->sizes + PRS_NOTIFY_IDS)) {
+        is_own = true;
         memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
     } else if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
+        is_own = true;
         memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
     } else if (index) {
         write_part(net, index - 1, wr);
@@ -161,6 +167,8 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
                   "the copy of the value lives until now");
         raise_word(net, wr->remote_addr, wr->value);
     }
+    cr_assert(!wr->len_bytes || wr->remote_key == (is_own ? own_keys[path] : keys.rkey[path]), "key %#llx on path %u",
+              (unsigned long long)wr->remote_key, path);
     if (wr->opcode != PRS_WR_WRITE_IMM)
         return;
     net->taken[q]++;

@@ -133,7 +133,7 @@ static void put_piece(struct pair *pair, uint64_t memory, const struct piece *pi
     region = register_piece(pair, memory, piece);
     prs_region_keys(region, &keys);
     for (int i = 0; i < pair->rails.count; i++)
-        remote.rkey[i] = (uint32_t)pair_swap(pair, keys.rkey[i]);
+        remote.rkey[i] = pair_swap(pair, keys.rkey[i]);
     there = pair_swap(pair, memory + at);
     if (pair->side == 0) {
         struct prs_put put = {.src = region,

@@ -60,6 +60,27 @@ Test(fault, a_bad_remote_key_is_a_remote_error)
     pair_run(&plain, write_with_a_bad_key, do_nothing);
 }
 
+/* The lower half alone would be right. */
+static void write_with_a_key_that_is_too_long(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, PRS_PUT_NOTIFY);
+    struct prs_keys wrong = pair->remote_keys;
+    struct prs_op op;
+    int r;
+
+    wrong.rkey[0] |= 1ull << 40;
+    put.dst = &wrong;
+    r = prs_peer_put(pair->peer, &op, &put);
+    must(r == -EREMOTEIO && op.status == -EREMOTEIO, "%d %d", r, op.status);
+    must(strstr(prs_peer_error(pair->peer), "32 bits"), "%s", prs_peer_error(pair->peer));
+    must_name_both_ends(pair);
+}
+
+Test(fault, a_key_of_more_bits_than_the_nic_has_is_refused)
+{
+    pair_run(&plain, write_with_a_key_that_is_too_long, do_nothing);
+}
+
 static void write_beyond_the_region(struct pair *pair)
 {
     struct prs_put put = pair_put_of(pair, 0, pair->buffer_bytes - 100, 4096, 1, 0);
@@ -236,14 +257,36 @@ Test(fault, a_signal_with_the_key_of_another_region_is_a_remote_error)
     pair_run(&(struct pair_spec){.policy = "in_order"}, signal_with_another_key, do_nothing);
 }
 
-static void signal_counted_with_a_bad_key(struct pair *pair)
+/* Done when the record has arrived, unless the other side fails first. */
+static void signal_counted(struct pair *pair, const struct prs_keys *keys)
 {
-    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_keys, .value = 1}; /* the data's */
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = keys, .value = 1};
     struct prs_op op;
 
     must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
     while (op.status == PRS_OP_PENDING && prs_peer_progress(pair->peer) >= 0)
         ;
+}
+
+static void signal_counted_with_the_key_of_the_data(struct pair *pair)
+{
+    signal_counted(pair, &pair->remote_keys);
+}
+
+static void signal_counted_with_a_changed_lower_half(struct pair *pair)
+{
+    struct prs_keys keys = pair->remote_words_keys;
+
+    keys.rkey[0] ^= 1 << 20;
+    signal_counted(pair, &keys);
+}
+
+static void signal_counted_with_a_changed_upper_half(struct pair *pair)
+{
+    struct prs_keys keys = pair->remote_words_keys;
+
+    keys.rkey[0] ^= 1ull << 40;
+    signal_counted(pair, &keys);
 }
 
 static void refuse_to_raise(struct pair *pair)
@@ -252,9 +295,13 @@ static void refuse_to_raise(struct pair *pair)
     must(pair->words[0] == 0, "nothing was written");
 }
 
-Test(fault, the_receiver_raises_no_signal_outside_its_region)
+Test(fault, the_receiver_raises_no_signal_with_a_wrong_key)
 {
-    pair_run(&(struct pair_spec){.policy = "counted"}, signal_counted_with_a_bad_key, refuse_to_raise);
+    static const struct pair_spec counted = {.policy = "counted"};
+
+    pair_run(&counted, signal_counted_with_the_key_of_the_data, refuse_to_raise);
+    pair_run(&counted, signal_counted_with_a_changed_lower_half, refuse_to_raise);
+    pair_run(&counted, signal_counted_with_a_changed_upper_half, refuse_to_raise);
 }
 
 static void close_early(struct pair *pair)

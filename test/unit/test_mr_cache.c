@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "transport/nic/mr_cache.h"
+#include "transport/order/tally.h"
 
 static int registered, released, refuse;
 
@@ -121,4 +122,46 @@ Test(mr_cache, agrees_with_a_plain_list_under_random_use)
             prs_mr_cache_put(&cache, held[i], fake_release, NULL);
     cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
     cr_assert_eq(registered, released);
+}
+
+static int register_wide(void *arg, const struct prs_mr_key *key, struct prs_registration *out)
+{
+    int r = fake_register(NULL, key, out);
+
+    out->remote_key = *(uint64_t *)arg;
+    return r;
+}
+
+static void take_key(void *arg, const struct prs_mr *mr)
+{
+    *(uint64_t *)arg = mr->registered.remote_key;
+}
+
+/* A record names 32 bits of its key. A key with another half, or one that is gone, must not be taken for it. */
+Test(mr_cache, the_key_of_a_record_finds_the_whole_key)
+{
+    struct prs_mr_key range = prs_mr_key_make(0x10000, 0x1000, 1, true);
+    uint64_t narrow = 0xffff1234, whole = 0x300000007, found = 0;
+    const uint64_t others[] = {7, 0x700000003, 0x400000007, 0x300000006, 0x200000006, 3ull << 32};
+    struct prs_mr_cache cache;
+    struct prs_mr *mr[2];
+
+    prs_mr_cache_init(&cache);
+    cr_assert_eq(prs_mr_cache_get(&cache, &range, register_wide, &narrow, &mr[0]), 0);
+    cr_assert(!prs_mr_cache_is_wide(&cache) && prs_record_key(narrow) == narrow, "32 bits are all of it");
+    cr_assert(prs_mr_cache_use(&cache, 0x10008, 8, (uint32_t)narrow, take_key, &found) && found == narrow);
+    range.start += 0x1000;
+    range.end += 0x1000;
+    cr_assert_eq(prs_mr_cache_get(&cache, &range, register_wide, &whole, &mr[1]), 0);
+    cr_assert(prs_mr_cache_is_wide(&cache));
+    cr_assert(prs_mr_cache_use(&cache, 0x11008, 8, prs_record_key(whole), take_key, &found) && found == whole);
+    cr_assert_not(prs_mr_cache_use(&cache, 0x10008, 8, prs_record_key(whole), take_key, &found), "another region");
+    cr_assert_not(prs_mr_cache_use(&cache, 0x11ffc, 8, prs_record_key(whole), take_key, &found), "over its end");
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+        cr_assert_not(prs_mr_cache_use(&cache, 0x11008, 8, prs_record_key(others[i]), take_key, &found), "%#llx",
+                      (unsigned long long)others[i]);
+    prs_mr_cache_put(&cache, mr[1], fake_release, NULL);
+    cr_assert_not(prs_mr_cache_use(&cache, 0x11008, 8, prs_record_key(whole), take_key, &found), "deregistered");
+    prs_mr_cache_put(&cache, mr[0], fake_release, NULL);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
 }

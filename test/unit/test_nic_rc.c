@@ -10,6 +10,7 @@
 #include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/verbs_nic.h"
+#include "transport/util/error.h"
 
 struct row {
     uint32_t depth;    /* entries of the receive queue */
@@ -339,6 +340,36 @@ Test(nic_rc, a_long_chain_is_posted_whole_and_in_order)
         for (uint32_t k = 0; k < lengths[i]; k++)
             cr_assert_eq((uint32_t)fake_verbs.send_ids[k], first + k, "request %u of %u", k, lengths[i]);
         first += lengths[i];
+    }
+    prs_nic_rc.close(link);
+}
+
+/* Keys have 64 bits on the wire. The NIC must never see the lower half of one that is not its own. */
+Test(nic_rc, a_key_of_more_than_32_bits_is_refused_by_name)
+{
+    static const struct prs_rail_address own;
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1, .info.name = "mlx5_7"};
+    struct prs_link *link;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    for (uint8_t opcode = PRS_WR_WRITE; opcode <= PRS_WR_ADD; opcode++) {
+        for (uint32_t at = 0; at < 40; at++) {
+            struct prs_wr ring[64] = {{0}};
+
+            for (uint32_t i = 0; i < 64; i++)
+                ring[i] = (struct prs_wr){.remote_addr = 0x9000, .remote_key = UINT32_MAX, .len_bytes = 8};
+            ring[at] =
+                (struct prs_wr){.remote_addr = 0x5000, .remote_key = 0x100000007, .len_bytes = 8, .opcode = opcode};
+            fake_verbs.sends = 0;
+            cr_assert_eq(prs_nic_rc.post(link->queue[0], ring, 63, 60, 4), 0, "not in this chain");
+            cr_assert_eq(prs_nic_rc.post(link->queue[0], ring, 63, 0, 40), -EKEYREJECTED, "request %u", at);
+            cr_assert_eq(fake_verbs.sends, at < 32 ? 4u : 36u, "neither it nor its neighbours are posted");
+            cr_assert(strstr(prs_error_last(), "mlx5_7:1") && strstr(prs_error_last(), "key 0x100000007") &&
+                          strstr(prs_error_last(), "for 0x5000"),
+                      "%s", prs_error_last());
+        }
     }
     prs_nic_rc.close(link);
 }

@@ -7,6 +7,7 @@
 
 #include "test/support/fake_srd.h"
 #include "transport/util/clock.h"
+#include "transport/util/error.h"
 
 /* Two ranks, and the side of one of them. */
 static struct fake_srd_pair pair;
@@ -110,6 +111,19 @@ Test(nic_srd, what_the_properties_deny_is_refused)
     cr_assert_eq(prs_nic_srd.post(link->queue[0], &fenced, 0, 0, 1), -EOPNOTSUPP);
     cr_assert(fake_srd.aborted && fake_srd.sent_count == 0);
     cr_assert_not(prs_nic_srd.in_order || prs_nic_srd.fence || prs_nic_srd.adds);
+    close_pair(pair);
+}
+
+Test(nic_srd, a_key_of_more_than_32_bits_is_refused_by_name)
+{
+    struct prs_link *link = open_link();
+    struct prs_wr ring[2] = {{.opcode = PRS_WR_WRITE, .len_bytes = 8, .remote_key = 7},
+                             {.opcode = PRS_WR_WRITE, .len_bytes = 8, .remote_key = 0x100000007}};
+
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], ring, 1, 0, 2), -EKEYREJECTED);
+    cr_assert(strstr(prs_error_last(), "key 0x100000007"), "%s", prs_error_last());
+    cr_assert_eq(fake_srd.sent_count, 0);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], ring, 1, 0, 1), 0, "the queue still works");
     close_pair(pair);
 }
 

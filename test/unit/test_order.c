@@ -410,7 +410,7 @@ Test(order, under_adaptive_routing_long_bytes_go_without_an_immediate)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct bench *bench = bench_fresh(rows[i].policy, 1, 1);
         const struct prs_order_queue *queue = &bench->order.queue[0];
-        static const uint32_t key[PRS_MAX_RAILS] = {99};
+        static const uint64_t key[PRS_MAX_RAILS] = {BENCH_HIGH + 99};
         struct prs_imm imm = {0};
         uint64_t size = 0;
 
@@ -430,14 +430,14 @@ Test(order, under_adaptive_routing_long_bytes_go_without_an_immediate)
         }
         memcpy(&size, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(size));
         cr_assert(imm.sized && imm.id == 7 && size == rows[i].bytes);
-        cr_assert(queue->wr[1].remote_addr == (1 << 20) + 7 * 8 && queue->wr[1].remote_key == 99);
+        cr_assert(queue->wr[1].remote_addr == (1 << 20) + 7 * 8 && queue->wr[1].remote_key == BENCH_HIGH + 99);
     }
 }
 
 /* It takes two requests a part, so a short queue could never hold it. */
 Test(order, a_message_that_fills_its_queue_keeps_its_immediates)
 {
-    static const uint32_t key[PRS_MAX_RAILS];
+    static const uint64_t key[PRS_MAX_RAILS];
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_put put = {.dst = &bench_keys, .len_bytes = 10 << 20, .notify_id = 1, .flags = PRS_PUT_NOTIFY};
     struct prs_op op[3];

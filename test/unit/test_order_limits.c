@@ -81,7 +81,7 @@ Test(order_limits, a_signal_beyond_the_room_for_held_ones_is_busy)
 Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
-    struct prs_keys keys = {.rkey = {7, 7}};
+    struct prs_keys keys = {.rkey = {BENCH_HIGH + 7, BENCH_HIGH + 7}};
     struct prs_signal signal = {.dst = &keys, .dst_addr = 64, .group = 1};
     const struct prs_order_queue *signaled;
     struct prs_chain chain;
@@ -95,7 +95,7 @@ Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
     cr_assert_not(prs_order_take(&bench->order, 0, &chain));
     cr_assert_eq(op.status, 0);
     signaled = &bench->order.queue[bench->order.queue[1].head == 2]; /* the other has its part of the put only */
-    cr_assert_eq(signaled->wr[1].remote_key, 7);
+    cr_assert_eq(signaled->wr[1].remote_key, BENCH_HIGH + 7);
 }
 
 /* Such a signal was once held forever: no request asked for the completion that it waits for. */
@@ -346,7 +346,7 @@ Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
 
 static struct bench *bench_srd(enum prs_policy policy)
 {
-    static const uint32_t record_key[PRS_MAX_RAILS];
+    static const uint64_t record_key[PRS_MAX_RAILS];
     struct bench *bench = bench_fresh(policy, 1, 1);
 
     bench->order.in_order = bench->order.ordered_writes = bench->order.fence = false;
@@ -372,7 +372,7 @@ Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_noth
 {
     struct bench *bench = bench_srd(PRS_POLICY_DRAIN);
     const struct prs_order_queue *queue = &bench->order.queue[0];
-    struct prs_keys keys = {{7}};
+    struct prs_keys keys = {{BENCH_HIGH + 7}};
     struct prs_signal signal = {.dst = &keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD, .group = 1};
     struct prs_record record;
     struct prs_op op;
@@ -386,8 +386,8 @@ Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_noth
     cr_assert_eq(queue->wr[0].opcode, PRS_WR_WRITE, "a put is not counted");
     cr_assert_eq(queue->wr[1].opcode, PRS_WR_WRITE_IMM);
     memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(record));
-    cr_assert(record.kind == PRS_RECORD_ADD && record.addr == 64 && record.value == 5 && record.key == 7 &&
-              record.tag == 0 && record.expected == 0);
+    cr_assert(record.kind == PRS_RECORD_ADD && record.addr == 64 && record.value == 5 &&
+              record.key == prs_record_key(BENCH_HIGH + 7) && record.tag == 0 && record.expected == 0);
 }
 
 Test(order_limits, without_order_a_drained_signal_waits_for_the_record_before)

@@ -9,7 +9,7 @@
 #include "transport/order/order_queue.h"
 #include "transport/order/wire.h"
 
-static const struct prs_keys keys = {{100, 101, 102, 103, 104, 105, 106, 107}};
+static const struct prs_keys keys = {{BENCH_HIGH + 100, BENCH_HIGH + 101}};
 static const uint32_t local_keys[PRS_MAX_RAILS] = {10, 11, 12, 13, 14, 15, 16, 17};
 
 static int put(struct bench *bench, struct prs_op *op, size_t bytes, uint32_t id, uint32_t group, uint32_t flags)
@@ -170,15 +170,17 @@ Test(order_path, a_replay_has_the_keys_of_its_rails)
     path = busy_path(bench);
     other = 1 - path;
     wr = queue_of(bench, path)->wr;
-    cr_assert(wr[0].local_key == 10 + path && wr[0].remote_key == 100 + path && wr[2].remote_key == 70 + path);
+    cr_assert(wr[0].local_key == 10 + path && wr[0].remote_key == BENCH_HIGH + 100 + path &&
+              wr[2].remote_key == BENCH_HIGH + 70 + path);
     lose(bench, path, 0, &replay);
     memset(bench->copies[path], 0, sizeof(bench->copies[path]));
     wr = queue_of(bench, other)->wr;
-    cr_assert(wr[0].local_key == 10 + other && wr[0].remote_key == 100 + other, "%u %u", wr[0].local_key,
-              wr[0].remote_key);
+    cr_assert(wr[0].local_key == 10 + other && wr[0].remote_key == BENCH_HIGH + 100 + other, "%u %#llx",
+              wr[0].local_key, (unsigned long long)wr[0].remote_key);
     cr_assert_eq(wr[1].local_addr, (uintptr_t)queue_of(bench, other)->inline_bytes + PRS_INLINE_BYTES);
     cr_assert_eq(*(uint8_t *)(uintptr_t)wr[1].local_addr, 42, "a copy of its own");
-    cr_assert(wr[2].remote_key == 70 + other && ((struct prs_record *)(uintptr_t)wr[2].local_addr)->value == 5);
+    cr_assert(wr[2].remote_key == BENCH_HIGH + 70 + other &&
+              ((struct prs_record *)(uintptr_t)wr[2].local_addr)->value == 5);
 }
 
 Test(order_path, a_put_of_nothing_needs_no_keys)
@@ -299,7 +301,7 @@ Test(order_path, words_keep_their_order)
     for (uint32_t i = 0; i < 3; i++) {
         const struct prs_wr *wr = &queue_of(bench, 1)->wr[i];
 
-        cr_assert(*(uint64_t *)(uintptr_t)wr->local_addr == 256 * (i + 1) && wr->remote_key == 71);
+        cr_assert(*(uint64_t *)(uintptr_t)wr->local_addr == 256 * (i + 1) && wr->remote_key == BENCH_HIGH + 71);
     }
 }
 
@@ -470,7 +472,7 @@ Test(order_path, sets_to_ourselves_leave_again_over_another_path)
     cr_assert(flush.status == 0 && own.status == PRS_OP_PENDING && !prs_order_self_idle(&bench->order));
     cr_assert_eq(prs_order_probe_lost(&bench->order, 0, &word), 0, "all its errors come, one by one");
     while ((wr = prs_order_self_left(&bench->order, &at)))
-        wr->remote_key = 9;
+        wr->remote_key = BENCH_HIGH + 9;
     cr_assert_eq(prs_order_self_over(&bench->order, 1), 0);
     cr_assert_eq(prs_order_self_left(&bench->order, &at), NULL);
     cr_assert(prs_order_probe_idle(&bench->order, 0));
@@ -478,7 +480,7 @@ Test(order_path, sets_to_ourselves_leave_again_over_another_path)
     for (uint32_t i = 1; i < 4; i++) {
         const struct prs_wr *moved = &to->wr[i];
 
-        cr_assert(moved->remote_key == 9 && moved->remote_addr == (i < 3 ? 0x100 + 8 * i : 0x110));
+        cr_assert(moved->remote_key == BENCH_HIGH + 9 && moved->remote_addr == (i < 3 ? 0x100 + 8 * i : 0x110));
         cr_assert(moved->opcode == (i < 3 ? PRS_WR_WRITE : PRS_WR_ADD) && !(moved->flags & PRS_WR_SIGNALED));
         if (i < 3)
             cr_assert_eq(*(const uint64_t *)(uintptr_t)moved->local_addr, 40 + i);

@@ -20,7 +20,7 @@
 
 enum {
     RANK_INFO_MAGIC = 0x50484550, /* "PEHP" */
-    RANK_INFO_VERSION = 1,
+    RANK_INFO_VERSION = 2,
     HOST_GRAIN = 4096,
 };
 
@@ -36,8 +36,8 @@ struct rank_info {
     struct prs_fd_pass_address fd_pass;
     char why[160];
 };
-static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
-static_assert(sizeof(struct rank_info) == 24 + 32 + 64 + 32 + 160, "sent to other processes: no hidden padding");
+static_assert(sizeof(struct prs_keys) == 8 * PRS_MAX_RAILS, "plain data");
+static_assert(sizeof(struct rank_info) == 24 + 32 + 128 + 32 + 160, "sent to other processes: no hidden padding");
 
 /* The memory of one part: our own, or another rank's mapped into this process. */
 struct span {

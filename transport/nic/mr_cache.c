@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "transport/order/tally.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 #include <perseus/perseus.h>
@@ -83,6 +84,8 @@ static int get_locked(struct prs_mr_cache *cache, const struct prs_mr_key *key, 
     r = fn(arg, key, &mr->registered);
     if (r)
         goto remove_entry;
+    if (mr->registered.remote_key > UINT32_MAX)
+        __atomic_store_n(&cache->wide, true, __ATOMIC_RELAXED); /* before anybody can be told the key */
     *out = mr;
     return 0;
 
@@ -105,7 +108,7 @@ int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, p
     return r;
 }
 
-bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey)
+bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint64_t *rkey)
 {
     bool found = false;
 
@@ -121,8 +124,8 @@ bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t
     return found;
 }
 
-bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
-                      void *arg)
+bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t record_key,
+                      prs_mr_use_fn *fn, void *arg)
 {
     bool found = false;
 
@@ -130,9 +133,10 @@ bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_by
     for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
         const struct prs_mr *mr = cache->entry[at];
 
-        found = mr->registered.remote_key == rkey && addr < mr->key.end && len_bytes <= mr->key.end - addr;
+        found = prs_record_key(mr->registered.remote_key) == record_key && addr < mr->key.end &&
+                len_bytes <= mr->key.end - addr;
         if (found)
-            fn(arg, &mr->key);
+            fn(arg, mr);
     }
     pthread_mutex_unlock(&cache->lock);
     return found;

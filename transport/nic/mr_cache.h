@@ -27,6 +27,7 @@ struct prs_mr_cache {
     pthread_mutex_t lock;  /* protects the members below, and serialises registering and releasing the same range */
     struct prs_mr **entry; /* sorted by key.start */
     uint32_t count, room;
+    bool wide; /* atomic: there was a remote key of more than 32 bits */
 };
 
 /* Register or deregister memory for the cache. Return 0 or -errno; a failure to register is logged. */
@@ -43,12 +44,17 @@ uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *releas
 int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
                      struct prs_mr **out);
 /* The remote key of a registration of device memory that covers the range. Return false: there is none. */
-bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey);
-/* Find the registration with this remote key that covers the range, and call fn; the registration stays until fn
- * returns. Return false: there is none. */
-typedef void prs_mr_use_fn(void *arg, const struct prs_mr_key *key);
-bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
-                      void *arg);
+bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint64_t *rkey);
+/* Find the registration that covers the range and whose remote key has this prs_record_key(), and call fn; the
+ * registration stays until fn returns. Return false: there is none. */
+typedef void prs_mr_use_fn(void *arg, const struct prs_mr *mr);
+bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t record_key,
+                      prs_mr_use_fn *fn, void *arg);
+/* May a record's key be less than the whole remote key? */
+static inline bool prs_mr_cache_is_wide(const struct prs_mr_cache *cache)
+{
+    return __atomic_load_n(&cache->wide, __ATOMIC_RELAXED);
+}
 /* Drop one reference. */
 void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release, void *arg);
 

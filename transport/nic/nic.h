@@ -142,7 +142,7 @@ struct prs_nic_ops {
     /* A queue of the link that is connected to itself, made at first use. Its events carry id. */
     int (*loopback)(struct prs_link *link, uint32_t id, struct prs_queue **out);
     /* Post ring[first] ... ring[first + count - 1] (modulo mask + 1) behind one doorbell. Return 0 or -errno, not
-     * logged. */
+     * logged; -EKEYREJECTED: no such NIC has a remote key like one of these, which prs_error_last() names. */
     int (*post)(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count);
     /* How many writes with immediate of the queue have been polled since it was connected. */
     uint32_t (*taken)(const struct prs_queue *queue);

@@ -35,7 +35,7 @@ static inline uint32_t prs_own_memory_local_key(const struct prs_own_memory *mem
     return memory->at[at].registered.local_key;
 }
 
-static inline uint32_t prs_own_memory_remote_key(const struct prs_own_memory *memory, uint32_t at)
+static inline uint64_t prs_own_memory_remote_key(const struct prs_own_memory *memory, uint32_t at)
 {
     return memory->at[at].registered.remote_key;
 }

@@ -25,7 +25,7 @@ struct prs_memory_range {
 
 struct prs_registration {
     uint32_t local_key;  /* that requests of this side show */
-    uint32_t remote_key; /* that those of the other side do */
+    uint64_t remote_key; /* that those of the other side do */
     void *object;        /* the back end's */
 };
 

@@ -139,7 +139,7 @@ void prs_order_fini(struct prs_order *order)
     memset(order, 0, sizeof(*order));
 }
 
-int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint64_t *record_key,
                           const uint64_t *credit_word)
 {
     order->tally = malloc(sizeof(*order->tally));
@@ -151,7 +151,7 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
     return 0;
 }
 
-void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint32_t *size_key)
+void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint64_t *size_key)
 {
     order->size_addr = size_addr;
     memcpy(order->size_key, size_key, sizeof(order->size_key));

@@ -56,9 +56,9 @@ struct prs_wr { /* in the order in which back ends copy it: first what is local,
     uint32_t len_bytes;
     uint32_t local_key;
     uint64_t remote_addr;
-    uint32_t remote_key;
-    uint32_t imm;
+    uint64_t remote_key;
     uint64_t value; /* PRS_WR_ADD */
+    uint32_t imm;
     uint8_t opcode;
     uint8_t flags;
 };
@@ -94,7 +94,7 @@ struct prs_order_path {   /* one rail to the peer */
 /* What a request needs to leave over another path than its own. */
 struct prs_order_aim {
     const uint32_t *local_keys; /* by local rail; NULL: the payload is in inline_bytes, or there is none */
-    const uint32_t *path_keys;  /* remote keys by path; NULL: those in remote_keys */
+    const uint64_t *path_keys;  /* remote keys by path; NULL: those in remote_keys */
     struct prs_keys remote_keys;
 };
 
@@ -172,7 +172,7 @@ struct prs_order {
      * with the immediate. ~0: never. */
     uint64_t adaptive_bytes;
     uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
-    uint32_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
+    uint64_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
     bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
     uint64_t max_part_bytes; /* of one request */
     uint64_t dirty;          /* mask of the queues with requests to post */
@@ -182,7 +182,7 @@ struct prs_order {
     uint32_t *signal_last;   /* [data_queues] */
     struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
     uint64_t record_addr;    /* of the peer's ring for them */
-    uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
+    uint64_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on word_queue after the last prs_order_word(); as last_read */
     uint32_t last_touch;                /* likewise, of prs_order_touch() */
     struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
@@ -218,11 +218,11 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
 void prs_order_fini(struct prs_order *order);
 /* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
  * Call it before the first op. Return 0 or -ENOMEM. */
-int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint64_t *record_key,
                           const uint64_t *credit_word);
 
 /* Let notified puts too be plain writes with a short notification: give the address of the peer's array of sizes. */
-void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint32_t *size_key);
+void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint64_t *size_key);
 
 /* Admit an op. local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
@@ -234,7 +234,7 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 /* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no
  * order only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path,
  * and must live as long as the engine. Return 0 or PRS_BUSY. */
-int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value);
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t *remote_key, uint64_t value);
 /* Admit a write of no bytes, on the queue of words and without an op: its completion shows that the peer is alive. One
  * at a time. Return 0 or PRS_BUSY. */
 int prs_order_touch(struct prs_order *order);

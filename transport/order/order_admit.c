@@ -390,7 +390,7 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
     return 0;
 }
 
-int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint32_t *remote_key, uint64_t value)
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t *remote_key, uint64_t value)
 {
     struct prs_order_queue *queue = &order->queue[order->word_queue];
     struct prs_wr *wr;

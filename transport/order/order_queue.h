@@ -120,7 +120,7 @@ static inline bool path_is_stopped(const struct prs_order *order, uint32_t index
 
 /* Remember how the request before head could leave over another path: with remote keys by path, or those of a caller's
  * op (NULL: it names no remote memory). */
-static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *local_keys, const uint32_t *path_keys,
+static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *local_keys, const uint64_t *path_keys,
                            const struct prs_keys *remote_keys)
 {
     struct prs_order_aim *aim;

@@ -66,6 +66,11 @@ static void set_fence(struct prs_order *order, struct prs_wr *wr)
 
 /* ---- signals as records ---- */
 
+static inline uint32_t record_key(const struct prs_order *order, const struct prs_keys *keys)
+{
+    return prs_record_key(keys->rkey[order->path[0].remote_rail]);
+}
+
 static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -105,7 +110,7 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     /* MUTANT(order) a record is joined only by its own group: s/record.slot != slot ||// */
     /* MUTANT(order) only adds to the same word share a record: s/record.addr != signal->dst_addr ||// */
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
-        record.key != keys->rkey[order->path[0].remote_rail])
+        record.key != record_key(order, keys))
         return false;
     /* MUTANT(order) only the newest record is joined: delete */
     if (record.number != order->tally->next_number - 1)
@@ -125,7 +130,7 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
     /* MUTANT(order) a record has its own copy of the keys: s/keys/signal->dst/ */
     struct prs_record record = {.addr = signal->dst_addr,
                                 .value = signal->value,
-                                .key = keys->rkey[order->path[0].remote_rail],
+                                .key = record_key(order, keys),
                                 .kind = signal->kind == PRS_SIGNAL_ADD ? PRS_RECORD_ADD : PRS_RECORD_SET,
                                 .barrier = (signal->flags & PRS_SIGNAL_STRONG) != 0};
 
@@ -146,7 +151,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
 {
     struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group = group_of(order, signal->group);
-    uint32_t remote_key = keys->rkey[order->path[queue->path].remote_rail];
+    uint64_t remote_key = keys->rkey[order->path[queue->path].remote_rail];
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
     /* A strong signal may tell the peer that its memory has been read. A later request may overtake the response to an
      * earlier read, so a strong signal after a read needs the fence under every policy. */
@@ -333,7 +338,7 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     /* MUTANT(order) a strong record is a barrier: s/strong/0/ */
     record = (struct prs_record){.addr = signal->dst_addr,
                                  .value = signal->value,
-                                 .key = signal->dst->rkey[order->path[0].remote_rail],
+                                 .key = record_key(order, signal->dst),
                                  .kind = signal->kind == PRS_SIGNAL_ADD ? PRS_RECORD_ADD : PRS_RECORD_SET,
                                  .barrier = strong};
     prs_tally_close(order->tally, slot, &record);

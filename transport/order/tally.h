@@ -33,7 +33,7 @@ enum prs_record_kind {
 struct prs_record {
     uint64_t addr;
     uint64_t value;
-    uint32_t key;      /* of addr, on the rail of path 0 at the receiver */
+    uint32_t key;      /* prs_record_key() of addr's key, on the rail of path 0 at the receiver */
     uint32_t expected; /* arrivals of the tag */
     uint32_t number;
     uint16_t tag;     /* 0: it waits for no arrivals */
@@ -42,6 +42,14 @@ struct prs_record {
     uint8_t barrier : 4;
 };
 static_assert(sizeof(struct prs_record) == 32, "part of the wire format");
+
+/* The key of a record's word. With all 64 bits the record would not fit the inline limit of EFA. A key of 32 bits stays
+ * as it is. Only the receiver reads it: it knows the whole key of its memory, and looks that up where it may be longer.
+ * The odd factor keeps keys apart that are a number and a generation. */
+static inline uint32_t prs_record_key(uint64_t key)
+{
+    return (uint32_t)key ^ (uint32_t)(key >> 32) * 0x9e3779b1u;
+}
 
 struct prs_interval { /* of one group slot */
     uint32_t count;   /* arrivals that puts have announced */

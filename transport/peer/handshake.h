@@ -91,8 +91,9 @@ struct prs_wire_pair {
  * path (pair of rails). addr 0: none. */
 struct prs_wire_window {
     uint64_t addr;
-    uint32_t key[PRS_MAX_RAILS];
+    uint64_t key[PRS_MAX_RAILS];
 };
+static_assert(sizeof(struct prs_wire_window) == 72, "part of the wire format");
 
 struct prs_wire_queues {
     uint32_t count;

@@ -65,7 +65,7 @@ int prs_links_open_loopbacks(struct prs_peer *peer)
     return 0;
 }
 
-int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey)
+int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint64_t *rkey)
 {
     struct prs_wr requests[PRS_MAX_RAILS];
 

@@ -28,6 +28,6 @@ int prs_links_open_path(const struct prs_peer *peer, uint32_t path, const struct
 int prs_links_open_loopbacks(struct prs_peer *peer);
 /* Read a byte at addr through each path's loopback queue, with these keys. When op is done, everything that the paths'
  * NICs had written there is visible. The loopback queues must be open. Return 0, PRS_BUSY or -errno. */
-int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey);
+int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint64_t *rkey);
 
 #endif

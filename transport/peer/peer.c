@@ -13,6 +13,14 @@
 
 /* ---- start ---- */
 
+static PRS_COLD int fail_post(struct prs_peer *peer, const struct prs_chain *chain, int error)
+{
+    if (error == -EKEYREJECTED)
+        return prs_peer_fail(peer, -EREMOTEIO, "%s", prs_error_last());
+    return prs_peer_fail(peer, error == -ENOMEM ? -EIO : error, "posting %u requests on queue %u failed: %s",
+                         chain->count, chain->queue, strerror(-error));
+}
+
 int prs_peer_post(struct prs_peer *peer)
 {
     uint64_t now_ns = peer->measured ? prs_clock_ns() : 0;
@@ -24,8 +32,7 @@ int prs_peer_post(struct prs_peer *peer)
         int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
 
         if (unlikely(r))
-            return prs_peer_fail(peer, r == -ENOMEM ? -EIO : r, "posting %u requests on queue %u failed: %s",
-                                 chain.count, chain.queue, strerror(-r));
+            return fail_post(peer, &chain, r);
         peer->doorbells++;
         peer->work_requests += chain.count;
     }
@@ -161,7 +168,7 @@ int prs_peer_settle(struct prs_peer *peer)
 
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
-    uint32_t rkey[PRS_MAX_RAILS];
+    uint64_t rkey[PRS_MAX_RAILS];
     bool post_now = posts_at_once(peer);
     int r;
 

@@ -6,6 +6,7 @@
 
 #include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
+#include "transport/peer/signal_word.h"
 #include "transport/util/clock.h"
 
 void prs_raise_drop(struct prs_raise *raise)
@@ -22,16 +23,18 @@ struct word {
     bool may_store; /* no earlier signal is on its way through our NIC */
     bool stored;
     bool on_device;
+    uint64_t key; /* the whole key of its memory */
 };
 
 /* prs_mr_use_fn: the registration, and with it the memory, stays until this returns. */
-static void raise_on_host(void *arg, const struct prs_mr_key *key)
+static void raise_on_host(void *arg, const struct prs_mr *mr)
 {
     struct word *word = arg;
     const struct prs_record *record = word->record;
     uint64_t *at = (uint64_t *)(uintptr_t)record->addr;
 
-    word->on_device = key->kind != PRS_MEM_HOST;
+    word->key = mr->registered.remote_key;
+    word->on_device = mr->key.kind != PRS_MEM_HOST;
     if (word->on_device || !word->may_store)
         return;
     word->stored = true;
@@ -46,7 +49,7 @@ static void raise_on_host(void *arg, const struct prs_mr_key *key)
 /* ---- device memory ---- */
 
 static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, uint64_t value, uint64_t addr,
-                uint32_t key)
+                uint64_t key)
 {
     struct prs_wr wr = {.local_addr = (uintptr_t)raise->landing,
                         .local_key = raise->landing_key,
@@ -76,7 +79,8 @@ static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const str
     return PRS_AGAIN;
 }
 
-static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
+static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record,
+                           uint64_t key)
 {
     bool add = record->kind == PRS_RECORD_ADD;
 
@@ -96,13 +100,14 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
         return await_claim(peer, raise, record);
     raise->refused_ns = 0;
     raise->stage = add ? PRS_RAISE_READING : PRS_RAISE_WRITING;
-    if (post(peer, raise, add ? PRS_WR_READ : PRS_WR_WRITE, record->value, record->addr, record->key)) {
+    if (post(peer, raise, add ? PRS_WR_READ : PRS_WR_WRITE, record->value, record->addr, key)) {
         prs_raise_drop(raise);
         return PRS_AGAIN; /* no room: retried after the next completion */
     }
     if (!add)
         return 0;
     raise->record = record;
+    raise->key = key;
     return PRS_AGAIN;
 }
 
@@ -114,12 +119,12 @@ static int fail_on_other_rail(struct prs_peer *peer, uint32_t path, uint64_t add
 }
 
 /* With atomics: our own NIC writes it. The rail must be one that both sides have not given up. */
-static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record)
+static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record, uint64_t key)
 {
     uint32_t path = peer->order.self_path;
     struct prs_domain *domain = peer->link[path]->rail->domain;
     struct prs_wr wr = {.remote_addr = record->addr,
-                        .remote_key = record->key,
+                        .remote_key = key,
                         .value = record->value,
                         .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
@@ -174,25 +179,22 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
     struct prs_raise *raise = &peer->records->raise;
     bool by_nic = peer->link[0]->rail->domain->adds;
     struct word word = {.record = record, .may_store = !by_nic || prs_order_self_idle(&peer->order)};
+    int r;
 
     if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
         return PRS_AGAIN;
     prs_raise_finish(raise);
     if (raise->stage == PRS_RAISE_READING) { /* nobody has added since the read: the word is claimed */
-        if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, record->key))
+        if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, raise->key))
             return PRS_AGAIN;
         raise->stage = PRS_RAISE_WRITING;
         raise->record = NULL;
         return 0;
     }
-    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(record->value), record->key,
-                          raise_on_host, &word))
-        return prs_peer_fail(
-            peer, -EREMOTEIO,
-            "the peer signals at %#llx with key %#x, which no region here has: the key is wrong or was "
-            "deregistered, or the address is outside its region",
-            (unsigned long long)record->addr, record->key);
+    r = prs_signal_word_use(peer, record, raise_on_host, &word);
+    if (r)
+        return r;
     if (!word.on_device)
         return word.stored ? 0 : PRS_AGAIN;
-    return by_nic ? raise_by_nic(peer, record) : start_on_device(peer, raise, record);
+    return by_nic ? raise_by_nic(peer, record, word.key) : start_on_device(peer, raise, record, word.key);
 }

@@ -24,6 +24,7 @@ struct prs_raise {
     enum prs_raise_stage stage;
     struct prs_op op;                /* the read or the write in flight */
     const struct prs_record *record; /* READING: the record to continue with */
+    uint64_t key;                    /* READING: the whole key of its word */
     struct prs_claim claim;          /* of the word, unless IDLE */
     /* when the claim was first refused; it is retried at each progress call. 0: not refused */
     uint64_t refused_ns;

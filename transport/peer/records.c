@@ -9,6 +9,7 @@
 #include "transport/peer/fail.h"
 #include "transport/peer/links.h"
 #include "transport/peer/peer.h"
+#include "transport/peer/signal_word.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
@@ -101,10 +102,10 @@ static bool raises(const struct prs_record *record)
     return record->kind == PRS_RECORD_SET || record->kind == PRS_RECORD_ADD;
 }
 
-static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
+static int start_flush(struct prs_peer *peer, uint64_t addr, uint64_t first_key)
 {
     struct prs_records *records = peer->records;
-    uint32_t rkey[PRS_MAX_RAILS] = {first_key};
+    uint64_t rkey[PRS_MAX_RAILS] = {first_key};
 
     for (uint32_t i = 1; i < peer->path_count; i++) {
         struct prs_domain *domain = peer->link[i]->rail->domain;
@@ -132,8 +133,7 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
 static int flush_before(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_records *records = peer->records;
-    uint64_t *ready_at;
-    uint32_t key;
+    uint64_t *ready_at, key;
 
     if (!records->unordered)
         return 0;
@@ -164,6 +164,7 @@ static int answer_ask(struct prs_peer *peer)
 /* Return 0, PRS_BUSY or PRS_AGAIN (try later), or -errno (the peer has failed). */
 static int raise_one(struct prs_peer *peer, const struct prs_record *record)
 {
+    const struct prs_domain *domain = peer->link[0]->rail->domain;
     struct prs_wr wr = {.remote_addr = record->addr,
                         .remote_key = record->key,
                         .value = record->value,
@@ -174,8 +175,15 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
         return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
     /* Where rails may be lost, the CPU raises as many signals as possible: an atomic that is in flight when its rail is
      * lost cannot be repeated. */
-    return peer->link[0]->rail->domain->adds && !peer->failover ? prs_order_self(&peer->order, NULL, &wr)
-                                                                : prs_raise_signal(peer, record);
+    if (!domain->adds || peer->failover)
+        return prs_raise_signal(peer, record);
+    if (unlikely(prs_mr_cache_is_wide(&domain->mrs))) {
+        int r = prs_signal_word_key(peer, record, &wr.remote_key);
+
+        if (r)
+            return r;
+    }
+    return prs_order_self(&peer->order, NULL, &wr);
 }
 
 int prs_records_raise(struct prs_peer *peer)

@@ -2,8 +2,10 @@
 #include "transport/nic/verbs/memory.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "transport/nic/verbs/device.h"
+#include "transport/util/error.h"
 
 static int access_of(const struct prs_domain *domain, enum prs_access access)
 {
@@ -38,6 +40,23 @@ int prs_verbs_register_memory(struct prs_domain *domain, const struct prs_memory
         return errno ? -errno : -EIO;
     *out = (struct prs_registration){.local_key = mr->lkey, .remote_key = mr->rkey, .object = mr};
     return 0;
+}
+
+int prs_verbs_refuse_key(const struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first)
+{
+    const struct prs_rail *rail = queue->link->rail;
+    const struct prs_wr *wr;
+    char text[320];
+
+    do { /* one of them has such a key */
+        wr = &ring[first++ & mask];
+    } while (wr->remote_key <= UINT32_MAX);
+    snprintf(
+        text, sizeof(text),
+        "%s:%d: a request for %#llx has the remote key %#llx, but keys of this kind of NIC have 32 bits: is it the "
+        "key of another kind of NIC, or was it damaged on its way here?",
+        rail->info.name, rail->port, (unsigned long long)wr->remote_addr, (unsigned long long)wr->remote_key);
+    return prs_error_repeat(-EKEYREJECTED, text);
 }
 
 int prs_verbs_release_memory(struct prs_domain *domain, struct prs_registration *registered)

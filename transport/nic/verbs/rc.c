@@ -430,13 +430,13 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
         sge->lkey = prs_own_memory_local_key(&domain->scratch, 0);
         sge->length = in->len_bytes;
         out->wr.atomic.remote_addr = in->remote_addr;
-        out->wr.atomic.rkey = in->remote_key;
+        out->wr.atomic.rkey = (uint32_t)in->remote_key; /* checked, as below */
         out->wr.atomic.compare_add = in->value;
         return;
     }
     *sge = (struct ibv_sge){in->local_addr, in->len_bytes, in->local_key};
     out->wr.rdma.remote_addr = in->remote_addr;
-    out->wr.rdma.rkey = in->remote_key;
+    out->wr.rdma.rkey = (uint32_t)in->remote_key;
 }
 
 static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
@@ -445,14 +445,19 @@ static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t m
     struct rc_link *link = to_rc_link(base->link);
     uint32_t position = first;
     struct ibv_send_wr *bad;
+    uint64_t keys = 0; /* the bits of all */
     int r;
 
     do { /* a chain has at least one request */
         uint32_t left = first + count - position, now = left < POST_MOST ? left : POST_MOST;
         struct ibv_send_wr *last = &link->wr[now - 1];
 
-        for (uint32_t i = 0; i < now; i++, position++)
+        for (uint32_t i = 0; i < now; i++, position++) {
+            keys |= ring[position & mask].remote_key;
             fill_request(queue, &link->wr[i], &ring[position & mask], position);
+        }
+        if (unlikely(keys > UINT32_MAX))
+            return prs_verbs_refuse_key(base, ring, mask, first);
         last->next = NULL;
         r = ibv_post_send(queue->qp, link->wr, &bad);
         last->next = last + 1;

@@ -245,6 +245,7 @@ static PRS_SPECIALIZED int build_request(struct prs_srd_end *end, const struct p
 {
     struct ibv_qp_ex *ex = end->qp->ex;
     const struct ibv_sge *dummy_sge = &end->qp->dummy_sge;
+    uint32_t key = (uint32_t)wr->remote_key; /* checked */
 
     ex->wr_id = end->wr_id_high | position;
     ex->wr_flags = IBV_SEND_SIGNALED;
@@ -252,13 +253,13 @@ static PRS_SPECIALIZED int build_request(struct prs_srd_end *end, const struct p
         return -EOPNOTSUPP;
     switch (wr->opcode) {
     case PRS_WR_WRITE:
-        ibv_wr_rdma_write(ex, wr->remote_key, wr->remote_addr);
+        ibv_wr_rdma_write(ex, key, wr->remote_addr);
         break;
     case PRS_WR_WRITE_IMM:
-        ibv_wr_rdma_write_imm(ex, wr->remote_key, wr->remote_addr, htonl(wr->imm));
+        ibv_wr_rdma_write_imm(ex, key, wr->remote_addr, htonl(wr->imm));
         break;
     case PRS_WR_READ:
-        ibv_wr_rdma_read(ex, wr->remote_key, wr->remote_addr);
+        ibv_wr_rdma_read(ex, key, wr->remote_addr);
         break;
     default:
         return -EOPNOTSUPP;
@@ -358,8 +359,13 @@ static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
 {
     struct prs_srd_end *end = to_end(base);
     struct prs_srd_qp *qp = end->qp;
+    uint64_t keys = 0; /* the bits of all */
     int r = 0;
 
+    for (uint32_t i = 0; i < count; i++)
+        keys |= ring[(first + i) & mask].remote_key;
+    if (unlikely(keys > UINT32_MAX))
+        return prs_verbs_refuse_key(base, ring, mask, first);
     prs_srd_lock(qp);
     if (unlikely(end->closed))
         r = -ECONNRESET;
