@@ -185,7 +185,7 @@ struct prs_mem {
 };
 
 /** Remote keys of a region, one for each rail in the order of the owner's rail set. Plain data: send it to the ranks
- * that write there. */
+ * that write there. A NIC whose keys are shorter refuses one that does not fit. */
 struct prs_keys {
     uint64_t rkey[PRS_MAX_RAILS];
 };
