@@ -21,8 +21,8 @@ def report(good, claim, detail):
     print("ok" if good else "FAIL", claim, "" if good else detail, flush=True)
 
 
-def run(run_softnic, netbench, plugin, *options, nodes=1, env=None):
-    command = [run_softnic, "--quiet", *NIC, "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin",
+def run(run_softnic, netbench, plugin, *options, nodes=1, nics=2, env=None):
+    command = [run_softnic, "--quiet", *NIC, "--nics", str(nics), "--nodes", str(nodes), "--", netbench, "--plugin",
                plugin, "--check", "--json", "--timeout", "60", "--nodes", str(nodes), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **(env or {})})
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
@@ -34,8 +34,8 @@ def expect_data(tools, claim, *options, **more):
            f"{options} status {status}: {said[-2000:]}")
 
 
-def expect_refusal(tools, claim, words, env):
-    status, _, said = run(*tools, "--sizes", "8", env=env)
+def expect_refusal(tools, claim, words, env, *options, **more):
+    status, _, said = run(*tools, "--sizes", "8", *options, env=env, **more)
     report(status != 0 and all(word in said for word in words), claim, f"status {status}: {said[-2000:]}")
 
 
@@ -59,7 +59,7 @@ def expect_link_down(tools, ctl):
 
 
 def main():
-    tools, ctl, size = sys.argv[1:4], sys.argv[4], sys.argv[5]
+    tools, ctl, wide_plugin, size = sys.argv[1:4], *sys.argv[4:7]
     if size == "small":
         for op in OPS:
             expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms",
@@ -84,6 +84,13 @@ def main():
                 expect_data(tools, f"v{api} {op} over {ranks} ranks, multi-receives with tags", "--api",
                             f"v{api}", "--op", op, "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk",
                             "1001", "--sizes", "0:32K:x32", "--odd", "--iters", "2", "--warmup", "1")
+    elif size == "merged":  # wide_plugin: its NICs have keys of 64 bits
+        wide, merge = [*tools[:2], wide_plugin], ("--fuse", "--api", "v12", "--op", "sendrecv")
+        move = (*merge, "--sizes", "0:256K:x32", "--odd", "--iters", "4")
+        expect_data(tools, "8 rails: the keys of two share a word", *move, nics=8)
+        expect_data(wide, "4 rails with keys of 64 bits", *move, nics=4)
+        expect_refusal(wide, "5 rails with keys of 64 bits are refused by name",
+                       ["merged 5 NICs", "the key 0x", "at most 4"], {}, *merge, nics=5)
     elif size == "efa":  # queues that keep no order; a different order each time
         NIC.append("--efa")
         for o, op in enumerate(OPS):
