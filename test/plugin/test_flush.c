@@ -168,7 +168,7 @@ Test(flush, as_many_flushes_as_requests_may_be_out)
 {
     struct setup s = setup_open();
     void *data = at(&s, 0), *request[MOST], *more = s.mhandle;
-    int bytes = 8;
+    int bytes = 8, done = 1;
 
     for (int i = 0; i < MOST; i++) {
         request[i] = flush_one(&s, (size_t)i * 8, 8);
@@ -177,6 +177,8 @@ Test(flush, as_many_flushes_as_requests_may_be_out)
     cr_assert_eq(s.plugin.net->iflush(s.pair.recv, 1, &data, &bytes, &s.mhandle, &more), NET_INVALID_ARGUMENT);
     cr_assert_null(more);
     cr_assert(strstr(last_warning, "all 256 requests are in use"), "%s", last_warning);
+    cr_assert_eq(s.plugin.net->test(request[MOST - 1], &done, NULL), NET_SUCCESS);
+    cr_assert_eq(done, 0, "the last one was not even posted");
     for (int i = MOST; i-- > 0;) /* the last first: they were the ones to wait */
         cr_assert_eq(finish(&s.plugin, request[i], NULL), NET_SUCCESS, "flush %d: %s", i, last_warning);
     cr_assert_eq(finish(&s.plugin, flush_one(&s, 0, 8), NULL), NET_SUCCESS, "a request is free again");
@@ -200,9 +202,15 @@ Test(flush, a_sender_that_has_closed_does_not_end_it)
 Test(flush, an_address_outside_its_registration_is_an_error)
 {
     struct setup s = setup_open();
-    void *request = flush_one(&s, DEVICE_BYTES + 4096, 64);
+    void *data[2] = {at(&s, 0), at(&s, DEVICE_BYTES + 4096)}, *mhandles[2] = {s.mhandle, s.mhandle};
+    void *request;
+    int sizes[2] = {64, 64};
 
+    request = flush(&s, 2, data, sizes, mhandles); /* of the last */
     cr_assert_neq(finish(&s.plugin, request, NULL), NET_SUCCESS);
     cr_assert_gt(warnings, 0);
+    cr_assert_neq(s.plugin.net->iflush(s.pair.recv, 1, data, sizes, mhandles, &request), NET_SUCCESS,
+                  "the error of the connection stays");
+    cr_assert_null(request);
     setup_close(&s);
 }

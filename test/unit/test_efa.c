@@ -9,7 +9,7 @@
 #include "transport/nic/verbs/efa.h"
 #include "transport/nic/verbs/verbs_nic.h"
 
-static const char *missing; /* a symbol, or "libefa" */
+static const char *missing; /* a symbol of libefa or libibverbs, or "libefa" */
 static int query_error;
 static uint32_t caps;
 
@@ -27,17 +27,22 @@ static int query_device(struct ibv_context *context, struct efadv_device_attr *a
     return query_error;
 }
 
+static bool is_missing(const char *name)
+{
+    return missing && !strcmp(missing, name);
+}
+
 void *__wrap_dlopen(const char *name, int flags)
 {
     cr_assert(strstr(name, "libefa"), "%s", name);
     (void)flags;
-    return missing && !strcmp(missing, "libefa") ? NULL : &caps;
+    return is_missing("libefa") ? NULL : &caps;
 }
 
 void *__wrap_dlsym(void *library, const char *name)
 {
     (void)library;
-    if (missing && !strcmp(missing, name))
+    if (is_missing(name))
         return NULL;
     return (void *)(uintptr_t)query_device; /* only this one is called */
 }
@@ -69,6 +74,9 @@ Test(efa, each_reason_not_to_use_one_is_named_and_a_good_one_is_used)
         {"efadv_query_device", 0, READ | WRITE, "rdma-core is too old"},
         {"efadv_create_qp_ex", 0, READ | WRITE, "rdma-core is too old"},
         {"efadv_query_ah", 0, READ | WRITE, "rdma-core is too old"},
+        {"ibv_qp_to_qp_ex", 0, READ | WRITE, "rdma-core is too old"},
+        {"ibv_create_ah", 0, READ | WRITE, "rdma-core is too old"},
+        {"ibv_destroy_ah", 0, READ | WRITE, "rdma-core is too old"},
         {NULL, EOPNOTSUPP, READ | WRITE, "libefa does not know: Operation not supported"},
         {NULL, -EINVAL, READ | WRITE, "libefa does not know: Invalid argument"},
         {NULL, 0, WRITE, "without RDMA reads (capabilities 0x8)"},
@@ -78,12 +86,18 @@ Test(efa, each_reason_not_to_use_one_is_named_and_a_good_one_is_used)
         {NULL, 0, READ | WRITE | RNR_RETRY, NULL},
     };
 
-    fake_verbs_install();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct prs_verbs_device device = {.base.nic = &prs_nic_rc, .attr.vendor_id = PRS_EFA_VENDOR};
         struct prs_domain *domain = &device.base;
 
         missing = rows[i].missing;
+        fake_verbs_install();
+        if (is_missing("ibv_qp_to_qp_ex"))
+            prs_verbs.qp_to_qp_ex = NULL;
+        if (is_missing("ibv_create_ah"))
+            prs_verbs.create_ah = NULL;
+        if (is_missing("ibv_destroy_ah"))
+            prs_verbs.destroy_ah = NULL;
         query_error = rows[i].error;
         caps = rows[i].caps;
         prs_efa_claim(&device);
