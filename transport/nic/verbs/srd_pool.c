@@ -2,16 +2,15 @@
 #include "transport/nic/verbs/srd_pool.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/efa.h"
+#include "transport/nic/verbs/srd_linger.h"
 #include "transport/util/error.h"
 #include "transport/util/fork.h"
 #include "transport/util/log.h"
@@ -23,14 +22,6 @@ enum {
      * come at once; any thread that polls makes room for the others. */
     RECEIVE_DEPTH = 4096,
     FIRST_SLOTS = 16,
-};
-
-/* The name of a connection that we have closed, and the other side perhaps not: it may still send. */
-struct prs_srd_linger {
-    struct prs_srd_linger *next;
-    uint8_t gid[16];
-    uint32_t number;
-    int stream_fd; /* ends when the other side has closed; -1: unknown, so the name is never used again */
 };
 
 struct prs_srd_pool {
@@ -208,14 +199,7 @@ static void free_qp(struct prs_srd_qp *qp)
         PRS_WARN("%s: cannot destroy SRD queue %u", qp->pool->rail.info.name, qp->queue.number);
     if (qp->cq && prs_verbs.destroy_cq(qp->cq))
         PRS_WARN("%s: cannot destroy a completion queue", qp->pool->rail.info.name);
-    while (qp->linger) {
-        struct prs_srd_linger *linger = qp->linger;
-
-        qp->linger = linger->next;
-        if (linger->stream_fd >= 0)
-            prs_fork_close(linger->stream_fd);
-        free(linger);
-    }
+    prs_srd_linger_drop_all(qp);
     free(qp->arrival);
     free(qp->name);
     free(qp->end);
@@ -293,63 +277,18 @@ void prs_srd_kill_locked(struct prs_srd_qp *qp)
     prs_verbs.modify_qp(qp->qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
 }
 
-/* ---- names that may not be used yet ---- */
-
-static bool has_ended(int stream_fd)
-{
-    char bytes[64];
-    ssize_t n;
-
-    do
-        n = recv(stream_fd, bytes, sizeof(bytes), MSG_DONTWAIT);
-    while (n > 0 || (n < 0 && errno == EINTR));
-    return n == 0 || errno != EAGAIN;
-}
-
-static void forget_ended_locked(struct prs_srd_qp *qp)
-{
-    struct prs_srd_linger **at = &qp->linger;
-
-    while (*at) {
-        struct prs_srd_linger *linger = *at;
-
-        if (linger->stream_fd < 0 || !has_ended(linger->stream_fd)) {
-            at = &linger->next;
-            continue;
-        }
-        *at = linger->next;
-        prs_fork_close(linger->stream_fd);
-        free(linger);
-    }
-}
-
-static void remember_locked(struct prs_srd_qp *qp, const struct prs_srd_end *end, int stream_fd)
-{
-    struct prs_srd_linger *linger = end->linger;
-
-    forget_ended_locked(qp);
-    memcpy(linger->gid, end->to->gid, sizeof(linger->gid));
-    linger->number = end->remote_number;
-    prs_fork_begin();
-    linger->stream_fd = prs_fork_end(stream_fd < 0 ? -1 : fcntl(stream_fd, F_DUPFD_CLOEXEC, 0));
-    linger->next = qp->linger;
-    qp->linger = linger;
-}
+/* ---- the choice of a queue pair ---- */
 
 /* Has the queue pair a connection to that queue, or had it one of which something may still arrive? */
 static bool is_taken_locked(struct prs_srd_qp *qp, const struct prs_srd_handle *to, uint32_t number)
 {
-    forget_ended_locked(qp);
-    for (const struct prs_srd_linger *linger = qp->linger; linger; linger = linger->next)
-        if (linger->number == number && !memcmp(linger->gid, to->gid, sizeof(linger->gid)))
-            return true;
+    if (prs_srd_linger_has_locked(qp, to->gid, number))
+        return true;
     for (uint32_t i = 0; i < qp->slots; i++)
         if (qp->end[i] && qp->end[i]->to == to && qp->end[i]->remote_number == number)
             return true;
     return false;
 }
-
-/* ---- the choice of a queue pair ---- */
 
 static uint32_t ends_to_locked(const struct prs_srd_qp *qp, const struct prs_srd_handle *to)
 {
@@ -597,7 +536,7 @@ void prs_srd_leave(struct prs_srd_end *end, int stream_fd)
     pool = qp->pool;
     pthread_mutex_lock(&pools_lock);
     if (end->linger && end->named)
-        remember_locked(qp, end, stream_fd);
+        prs_srd_linger_keep_locked(qp, end, stream_fd);
     else
         free(end->linger);
     prs_srd_lock(qp);
