@@ -169,6 +169,8 @@ void scheduler_pause(void);
 [[noreturn]] void scheduler_abandon_fiber(void);
 /* Describes the object that f waits for; mbarrier.cpp. */
 std::string describe_wait(const struct fiber *f);
+/* Which warps wait for what, a line for each different wait of a CTA; deadlock.cpp. */
+std::string describe_waits(const struct cluster *c);
 /* Counts the asynchronous operations of a cluster: while one is under way, a cluster that waits is not deadlocked. */
 void scheduler_operation_began(struct cluster *c);
 void scheduler_operation_ended(struct cluster *c);

@@ -7,120 +7,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
+#include "tools/netbench/buffers.h"
 #include "tools/netbench/connection.h"
 #include "tools/netbench/holding.h"
-#include "tools/netbench/pattern.h"
+#include "tools/netbench/iteration.h"
 #include "tools/netbench/bandwidth.h"
+#include "tools/netbench/rank_state.h"
 
 enum {
-    SLOT_ALIGN = 64,
-    SLOTS_MAX = 17,         /* one to start with, and 16 that are timed */
-    SLOTS_BYTES = 64 << 20, /* larger sizes have two slots only */
-    COMPLAINTS_MAX = 10,
-    CHECK_EVERY = 256,  /* idle passes between checks of the clock */
     SLICE_USEC = 10000, /* of a plugin, when two run by turns */
     SLICE_TIMES = 65536,
     SETTLED_MOST = 100,
 };
-
-enum phase { SERVICE_OPENING, SERVICE_OPEN, SERVICE_CLOSING };
-
-struct rank {
-    const struct options *options;
-    struct job *job;
-    int id;
-    bool prints; /* the results */
-    struct net net;
-    int stream_count;
-    struct stream *streams;
-    uint8_t *input, *output, *scratch;
-    size_t buffer_bytes, scratch_bytes; /* of each; scratch: of one stream */
-    int complaints;                     /* lines printed about wrong data */
-    uint64_t iteration;                 /* counts over all sizes: no two iterations have the same data */
-    /* service thread */
-    pthread_t service;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    enum phase phase;
-    int service_result;
-};
-
-/* ---- sizes and buffers ---- */
-
-static size_t slot_bytes(size_t bytes)
-{
-    return (bytes + SLOT_ALIGN) / SLOT_ALIGN * SLOT_ALIGN;
-}
-
-static int slots_for(const struct options *options, size_t bytes)
-{
-    size_t fit = SLOTS_BYTES / slot_bytes(bytes);
-    int most = options->iters + options->warmup + 1;
-
-    most = most < SLOTS_MAX ? most : SLOTS_MAX;
-    return fit < 2 ? 2 : fit > (size_t)most ? most : (int)fit;
-}
-
-static uint8_t *map_bytes(size_t bytes)
-{
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    return data == MAP_FAILED ? NULL : data;
-}
-
-static bool has_input(enum op op)
-{
-    return op == OP_SENDRECV || op == OP_ALLTOALL;
-}
-
-static bool has_scratch(enum op op)
-{
-    return op == OP_ALLREDUCE || op == OP_REDUCESCATTER;
-}
-
-static int map_buffers(struct rank *rank)
-{
-    const struct options *options = rank->options;
-
-    for (int i = 0; i < (int)options->sizes.count; i++) {
-        size_t bytes = slot_bytes(options->sizes.value[i]) * slots_for(options, options->sizes.value[i]);
-
-        rank->buffer_bytes = bytes > rank->buffer_bytes ? bytes : rank->buffer_bytes;
-    }
-    rank->scratch_bytes = has_scratch(options->op) ? stream_scratch_bytes(options) : 0;
-    rank->output = map_bytes(rank->buffer_bytes);
-    rank->input = has_input(options->op) ? map_bytes(rank->buffer_bytes) : NULL;
-    rank->scratch = rank->scratch_bytes ? map_bytes(rank->scratch_bytes * rank->stream_count) : NULL;
-    if (!rank->output || (has_input(options->op) && !rank->input) || (rank->scratch_bytes && !rank->scratch)) {
-        fprintf(stderr, "perseus-netbench: rank %d: cannot map buffers of %zu bytes: %s\n", rank->id,
-                rank->buffer_bytes, strerror(errno));
-        return -ENOMEM;
-    }
-    for (int i = 0; i < rank->stream_count; i++) {
-        struct stream *stream = &rank->streams[i];
-
-        stream->output = (struct buffer){.data = rank->output, .bytes = rank->buffer_bytes};
-        stream->input = (struct buffer){.data = rank->input, .bytes = rank->input ? rank->buffer_bytes : 0};
-        stream->scratch = (struct buffer){.bytes = rank->scratch_bytes};
-        if (rank->scratch)
-            stream->scratch.data = rank->scratch + (size_t)i * rank->scratch_bytes;
-    }
-    return 0;
-}
-
-static void unmap_buffers(struct rank *rank)
-{
-    if (rank->output)
-        munmap(rank->output, rank->buffer_bytes);
-    if (rank->input)
-        munmap(rank->input, rank->buffer_bytes);
-    if (rank->scratch)
-        munmap(rank->scratch, rank->scratch_bytes * rank->stream_count);
-    rank->output = rank->input = rank->scratch = NULL;
-}
 
 /* ---- devices and streams ---- */
 
@@ -242,7 +142,7 @@ static void *serve(void *argument)
     int r = connection_open(rank->job, rank->streams, rank->stream_count);
 
     if (!r)
-        r = map_buffers(rank);
+        r = buffers_map(rank);
     if (!r)
         r = connection_register(rank->streams, rank->stream_count);
     rank->service_result = r;
@@ -256,183 +156,11 @@ static void *serve(void *argument)
         rank->service_result = r;
     /* NCCL's order: first registrations, then the memory, then the comms, which may still refer to it. */
     r = connection_deregister(rank->streams, rank->stream_count);
-    unmap_buffers(rank);
+    buffers_unmap(rank);
     r |= connection_close(rank->streams, rank->stream_count);
     if (r < 0 && rank->service_result == 0)
         rank->service_result = -EIO;
     return NULL;
-}
-
-/* ---- iterations ---- */
-
-static void prepare(struct rank *rank, size_t bytes, int slot, uint64_t iteration)
-{
-    const struct options *options = rank->options;
-    size_t offset = (size_t)slot * slot_bytes(bytes);
-    struct pattern own = pattern_of_rank(iteration, rank->id);
-    struct range block = plan_block(bytes, rank->id, options->ranks);
-
-    if (has_input(options->op))
-        pattern_fill(&own, rank->input + offset, 0, bytes);
-    if (has_scratch(options->op))
-        pattern_fill(&own, rank->output + offset, 0, bytes);
-    else
-        pattern_poison(rank->output + offset, bytes);
-    if (options->op == OP_ALLGATHER)
-        pattern_fill(&own, rank->output + offset + block.offset, block.offset, block.len);
-}
-
-static uint64_t compare(struct rank *rank, const struct pattern *pattern, const uint8_t *data, size_t from, size_t len)
-{
-    size_t first = 0;
-    size_t wrong = pattern_differs(pattern, data, from, len, &first);
-
-    if (wrong && rank->complaints++ < COMPLAINTS_MAX)
-        fprintf(stderr, "perseus-netbench: rank %d: %zu of %zu bytes are wrong, the first at %zu (%#x)\n", rank->id,
-                wrong, len, from + first, data[first]);
-    return wrong;
-}
-
-static uint64_t check(struct rank *rank, size_t bytes, int slot, uint64_t iteration)
-{
-    const struct options *options = rank->options;
-    const uint8_t *data = rank->output + (size_t)slot * slot_bytes(bytes);
-    struct pattern sum = pattern_of_sum(iteration, options->ranks), of;
-    struct range block = plan_block(bytes, rank->id, options->ranks);
-    uint64_t wrong = 0;
-
-    switch (options->op) {
-    case OP_SENDRECV:
-        of = pattern_of_rank(iteration, (rank->id + options->ranks - 1) % options->ranks);
-        return compare(rank, &of, data, 0, bytes);
-    case OP_ALLREDUCE:
-        return compare(rank, &sum, data, 0, bytes);
-    case OP_REDUCESCATTER:
-        return compare(rank, &sum, data + block.offset, block.offset, block.len);
-    case OP_ALLGATHER:
-        for (int q = 0; q < options->ranks; q++) {
-            block = plan_block(bytes, q, options->ranks);
-            of = pattern_of_rank(iteration, q);
-            wrong += compare(rank, &of, data + block.offset, block.offset, block.len);
-        }
-        return wrong;
-    default: /* alltoall: block q is the block that rank q has for this rank */
-        block = plan_equal(bytes, rank->id, options->ranks);
-        for (int q = 0; q < options->ranks; q++) {
-            struct range to = plan_equal(bytes, q, options->ranks);
-
-            of = pattern_of_rank(iteration, q);
-            wrong += compare(rank, &of, data + to.offset, block.offset, block.len);
-        }
-        return wrong;
-    }
-}
-
-/* In an alltoall, a rank's block for itself does not use the network. */
-static void copy_own(struct rank *rank, size_t bytes, size_t offset)
-{
-    struct range block = plan_equal(bytes, rank->id, rank->options->ranks);
-
-    if (rank->options->op == OP_ALLTOALL)
-        memcpy(rank->output + offset + block.offset, rank->input + offset + block.offset, block.len);
-}
-
-static void report_waits(const struct rank *rank)
-{
-    for (int i = 0; i < rank->stream_count; i++) {
-        char text[512];
-
-        if (stream_is_done(&rank->streams[i]))
-            continue;
-        stream_describe(&rank->streams[i], text, sizeof(text));
-        fprintf(stderr, "perseus-netbench: rank %d: %s\n", rank->id, text);
-    }
-}
-
-/* Return 0 to keep waiting, -ECANCELED or -ETIMEDOUT. */
-static int check_limits(struct rank *rank, double since)
-{
-    __atomic_add_fetch(&rank->job->rank[rank->id].beats, 1, __ATOMIC_RELAXED);
-    if (job_stopped(rank->job))
-        return -ECANCELED;
-    return job_now() - since > rank->options->timeout_s * 1e6 ? -ETIMEDOUT : 0;
-}
-
-/* One operation. Return 0 or -errno. */
-static int run_once(struct rank *rank, size_t bytes, int slot)
-{
-    size_t offset = (size_t)slot * slot_bytes(bytes);
-    double since = job_now();
-    int idle = 0, left = rank->stream_count;
-
-    for (int i = 0; i < rank->stream_count; i++)
-        stream_begin(&rank->streams[i], offset);
-    copy_own(rank, bytes, offset);
-    while (left > 0) {
-        int happened = 0;
-
-        left = 0;
-        for (int i = 0; i < rank->stream_count; i++) {
-            int r;
-
-            if (stream_is_done(&rank->streams[i]))
-                continue;
-            r = stream_step(&rank->streams[i]);
-            if (r < 0)
-                return r;
-            happened |= r;
-            left += !stream_is_done(&rank->streams[i]);
-        }
-        if (happened) {
-            idle = 0;
-            continue;
-        }
-        if (idle++ == 0)
-            since = job_now();
-        if (idle % CHECK_EVERY == 0) {
-            int r = check_limits(rank, since);
-
-            if (r < 0) {
-                report_waits(rank);
-                return r;
-            }
-        }
-        if (idle % rank->options->yield == 0)
-            sched_yield(); /* there may be more ranks than cores */
-    }
-    return 0;
-}
-
-/* Fill all slots, run them back to back, check them. The first iteration is not timed: the ranks leave the barrier one
- * after the other, and it absorbs that. Return the number of timed iterations or -errno. */
-static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint64_t *errors)
-{
-    const struct options *options = rank->options;
-    double *usec = job_usec(rank->job, rank->id), before = 0;
-    int total = options->warmup + options->iters - done + 1;
-    int batch = slots < total ? slots : total;
-    uint64_t first = rank->iteration;
-    int r;
-
-    rank->iteration += batch;
-    for (int i = 0; i < batch; i++)
-        if (options->check || done == 0)
-            prepare(rank, bytes, i, first + i);
-    r = job_barrier(rank->job, options->setup_timeout_s);
-    for (int i = 0; i < batch && r == 0; i++) {
-        double now;
-
-        r = run_once(rank, bytes, i);
-        now = job_now();
-        if (i > 0 && done + i - 1 >= options->warmup)
-            usec[done + i - 1 - options->warmup] = now - before;
-        before = now;
-    }
-    if (r < 0)
-        return r;
-    for (int i = 0; options->check && i < batch; i++)
-        *errors += check(rank, bytes, i, first + i);
-    return batch - 1;
 }
 
 /* ---- sizes ---- */
@@ -475,10 +203,10 @@ static int run_slice(struct rank *rank, size_t bytes, struct turn *turn, double 
     static double sorted[SLICE_TIMES];
     const double *usec = job_usec(rank->job, rank->id);
     double start = job_now();
-    int slots = slots_for(rank->options, bytes), timed = 0, over = 0;
+    int slots = buffers_slots(rank->options, bytes), timed = 0, over = 0;
 
     for (bool first = true; !over && !is_finished(rank, turn); first = false) {
-        int r = run_batch(rank, bytes, slots, turn->done, &turn->errors), ran = r;
+        int r = iteration_run_batch(rank, bytes, slots, turn->done, &turn->errors), ran = r;
 
         if (r < 0)
             return r;
