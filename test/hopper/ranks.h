@@ -32,6 +32,8 @@ struct ranks_self {
 };
 int ranks_allgather(void *user, const void *mine, void *all, size_t bytes);
 
+/* Zeroed memory that processes share; ends the program if there is none. */
+void *ranks_map_shared(size_t bytes);
 /* Calls body(rank, self, user) on `world` threads and waits for them. */
 typedef void ranks_body(uint32_t rank, struct ranks_self *self, void *user);
 void ranks_run(uint32_t world, ranks_body *body, void *user);
@@ -86,6 +88,15 @@ struct ranks_verdict {
 void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v);
 /* Multiplies on eight GPUs; the test fails if a call fails or an element is wrong. */
 void ranks_assert_right(const struct ranks_product *p);
+
+/* The same for rows of a table. */
+struct ranks_row {
+    enum prs_gemm_op op;
+    uint32_t world, m, n, k, nk, epochs;
+    struct prs_gemm_tuning tuning;
+};
+
+void ranks_assert_rows_right(const struct ranks_row *rows, size_t count);
 
 #ifdef __cplusplus
 }

@@ -14,9 +14,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import compile_or_exit, first_failure, mutated, rules, run_bounded, try_all  # noqa: E402
 
 # The quick tests first; a mutant meets the next only when it survives.
-TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench",
-         "test_order_drain": "order_bench", "test_order_path": "order_bench", "test_order_sim": "order_net",
-         "test_order_every": "order_net"}
+TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_order_parts": "order_bench",
+         "test_tally": "order_bench", "test_order_drain": "order_bench", "test_order_path": "order_bench",
+         "test_order_sim": "order_net", "test_order_every": "order_net"}
 # of test_order_every: a mutant that one in 13 programs does not show is looked into
 ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}
 SOURCES = ["transport/order/order.c", "transport/order/order_admit.c", "transport/order/order_signal.c",

@@ -188,6 +188,23 @@ Test(order_limits, a_plain_put_ends_a_run)
     cr_assert(prs_imm_parse(wr[2].imm, &imm) == 0 && imm.id == 1 && imm.run == 1);
 }
 
+/* It would be PRS_BUSY forever. Without a notification the wire format sets no limit. */
+Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 4, 1);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 70 * bench->order.max_part_bytes};
+    struct prs_op op;
+
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0, "70 parts over four queues");
+    bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    put.len_bytes = (BENCH_DEPTH - 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
+    post_and_complete_all(bench);
+    put.len_bytes = (BENCH_DEPTH + 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), -EINVAL);
+    cr_assert_eq(get_one(bench, &op, put.len_bytes), -EINVAL);
+}
+
 /* ---- counted ---- */
 
 Test(order_limits, a_put_waits_for_a_free_tag_and_a_signal_for_room)
@@ -277,6 +294,26 @@ Test(order_limits, an_add_behind_a_put_on_another_queue_joins_no_earlier_record)
     cr_assert_not_null(prs_tally_count(bench->order.tally, 1, 1) ? &op[0] : NULL); /* as such a put does */
     cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
     cr_assert_eq(bench->order.stats.merged, 0);
+}
+
+/* Two adds to a word share a record only if no record came between: it could stand for puts that the second follows. */
+Test(order_limits, an_add_joins_no_record_older_than_one_of_another_queue)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
+    struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 3};
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8, .group = 3};
+    struct prs_op op[5];
+
+    bench->order.small_queue = 0;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
+    cr_assert_eq(bench->order.queue[0].head, 1u, "joined");
+    bench->order.small_queue = 1;
+    cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0);
+    cr_assert_eq(signal_one(bench, &op[3], 3, 0), 0);
+    bench->order.small_queue = 0;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[4], &add), 0);
+    cr_assert_eq(bench->order.queue[0].head, 2u, "a record of its own, after that of the put");
 }
 
 /* ---- gets ---- */
@@ -520,108 +557,4 @@ Test(order_limits, one_word_and_one_touch_at_a_time_at_any_position)
         cr_assert_eq(prs_order_word(&bench->order, 64, bench_path_keys, 512), 0);
         cr_assert_eq(prs_order_touch(&bench->order), 0);
     }
-}
-
-/* ---- parts ---- */
-
-/* A device with short messages once promised more parts than a notification can count. */
-Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)
-{
-    static const uint32_t shapes[][2] = {{1, 1}, {1, 16}, {2, 2}, {8, 1}, {8, 7}};
-
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
-        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, shapes[i][0], shapes[i][1]);
-        struct prs_put put = {.dst = &bench_keys,
-                              .len_bytes = PRS_ORDER_SURE_PARTS * bench->order.max_part_bytes,
-                              .flags = PRS_PUT_NOTIFY};
-        struct prs_op op[2];
-
-        cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0, "%u paths, %u queues",
-                     shapes[i][0], shapes[i][1]);
-        put.len_bytes = (PRS_IMM_MAX_PARTS + 1) * bench->order.max_part_bytes;
-        cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), -EINVAL);
-    }
-}
-
-/* It would be PRS_BUSY forever. Without a notification the wire format sets no limit. */
-Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
-{
-    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 4, 1);
-    struct prs_put put = {.dst = &bench_keys, .len_bytes = 70 * bench->order.max_part_bytes};
-    struct prs_op op;
-
-    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0, "70 parts over four queues");
-    bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
-    put.len_bytes = (BENCH_DEPTH - 1) * bench->order.max_part_bytes;
-    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
-    post_and_complete_all(bench);
-    put.len_bytes = (BENCH_DEPTH + 1) * bench->order.max_part_bytes;
-    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), -EINVAL);
-    cr_assert_eq(get_one(bench, &op, put.len_bytes), -EINVAL);
-}
-
-/* Check that each byte of a message is transferred once, from and to the same offset. */
-static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
-{
-    uint64_t covered = 0;
-
-    while (covered < bytes) {
-        uint64_t before = covered;
-
-        for (uint32_t q = 0; q < bench->order.data_queues; q++) {
-            const struct prs_order_queue *queue = &bench->order.queue[q];
-
-            for (uint32_t i = 0; i < queue->head && covered == before; i++)
-                if (queue->wr[i].remote_addr == remote_addr + covered) {
-                    cr_assert_eq(queue->wr[i].local_addr, 4096 + covered);
-                    covered += queue->wr[i].len_bytes;
-                }
-        }
-        cr_assert_gt(covered, before, "no request for byte %llu of %llu", (unsigned long long)covered,
-                     (unsigned long long)bytes);
-    }
-    cr_assert_eq(covered, bytes);
-}
-
-Test(order_limits, the_parts_of_a_message_cover_it_once)
-{
-    static const uint64_t sizes[] = {200000, 3 << 20, (3 << 20) + 1, 9999999};
-
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
-        struct prs_put put = {.dst = &bench_keys,
-                              .dst_addr = 1 << 30,
-                              .src_addr = (void *)(uintptr_t)4096,
-                              .len_bytes = sizes[i],
-                              .flags = PRS_PUT_NOTIFY};
-        struct prs_get get = {
-            .src = &bench_keys, .src_addr = 1 << 30, .dst_addr = (void *)(uintptr_t)4096, .len_bytes = sizes[i]};
-        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
-        struct prs_op op;
-
-        cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
-        check_parts(bench, put.dst_addr, sizes[i]);
-        bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
-        cr_assert_eq(prs_order_get(&bench->order, &op, &get, bench_local_keys), 0);
-        check_parts(bench, get.src_addr, sizes[i]);
-    }
-}
-
-/* Two adds to a word share a record only if no record came between: it could stand for puts that the second follows. */
-Test(order_limits, an_add_joins_no_record_older_than_one_of_another_queue)
-{
-    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
-    struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 3};
-    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8, .group = 3};
-    struct prs_op op[5];
-
-    bench->order.small_queue = 0;
-    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
-    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
-    cr_assert_eq(bench->order.queue[0].head, 1u, "joined");
-    bench->order.small_queue = 1;
-    cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0);
-    cr_assert_eq(signal_one(bench, &op[3], 3, 0), 0);
-    bench->order.small_queue = 0;
-    cr_assert_eq(prs_order_signal(&bench->order, &op[4], &add), 0);
-    cr_assert_eq(bench->order.queue[0].head, 2u, "a record of its own, after that of the put");
 }
