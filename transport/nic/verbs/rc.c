@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reliable connected queues: the NIC keeps the order. */
-#include <arpa/inet.h>
+#include "transport/nic/verbs/rc.h"
+
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/gid.h"
-#include "transport/nic/verbs/receives.h"
-#include "transport/nic/verbs/status.h"
 #include "transport/nic/verbs/verbs_nic.h"
-#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
@@ -22,53 +18,13 @@ enum {
      * than its receiver transfers only a quarter of the time. */
     MIN_RNR_TIMER = 6,
     RNR_FOREVER = 7, /* a slow receiver is not an error */
-    POST_MOST = 32,  /* requests of one call of the driver, and so of one doorbell */
 };
-
-struct rc_queue {
-    struct prs_queue base;
-    struct ibv_qp *qp;
-    unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
-    uint32_t name;         /* among those that share its completion queue */
-    uint64_t wr_id_high;   /* name << 32 */
-    uint32_t start;
-    bool connected;
-    struct prs_receives receives;
-};
-
-struct rc_link {
-    struct prs_link base;
-    struct ibv_cq *own_cq; /* NULL: shared */
-    const struct prs_config *config;
-    int traffic_class;
-    int service_level;
-    uint32_t loopback_depth;
-    struct prs_receive_sizes receives;
-    struct prs_cqs *cqs;
-    struct prs_cq *cq;   /* one of them */
-    uint32_t cq_entries; /* of it: room for everything that may complete at once */
-    struct ibv_wc wc[PRS_POLL_MOST];
-    /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
-     * Each is linked to the next. */
-    struct ibv_send_wr wr[POST_MOST + 1];
-    struct ibv_sge sge[POST_MOST];
-};
-
-static struct rc_link *to_rc_link(struct prs_link *link)
-{
-    return (struct rc_link *)link; /* base is its first member */
-}
-
-static struct rc_queue *to_rc_queue(struct prs_queue *queue)
-{
-    return (struct rc_queue *)queue;
-}
 
 /* ---- queues ---- */
 
 static void prepare_requests(struct rc_link *link)
 {
-    for (uint32_t i = 0; i < POST_MOST; i++) {
+    for (uint32_t i = 0; i < PRS_RC_POST_MOST; i++) {
         link->wr[i].next = &link->wr[i + 1];
         link->wr[i].sg_list = &link->sge[i];
     }
@@ -407,108 +363,6 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     return r;
 }
 
-/* ---- data path ---- */
-
-static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
-                                uint32_t position)
-{
-    static const uint8_t opcodes[] = {[PRS_WR_WRITE] = IBV_WR_RDMA_WRITE,
-                                      [PRS_WR_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
-                                      [PRS_WR_READ] = IBV_WR_RDMA_READ,
-                                      [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
-    struct ibv_sge *sge = out->sg_list;
-
-    out->wr_id = queue->wr_id_high | position;
-    out->num_sge = in->len_bytes != 0;
-    out->opcode = opcodes[in->opcode];
-    out->send_flags = queue->ibv_flags[in->flags];
-    out->imm_data = htonl(in->imm);
-    if (unlikely(in->opcode == PRS_WR_ADD)) {
-        const struct prs_domain *domain = queue->base.link->rail->domain;
-
-        sge->addr = (uintptr_t)domain->scratch.addr; /* receives the old value, which is not used */
-        sge->lkey = prs_own_memory_local_key(&domain->scratch, 0);
-        sge->length = in->len_bytes;
-        out->wr.atomic.remote_addr = in->remote_addr;
-        out->wr.atomic.rkey = (uint32_t)in->remote_key; /* checked, as below */
-        out->wr.atomic.compare_add = in->value;
-        return;
-    }
-    *sge = (struct ibv_sge){in->local_addr, in->len_bytes, in->local_key};
-    out->wr.rdma.remote_addr = in->remote_addr;
-    out->wr.rdma.rkey = (uint32_t)in->remote_key;
-}
-
-static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
-{
-    struct rc_queue *queue = to_rc_queue(base);
-    struct rc_link *link = to_rc_link(base->link);
-    uint32_t position = first;
-    struct ibv_send_wr *bad;
-    uint64_t keys = 0; /* the bits of all */
-    int r;
-
-    do { /* a chain has at least one request */
-        uint32_t left = first + count - position, now = left < POST_MOST ? left : POST_MOST;
-        struct ibv_send_wr *last = &link->wr[now - 1];
-
-        for (uint32_t i = 0; i < now; i++, position++) {
-            keys |= ring[position & mask].remote_key;
-            fill_request(queue, &link->wr[i], &ring[position & mask], position);
-        }
-        if (unlikely(keys > UINT32_MAX))
-            return prs_verbs_refuse_key(base, ring, mask, first);
-        last->next = NULL;
-        r = ibv_post_send(queue->qp, link->wr, &bad);
-        last->next = last + 1;
-    } while (!r && position != first + count);
-    return r > 0 ? -r : r;
-}
-
-static int fill_arrival(struct rc_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
-{
-    out->kind = PRS_EVENT_ARRIVAL;
-    out->value = ntohl(wc->imm_data);
-    out->bytes = wc->byte_len;
-    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
-        return -EPROTO;
-    return prs_receives_consume(&queue->receives);
-}
-
-/* Return 0 or -errno. */
-static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, struct prs_event *out)
-{
-    struct rc_queue *queue = to_rc_queue(base);
-
-    out->queue = base->id;
-    if (wc->wr_id & PRS_ARRIVAL_BIT) {
-        if (likely(wc->status == IBV_WC_SUCCESS))
-            return fill_arrival(queue, wc, out);
-        queue->receives.flushed++;
-        prs_verbs_rc_error(wc, out->queue, out);
-        return 0;
-    }
-    out->value = (uint32_t)wc->wr_id;
-    out->kind = PRS_EVENT_DONE;
-    if (unlikely(wc->status != IBV_WC_SUCCESS))
-        prs_verbs_rc_error(wc, out->queue, out);
-    return 0;
-}
-
-static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
-{
-    struct prs_queue *const *queue = link->cqs->queue; /* nobody else makes queues */
-    const struct ibv_wc *wc = link->wc;
-
-    for (int i = 0; i < count; i++, wc++) {
-        int r = fill_event(queue[prs_cqs_name_of(wc)], wc, &events[i]);
-
-        if (unlikely(r))
-            return r;
-    }
-    return count;
-}
-
 /* ---- the end of a connection ---- */
 
 /* A dead device or a failed command of its firmware may refuse it. EINVAL: it is in that state already. */
@@ -563,99 +417,6 @@ static bool rc_drained(const struct prs_link *link)
     return true;
 }
 
-/* ---- shared completion queues ---- */
-
-/* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
-static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
-{
-    uint32_t kept = cqs->at;
-    int count = 0, r = 0;
-
-    for (uint32_t i = cqs->at; i < cqs->count; i++) {
-        struct prs_queue *queue = prs_cqs_find(cqs, &cqs->wc[i]);
-
-        if (queue->link != link || count == PRS_POLL_MOST || r)
-            cqs->wc[kept++] = cqs->wc[i];
-        else if ((r = fill_event(queue, &cqs->wc[i], &events[count])) == 0)
-            count++;
-    }
-    cqs->count = kept;
-    return r ? r : count;
-}
-
-static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *events)
-{
-    struct prs_cqs *cqs = to_rc_link(link)->cqs;
-    int count, more = 1;
-
-    if (!link->cqs || !to_rc_queue(link->queue[0])->qp)
-        return 0; /* it has ended */
-    prs_spin_lock(&cqs->locked);
-    while ((count = take_own_locked(cqs, link, events)) == 0 && more > 0)
-        more = prs_cqs_poll_locked(cqs);
-    prs_spin_unlock(&cqs->locked);
-    return more < 0 ? more : count;
-}
-
-static int rc_poll(struct prs_link *base, struct prs_event *events)
-{
-    struct rc_link *link = to_rc_link(base);
-    int count;
-
-    if (unlikely(!link->own_cq))
-        return poll_own_of_shared(base, events);
-    count = ibv_poll_cq(link->own_cq, PRS_POLL_MOST, link->wc);
-    if (likely(count <= 0))
-        return count < 0 ? -EIO : 0;
-    return fill_events(link, count, events);
-}
-
-static PRS_OUTLINED int take_any_locked(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events)
-{
-    int count = 0, r;
-
-    while (cqs->at < cqs->count && count < PRS_POLL_MOST) {
-        const struct ibv_wc *wc = &cqs->wc[cqs->at];
-        struct prs_queue *queue = prs_cqs_find(cqs, wc);
-
-        if (unlikely(queue == &prs_cqs_silent)) {
-            cqs->at++;
-            continue;
-        }
-        if (unlikely(!queue->link->user)) {
-            r = prs_cqs_hold_back_locked(cqs);
-            if (r)
-                return r;
-            continue;
-        }
-        if (*link && *link != queue->link)
-            break;
-        *link = queue->link;
-        cqs->at++;
-        r = fill_event(queue, wc, &events[count]);
-        if (unlikely(r))
-            return r;
-        count++;
-    }
-    return count;
-}
-
-static int rc_poll_shared(struct prs_shared_cqs *base, struct prs_link **link, struct prs_event *events, bool *more)
-{
-    struct prs_cqs *cqs = prs_cqs_of(base);
-    int count = 0;
-
-    *link = NULL;
-    prs_spin_lock(&cqs->locked);
-    if (likely(cqs->at == cqs->count))
-        count = prs_cqs_poll_locked(cqs);
-    if (count >= 0 && cqs->at != cqs->count)
-        count = take_any_locked(cqs, link, events);
-    *more = cqs->at != cqs->count;
-    prs_spin_unlock(&cqs->locked);
-    return count;
-}
-
 struct ibv_qp *prs_rc_queue_pair(struct prs_queue *queue)
 {
     return to_rc_queue(queue)->qp;
@@ -696,13 +457,13 @@ const struct prs_nic_ops prs_nic_rc = {
     .address = rc_address,
     .connect = rc_connect,
     .loopback = rc_loopback,
-    .post = rc_post,
+    .post = prs_rc_post,
     .taken = rc_taken,
     .drained = rc_drained,
     .end = rc_end,
-    .poll = rc_poll,
+    .poll = prs_rc_poll,
     .open_cqs = rc_open_cqs,
     .drop_cqs = rc_drop_cqs,
     .adopt = rc_adopt,
-    .poll_shared = rc_poll_shared,
+    .poll_shared = prs_rc_poll_shared,
 };

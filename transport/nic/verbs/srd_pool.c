@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/efa.h"

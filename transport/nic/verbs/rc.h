@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Queues and links of reliable connections. rc.c opens, connects and ends them; rc_transfer.c posts requests to them and
+ * takes their completions. */
+#ifndef TRANSPORT_RC_H
+#define TRANSPORT_RC_H
+
+#include "transport/nic/verbs/cqs.h"
+#include "transport/nic/verbs/receives.h"
+
+enum { PRS_RC_POST_MOST = 32 }; /* requests of one call of the driver, and so of one doorbell */
+
+struct rc_queue {
+    struct prs_queue base;
+    struct ibv_qp *qp;
+    unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
+    uint32_t name;         /* among those that share its completion queue */
+    uint64_t wr_id_high;   /* name << 32 */
+    uint32_t start;
+    bool connected;
+    struct prs_receives receives;
+};
+
+struct rc_link {
+    struct prs_link base;
+    struct ibv_cq *own_cq; /* NULL: shared */
+    const struct prs_config *config;
+    int traffic_class;
+    int service_level;
+    uint32_t loopback_depth;
+    struct prs_receive_sizes receives;
+    struct prs_cqs *cqs;
+    struct prs_cq *cq;   /* one of them */
+    uint32_t cq_entries; /* of it: room for everything that may complete at once */
+    struct ibv_wc wc[PRS_POLL_MOST];
+    /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
+     * Each is linked to the next. */
+    struct ibv_send_wr wr[PRS_RC_POST_MOST + 1];
+    struct ibv_sge sge[PRS_RC_POST_MOST];
+};
+
+static inline struct rc_link *to_rc_link(struct prs_link *link)
+{
+    return (struct rc_link *)link; /* base is its first member */
+}
+
+static inline struct rc_queue *to_rc_queue(struct prs_queue *queue)
+{
+    return (struct rc_queue *)queue;
+}
+
+/* Entries of struct prs_nic_ops. */
+int prs_rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count);
+int prs_rc_poll(struct prs_link *base, struct prs_event *events);
+int prs_rc_poll_shared(struct prs_shared_cqs *base, struct prs_link **link, struct prs_event *events, bool *more);
+
+#endif
