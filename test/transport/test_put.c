@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "test/transport/pair.h"
 
@@ -78,11 +79,16 @@ Test(put, uses_both_rails_when_large)
 
 static void send_over_the_rail_of_that_number(struct pair *pair)
 {
+    struct prs_rail_info first;
     struct prs_stats stats;
+    int carries;
 
+    must(prs_rail_query(pair->fabric, 0, &first) == 0, "%s", prs_error_text());
+    carries =
+        strcmp(first.name, "softnic1") != 0; /* which of the two comes first depends on where they are plugged in */
     send_sizes(pair);
     prs_peer_stats(pair->peer, &stats);
-    must(!stats.rail_bytes[0] && stats.rail_bytes[1] == stats.bytes, "rail bytes %llu and %llu of %llu",
+    must(!stats.rail_bytes[!carries] && stats.rail_bytes[carries] == stats.bytes, "rail bytes %llu and %llu of %llu",
          (unsigned long long)stats.rail_bytes[0], (unsigned long long)stats.rail_bytes[1],
          (unsigned long long)stats.bytes);
 }
@@ -95,8 +101,10 @@ Test(put, bytes_are_counted_for_the_rail_that_carries_them)
                                           .buffer_bytes = 8 << 20,
                                           .hca = {"=softnic0:1:7,softnic1:1:8", "=softnic0:1:8"}};
 
-    if (!getenv("SOFTNIC_NICS"))
+    if (!getenv("SOFTNIC_NICS") && access("/sys/class/infiniband/softnic1", F_OK))
         cr_skip_test("it names devices of the software NIC");
+    if (pair_rails() < 2)
+        cr_skip_test("it needs two rails");
     pair_run(&spec, send_over_the_rail_of_that_number, receive_sizes);
 }
 
