@@ -160,6 +160,13 @@ void ranks_need_a_device(void)
 }
 
 /* ---- numbers ---- */
+uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    return x;
+}
+
 float ranks_float(uint16_t v)
 {
     uint32_t bits = (uint32_t)v << 16;
@@ -221,6 +228,14 @@ float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
     x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
     v = (float)(int32_t)(uint32_t)x * 0x1p-31f;
     return dtype == PRS_DTYPE_FP32 ? v : ranks_value(dtype, ranks_bits(dtype, v));
+}
+
+void *ranks_device(size_t bytes, int fill)
+{
+    void *p = NULL;
+    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
+    cr_assert_eq(cudaMemset(p, fill, bytes + 256), cudaSuccess);
+    return p;
 }
 
 void *ranks_upload(uint32_t key, uint64_t count)

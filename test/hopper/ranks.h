@@ -49,6 +49,11 @@ int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, str
 /* Skips the test if there is no verbs device. Each test of several nodes calls it, in its own process. */
 void ranks_need_a_device(void);
 
+/* A number that looks random, of three numbers. */
+uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c);
+/* Memory of the GPU, and a little more, filled with a byte. */
+void *ranks_device(size_t bytes, int fill);
+
 /* Uniform in [-1, 1), rounded to bf16; the same key and index always give the same value. */
 float ranks_element(uint32_t key, uint64_t at);
 uint16_t ranks_bf16(float v);

@@ -38,13 +38,6 @@ struct run {
     char first[200];
 };
 
-static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    return x;
-}
-
 /* ---- inputs that any rank can recompute ---- */
 static uint32_t count_of(const struct row *w, uint32_t epoch, uint32_t rank)
 {
@@ -54,15 +47,15 @@ static uint32_t count_of(const struct row *w, uint32_t epoch, uint32_t rank)
 static int64_t choice_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
 {
     uint32_t experts = w->logical != 0 ? w->logical : w->experts;
-    uint32_t x = mix(epoch, rank * 5000 + token, 17) / 4, step = experts / w->top_k;
-    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % experts;
+    uint32_t x = ranks_mix(epoch, rank * 5000 + token, 17) / 4, step = experts / w->top_k;
+    uint32_t expert = (x + slot * step + ranks_mix(x, slot, 1) % step) % experts;
     switch (w->mode) {
     case ONE_EXPERT:
         return slot == 0 ? 1 : -1;
     case HALF_EMPTY:
         return expert / 2 * 2;
     case SOME_NONE:
-        return mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
+        return ranks_mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
     case NO_EXPERT:
         return token == 5 && slot == 0 && rank == 0 ? (int64_t)experts + 7 : (int64_t)expert;
     default:
@@ -73,7 +66,7 @@ static int64_t choice_of(const struct row *w, uint32_t epoch, uint32_t rank, uin
 /* An entry of a rank's map. Some experts have no place, some have one several times. */
 static int32_t entry_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t expert, uint32_t replica)
 {
-    uint32_t x = mix(epoch * 16 + rank, expert, 50 + replica) / 4;
+    uint32_t x = ranks_mix(epoch * 16 + rank, expert, 50 + replica) / 4;
     if (w->mode == NO_PLACE && rank == 0 && replica == 1)
         return (int32_t)(w->experts + expert * 100000000);
     return x % 5 < 2 ? -1 - (int32_t)(x % 100) : (int32_t)(x / 5 % w->experts);
@@ -155,7 +148,7 @@ static void check_row(struct run *run, const struct result *res, uint32_t rank, 
     if (memcmp(&res->rows[row], want, sizeof(*want)) != 0)
         note(run, "map, token", rank, epoch, row, want->token, res->rows[row].token);
     for (uint32_t i = 0; i < COLUMNS_PER_ROW; i++) {
-        uint32_t column = i == 0 ? w->columns - 1 : mix((uint32_t)row, i, epoch) % w->columns;
+        uint32_t column = i == 0 ? w->columns - 1 : ranks_mix((uint32_t)row, i, epoch) % w->columns;
         double bound, have = ranks_float(res->out[row * w->columns + column]);
         double sum = reference(w, rank, expert, epoch, want->rank, want->token, column, &bound);
         if (!(fabs(have - sum) <= bound))
@@ -266,7 +259,7 @@ static void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint3
         router[i] = weight_of(epoch, rank, i / w->top_k, i % w->top_k);
     }
     *b = (struct prs_moe_batch){.count = count};
-    if (mix(epoch, rank, 3) % 2) { /* read by the kernel, in place of the other one */
+    if (ranks_mix(epoch, rank, 3) % 2) { /* read by the kernel, in place of the other one */
         b->count = 12345;
         b->count_on_device = device(sizeof(uint32_t), 0);
         cudaMemcpy((void *)b->count_on_device, &count, sizeof(count), cudaMemcpyHostToDevice);

@@ -43,33 +43,26 @@ struct run {
 };
 
 /* ---- inputs that any rank can recompute ---- */
-static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    return x;
-}
-
 static uint32_t count_of(const struct row *w, uint32_t launch, uint32_t rank)
 {
     if (w->mode == ANY)
-        return mix(launch, rank, 21) % 4 == 0 ? 0 : mix(launch, rank, 22) % (w->tokens + 1);
+        return ranks_mix(launch, rank, 21) % 4 == 0 ? 0 : ranks_mix(launch, rank, 22) % (w->tokens + 1);
     return (rank + launch) % 3 == 2 ? w->tokens / 4 : rank == 1 && launch == 1 ? 0 : w->tokens - rank;
 }
 
 static int64_t choice_of(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
 {
-    uint32_t x = mix(launch, rank * 5000 + token, 17) / 4, step = w->experts / w->top_k;
-    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % w->experts;
+    uint32_t x = ranks_mix(launch, rank * 5000 + token, 17) / 4, step = w->experts / w->top_k;
+    uint32_t expert = (x + slot * step + ranks_mix(x, slot, 1) % step) % w->experts;
     switch (w->mode) {
     case ONE_EXPERT:
         return slot == 0 ? 1 : -1;
     case HALF_EMPTY:
         return expert / 2 * 2;
     case SOME_NONE:
-        return mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
+        return ranks_mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
     case ANY: /* an expert may come several times */
-        return (int64_t)(mix(x, slot, 3) % (w->experts + 1)) - 1;
+        return (int64_t)(ranks_mix(x, slot, 3) % (w->experts + 1)) - 1;
     default:
         return expert;
     }
@@ -246,7 +239,7 @@ static void check_result(struct run *run, const uint16_t *have, uint32_t rank, u
         for (uint32_t c = 0; c < SOME_COLUMNS; c++)
             columns[c] = w->what == COPY ? (i % turns * SOME_COLUMNS + c) % w->hidden
                          : c == 0        ? w->hidden - 1
-                                         : mix(i, c, launch) % w->hidden;
+                                         : ranks_mix(i, c, launch) % w->hidden;
         reference(w, launch, rank, token, columns, &want);
         for (uint32_t c = 0; c < SOME_COLUMNS; c++) {
             double got = ranks_float(have[(uint64_t)token * w->hidden + columns[c]]);
@@ -265,17 +258,9 @@ static void check_result(struct run *run, const uint16_t *have, uint32_t rank, u
 }
 
 /* ---- ranks ---- */
-static void *device(size_t bytes, int fill)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, fill, bytes + 256), cudaSuccess);
-    return p;
-}
-
 static void *upload(const void *from, size_t bytes)
 {
-    void *p = device(bytes, 0);
+    void *p = ranks_device(bytes, 0);
     cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     return p;
 }
@@ -308,8 +293,8 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
     x->batch.chosen = upload(chosen, (choices + 1) * sizeof(*chosen));
     x->batch.router_weights = upload(router, (choices + 1) * sizeof(*router));
     x->batch.weights = weights->first;
-    x->batch.maps = w->kept_maps ? device(info->maps_bytes, 0xee) : NULL;
-    x->results.out = device(x->bytes, 0xff);
+    x->batch.maps = w->kept_maps ? ranks_device(info->maps_bytes, 0xee) : NULL;
+    x->results.out = ranks_device(x->bytes, 0xff);
     x->results.residual = w->residual ? ranks_upload(key_of_residual(l, rank), elements) : NULL;
     if (w->in_place)
         x->results.out = (void *)(uintptr_t)x->results.residual;
@@ -320,10 +305,10 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
         x->batch.out = x->results.out;
         x->batch.residual = x->results.residual;
     } else {
-        x->batch.out = device((size_t)info->capacity * w->hidden * 2, 0xff);
-        x->batch.rows = device(info->capacity * sizeof(*x->batch.rows), 0xee);
-        x->batch.expert_rows = device(w->experts / w->world * sizeof(*x->batch.expert_rows), 0xee);
-        x->results.rows = w->what == COPY ? device((size_t)info->capacity * w->hidden * 2, 0xff) : x->batch.out;
+        x->batch.out = ranks_device((size_t)info->capacity * w->hidden * 2, 0xff);
+        x->batch.rows = ranks_device(info->capacity * sizeof(*x->batch.rows), 0xee);
+        x->batch.expert_rows = ranks_device(w->experts / w->world * sizeof(*x->batch.expert_rows), 0xee);
+        x->results.rows = w->what == COPY ? ranks_device((size_t)info->capacity * w->hidden * 2, 0xff) : x->batch.out;
     }
     x->first = calloc(1, x->bytes + 2);
     free(chosen);

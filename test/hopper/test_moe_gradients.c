@@ -35,39 +35,24 @@ struct run {
     char first[200];
 };
 
-static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
-    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    return x;
-}
-
 static uint32_t count_of(const struct row *w, uint32_t launch, uint32_t rank)
 {
-    return rank == launch % w->world ? 0 : mix(launch, rank, 22) % w->tokens + 1;
+    return rank == launch % w->world ? 0 : ranks_mix(launch, rank, 22) % w->tokens + 1;
 }
 
 static int64_t choice_of(const struct row *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
 {
-    uint32_t x = mix(launch, rank * 5000 + token, 17) / 4;
+    uint32_t x = ranks_mix(launch, rank * 5000 + token, 17) / 4;
     if (w->mode == ONE_EXPERT)
         return slot == 0 ? 1 : -1;
     if (w->mode == ANY) /* an expert may come several times */
-        return (int64_t)(mix(x, slot, 3) % (w->experts + 1)) - 1;
+        return (int64_t)(ranks_mix(x, slot, 3) % (w->experts + 1)) - 1;
     return (x + slot * (w->experts / w->top_k)) % w->experts;
 }
 
 static uint32_t key(uint32_t kind, uint32_t launch, uint32_t rank)
 {
     return kind + launch * 16 + rank;
-}
-
-static void *device(size_t bytes, int fill)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, fill, bytes + 256), cudaSuccess);
-    return p;
 }
 
 static void *download(const void *from, size_t bytes)
@@ -89,39 +74,40 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
 {
     uint32_t count = count_of(w, l, rank), choices = count * w->top_k;
     uint64_t row_bytes = (uint64_t)info->capacity * w->hidden * 2;
-    int64_t *chosen = device((size_t)choices * sizeof(*chosen), 0);
-    float *router = device((size_t)choices * sizeof(*router), 0);
-    void *maps = w->kept_maps ? device(info->maps_bytes, 0xee) : NULL;
-    struct prs_moe_row *rows = device(info->capacity * sizeof(*rows), 0xee);
+    int64_t *chosen = ranks_device((size_t)choices * sizeof(*chosen), 0);
+    float *router = ranks_device((size_t)choices * sizeof(*router), 0);
+    void *maps = w->kept_maps ? ranks_device(info->maps_bytes, 0xee) : NULL;
+    struct prs_moe_row *rows = ranks_device(info->capacity * sizeof(*rows), 0xee);
     for (uint32_t i = 0; i < choices; i++) {
         int64_t choice = choice_of(w, l, rank, i / w->top_k, i % w->top_k);
         float weight = ranks_element(key(7000, l, rank), i);
         (void)cudaMemcpy(&chosen[i], &choice, sizeof(choice), cudaMemcpyHostToDevice);
         (void)cudaMemcpy(&router[i], &weight, sizeof(weight), cudaMemcpyHostToDevice);
     }
-    x->batch = (struct prs_moe_batch){.tokens = ranks_upload(key(TOKENS, l, rank), (uint64_t)count * w->hidden + 8),
-                                      .count = count,
-                                      .chosen = chosen,
-                                      .router_weights = router,
-                                      .out = device(row_bytes, 0xff),
-                                      .rows = rows,
-                                      .expert_rows = device(w->experts / w->world * sizeof(*x->batch.expert_rows), 0),
-                                      .status = device(sizeof(*x->batch.status), 0),
-                                      .maps = maps,
-                                      .clear_fill = 1};
+    x->batch =
+        (struct prs_moe_batch){.tokens = ranks_upload(key(TOKENS, l, rank), (uint64_t)count * w->hidden + 8),
+                               .count = count,
+                               .chosen = chosen,
+                               .router_weights = router,
+                               .out = ranks_device(row_bytes, 0xff),
+                               .rows = rows,
+                               .expert_rows = ranks_device(w->experts / w->world * sizeof(*x->batch.expert_rows), 0),
+                               .status = ranks_device(sizeof(*x->batch.status), 0),
+                               .maps = maps,
+                               .clear_fill = 1};
     x->weighted =
         (struct prs_moe_again){.tokens = ranks_upload(key(GRADIENTS, l, rank), (uint64_t)count * w->hidden + 8),
-                               .out = device(row_bytes, 0xff),
+                               .out = ranks_device(row_bytes, 0xff),
                                .beside = ranks_upload(key(RESULTS, l, rank), (uint64_t)info->capacity * w->hidden),
-                               .products = device(info->capacity * sizeof(float), 0xff),
+                               .products = ranks_device(info->capacity * sizeof(float), 0xff),
                                .maps = maps,
                                .weighted = 1,
                                .clear_fill = 1};
     x->plain = (struct prs_moe_again){
-        .tokens = count == 0 ? NULL : x->weighted.tokens, .out = device(row_bytes, 0xff), .maps = maps};
+        .tokens = count == 0 ? NULL : x->weighted.tokens, .out = ranks_device(row_bytes, 0xff), .maps = maps};
     x->values = (struct prs_moe_values){.values = x->weighted.products,
                                         .rows = rows,
-                                        .out = count == 0 ? NULL : device((size_t)choices * sizeof(float), 0xff),
+                                        .out = count == 0 ? NULL : ranks_device((size_t)choices * sizeof(float), 0xff),
                                         .maps = maps};
 }
 
