@@ -5,6 +5,7 @@
 #include "fused/attention/kernels.h"
 #include "fused/core/begin_copies.cuh"
 #include "fused/core/load.h"
+#include "fused/core/plan_switch.cuh"
 
 typedef void (*kernel_fn)(const struct prs_attention_args);
 
@@ -39,7 +40,8 @@ static const struct instance instances[] = {
 
 static int load(void)
 {
-    int r = launch_load(begin_copies);
+    int r = launch_load(switch_plan);
+    r = r ? r : launch_load(begin_copies);
     for (const struct instance &i : instances)
         r = r ? r : launch_load(i.fn);
     return r;
@@ -76,6 +78,11 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
 {
     const struct instance *i = find(kernel);
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
+}
+
+extern "C" int prs_attention_kernel_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)
+{
+    return launch_switch_plan(args, stream);
 }
 
 extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream)

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "fused/attention/layout.h"
+#include "fused/core/plan_switch.h"
 
 struct prs_attention_kernel {
     uint32_t type;                          /* enum prs_dtype: of queries, keys, values and results */
@@ -28,6 +29,9 @@ int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint
 /* Enqueues one launch. 0 or -EIO. */
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,
                                 uint32_t ctas, cudaStream_t stream);
+
+/* Before a launch of several ranks: enqueues the step of plan_switch.h. 0 or -EIO. */
+int prs_attention_kernel_switch_plan(const struct prs_switch_args *args, cudaStream_t stream);
 
 /* Before a launch whose keys and values are moved by copy engines: enqueues the kernel that the copies wait for. 0 or
  * -EIO. */

@@ -157,7 +157,11 @@ static int open_deal(struct prs_attention_plan *p)
 
 /* Numbers of the plan's needs. Staging: keys and values of the other ranks. Flags: arrival counters in two banks,
  * credits. */
-enum { STAGING, FLAGS, SIGNALS };
+enum { STAGING, FLAGS, SIGNALS, SWITCH };
+
+/* Memory that the plans of a context share. */
+#define PRS_POOL_STAGING "attention: keys and values of other ranks"
+#define PRS_POOL_SWITCH  "attention: plan_switch.h"
 
 /* Of one bank. */
 static uint32_t arrival_count(const struct prs_attention_schedule *s)
@@ -170,8 +174,9 @@ static int need_workspace(struct prs_attention_plan *p)
     const struct prs_attention_schedule *s = &p->args.schedule;
     if (s->place.world == 1)
         return 0;
-    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, NULL},
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_STAGING},
                   prs_attention_tuning_staging(&p->shape, s));
+    prs_plan_shares(&p->base, SWITCH, PRS_POOL_SWITCH);
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (2ull * arrival_count(s) + prs_attention_credit(s, s->place.local_ranks, 0)) * sizeof(uint32_t));
     if (s->place.nodes > 1)
@@ -339,7 +344,8 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
                                                 .decide = decide,
                                                 .place = place,
                                                 .begin_copies = begin_copies,
-                                                .copies = enqueue_copies};
+                                                .copies = enqueue_copies,
+                                                .switch_plan = prs_attention_kernel_switch_plan};
     struct prs_attention_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;

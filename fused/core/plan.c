@@ -20,6 +20,7 @@ void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, si
     p->ctx = ctx;
     p->steps = steps;
     p->number = ++ctx->plans;
+    p->switch_need = PRS_CALL_NEEDS;
     return p;
 }
 
@@ -35,6 +36,7 @@ static void undo(struct prs_plan *p)
     prs_local_give_back(p->ctx, &p->words);
     p->copies = NULL;
     p->refused = 0;
+    p->switch_need = PRS_CALL_NEEDS;
     p->workspace_bytes = p->shared_bytes = 0;
     p->call = (struct prs_call){.terms = 0};
     memset(p->need, 0, sizeof(p->need));
@@ -89,6 +91,19 @@ static int hold(struct prs_plan *p)
     return r;
 }
 
+static void place_switching(struct prs_plan *p)
+{
+    struct prs_switch_args *a = &p->switching;
+    const struct prs_symmetric *words = p->memory[p->switch_need];
+    a->sync = *p->sync;
+    a->place = p->ctx->place;
+    a->plan = p->number;
+    for (uint32_t i = 0; i < a->place.local_ranks; i++)
+        a->words[i] = (uint64_t *)words->at[i];
+    if (a->place.nodes > 1)
+        prs_symmetric_far(p->ctx, words, words, &a->far);
+}
+
 int prs_plan_open(struct prs_plan *p, void **out)
 {
     int before, r = prs_cuda_enter(p->ctx, &before);
@@ -99,6 +114,8 @@ int prs_plan_open(struct prs_plan *p, void **out)
     r = agree(p);
     if (!r && !p->alone)
         r = hold(p);
+    if (!r && p->switch_need < PRS_CALL_NEEDS)
+        place_switching(p);
     if (!r)
         r = p->steps->place(p);
     if (r)
@@ -129,6 +146,13 @@ void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, ui
     }
     p->need[number] = need;
     p->call.need[number] = bytes;
+}
+
+void prs_plan_shares(struct prs_plan *p, uint32_t number, const char *pool)
+{
+    enum prs_symmetric_use use = p->ctx->place.nodes > 1 ? PRS_SYMMETRIC_SIGNALS : PRS_SYMMETRIC_CLEAN;
+    prs_plan_need(p, number, (struct prs_need){use, true, pool}, prs_switch_words(&p->ctx->place) * sizeof(uint64_t));
+    p->switch_need = number;
 }
 
 void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value)
@@ -203,13 +227,20 @@ static int launch_both(struct prs_plan *p, prs_launch_step_fn *const *steps, cud
     return r;
 }
 
-int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
+int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
-    int r;
     if (p->scratch.at)
         p->ctx->scratch_of = p->number;
-    if (!p->copies)
-        return enqueue(p, steps, stream);
+    return enqueue(p, steps, stream);
+}
+
+int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
+{
+    int r = p->switch_need == PRS_CALL_NEEDS ? 0 : launched(p, p->steps->switch_plan(&p->switching, stream));
+    if (r || !p->copies)
+        return r ? r : prs_plan_launch_local(p, steps, stream);
+    if (p->scratch.at)
+        p->ctx->scratch_of = p->number;
     r = launched(p, p->steps->begin_copies(p, stream));
     if (!r)
         r = prs_copy_stream_fork(p->copies, stream);

@@ -6,6 +6,7 @@
 
 #include "fused/core/context.h"
 #include "fused/core/copy_stream.h"
+#include "fused/core/plan_switch.h"
 #include "fused/core/symmetric.h"
 
 struct prs_plan;
@@ -27,6 +28,8 @@ struct prs_plan_steps {
      * enqueues the copies on the copy stream, which runs beside the kernels of the launch. */
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
+    /* Launching, for plans with prs_plan_shares(): enqueues the kernel of plan_switch.cuh. */
+    int (*switch_plan)(const struct prs_switch_args *args, cudaStream_t stream);
 };
 
 /* A part of a launch: enqueues a kernel or more. 0 or -errno. */
@@ -47,8 +50,10 @@ struct prs_plan {
     struct prs_local words, own, scratch;
     uint32_t number;                /* of all plans that the context had so far; from 1 on */
     struct prs_copy_stream *copies; /* the context's; NULL: no copies */
-    uint64_t workspace_bytes;       /* device memory of this plan on this rank */
-    uint64_t shared_bytes;          /* what it shares with other plans */
+    uint32_t switch_need;           /* number of a need; PRS_CALL_NEEDS: no memory that other ranks write is shared */
+    struct prs_switch_args switching;
+    uint64_t workspace_bytes; /* device memory of this plan on this rank */
+    uint64_t shared_bytes;    /* what it shares with other plans */
 };
 
 /* A zeroed plan of `bytes` bytes, aligned for the tensor maps in it. The kernel's own fields are filled before
@@ -64,12 +69,15 @@ void prs_plan_close(struct prs_plan *p);
 
 /* For decide(): symmetric memory, which will be memory[number]. The family numbers its needs; each at most once. */
 void prs_plan_need(struct prs_plan *p, uint32_t number, struct prs_need need, uint64_t bytes);
+/* For decide(): other ranks write to memory of pools that the plan needs. All plans with such needs of one pool name
+ * the same pool here, for the words of plan_switch.h. Once. */
+void prs_plan_shares(struct prs_plan *p, uint32_t number, const char *pool);
 /* For decide(): a term that must be the same on all ranks; `name` is for error texts. */
 void prs_plan_term(struct prs_plan *p, const char *name, uint64_t value);
 /* For decide(): p->own, memory of this rank, of which the first `clean` bytes are zero. Once. */
 int prs_plan_local(struct prs_plan *p, uint64_t bytes, uint64_t clean);
-/* For decide(): p->scratch, memory of this rank that the plans of a context share. What is in it lasts until another plan
- * with such memory is launched. Once. */
+/* For decide(): p->scratch, memory of this rank that the plans of a context share. What is in it lasts until another
+ * plan with such memory is launched. Once. */
 int prs_plan_scratch(struct prs_plan *p, uint64_t bytes);
 /* Whether p->scratch still has what a launch of this plan left there, as far as the order of calls tells. */
 bool prs_plan_has_scratch(const struct prs_plan *p);
@@ -81,7 +89,9 @@ int prs_plan_copies(struct prs_plan *p);
 int prs_plan_enter(struct prs_plan *p, int *before);
 
 /* Enqueues the steps of a launch, which end with NULL, and concurrently the copies if there are any. Later work of
- * `stream` waits for both. */
+ * `stream` waits for both. A launch of a plan that shares memory begins with the step of plan_switch.h. */
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
+/* The same for a launch that reaches no other rank, and so may be one that other ranks do not make. */
+int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 
 #endif

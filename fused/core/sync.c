@@ -62,6 +62,8 @@ static const char *awaited_name(const struct prs_fused *ctx, uint32_t what)
         return "its arrival";
     case PRS_AWAIT_NETWORK:
         return "the proxy to take or finish a command to or";
+    case PRS_AWAIT_SWITCH:
+        return "the end of another plan's launch";
     case PRS_AWAIT_CTAS:
         return "all CTAs";
     }

@@ -21,7 +21,8 @@ typedef const char *prs_awaited_fn(uint32_t what);
 enum prs_awaited {
     PRS_AWAIT_PEERS = 4,
     PRS_AWAIT_NETWORK = 5,
-    PRS_AWAIT_CTAS = 19, /* this rank's own CTAs */
+    PRS_AWAIT_SWITCH = 6, /* plan_switch.h */
+    PRS_AWAIT_CTAS = 19,  /* this rank's own CTAs */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */

@@ -9,6 +9,7 @@
 
 #include <perseus/device.h>
 #include "fused/core/epilogue.h"
+#include "fused/core/plan_switch.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/moe/route.h"
@@ -163,6 +164,7 @@ extern "C" {
 int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *route, uint32_t cluster, uint32_t *clusters);
 
 /* Each enqueues one kernel. Return 0 or -EIO. */
+int prs_moe_kernels_switch_plan(const struct prs_switch_args *args, cudaStream_t stream);
 int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream);
 int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
                             cudaStream_t stream);

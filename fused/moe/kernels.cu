@@ -2,6 +2,7 @@
 /* The kernels of MoE and their launch. */
 #include "fused/core/load.h"
 #include "fused/core/launch.cuh"
+#include "fused/core/plan_switch.cuh"
 #include "fused/moe/activation.cuh"
 #include "fused/moe/combine.cuh"
 #include "fused/moe/dispatch.cuh"
@@ -71,7 +72,7 @@ static int load_type(const struct instances *k)
 static int load(void)
 {
     static const moe_kernel_fn others[] = {route_kernel, clear_fill_kernel, split_values_kernel, join_values_kernel};
-    int r = 0;
+    int r = launch_load(switch_plan);
     for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
         r = launch_load(others[i]);
     for (const struct instances &k : instances)
@@ -130,6 +131,11 @@ static uint32_t row_ctas(const struct prs_moe_args *args, uint32_t ctas)
 {
     uint32_t rows = args->route.place.world * args->route.tokens;
     return rows < ctas ? rows : ctas;
+}
+
+extern "C" int prs_moe_kernels_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)
+{
+    return launch_switch_plan(args, stream);
 }
 
 extern "C" int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream)

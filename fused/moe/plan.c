@@ -249,7 +249,14 @@ static int open_tables(struct prs_moe_plan *p)
 /* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones,
  * for which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for
  * each row of staging, and of returns. Between nodes also tokens on their way, and signal words. */
-enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS };
+enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH };
+
+/* Memory that the plans of a context share. Messages are a plan's own: a launch that gave up may read there what no
+ * rank has written in it, and finds what an earlier launch of the same sizes has left. */
+#define PRS_POOL_STAGING "MoE: staging"
+#define PRS_POOL_RETURNS "MoE: sums that come back to layers"
+#define PRS_POOL_RELAY   "MoE: rows on their way between nodes"
+#define PRS_POOL_SWITCH  "MoE: plan_switch.h"
 
 static void need_shared(struct prs_moe_plan *p)
 {
@@ -258,15 +265,17 @@ static void need_shared(struct prs_moe_plan *p)
     uint64_t rows = several ? prs_route_row_flag(r, r->place.world, 0) : 0;
     /* Zeros at first: a launch that gives up continues with the counts and places that are there. */
     prs_plan_need(&p->base, MESSAGES, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, NULL}, prs_route_messages_bytes(r));
-    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, NULL},
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_STAGING},
                   several ? prs_route_staging_at(r, r->place.world, 0) : 0);
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (2 * r->place.world + (p->shape.layer ? 2 : 1) * rows) * sizeof(uint32_t));
-    prs_plan_need(&p->base, RETURNS, (struct prs_need){PRS_SYMMETRIC_DATA, false, NULL},
+    prs_plan_need(&p->base, RETURNS, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_RETURNS},
                   several && p->shape.layer ? prs_route_staging_at(r, r->place.world, 0) : 0);
+    if (several)
+        prs_plan_shares(&p->base, SWITCH, PRS_POOL_SWITCH);
     if (r->place.nodes == 1)
         return;
-    prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, NULL},
+    prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RELAY},
                   prs_route_relay_at(r, p->shape.layer ? 4 : 2, 1, 0));
     prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                   prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
@@ -367,7 +376,11 @@ static const char *awaited(uint32_t what)
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
                       struct prs_moe_plan **out)
 {
-    static const struct prs_plan_steps steps = {.name = "MoE", .awaited = awaited, .decide = decide, .place = place};
+    static const struct prs_plan_steps steps = {.name = "MoE",
+                                                .awaited = awaited,
+                                                .decide = decide,
+                                                .place = place,
+                                                .switch_plan = prs_moe_kernels_switch_plan};
     struct prs_moe_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
     if (!p)
         return -ENOMEM;
@@ -395,5 +408,6 @@ int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, boo
 {
     p->args.dispatches = dispatches;
     p->args.ends = ends;
-    return prs_plan_launch(&p->base, steps, stream);
+    return dispatches || ends != 0 ? prs_plan_launch(&p->base, steps, stream)
+                                   : prs_plan_launch_local(&p->base, steps, stream);
 }

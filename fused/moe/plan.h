@@ -39,7 +39,8 @@ static inline uint32_t prs_moe_tile_columns(void)
 /* Takes the caller's maps; NULL: the plan's own. */
 void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
 
-/* Enqueues one launch. steps: as in prs_plan_launch(). ends: see struct prs_moe_args. */
+/* Enqueues one launch. steps: as in prs_plan_launch(). ends: see struct prs_moe_args. Without dispatch and end it is
+ * local. */
 int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
                    cudaStream_t stream);
 /* A step: rows that only fill an expert's last 128 become zeros. */

@@ -63,7 +63,7 @@ struct prs_attention_plan;
 /** What a plan of attention has decided. */
 struct prs_attention_info {
     struct prs_attention_tuning tuning; /**< all fields decided */
-    uint64_t workspace_bytes;           /**< device memory on this rank in addition to the tensors */
+    uint64_t workspace_bytes;           /**< device memory of this plan on this rank, in addition to the tensors */
     uint64_t shared_bytes;              /**< what it shares with other plans of the context: counted in each of them */
     uint64_t sent_bytes;                /**< per launch over NVLink, from this rank */
     double predicted_us;                /**< a model: the start of the pipeline, and the longer of compute and travel */

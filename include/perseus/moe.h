@@ -12,8 +12,8 @@
  * then the other ranks of its node in rank order, beginning after this rank; then, node by node, those of the next
  * nodes, each beginning with the rank of the same local rank as this one.
  *
- * A launch is two kernels in one stream. Routing computes counts, offsets and maps on the GPU. The product starts each
- * block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
+ * A launch is two kernels in one stream, after one of a single warp. Routing computes counts, offsets and maps on the
+ * GPU. The product starts each block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
  */
 #ifndef PERSEUS_MOE_H
 #define PERSEUS_MOE_H
@@ -65,7 +65,7 @@ struct prs_moe_tuning {
 struct prs_moe_info {
     struct prs_moe_tuning tuning; /**< all fields decided */
     uint32_t capacity;
-    uint64_t workspace_bytes; /**< device memory on this rank in addition to the caller's */
+    uint64_t workspace_bytes; /**< device memory of this plan on this rank, in addition to the caller's */
     uint64_t shared_bytes;    /**< what it shares with other plans of the context: counted in each of them */
     /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
     uint64_t sent_bytes;
@@ -157,9 +157,9 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
                                   struct CUstream_st *stream);
 
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
- * stream brought here. Of the batch only weights and out are used. Not collective. The rows lie in memory that the plans
- * of MoE and attention of a context share: -EINVAL if another such plan was launched since (where graphs are replayed in
- * another order than they were captured, nobody notices). */
+ * stream brought here. Of the batch only weights and out are used. Not collective. The plans of MoE and attention of a
+ * context share the memory of these rows: -EINVAL if another such plan was launched since. Graphs that are replayed in
+ * another order than they were captured are not noticed. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
@@ -225,9 +225,9 @@ struct prs_moe_values {
 PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
                                   struct CUstream_st *stream);
 
-/** The whole layer, in one launch of four kernels: dispatch with the first product, whose activation (and gate) is
- * applied before its only rounding; the second product; combine, which adds batch->residual. For a plan with
- * shape.layer. By the rules of launches, and of prs_moe_combine().
+/** The whole layer, in one launch of four kernels, after one of a single warp: dispatch with the first product, whose
+ * activation (and gate) is applied before its only rounding; the second product; combine, which adds batch->residual.
+ * For a plan with shape.layer. By the rules of launches, and of prs_moe_combine().
  *
  * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own. */
 PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);

@@ -27,6 +27,7 @@ TESTS = {
     "test_hopper_order_moe_combine": ["moe_combine_order/*"],
     "test_hopper_order_moe_gradients": ["moe_gradients_order/*"],
     "test_hopper_order_moe_activation": ["moe_activation_order/*"],
+    "test_hopper_order_sharing": ["sharing_order/*"],
 }
 WIDEST = {"sys": "gpu", "gpu": "cta"}
 # (folder/file, the line): how many such lines nothing is found without, and why.
@@ -34,6 +35,8 @@ UNSEEN = {
     ("core/begin_copies.cuh", "__syncwarp();"): (1, "the copies come after the launch, and so after all its lanes"),
     ("core/cta.cuh", "__syncwarp();"): (1, "it brings the lanes together for the cluster's barrier, which orders them "
                                            "itself"),
+    ("core/plan_switch.cuh", "__syncwarp(); /* all lanes have read */"):
+        (1, "the words are volatile, so nothing races; it keeps a late lane from reading what lane 0 then writes"),
     ("gemm/load.cuh", "__syncwarp();"): (2, "the __syncwarp before the load orders the lanes too"),
     ("core/partial_sums.cuh", "__syncwarp(); /* a late lane would mistake the phase of the next use for this one */"):
         (1, "the __syncwarp after the wait for the sums orders the lanes; this one keeps their phases apart"),

@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention"}
+SHARING = "sharing/"  # of test_sharing.c
+PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
+            SHARING: "sharing"}
 
 
 def link_command(build, test, kernels):
@@ -38,8 +40,11 @@ def link_command(build, test, kernels):
 def kernels_of(rule):
     """The object that has the rule's kernels is named after the folder in which they stand."""
     room = pathlib.PurePath(rule.edits[0].file).parts[-2]
-    return (room if room != "core" else "moe" if rule.target.startswith(MOE)
-            else "attention" if rule.target.startswith(ATTENTION) else "gemm")
+    if room != "core":
+        return room
+    if rule.target.startswith((MOE, SHARING + "moe")):
+        return "moe"
+    return "attention" if rule.target.startswith((ATTENTION, SHARING + "attention")) else "gemm"
 
 
 def make(build, folder, rule):

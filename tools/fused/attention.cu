@@ -160,7 +160,7 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
                    "sm_split:{mode:%s,ctas:%u,group:%u,slab_rows:%u,spread:%u,block_rows:%u,overlap:%u,"
                    "copy_engine:%u,reason:%s},workspace_bytes:%llu,",
                    MODES[t->mode], t->ctas, t->heads_per_step, t->slab_rows, t->spread, t->block_rows, t->overlap,
-                   t->mover, info.reason, (unsigned long long)info.workspace_bytes);
+                   t->mover, info.reason, (unsigned long long)(info.workspace_bytes + info.shared_bytes));
         json_print(stdout,
                    "predicted_usec:%.1f,max_rel_err:%.2e,beyond_bound:%.0f,sampled:%llu,checked_launches:%llu,"
                    "differing_vectors:%.0f,commit:%s}\n",

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The step before a launch that uses staging memory of a pool (plan_switch.h): a kernel of one warp. */
+#ifndef PERSEUS_FUSED_PLAN_SWITCH_CUH
+#define PERSEUS_FUSED_PLAN_SWITCH_CUH
+
+#include "fused/core/far.cuh"
+#include "fused/core/launch.cuh"
+#include "fused/core/plan_switch.h"
+
+/* Tells all ranks that write here that this rank has finished the launches before. */
+PRS_DEVICE void tell_switch(const struct prs_switch_args &args, uint32_t switches)
+{
+    const struct prs_place *at = &args.place;
+    for (uint32_t p = 1 + threadIdx.x; p < at->local_ranks; p += 32) {
+        uint32_t mine = prs_distance_back(p, at->local_ranks);
+        /* [plan-switch]: the launches before, which were finished when this kernel began. Pairs with await_switch(). */
+        store_release_sys((uint32_t *)(args.words[p] + prs_switch_neighbour_word(mine)), switches);
+    }
+    for (uint32_t b = 1; b < at->nodes && threadIdx.x == 0; b++)
+        signal_far(args, prs_place_counterpart(at, b), prs_switch_node_word(at, prs_distance_back(b, at->nodes)),
+                   switches, b);
+}
+
+/* Waits until all have told it. */
+PRS_DEVICE void await_switch(const struct prs_switch_args &args, uint32_t switches)
+{
+    const struct prs_place *at = &args.place;
+    for (uint32_t word = 1 + threadIdx.x; word < prs_switch_words(at); word += 32) {
+        uint32_t peer = word < at->local_ranks ? prs_place_neighbour(at, word)
+                                               : prs_place_counterpart(at, word - at->local_ranks + 1);
+        /* MUTANT(emulator sharing/attention_plans_by_turns_are_right) attention waits at a switch of plans: delete */
+        /* MUTANT(emulator sharing/moe_plans_by_turns_are_right) MoE waits at a switch of plans: delete */
+        wait_flag(&args.sync, (const uint32_t *)(args.words[0] + word), switches, PRS_AWAIT_SWITCH, peer, word);
+    }
+}
+
+static __global__ void switch_plan(const __grid_constant__ struct prs_switch_args args)
+{
+    volatile struct prs_switch_state *state = (volatile struct prs_switch_state *)args.words[0];
+    uint32_t last = state->plan, switches = state->switches + 1;
+    __syncwarp(); /* all lanes have read */
+    if (last == args.plan)
+        return;
+    if (last != 0) { /* else nobody has used the memory */
+        tell_switch(args, switches);
+        await_switch(args, switches);
+    }
+    if (threadIdx.x == 0) {
+        state->plan = args.plan;
+        state->switches = switches;
+    }
+}
+
+static const struct launch_shape switch_plan_shape = {1, 32, 0};
+
+static inline int launch_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)
+{
+    return launch_kernel(switch_plan, &switch_plan_shape, 1, stream, *args);
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Staging memory that plans share and other ranks write. A plan's own flags say when a rank may write there again: when
+ * the receiver has read what came in the plan's last launch. They know nothing of the launches of other plans. So a
+ * launch begins with a step: if the last launch that used the memory was another plan's, the rank waits until all ranks
+ * that write to each other have come to this step, and so have finished that launch.
+ *
+ * Ranks launch the plans of a context in the same order, so all see the same changes. The device compares, and not the
+ * host: so the step holds for graphs, which may be replayed in any order.
+ *
+ * plan_switch.cuh has the kernel. */
+#ifndef PERSEUS_FUSED_PLAN_SWITCH_H
+#define PERSEUS_FUSED_PLAN_SWITCH_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#include "fused/core/far.h"
+#include "fused/core/geometry.h"
+#include "fused/core/sync.h"
+
+/* Symmetric memory: 64-bit words, so that other nodes can signal them. Word 0 is this structure, which only its own
+ * rank uses. Then comes a word for each rank that writes here, whose low half says how many switches that rank has come
+ * to: neighbours 1, 2, ..., then the counterparts of the nodes 1, 2, ... after this one. */
+struct prs_switch_state {
+    uint32_t plan;     /* number of the plan that was launched last; 0: none yet */
+    uint32_t switches; /* how often that changed */
+};
+static_assert(sizeof(struct prs_switch_state) == 8, "it is one word");
+
+PRS_SHARED uint32_t prs_switch_neighbour_word(uint32_t neighbour)
+{
+    return neighbour;
+}
+
+PRS_SHARED uint32_t prs_switch_node_word(const struct prs_place *p, uint32_t distance)
+{
+    return p->local_ranks + distance - 1;
+}
+
+PRS_SHARED uint32_t prs_switch_words(const struct prs_place *p)
+{
+    return prs_switch_node_word(p, p->nodes);
+}
+
+/* The kernel's arguments. */
+struct prs_switch_args {
+    struct prs_sync sync;
+    struct prs_place place;
+    uint32_t plan;                        /* its number in the context */
+    uint64_t *words[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
+    struct prs_far far;                   /* several nodes only */
+};
+
+#endif
