@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Timing the candidates of a shape, on the caller's buffers, or when a plan opens for which nothing was measured. */
-#include "fused/gemm/autotune.h"
-
 #include <errno.h>
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fused/core/ranks.h"
 #include "fused/core/cuda.h"
+#include "fused/core/ranks.h"
 #include "fused/gemm/kernels.h"
 #include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
@@ -146,7 +144,7 @@ static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning,
 {
     struct prs_gemm_plan *plan;
     float ms = 0;
-    int r = prs_gemm_plan_open(t->ctx, t->shape, tuning, &plan);
+    int r = prs_gemm_plan_open_as(t->ctx, t->shape, tuning, NULL, &plan);
     if (r)
         return r;
     tuning->path = plan->info.tuning.path;
@@ -302,12 +300,15 @@ static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
     return r;
 }
 
-bool prs_autotune_measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
+/* Whether candidates are timed where no entry of a table is near. The same on all ranks. */
+static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape);
 }
 
-int prs_autotune_opening(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
+/* Collective: times candidates on memory of its own for ctx->measure_ms, and one candidate longer. Waits for all work
+ * of the device. found->source is PRS_TABLE_NONE where memory is too short on some rank. 0 or -errno. */
+static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct prs_gemm_shape own = *shape;
     struct matrices x;
@@ -339,5 +340,26 @@ int prs_autotune_opening(struct prs_fused *ctx, const struct prs_gemm_shape *sha
     if (t.stream)
         (void)cudaStreamDestroy(t.stream);
     prs_cuda_leave(before);
+    return r;
+}
+
+/* Opened again with what is measured: only the first opening finds out that the ranks have nothing that was. */
+int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
+                       struct prs_gemm_plan **out)
+{
+    struct prs_gemm_plan *p;
+    struct prs_table_found measured;
+    int r = prs_gemm_plan_open_as(ctx, shape, tuning, NULL, &p);
+    if (r == 0 && !tuning && p->source == PRS_TABLE_NONE && measures(ctx, shape)) {
+        r = measure(ctx, shape, &measured);
+        if (r || measured.source != PRS_TABLE_NONE) {
+            prs_gemm_plan_close(p);
+            p = NULL;
+        }
+        if (r == 0 && !p)
+            r = prs_gemm_plan_open_as(ctx, shape, NULL, &measured, &p);
+    }
+    if (!r)
+        *out = p;
     return r;
 }

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "fused/core/tensor_map.h"
-#include "fused/gemm/autotune.h"
 #include "fused/gemm/copies.h"
 #include "fused/gemm/kernels.h"
 #include "fused/gemm/table.h"
@@ -337,9 +336,9 @@ static const char *awaited(uint32_t what)
     }
 }
 
-/* tuning, measured: as in struct prs_gemm_plan. */
-static int open_plan(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
-                     const struct prs_table_found *measured, struct prs_gemm_plan **out)
+int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                          const struct prs_gemm_tuning *tuning, const struct prs_table_found *measured,
+                          struct prs_gemm_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "a matrix product",
                                                 .awaited = awaited,
@@ -359,27 +358,6 @@ static int open_plan(struct prs_fused *ctx, const struct prs_gemm_shape *shape, 
     p->wanted = tuning;
     p->measured = measured;
     return prs_plan_open(&p->base, (void **)out);
-}
-
-/* Opened again with what is measured: only the first opening finds out that the ranks have nothing that was. */
-int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
-                       struct prs_gemm_plan **out)
-{
-    struct prs_gemm_plan *p;
-    struct prs_table_found measured;
-    int r = open_plan(ctx, shape, tuning, NULL, &p);
-    if (r == 0 && !tuning && p->source == PRS_TABLE_NONE && prs_autotune_measures(ctx, shape)) {
-        r = prs_autotune_opening(ctx, shape, &measured);
-        if (r || measured.source != PRS_TABLE_NONE) {
-            prs_gemm_plan_close(p);
-            p = NULL;
-        }
-        if (r == 0 && !p)
-            r = open_plan(ctx, shape, NULL, &measured, &p);
-    }
-    if (!r)
-        *out = p;
-    return r;
 }
 
 void prs_gemm_plan_close(struct prs_gemm_plan *p)

@@ -107,6 +107,11 @@ struct prs_gemm_plan {
     uint32_t inbox_rows;          /* unfused path: inboxes add up launches of at most this many rows */
 };
 
+/* prs_gemm_plan_open(), but measures nothing. tuning, measured: as in struct prs_gemm_plan. */
+int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                          const struct prs_gemm_tuning *tuning, const struct prs_table_found *measured,
+                          struct prs_gemm_plan **out);
+
 /* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
 static inline const struct prs_symmetric *prs_result_home(const struct prs_gemm_plan *p, uint64_t bytes)
 {
