@@ -55,6 +55,8 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
 }
 # The folders of NIC back ends. One file of the rest knows that they exist.
 BACK_ENDS, REGISTRY = (T + "nic/verbs/",), T + "nic/backends.c"
+# What all families of kernels share names none of them.
+SHARED, FAMILY = "fused/core/", re.compile(r"\bprs_(?:gemm|moe|attention)", re.I)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -79,6 +81,8 @@ def violations(root):
             continue
         roots, forbidden = rule
         for number, line in enumerate(full.read_text(errors="replace").splitlines(), 1):
+            if name.startswith(SHARED) and FAMILY.search(line):
+                yield f"{name}:{number}: {SHARED} names a family of kernels: {FAMILY.search(line).group()}"
             match = INCLUDE.match(line)
             if not match:
                 continue

@@ -8,26 +8,21 @@
 
 static const double PRS_SMS = 132;
 
-/* bf16 operations per microsecond on all SMs. */
-static const double PRS_GEMM_FLOPS_PER_US = 750e6;      /* large shapes */
-static const double PRS_MOE_FLOPS_PER_US = 740e6;       /* products of an expert's blocks */
-static const double PRS_ATTENTION_FLOPS_PER_US = 650e6; /* cuDNN at head_dim 128 (21 November 2026), the aim here */
-
 /* Bytes per microsecond over NVLink, one direction. */
 static const double PRS_STORE_BYTES_PER_US = 357e3;       /* stored by SMs */
-static const double PRS_ROW_STORE_BYTES_PER_US = 355e3;   /* stored by SMs, row by row (MoE) */
-static const double PRS_COPY_BYTES_PER_US = 357e3;        /* copy engines, large pieces (all-gather) */
-static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, one copy while a kernel runs (attention) */
+static const double PRS_ROW_STORE_BYTES_PER_US = 355e3;   /* stored by SMs, row by row */
+static const double PRS_COPY_BYTES_PER_US = 357e3;        /* copy engines, large pieces */
+static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, one copy while a kernel runs */
 
 /* Bytes per microsecond through one 400 Gb/s port. */
 static const double PRS_PORT_BYTES_PER_US = 45e3;     /* less headers; not measured */
-static const double PRS_ROW_PORT_BYTES_PER_US = 47e3; /* puts of many rows (MoE) */
+static const double PRS_ROW_PORT_BYTES_PER_US = 47e3; /* puts of many rows */
 
 static const double PRS_MEMORY_BYTES_PER_US = 4.3e6;
 static const double PRS_CLOCKS_PER_US = 1600; /* of an SM under full load; idle it is 1980 */
 static const double PRS_START_US = 8;         /* of a fused kernel: launch, first stages, last tile's store */
 
-/* Microseconds for `flops` operations on `sms` SMs. */
+/* Microseconds for `flops` operations on `sms` SMs. flops_per_us: a family's figure, on all SMs. */
 static inline double prs_compute_us(double flops, double flops_per_us, double sms)
 {
     return flops / (flops_per_us / PRS_SMS * sms);

@@ -60,6 +60,9 @@ enum {
     PRS_ROUTE_LEAST_GROUP = 128, /* not fewer rows, because a signal takes as long as a put */
 };
 
+/* bf16 operations per microsecond on all SMs of an H200, in products of an expert's blocks. */
+enum { PRS_MOE_FLOPS_PER_US = 740000000 };
+
 struct prs_route {
     struct prs_place place;
     uint32_t experts, experts_per_rank;
