@@ -12,7 +12,7 @@
 #include "transport/util/error.h"
 
 static const double FLOPS_PER_US = 750e6; /* bf16, on all SMs of an H200, large shapes */
-static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by this factor */
+static const double PUSH_GAINS = 1.01;    /* CTAs push only where that is faster by this factor */
 
 enum {
     MOST_SPREAD = 1000, /* percent */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A connection's links and queues over shared SRD queue pairs. srd.c opens, connects and ends them; srd_transfer.c posts
- * requests to them and takes their completions. */
+/* A connection's links and queues over shared SRD queue pairs. srd.c opens, connects and ends them; srd_transfer.c
+ * posts requests to them and takes their completions. */
 #ifndef TRANSPORT_SRD_H
 #define TRANSPORT_SRD_H
 
