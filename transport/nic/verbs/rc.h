@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queues and links of reliable connections. rc.c opens, connects and ends them; rc_transfer.c posts requests to them and
- * takes their completions. */
+/* Queues and links of reliable connections. rc.c opens, connects and ends them; rc_transfer.c posts requests to them
+ * and takes their completions. */
 #ifndef TRANSPORT_RC_H
 #define TRANSPORT_RC_H
 

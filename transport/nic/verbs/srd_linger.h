@@ -13,8 +13,8 @@ struct prs_srd_linger {
     int stream_fd; /* ends when the other side has closed; -1: unknown, so the name is never used again */
 };
 
-/* Remember the name of the end that leaves, in its end->linger. stream_fd: ends when the other side has closed, or -1.
- */
+/* Remember the name of the end that leaves, in its end->linger. stream_fd: it ends when the other side has closed; -1:
+ * none. */
 void prs_srd_linger_keep_locked(struct prs_srd_qp *qp, const struct prs_srd_end *end, int stream_fd);
 /* May something still arrive from that queue, of a connection of the queue pair that has closed? */
 bool prs_srd_linger_has_locked(struct prs_srd_qp *qp, const uint8_t gid[16], uint32_t number);
