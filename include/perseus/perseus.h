@@ -138,10 +138,9 @@ struct prs_rail_set {
 };
 
 /**
- * Check whether a rail of the set has reported a fatal asynchronous event: a device failure, a completion queue
- * overrun, or a port that has been down for longer than all retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0
- * while the rails work, and always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO, and prs_error_text() names device,
- * port and event. Makes no system call. */
+ * Check whether a rail of the set has reported a fatal asynchronous event: a device failure, or a port that has been
+ * down for longer than all retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0 while the rails work, and always with
+ * NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO, and prs_error_text() names device, port and event. Makes no system call. */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**

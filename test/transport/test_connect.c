@@ -13,6 +13,7 @@
 
 #include "test/support/open_files.h"
 #include "test/transport/ends.h"
+#include "transport/nic/domain.h"
 #include "transport/nic/fabric.h"
 #include "transport/peer/handshake.h"
 #include "transport/util/clock.h"
@@ -466,6 +467,24 @@ Test(connect, impossible_settings_are_refused_by_name)
         cr_assert(strstr(prs_error_text(), rows[i][0]), "%s", prs_error_text());
         unsetenv(rows[i][0]);
     }
+}
+
+Test(connect, a_device_that_is_lost_is_named_by_the_check_of_its_fabric, .init = open_default, .fini = close_default)
+{
+    struct prs_rail_set rails = {.count = prs_fabric_rails(fabric)};
+
+    for (int i = 0; i < rails.count; i++)
+        rails.rail[i] = i;
+    cr_assert_eq(prs_fabric_check(fabric, &rails), 0, "%s", prs_error_text());
+    prs_domain_lose(fabric->rail[rails.count - 1].domain, "device fatal");
+    cr_assert_eq(prs_fabric_check(fabric, &rails), -EIO);
+    cr_assert(strstr(prs_error_text(), "device fatal") &&
+                  strstr(prs_error_text(), fabric->rail[rails.count - 1].info.name),
+              "%s", prs_error_text());
+    if (rails.count > 1)
+        cr_assert_eq(prs_fabric_check(fabric, &one_rail), 0, "the first rail works");
+    fabric->config.return_async_events = false;
+    cr_assert_eq(prs_fabric_check(fabric, &rails), 0, "NCCL_IB_RETURN_ASYNC_EVENTS=0");
 }
 
 Test(connect, no_admitted_device_is_no_error)

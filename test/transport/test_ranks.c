@@ -97,6 +97,53 @@ Test(ranks, each_learns_what_the_other_tells_of_itself, .init = open_default, .f
     close_ranks();
 }
 
+Test(ranks, the_counters_of_a_context_are_those_of_its_peers, .init = open_default, .fini = close_default)
+{
+    enum { SENT_EACH = 3 };
+    struct prs_op op[RANKS * SENT_EACH];
+    struct prs_stats sum, one;
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS, puts = 0, value = 1, word = 0;
+    struct prs_mem memory = {.addr = &word, .len_bytes = sizeof(word), .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+    struct prs_region *region;
+    struct prs_keys keys;
+
+    cr_assert_eq(prs_region_register(fabric, &one_rail, &memory, &region), 0, "%s", prs_error_text());
+    prs_region_keys(region, &keys);
+    open_ranks(3, (struct prs_team_options){0});
+    prs_team_stats(team[1], CONTEXT, &sum);
+    cr_assert_eq(sum.puts, 0, "there is no such context yet");
+    connect_ranks(1, 0);
+    connect_ranks(1, 2);
+    for (uint32_t rank = 0; rank < RANKS; rank += 2) {
+        struct prs_put put = {.src_addr = &value,
+                              .len_bytes = sizeof(value),
+                              .dst_addr = (uintptr_t)&word,
+                              .dst = &keys,
+                              .flags = PRS_PUT_INLINE};
+        struct prs_peer *peer;
+
+        cr_assert_eq(prs_team_peer(team[1], CONTEXT, rank, &peer), 0);
+        for (int i = 0; i < SENT_EACH; i++) {
+            cr_assert_eq(prs_peer_put(peer, &op[puts], &put), 0, "%s", prs_error_text());
+            while (op[puts].status == PRS_OP_PENDING) {
+                for (int other = 0; other < RANKS; other++)
+                    cr_assert_geq(prs_team_progress(team[other], CONTEXT), 0, "%s", prs_error_text());
+                cr_assert_lt(prs_clock_ms(), give_up);
+            }
+            puts++;
+        }
+        prs_peer_stats(peer, &one);
+        cr_assert_eq(one.puts, SENT_EACH, "%llu puts", (unsigned long long)one.puts);
+    }
+    prs_team_stats(team[1], CONTEXT, &sum);
+    cr_assert_eq(sum.puts, puts);
+    cr_assert_geq(sum.work_requests, puts);
+    prs_team_stats(team[0], CONTEXT, &sum);
+    cr_assert_eq(sum.puts, 0);
+    close_ranks();
+    prs_region_release(region);
+}
+
 /* ---- queues of a context ---- */
 
 static struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *user,
@@ -113,6 +160,8 @@ static struct ibv_cq *count_cq(struct ibv_context *context, int entries, void *u
 /* Rank 1 calls ranks 0 and 2, rank 2 calls rank 0. */
 Test(ranks, peers_that_called_share_the_completion_queue_of_their_context, .init = open_default, .fini = close_default)
 {
+    if (!fabric->rail[0].domain->nic->shares_cqs)
+        cr_skip_test("connections share no completion queues");
     open_ranks(3, (struct prs_team_options){0});
     create_cq = prs_verbs.create_cq;
     prs_verbs.create_cq = count_cq;
