@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linked into every program and library of a build that measures coverage (tools/dev/coverage): each has counters of
- * its own, which it tells the preloaded library of. */
-#include <dlfcn.h>
-
+ * its own, which it tells the preloaded library of. Not by dlsym(), which some tests replace. */
 void __gcov_dump(void);
+__attribute__((weak)) void coverage_counters(void (*dump)(void)); /* coverage_exit.c */
 
 static __attribute__((constructor)) void counters_tell(void)
 {
-    void (*told)(void (*dump)(void)) = (void (*)(void (*)(void)))dlsym(RTLD_DEFAULT, "coverage_counters");
-
-    if (told)
-        told(__gcov_dump);
+    if (coverage_counters)
+        coverage_counters(__gcov_dump);
 }
