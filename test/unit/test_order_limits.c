@@ -392,6 +392,30 @@ static struct bench *bench_srd(enum prs_policy policy)
     return bench;
 }
 
+/* Adds alone are missing. */
+Test(order_limits, a_record_has_the_fence_that_a_word_has)
+{
+    static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE};
+    static const uint64_t record_key[PRS_MAX_RAILS];
+
+    for (int row = 0; row < 2; row++) {
+        struct bench *bench = bench_fresh(policies[row], 1, 1);
+        const struct prs_wr *wr = bench->order.queue[0].wr;
+        struct prs_op op[4];
+
+        cr_assert_eq(prs_order_set_records(&bench->order, 4096, record_key, &bench->credit), 0);
+        cr_assert_eq(get_one(bench, &op[0], 8), 0);
+        cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+        cr_assert(wr[1].flags & PRS_WR_FENCE, "%s: after the read", prs_policy_names[policies[row]]);
+        bench_put(bench, 8, 0, 2, 0);
+        cr_assert_eq(signal_one(bench, &op[2], 2, 0), 0);
+        cr_assert_eq(!!(wr[3].flags & PRS_WR_FENCE), policies[row] == PRS_POLICY_NIC_FENCE, "after the put");
+        bench_put(bench, 8, 0, PRS_GROUP_NONE, 0); /* else the next is merged */
+        cr_assert_eq(signal_one(bench, &op[3], 2, 0), 0);
+        cr_assert_not(wr[5].flags & PRS_WR_FENCE, "%s: a fence a group", prs_policy_names[policies[row]]);
+    }
+}
+
 Test(order_limits, without_a_fence_a_strong_counted_signal_waits_for_the_read)
 {
     struct bench *bench = bench_srd(PRS_POLICY_COUNTED);

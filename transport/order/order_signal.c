@@ -124,7 +124,7 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
 /* Where the NIC has no adds, a drained signal leaves as a record too, once all that it must follow is complete. The
  * receiver then raises it. The record has room: prs_order_signal() has checked that. */
 static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
-                           const struct prs_keys *keys)
+                           const struct prs_keys *keys, bool fenced)
 {
     struct prs_order_queue *queue = &order->queue[index];
     /* MUTANT(order) a record has its own copy of the keys: s/keys/signal->dst/ */
@@ -134,12 +134,16 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
                                 .kind = signal->kind == PRS_SIGNAL_ADD ? PRS_RECORD_ADD : PRS_RECORD_SET,
                                 .barrier = (signal->flags & PRS_SIGNAL_STRONG) != 0};
 
-    if (join_record(order, queue, op, signal, keys))
-        return 0;
-    if (queue_full(queue))
-        return PRS_BUSY;
-    prs_tally_close(order->tally, signal->group % PRS_ORDER_GROUPS, &record);
-    admit_record(order, index, op, &record);
+    if (!join_record(order, queue, op, signal, keys)) {
+        if (queue_full(queue))
+            return PRS_BUSY;
+        prs_tally_close(order->tally, signal->group % PRS_ORDER_GROUPS, &record);
+        admit_record(order, index, op, &record);
+    }
+    /* MUTANT(order) a record is fenced as a word is: s/if (fenced)/if (false)/ */
+    if (fenced)
+        set_fence(order, &queue->wr[(queue->head - 1) & queue->mask]);
+    group_of(order, signal->group)->unfenced = false;
     return 0;
 }
 
@@ -165,7 +169,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
 
     /* MUTANT(order) without adds a drained signal is a record: delete */
     if (order->tally)
-        return admit_as_record(order, index, op, signal, keys);
+        return admit_as_record(order, index, op, signal, keys, fenced);
     /* MUTANT(order) only adds to the same word are joined: s/wr->remote_addr == signal->dst_addr &&// */
     if (wr && wr->opcode == PRS_WR_ADD && wr->remote_addr == signal->dst_addr && wr->remote_key == remote_key) {
         /* MUTANT(order) a join adds: delete */
