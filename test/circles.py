@@ -12,7 +12,7 @@ import sys
 
 # The tables of back ends. To choose one is no call: opening a device, which the table itself offers, decides which
 # table drives it.
-TABLES = {"prs_nic_rc", "prs_nic_srd"}
+TABLES = {"prs_nic_rc", "prs_nic_srd", "prs_nic_ofi", "prs_ofi_tables"}
 
 
 def uses(archive):

@@ -21,8 +21,9 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     T + "order": ({T + "order", T + "util"},
                   T_FORBIDDEN + ("infiniband/", "pthread", "time.h", "sys/time", "sched", "unistd")),
     T + "host": ({T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
-    T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
-    T + "nic/verbs": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN),
+    T + "nic": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/", "rdma/")),
+    T + "nic/verbs": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("rdma/",)),
+    T + "nic/ofi": ({T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
     T + "peer": ({T + "peer", T + "nic", T + "host", T + "order", T + "util"}, T_FORBIDDEN + ("infiniband/",)),
     T + "connect": ({T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"},
                     T_FORBIDDEN + ("infiniband/",)),
@@ -54,7 +55,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "test": (None, ()),
 }
 # The folders of NIC back ends. One file of the rest knows that they exist.
-BACK_ENDS, REGISTRY = (T + "nic/verbs/",), T + "nic/backends.c"
+BACK_ENDS, REGISTRY = (T + "nic/verbs/", T + "nic/ofi/"), T + "nic/backends.c"
 # What all families of kernels share names none of them.
 SHARED, FAMILY = "fused/core/", re.compile(r"\bprs_(?:gemm|moe|attention)", re.I)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -122,6 +122,7 @@ static int poll_link(struct prs_link *link, struct prs_event *events)
 }
 
 static const struct prs_nic_ops fake_nic = {.in_order = true,
+                                            .fails_over = true,
                                             .open = open_link,
                                             .close = close_link,
                                             .address = tell_address,

@@ -94,11 +94,11 @@ static void list_as_ours(void *arg, const struct prs_nic_device *device)
     caller->fn(caller->arg, &ours);
 }
 
-static int devices(prs_nic_device_fn *fn, void *arg)
+static int devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
     struct caller caller = {fn, arg};
 
-    return prs_nic_rc.devices(list_as_ours, &caller);
+    return prs_nic_rc.devices(config, list_as_ours, &caller);
 }
 
 static const struct prs_nic_ops wide_verbs = {.devices = devices, .open_device = open_device};

@@ -68,7 +68,7 @@ void connect_once(struct prs_listener *listener, const struct prs_handle *handle
     struct prs_peer *a, *b;
 
     cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
-    cr_assert(strstr(prs_peer_describe(a), "GID") && strstr(prs_peer_describe(b), "queue"));
+    cr_assert(strstr(prs_peer_describe(a), " over ") && strstr(prs_peer_describe(b), "queue"));
     prs_peer_close(a);
     prs_peer_close(b);
 }

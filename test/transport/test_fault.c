@@ -5,10 +5,12 @@
 #include <sched.h>
 #include <signal.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "test/transport/pair.h"
+#include "transport/nic/verbs/verbs_nic.h"
 #include "transport/peer/peer.h"
 #include "transport/util/clock.h"
 
@@ -28,6 +30,14 @@ static void must_name_both_ends(struct pair *pair)
     must(strstr(text, info.name) && strstr(text, info.gid) && strstr(text, " to "), "the text is: %s", text);
 }
 
+/* libfabric's software providers end the connection, without a reason, where verbs says that the request was wrong. */
+static bool is_refusal(const struct pair *pair, int r)
+{
+    bool by_verbs = pair->fabric->rail[0].domain->lister == &prs_nic_rc;
+
+    return r == -EREMOTEIO || (!by_verbs && (r == -ECONNRESET || r == -ETIMEDOUT));
+}
+
 static void write_with_a_bad_key(struct pair *pair)
 {
     struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, PRS_PUT_NOTIFY);
@@ -41,11 +51,10 @@ static void write_with_a_bad_key(struct pair *pair)
     must(prs_peer_put(pair->peer, &op, &put) == 0, "%s", prs_error_text());
     must(prs_peer_put(pair->peer, &behind, &put) == 0, "%s", prs_error_text());
     r = pair_wait_error(pair);
-    must(r == -EREMOTEIO, "%d %s", r, prs_error_text());
-    must(op.status == -EREMOTEIO && behind.status == -EREMOTEIO, "%d %d", op.status, behind.status);
+    must(is_refusal(pair, r), "%d %s", r, prs_error_text());
+    must(op.status == r && behind.status == r, "%d %d", op.status, behind.status);
     must_name_both_ends(pair);
-    must(prs_peer_put(pair->peer, &op, &put) == -EREMOTEIO && prs_peer_progress(pair->peer) == -EREMOTEIO,
-         "the error stays");
+    must(prs_peer_put(pair->peer, &op, &put) == r && prs_peer_progress(pair->peer) == r, "the error stays");
 }
 
 static void see_the_queue_closed(struct pair *pair)
@@ -89,7 +98,7 @@ static void write_beyond_the_region(struct pair *pair)
 
     must(prs_peer_put(pair->peer, &op, &put) == 0, "%s", prs_error_text());
     r = pair_wait_error(pair);
-    must(r == -EREMOTEIO && op.status == -EREMOTEIO, "%d %d", r, op.status);
+    must(is_refusal(pair, r) && op.status == r, "%d %d", r, op.status);
 }
 
 Test(fault, a_write_beyond_the_region_is_a_remote_error)
@@ -247,6 +256,8 @@ static void signal_with_another_key(struct pair *pair)
     struct prs_op op;
     int r;
 
+    if (!pair->fabric->rail[0].domain->adds)
+        return; /* the receiver raises it: see below */
     must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
     r = pair_wait_error(pair);
     must(r == -EREMOTEIO, "%d %s", r, prs_error_text());
@@ -530,8 +541,11 @@ static void stop_the_queues(struct pair *pair)
     sleep(20);
 }
 
+/* A libfabric provider may try to connect again for longer than the other side sleeps. */
 Test(fault, no_call_waits_for_a_farewell)
 {
+    if (getenv("PERSEUS_PROVIDER"))
+        cr_skip_test("it needs a NIC that gives up soon");
     pair_run(&(struct pair_spec){.b_dies = true}, fail_a_lazy_put, stop_the_queues);
 }
 

@@ -102,10 +102,10 @@ static int release_memory(struct prs_domain *domain, struct prs_registration *re
     return 0;
 }
 
-static int list_first(prs_nic_device_fn *fn, void *arg);
-static int list_second(prs_nic_device_fn *fn, void *arg);
+static int list_first(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
+static int list_second(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
 
-static int list_none(prs_nic_device_fn *fn, void *arg)
+static int list_none(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
     return prs_fail(-ENOSYS, "its library is not installed");
 }
@@ -122,19 +122,20 @@ static const struct prs_nic_ops first = {.name = "first", .devices = list_first,
                                           FAKE_OPS},
                                 absent = {.name = "absent", .devices = list_none, FAKE_OPS};
 
-static int list_first(prs_nic_device_fn *fn, void *arg)
+static int list_first(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
-    static const struct prs_nic_device devices[] = {{&first, "b", NULL}, {&first, "same", NULL}};
+    static const struct prs_nic_device devices[] = {{.nic = &first, .name = "b"}, {.nic = &first, .name = "same"}};
 
     for (int i = 0; i < 2; i++)
         fn(arg, &devices[i]);
     return 0;
 }
 
-static int list_second(prs_nic_device_fn *fn, void *arg)
+static int list_second(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
     static int ports = 2;
-    static const struct prs_nic_device devices[] = {{&second, "a", &ports}, {&second, "same", NULL}};
+    static const struct prs_nic_device devices[] = {{.nic = &second, .name = "a", .handle = &ports},
+                                                    {.nic = &second, .name = "same"}};
 
     for (int i = 0; i < 2; i++)
         fn(arg, &devices[i]);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "transport/nic/verbs/reorder.h"
+#include "transport/nic/reorder.h"
 
 enum { DEPTH = 8, ROW_TEXT = 48 };
 

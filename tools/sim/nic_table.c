@@ -181,7 +181,7 @@ static void nic_kill(struct prs_link *link)
 
 /* ---- the device: the NIC ports of each GPU are its ports ---- */
 
-static int nic_devices(prs_nic_device_fn *fn, void *arg)
+static int nic_devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
     struct sim *sim = (struct sim *)((char *)arg - offsetof(struct sim, fabric));
     struct prs_nic_device device = {&sim_nic, "sim", sim};
@@ -253,6 +253,7 @@ void sim_nic_init(const struct sim_cluster *cluster)
     sim_nic = (struct prs_nic_ops){.name = "sim",
                                    .network = "simulated",
                                    .in_order = in_order,
+                                   .fails_over = in_order,
                                    .fence = in_order,
                                    .adds = cluster->adds != 0,
                                    .devices = nic_devices,

@@ -138,9 +138,10 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .split_queues = peer->fabric->config.split_queues,
                                       .adaptive_bytes =
                                           routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
-                                      .failover = peer->fabric->config.failover,
+                                      .failover = peer->fabric->config.failover && peer->nic->fails_over,
                                       .max_part_bytes = MAX_PART_BYTES};
-    struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
+    struct prs_policy_facts facts = {
+        .in_order = peer->nic->in_order, .fence = peer->nic->fence, .queues = peer->queues};
     int r;
 
     for (uint32_t i = 0; i < peer->path_count; i++) {

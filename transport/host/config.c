@@ -113,6 +113,17 @@ static int read_nccl_word(const char *name, int fallback, const char *const word
     return fallback;
 }
 
+static int read_provider(struct prs_config *config)
+{
+    const char *text = prs_env_text("PERSEUS_PROVIDER");
+
+    if (text && strlen(text) >= sizeof(config->provider))
+        return prs_fail(-EINVAL, "PERSEUS_PROVIDER=%s: longer than any name of a provider", text);
+    if (text)
+        memcpy(config->provider, text, strlen(text));
+    return 0;
+}
+
 static int read_words(struct prs_config *config)
 {
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
@@ -126,6 +137,9 @@ static int read_words(struct prs_config *config)
     family = read_nccl_word("NCCL_SOCKET_FAMILY", -1, families);
     config->socket_family = family < 0 ? AF_UNSPEC : family ? AF_INET6 : AF_INET;
     config->gid_family = read_nccl_word("NCCL_IB_ADDR_FAMILY", 0, families) ? AF_INET6 : AF_INET;
+    r = read_provider(config);
+    if (r)
+        return r;
     config->disabled = prs_env_clamp("NCCL_IB_DISABLE", 0, 0, 1);
     config->dmabuf = prs_env_clamp("NCCL_DMABUF_ENABLE", 1, 0, 1);
     r = prs_env_int("PERSEUS_STANDBY_RAIL", 0, 0, 1, &standby);
@@ -177,7 +191,7 @@ static void warn_unknown(void)
     /* test/variables.py compares them with doc/variables.md. */
     static const char *const known[] = {"REQUIRED",     "ORDER", "TIMEOUT_MS",   "GIN_TIMEOUT_MS", "GIN_HOLD_NS",
                                         "STANDBY_RAIL", "NODE",  "FUSED_TUNING", "FUSED_LIBRARY",  "FUSED_MEASURE_MS",
-                                        "METRICS",      "LOG"};
+                                        "METRICS",      "LOG",   "PROVIDER"};
 
     for (char **at = environ; at && *at; at++) {
         const char *name = *at + sizeof(prefix) - 1, *nearest = NULL;

@@ -16,6 +16,7 @@ struct prs_config {
     int comm_id_family;           /* of comm_id; 0: none */
     uint8_t comm_id[16];          /* the address in NCCL_COMM_ID */
     bool disabled;                /* NCCL_IB_DISABLE */
+    char provider[64];            /* PERSEUS_PROVIDER: libfabric's name of it; "": none is asked for */
     int gid_index;                /* of a RoCE port; -1: choose */
     int flid_gid_index;           /* of an InfiniBand port that routers reach; -1: none */
     int gid_family;               /* AF_INET or AF_INET6 */

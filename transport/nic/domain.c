@@ -67,6 +67,7 @@ static int open_new(const struct prs_nic_device *device, struct prs_domain **out
     domain->owner = getpid();
     domain->lister = device->nic;
     snprintf(domain->name, sizeof(domain->name), "%s", device->name);
+    snprintf(domain->variant, sizeof(domain->variant), "%s", device->variant ? device->variant : "");
     prs_mr_cache_init(&domain->mrs);
     r = open_scratch(domain);
     if (r) {
@@ -78,6 +79,12 @@ static int open_new(const struct prs_nic_device *device, struct prs_domain **out
     return 0;
 }
 
+static bool is_of(const struct prs_domain *domain, const struct prs_nic_device *device)
+{
+    return domain->lister == device->nic && !strcmp(domain->name, device->name) &&
+           !strcmp(domain->variant, device->variant ? device->variant : "") && domain->owner == getpid();
+}
+
 int prs_domain_open(const struct prs_nic_device *device, struct prs_domain **out)
 {
     struct prs_domain *domain;
@@ -85,7 +92,7 @@ int prs_domain_open(const struct prs_nic_device *device, struct prs_domain **out
 
     pthread_mutex_lock(&list_lock);
     for (domain = domains; domain; domain = domain->next)
-        if (domain->lister == device->nic && !strcmp(domain->name, device->name) && domain->owner == getpid())
+        if (is_of(domain, device))
             break;
     if (domain) {
         domain->refs++;

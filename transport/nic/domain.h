@@ -20,6 +20,7 @@ struct prs_domain {
     uint32_t refs;           /* likewise */
     pid_t owner;             /* a forked child must not touch the parent's device */
     char name[64];
+    char variant[64];                 /* prs_nic_device.variant */
     const struct prs_nic_ops *lister; /* that found the device; another may drive it */
     struct prs_mr_cache mrs;
     /* Bytes that nobody reads: the target of flushes and of old values from atomics. Never exposed to peers. */

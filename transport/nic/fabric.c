@@ -96,12 +96,19 @@ static void add_device(void *arg, const struct prs_nic_device *device)
 
 int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *const *backends)
 {
+    const char *provider = fabric->config.provider;
     int r = -ENOSYS;
 
     /* A host has the libraries of some back ends. */
     for (; *backends; backends++) {
-        int found = (*backends)->devices(add_device, fabric);
+        bool by_itself = (*backends)->has_providers && !provider[0];
+        int found;
 
+        if (by_itself ? fabric->rail_count > 0 : provider[0] && !(*backends)->has_providers)
+            continue;
+        found = (*backends)->devices(&fabric->config, add_device, fabric);
+        if (by_itself)
+            found = fabric->rail_count ? 0 : r; /* nobody has asked for its library */
         if (r)
             r = found;
     }
@@ -232,7 +239,7 @@ bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_ra
     int best = -1, nearest = -1;
 
     *out = *rails;
-    if (!fabric->config.failover || !fabric->config.standby || rails->count != 1 || !rail->domain->nic->in_order ||
+    if (!fabric->config.failover || !fabric->config.standby || rails->count != 1 || !rail->domain->nic->fails_over ||
         (policy != PRS_POLICY_AUTO && policy != PRS_POLICY_COUNTED))
         return false;
     /* Among equally near rails take the next one by number, so that each rail of a node has a different standby
@@ -290,7 +297,7 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
 static int choose_policy(const struct prs_fabric *fabric, const struct prs_rail_set *asked, enum prs_policy *policy,
                          char *why, size_t bytes)
 {
-    struct prs_policy_facts facts = {.in_order = true};
+    struct prs_policy_facts facts = {.in_order = true, .fence = true};
     int r = prs_fabric_check_set(fabric, asked, "policy");
     struct prs_rail_set all;
     const struct prs_rail_set *rails = &all;
@@ -302,6 +309,7 @@ static int choose_policy(const struct prs_fabric *fabric, const struct prs_rail_
         const struct prs_rail_info *info = &fabric->rail[rails->rail[i]].info;
 
         facts.in_order &= info->in_order;
+        facts.fence &= fabric->rail[rails->rail[i]].domain->nic->fence;
         facts.adaptive_routing |= info->adaptive_routing;
         facts.relaxed_ordering |= info->relaxed_ordering;
     }

@@ -18,6 +18,8 @@ struct prs_nic_device {
     const struct prs_nic_ops *nic;
     const char *name;
     void *handle; /* the back end's */
+    /* which of several ways of its back end to drive a device of this name; NULL: there is one */
+    const char *variant;
 };
 typedef void prs_nic_device_fn(void *arg, const struct prs_nic_device *device);
 
@@ -90,21 +92,25 @@ struct prs_nic_ops {
     char name[PRS_NIC_NAME_BYTES]; /* of its kind of queues, also for the other side: unlike kinds do not connect */
     const char *network;           /* of all its ports; NULL: probe() says it of each */
     bool chip_guids;               /* what its devices report as a guid is that of a chip */
-    bool in_order;                 /* stop(), taken(), drained() and end() are there */
+    bool in_order;                 /* see above */
+    bool fails_over;               /* a lost rail can be replaced: stop(), taken(), drained() and end() are there */
     bool fence;                    /* a request can be held until earlier ones of its queue are complete */
     bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
     bool shares_cqs;               /* links of one thread can share completion queues: open_cqs() to poll_shared() */
+    /* PERSEUS_PROVIDER chooses among its devices: with it no other back end is asked, without it this one only where
+     * the others have found no rail. */
+    bool has_providers;
 
     /* ---- devices ---- */
     /* Call fn for each device that it finds. Return 0 or -errno, logged: it cannot look for any. */
-    int (*devices)(prs_nic_device_fn *fn, void *arg);
+    int (*devices)(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
     /* Fill in what struct prs_domain says, and report events by prs_domain_lose() and prs_domain_set_port() until the
      * close. domain->nic may become another table, which drives the device. Return 0 or -errno, logged. */
     int (*open_device)(const struct prs_nic_device *device, struct prs_domain **out);
     void (*close_device)(struct prs_domain *domain);
     /* Examine rail->port of rail->domain: fill in address, max_message_bytes and, in info, speed_mbps, link, is_roce,
-     * gid, gid_index, guid, max_peers, mem_kinds, mem_note, relaxed_ordering and strict_is_last. Return 0, or 1: the
-     * port is unusable, for the reason in why. */
+     * gid, gid_index, guid, adaptive_routing, max_peers, mem_kinds, mem_note, relaxed_ordering and strict_is_last.
+     * Return 0, or 1: the port is unusable, for the reason in why. */
     int (*probe)(const struct prs_config *config, struct prs_rail *rail, char *why, size_t why_bytes);
     /* Read the rail's present address. Return 0 or -errno, not logged, with the reason in why. */
     int (*locate)(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out, char *why,

@@ -27,12 +27,17 @@ static int read_number(const char *path, int fallback)
 
 static void fill_pci_slot(struct prs_rail_info *info)
 {
-    char link[PATH_MAX], real[PATH_MAX], file[PATH_MAX + 16];
+    static const char *const classes[] = {"infiniband", "net"};
+    char link[PATH_MAX], real[PATH_MAX] = "", file[PATH_MAX + 16];
     size_t length;
 
     info->numa_node = -1;
-    snprintf(link, sizeof(link), "/sys/class/infiniband/%s/device", info->name);
-    if (!realpath(link, real) || strlen(real) >= sizeof(info->pci_path))
+    for (size_t i = 0; i < sizeof(classes) / sizeof(*classes) && !real[0]; i++) {
+        snprintf(link, sizeof(link), "/sys/class/%s/%s/device", classes[i], info->name);
+        if (!realpath(link, real))
+            real[0] = '\0';
+    }
+    if (!real[0] || strlen(real) >= sizeof(info->pci_path))
         return; /* a virtual device */
     snprintf(file, sizeof(file), "%s/numa_node", real);
     info->numa_node = (int16_t)read_number(file, -1);
@@ -88,7 +93,8 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     info->latency_us = 1;
     info->port = port;
     info->in_order = domain->nic->in_order;
-    info->adaptive_routing = config->adaptive_routing < 0 ? !info->is_roce : config->adaptive_routing;
+    if (config->adaptive_routing >= 0)
+        info->adaptive_routing = config->adaptive_routing;
     info->atomics = domain->adds;
     fill_pci_slot(info);
     info->guid = chip_guid(domain, info);

@@ -25,6 +25,7 @@ extern const char *const prs_policy_names[PRS_POLICY_COUNT + 1]; /* NULL-termina
 /* What the queues to a peer offer. */
 struct prs_policy_facts {
     bool in_order;         /* a queue performs its requests in order (RC) */
+    bool fence;            /* a request can wait for the earlier ones of its queue */
     bool adaptive_routing; /* packets of one queue may be placed out of order before the completion */
     bool relaxed_ordering; /* of data regions */
     uint32_t queues;

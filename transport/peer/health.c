@@ -25,10 +25,10 @@ static const char *advice(const struct prs_peer *peer)
 {
     const struct prs_config *config = &peer->fabric->config;
 
-    return !peer->nic->in_order ? ". These queues cannot replace a lost rail"
-           : !config->failover  ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces "
-                                  "it (a single rail: "
-                                  "with PERSEUS_STANDBY_RAIL=1)"
+    return !peer->nic->fails_over ? ". These queues cannot replace a lost rail"
+           : !config->failover ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces "
+                                 "it (a single rail: "
+                                 "with PERSEUS_STANDBY_RAIL=1)"
            : peer->path_count == 1 && !config->standby
                ? ". If only a rail is lost, PERSEUS_STANDBY_RAIL=1 at both sides replaces it"
            : peer->order.policy != PRS_POLICY_COUNTED

@@ -112,11 +112,12 @@ static void stop_events(struct prs_verbs_device *device)
 
 /* ---- list ---- */
 
-int prs_verbs_devices(prs_nic_device_fn *fn, void *arg)
+int prs_verbs_devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg)
 {
     struct ibv_device **devices;
     int count = 0, r = prs_verbs_load();
 
+    (void)config;
     if (r)
         return r;
     devices = prs_verbs.get_device_list(&count);
@@ -124,7 +125,7 @@ int prs_verbs_devices(prs_nic_device_fn *fn, void *arg)
         return prs_fail(errno ? -errno : -ENOSYS, "cannot list RDMA devices: %s; is ib_uverbs loaded?",
                         strerror(errno));
     for (int i = 0; i < count; i++) {
-        struct prs_nic_device device = {&prs_nic_rc, prs_verbs.get_device_name(devices[i]), devices[i]};
+        struct prs_nic_device device = {&prs_nic_rc, prs_verbs.get_device_name(devices[i]), devices[i], NULL};
 
         fn(arg, &device);
     }

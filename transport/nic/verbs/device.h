@@ -26,7 +26,7 @@ static inline struct prs_verbs_device *prs_verbs_device(struct prs_domain *domai
 }
 
 /* Each device that libibverbs knows. Return 0 or -errno, logged. */
-int prs_verbs_devices(prs_nic_device_fn *fn, void *arg);
+int prs_verbs_devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
 int prs_verbs_open_device(const struct prs_nic_device *device, struct prs_domain **out);
 void prs_verbs_close_device(struct prs_domain *domain);
 

@@ -167,6 +167,7 @@ int prs_verbs_probe(const struct prs_config *config, struct prs_rail *rail, char
     info->max_peers = (uint32_t)(device->attr.max_qp > 2 ? device->attr.max_qp / 2 : 1); /* with probe queues */
     info->guid = be64toh(device->attr.sys_image_guid ? device->attr.sys_image_guid : device->attr.node_guid);
     snprintf(info->link, sizeof(info->link), "%s", info->is_roce ? "RoCE" : "InfiniBand");
+    info->adaptive_routing = !info->is_roce;
     fill_memory(device, config, info);
     return 0;
 }

@@ -446,6 +446,7 @@ const struct prs_nic_ops prs_nic_rc = {
     .name = "rc",
     .chip_guids = true,
     .in_order = true,
+    .fails_over = true,
     .fence = true,
     .adds = true,
     .shares_cqs = true,

@@ -12,7 +12,7 @@
 #include "transport/nic/nic.h"
 #include "transport/nic/verbs/address.h"
 #include "transport/nic/verbs/receives.h"
-#include "transport/nic/verbs/reorder.h"
+#include "transport/nic/reorder.h"
 #include "transport/util/spin.h"
 #include "transport/nic/verbs/verbs.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/nic/verbs/reorder.h"
+#include "transport/nic/reorder.h"
 
 #include <errno.h>
 #include <stdlib.h>

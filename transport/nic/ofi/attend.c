@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/nic/ofi/attend.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "transport/nic/ofi/device.h"
+#include "transport/nic/ofi/link.h"
+#include "transport/util/error.h"
+#include "transport/util/thread.h"
+
+enum { PERIOD_NS = 1000000 };
+
+static void wait_for_next(struct prs_ofi_device *device)
+{
+    struct timespec until;
+
+    if (!device->links) {
+        pthread_cond_wait(&device->changed, &device->links_lock); /* for a link, or for the close of the device */
+        return;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += PERIOD_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&device->changed, &device->links_lock, &until);
+}
+
+static void *attend(void *arg)
+{
+    struct prs_ofi_device *device = arg;
+
+    pthread_mutex_lock(&device->links_lock);
+    while (!device->stop) {
+        for (struct prs_ofi_link *link = device->links; link; link = link->next)
+            link->attend(link);
+        wait_for_next(device);
+    }
+    pthread_mutex_unlock(&device->links_lock);
+    return NULL;
+}
+
+int prs_ofi_attend_start(struct prs_ofi_device *device)
+{
+    pthread_condattr_t attr;
+    int r;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&device->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&device->links_lock, NULL);
+    r = prs_thread_start(&device->attendant, "prs-ofi", attend, device);
+    if (!r)
+        return 0;
+    pthread_mutex_destroy(&device->links_lock);
+    pthread_cond_destroy(&device->changed);
+    return prs_fail(-r, "%s: cannot start a thread: %s", device->base.name, strerror(r));
+}
+
+void prs_ofi_attend_stop(struct prs_ofi_device *device)
+{
+    pthread_mutex_lock(&device->links_lock);
+    device->stop = true;
+    pthread_cond_signal(&device->changed);
+    pthread_mutex_unlock(&device->links_lock);
+    pthread_join(device->attendant, NULL);
+    pthread_mutex_destroy(&device->links_lock);
+    pthread_cond_destroy(&device->changed);
+}
+
+void prs_ofi_attend_add(struct prs_ofi_link *link)
+{
+    struct prs_ofi_device *device = prs_ofi_device(link->base.rail->domain);
+
+    pthread_mutex_lock(&device->links_lock);
+    link->next = device->links;
+    device->links = link;
+    link->attended = true;
+    pthread_cond_signal(&device->changed);
+    pthread_mutex_unlock(&device->links_lock);
+}
+
+void prs_ofi_attend_remove(struct prs_ofi_link *link)
+{
+    struct prs_ofi_device *device = prs_ofi_device(link->base.rail->domain);
+    struct prs_ofi_link **at = &device->links;
+
+    if (!link->attended)
+        return;
+    pthread_mutex_lock(&device->links_lock);
+    while (*at != link)
+        at = &(*at)->next;
+    *at = link->next;
+    link->attended = false;
+    pthread_mutex_unlock(&device->links_lock);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A network interface as a provider of libfabric drives it: one fabric and one domain of libfabric. */
+#ifndef TRANSPORT_OFI_DEVICE_H
+#define TRANSPORT_OFI_DEVICE_H
+
+#include <pthread.h>
+#include <rdma/fi_domain.h>
+
+#include "transport/nic/nic.h"
+#include "transport/nic/ofi/ofi.h"
+
+struct prs_ofi_link;
+
+enum { PRS_OFI_ROWS = 4096, PRS_OFI_ROW = 4096 };
+
+struct prs_ofi_device {
+    struct prs_domain base; /* first */
+    struct fi_info *info;   /* what endpoints are made of */
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    uint64_t next_key; /* atomic. Where the provider lets us choose keys */
+    /* Requests of no bytes name this memory of the other side, since providers check the key of those too. */
+    struct prs_own_memory landing;
+    /* Local keys are indices of these. Rows never move, so posting reads them without the lock. */
+    pthread_mutex_t lock;
+    void **descriptors[PRS_OFI_ROWS];
+    uint32_t descriptor_count; /* under the lock, like the next */
+    uint32_t free_descriptor;  /* first of those that are free, each of which names the next; 0: none */
+    /* The links that the thread of attend.c looks after. */
+    pthread_mutex_t links_lock; /* protects these */
+    pthread_cond_t changed;
+    struct prs_ofi_link *links;
+    pthread_t attendant;
+    bool stop;
+};
+
+static inline struct prs_ofi_device *prs_ofi_device(const struct prs_domain *domain)
+{
+    return (struct prs_ofi_device *)domain;
+}
+
+static inline void *prs_ofi_descriptor(const struct prs_ofi_device *device, uint32_t key)
+{
+    return device->descriptors[key / PRS_OFI_ROW][key % PRS_OFI_ROW];
+}
+
+static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
+{
+    return !(info->domain_attr->mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY));
+}
+
+/* One for each set of promises: bits of the index. prs_nic_ofi finds devices, and one of these drives each. */
+enum { PRS_OFI_IN_ORDER = 1, PRS_OFI_FENCE = 2 };
+extern const struct prs_nic_ops prs_ofi_tables[4];
+
+int prs_ofi_devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
+int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **out);
+void prs_ofi_close_device(struct prs_domain *domain);
+int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *why, size_t why_bytes);
+int prs_ofi_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out,
+                   char *why, size_t why_bytes);
+int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
+                            struct prs_registration *out);
+int prs_ofi_release_memory(struct prs_domain *domain, struct prs_registration *registered);
+
+#endif
