@@ -276,3 +276,28 @@ Test(ranks, impossible_options_are_refused, .init = open_default, .fini = close_
     cr_assert_eq(prs_team_connect_ring(opened, CONTEXT), 0, "a ring of one rank");
     prs_team_close(opened);
 }
+
+Test(ranks, a_context_too_many_is_refused_and_the_others_go_on, .init = open_default, .fini = close_default)
+{
+    uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
+    struct prs_peer *peer;
+    int r;
+
+    open_ranks(2, (struct prs_team_options){0});
+    for (uint32_t context = 0; context < PRS_TEAM_CONTEXTS; context++)
+        cr_assert_geq(prs_team_progress(team[0], context), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_team_progress(team[0], PRS_TEAM_CONTEXTS), -ENOSPC);
+    cr_assert_eq(prs_team_peer(team[0], PRS_TEAM_CONTEXTS, 1, &peer), -ENOSPC);
+    cr_assert(strstr(prs_error_text(), "context 4096"), "%s", prs_error_text());
+
+    /* Rank 1 has such a context, and connects: rank 0 closes that connection, and only that. */
+    while ((r = prs_team_peer(team[1], PRS_TEAM_CONTEXTS, 0, &peer)) == PRS_AGAIN) {
+        cr_assert_geq(prs_team_progress(team[0], CONTEXT), 0, "%s", prs_error_text());
+        cr_assert_geq(prs_team_progress(team[1], PRS_TEAM_CONTEXTS), 0, "%s", prs_error_text());
+        cr_assert_lt(prs_clock_ms(), give_up);
+    }
+    cr_assert_eq(r, 0, "%s", prs_error_text());
+    connect_ranks(1, 0);
+    cr_assert_null(prs_team_rank_info(team[0], PRS_TEAM_CONTEXTS, 1));
+    close_ranks();
+}

@@ -145,26 +145,24 @@ void prs_team_close(struct prs_team *team)
     free(team);
 }
 
-struct prs_team_context *prs_team_make_context_locked(struct prs_team *team, uint32_t context_id)
+int prs_team_make_context_locked(struct prs_team *team, uint32_t context_id, struct prs_team_context **out)
 {
     struct prs_team_context *context = prs_team_find(team, context_id);
 
+    *out = context;
     if (context)
-        return context;
+        return 0;
     context = prs_team_find_key(team, context_id, 0);
-    if (!context) {
-        prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", context_id, PRS_TEAM_CONTEXTS);
-        return NULL;
-    }
+    if (!context)
+        return prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", context_id, PRS_TEAM_CONTEXTS);
     context->members = calloc(team->options.world, sizeof(*context->members));
     context->active = calloc(team->options.world, sizeof(*context->active));
     context->peers = calloc(2 * (size_t)team->options.world, sizeof(*context->peers));
     if (!context->members || !context->active || !context->peers) {
-        prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
         free(context->members);
         free(context->active);
         free(context->peers);
-        return NULL;
+        return prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
     }
     context->active_count = context->connecting = context->peer_count = context->adopted = 0;
     context->look_in = context->look_at = 0;
@@ -173,7 +171,8 @@ struct prs_team_context *prs_team_make_context_locked(struct prs_team *team, uin
     context->rounds = 0;
     /* [context-key] pairs with the acquire in prs_team_find_key(). */
     __atomic_store_n(&context->key, context_id + 1ull, __ATOMIC_RELEASE);
-    return context;
+    *out = context;
+    return 0;
 }
 
 void prs_team_activate_locked(struct prs_team_context *context, uint32_t rank)
@@ -199,13 +198,14 @@ void prs_team_file_locked(struct prs_team_context *context, uint32_t rank, struc
 static struct prs_cq_group *share_with_context(void *user, const struct prs_wire_private *private_data)
 {
     struct prs_team *team = user; /* its lock is held */
-    struct prs_team_context *context;
+    struct prs_team_context *context = NULL;
     struct prs_team_hello hello;
 
     if (private_data->bytes != sizeof(hello))
         return NULL;
     memcpy(&hello, private_data->data, sizeof(hello));
-    context = prs_team_is_hello(team, &hello) ? prs_team_make_context_locked(team, hello.context) : NULL;
+    if (prs_team_is_hello(team, &hello))
+        (void)prs_team_make_context_locked(team, hello.context, &context); /* again when the peer is filed */
     /* MUTANT(connect ranks/peers_that_called_share_the_completion_queue_of_their_context)
      * an accepted peer shares the queues of its context: s/context ? &context->cqs : NULL/NULL/ */
     return context ? &context->cqs : NULL;

@@ -25,7 +25,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct p
     out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
-int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
+void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
 {
     struct prs_team_context *context;
     struct prs_team_hello hello;
@@ -45,10 +45,9 @@ int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
                  team->options.rank, team->options.world, hello.magic, hello.rank, hello.size, hello.context);
         goto close;
     }
-    context = prs_team_make_context_locked(team, hello.context);
-    if (!context) {
-        prs_peer_close(peer);
-        return -ENOMEM;
+    if (prs_team_make_context_locked(team, hello.context, &context) < 0) {
+        PRS_WARN("team rank %u: closed a connection of rank %u: %s", team->options.rank, hello.rank, prs_error_text());
+        goto close; /* the other connections are none the worse for it */
     }
     /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
      * a rank connects once in a context: delete */
@@ -59,11 +58,10 @@ int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
     }
     __atomic_store_n(&context->members[hello.rank].accepted, peer, __ATOMIC_RELEASE);
     prs_team_file_locked(context, hello.rank, peer);
-    return 0;
+    return;
 
 close:
     prs_peer_close(peer);
-    return 0;
 }
 
 int prs_team_accept_locked(struct prs_team *team)
@@ -78,9 +76,7 @@ int prs_team_accept_locked(struct prs_team *team)
         r = prs_accept(team->options.listener, &options, &peer);
         if (r)
             return r < 0 ? r : 0;
-        r = prs_team_file_accepted_locked(team, peer);
-        if (r < 0)
-            return r;
+        prs_team_file_accepted_locked(team, peer);
     }
 }
 
@@ -136,11 +132,9 @@ int prs_team_peer(struct prs_team *team, uint32_t context_id, uint32_t rank, str
         return 0;
     }
     pthread_mutex_lock(&team->lock);
-    context = prs_team_make_context_locked(team, context_id);
-    if (!context) {
-        r = -ENOMEM;
+    r = prs_team_make_context_locked(team, context_id, &context);
+    if (r < 0)
         goto unlock;
-    }
     member = &context->members[rank];
     if (!member->chosen && !member->connecting) {
         /* MUTANT(connect ranks/a_pair_of_ranks_shares_one_connection)

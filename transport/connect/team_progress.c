@@ -149,8 +149,8 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
         /* If another thread holds the lock, it accepts on behalf of this one. */
         if (pthread_mutex_trylock(&team->lock) == 0) {
             r = prs_team_accept_locked(team);
-            if (!context)
-                context = prs_team_make_context_locked(team, context_id);
+            if (r >= 0 && !context)
+                r = prs_team_make_context_locked(team, context_id, &context);
             pthread_mutex_unlock(&team->lock);
         }
         if (r < 0)
@@ -162,10 +162,10 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
 
 /* ---- connect and wait ---- */
 
-/* Of a pair, the lower rank connects. A rank connects to itself too. */
+/* Of a pair, the lower rank connects. */
 static bool we_connect(const struct prs_team *team, uint32_t rank)
 {
-    return team->options.rank <= rank;
+    return team->options.rank < rank;
 }
 
 /* Connect to these ranks, or wait until they have connected. */

@@ -77,8 +77,8 @@ static inline struct prs_team_context *prs_team_find(struct prs_team *team, uint
 
 /* Does a rank of this team say so? */
 bool prs_team_is_hello(const struct prs_team *team, const struct prs_team_hello *hello);
-/* Find or create the context. NULL, logged: too many contexts, or no memory. */
-struct prs_team_context *prs_team_make_context_locked(struct prs_team *team, uint32_t context_id);
+/* Find or create the context. Return 0, -ENOSPC (too many contexts) or -ENOMEM; then *out is NULL. */
+int prs_team_make_context_locked(struct prs_team *team, uint32_t context_id, struct prs_team_context **out);
 void prs_team_activate_locked(struct prs_team_context *context, uint32_t rank);
 /* Let the thread of the context use the peer. */
 void prs_team_file_locked(struct prs_team_context *context, uint32_t rank, struct prs_peer *peer);
@@ -92,7 +92,7 @@ int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, i
 int prs_team_accept_locked(struct prs_team *team);
 /* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it:
  * one that is not of this team is closed. Return 0 or -errno. */
-int prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer);
+void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer);
 /* Go on with the connections that this rank makes. *did grows by those that are made. Return 0 or the first -errno. */
 int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did);
 
