@@ -18,9 +18,10 @@ static void print_rails(const struct machine *machine)
     for (int i = 0; i < machine->rail_count; i++) {
         const struct prs_rail_info *rail = &machine->rail[i];
 
-        printf("  %d  %s:%d  %s %.0f Gb/s  GID %s  NUMA %d  %s%s\n", i, rail->name, rail->port, rail->link,
+        printf("  %d  %s:%d  %s %.0f Gb/s  GID %s  NUMA %d  %s%s%s%s\n", i, rail->name, rail->port, rail->link,
                rail->speed_mbps / 1000.0, rail->gid, rail->numa_node, rail->pci_path[0] ? rail->pci_path : "virtual",
-               rail->in_order ? "" : "  srd: unordered, without atomics");
+               rail->in_order ? "" : "  ", rail->in_order ? "" : rail->queue_kind,
+               rail->in_order ? "" : ": unordered, without atomics");
         printf("       memory: %s%s%s%s%s%s\n", memory_text(rail), rail->mem_note[0] ? " (" : "", rail->mem_note,
                rail->mem_note[0] ? ")" : "", rail->relaxed_ordering ? "; relaxed ordering" : "",
                rail->adaptive_routing ? "; adaptive routing" : "");
