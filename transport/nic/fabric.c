@@ -84,6 +84,7 @@ static void add_device(void *arg, const struct prs_nic_device *device)
     struct prs_fabric *fabric = arg;
     struct prs_domain *domain;
 
+    fabric->device_count++;
     if (!fabric->config.hca.exclude && !prs_hca_filter_admits(&fabric->config.hca, device->name, -1)) {
         PRS_INFO("%s passed over: NCCL_IB_HCA", device->name); /* before opening it */
         return;
@@ -104,7 +105,7 @@ int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *c
         bool by_itself = (*backends)->has_providers && !provider[0];
         int found;
 
-        if (by_itself ? fabric->rail_count > 0 : provider[0] && !(*backends)->has_providers)
+        if (by_itself ? fabric->device_count > 0 : provider[0] && !(*backends)->has_providers)
             continue;
         found = (*backends)->devices(&fabric->config, add_device, fabric);
         if (by_itself)

@@ -13,6 +13,7 @@ struct prs_fabric {
     uint32_t refs;           /* likewise */
     pid_t owner;
     struct prs_config config;
+    int device_count; /* that back ends have found, usable or not */
     int rail_count;
     struct prs_rail rail[PRS_FABRIC_RAILS];
 };

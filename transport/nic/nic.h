@@ -98,7 +98,7 @@ struct prs_nic_ops {
     bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
     bool shares_cqs;               /* links of one thread can share completion queues: open_cqs() to poll_shared() */
     /* PERSEUS_PROVIDER chooses among its devices: with it no other back end is asked, without it this one only where
-     * the others have found no rail. */
+     * the others have found no device, since one that is passed over has a reason for it. */
     bool has_providers;
 
     /* ---- devices ---- */
