@@ -15,10 +15,13 @@ template <uint32_t BYTES> struct element_size {
     static constexpr uint32_t in_row = PRS_STAGE_ROW / BYTES; /* and in a row of a stage, or of a slab */
 };
 
-/* What products multiply has: sum, the type to which their sums are rounded; product_k, K of one product instruction;
- * multiply(), that instruction, which the number of accumulators chooses. N_MAJOR: how B lies in shared memory
- * (ptx.cuh). What sums are rounded to has: pack(), low() and high() of two elements in a word, the first one in the low
- * half. */
+/* A type of elements. A type that products multiply has these members:
+ *   sum         the type to which sums of products are rounded
+ *   product_k   the K of one product instruction
+ *   multiply()  that instruction; the number of accumulators chooses its size. N_MAJOR: how B lies in shared memory
+ *               (ptx.cuh)
+ * A type that sums are rounded to has pack(), low() and high() for two elements in a word, the first in the low half.
+ */
 template <int TYPE> struct element;
 
 template <> struct element<PRS_DTYPE_BF16> : element_size<2> {

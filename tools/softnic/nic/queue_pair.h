@@ -171,7 +171,7 @@ static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
     return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
 }
 
-/* Would the same peer answer both? */
+/* Do both requests go to the same remote queue pair? */
 static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
 {
     return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_datagram(qp) || a->qkey == b->qkey);

@@ -318,8 +318,8 @@ static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_age
 struct sn_copier_shm {
     uint32_t proc; /* index + 1; 0: not there */
     uint32_t bell; /* futex: counts changes that the copier should look at */
-    /* By process: its generation if it wants an agent, and if it has one; else 0. Apart from the agents, so that
-     * looking at all of them touches no other pages. */
+    /* By process. wanted: the generation of a process that wants an agent; serves: of one that has an agent; else 0.
+     * They do not stand with the agents, so that looking at all of them touches no other pages. */
     uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
 };
 static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");
