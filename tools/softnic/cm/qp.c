@@ -5,7 +5,7 @@
 
 #include "tools/softnic/cm/cm.h"
 
-enum { RNR_TIMER = 12 /* 0.64 ms */, ACK_TIMEOUT = 14 /* 67 ms */ };
+enum { RNR_TIMER = 0 /* 655 ms, as Linux's rdma_cm sets it */, ACK_TIMEOUT = 14 /* 67 ms */ };
 
 int cm_depth_check(struct cm_id *id, uint8_t *depth)
 {

@@ -66,6 +66,22 @@ Test(cm, a_connection_carries_data_and_ends_at_both_sides)
     all_close();
 }
 
+Test(cm, a_send_is_tried_again_after_the_timer_that_linux_sets)
+{
+    struct ibv_sge sge;
+    struct ibv_recv_wr recv = {.sg_list = &sge, .num_sge = 1}, *bad_recv;
+    struct ibv_send_wr send = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+
+    connect_both(); /* the server tries a send again twice */
+    sge = (struct ibv_sge){(uintptr_t)server.buf, BYTES, server.mr->lkey};
+    cr_assert_eq(ibv_post_send(server.id->qp, &send, &bad), 0);
+    (void)usleep(700 * 1000);
+    sge = (struct ibv_sge){(uintptr_t)client.buf, BYTES, client.mr->lkey};
+    cr_assert_eq(ibv_post_recv(client.id->qp, &recv, &bad_recv), 0);
+    cr_assert_eq(wait_wc(server.id->send_cq, "a send").status, IBV_WC_SUCCESS);
+    all_close();
+}
+
 Test(cm, an_address_of_the_peer_is_where_it_called_from)
 {
     struct sockaddr_in *src, *dst;
