@@ -345,6 +345,8 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
         r = prs_moe_plan_open(ctx, &shape, &w->tuning, &plan);
     if (!r)
         r = launch_all(run, rank, plan, ctx);
+    if (w->lost != 0)
+        pthread_barrier_wait(&self->team->barrier); /* one that closed early would be a failed network */
     if (ctx && w->lost != 0)
         prs_fused_abort(ctx); /* a rank that has seen no error would wait for the others to close */
     prs_moe_plan_close(plan);
