@@ -20,7 +20,8 @@ template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FA
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
-    static constexpr bool far = FAR != 0; /* there are other nodes; the calls that reach them need registers */
+    static constexpr bool far = FAR != 0;   /* there are other nodes; the calls that reach them need registers */
+    static constexpr bool mirrored = false; /* segments are numbered backwards (backward/schedule.h) */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */

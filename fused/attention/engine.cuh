@@ -12,37 +12,9 @@
 
 #include "fused/attention/core.cuh"
 #include "fused/attention/credit.cuh"
+#include "fused/attention/end.cuh"
 #include "fused/attention/load.cuh"
 #include "fused/attention/push.cuh"
-
-/* All threads of the last CTA of the rank make the counters zero for the next launch. Other ranks add to this bank of
- * arrivals again in the launch after that one, which they begin only when this rank has ended this one. */
-PRS_DEVICE void reset_counters(const struct prs_attention_args &args, uint32_t epoch)
-{
-    uint32_t groups = 2 * args.schedule.groups, words = args.planes != 0 ? 0 : args.arrival_words;
-    for (uint32_t i = threadIdx.x; i < groups; i += blockDim.x)
-        args.finished[i] = 0;
-    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
-        *arrival_at(args, 0, epoch, i) = 0;
-    if (threadIdx.x == 0)
-        *args.claims = {0, 0, 0, epoch};
-}
-
-/* All threads call it when their roles have ended. */
-template <class E> PRS_DEVICE void end_launch(const struct prs_attention_args &args)
-{
-    uint32_t epoch = launch_epoch(&args.sync);
-    bool last = false;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        last = leave_epoch(&args.sync, epoch, gridDim.x);
-    /* Credits are put last, and no rank waits for them in this launch. Without this wait a plan could be closed, with
-     * its windows, before the proxy has put them. */
-    if (E::far && last)
-        network_quiet(&args.sync, &args.far.device);
-    if (__syncthreads_or(last))
-        reset_counters(args, epoch);
-}
 
 template <class E>
 __global__ void __launch_bounds__(E::threads, 1)

@@ -24,6 +24,10 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
     return PRS_ATTENTION_PUSH_BYTES / row_bytes;
 }
 
+/* Memory that the plans of a context share, forward and backward. */
+#define PRS_ATTENTION_POOL_STAGING "attention: what other ranks send"
+#define PRS_ATTENTION_POOL_SWITCH  "attention: plan_switch.h"
+
 /* How the copy engine sees a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim]: always
  * as five dimensions (the columns of 128 bytes, positions of a segment, the other columns, .., ..), of which the last
  * two are head and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment

@@ -6,7 +6,8 @@
 #include "fused/attention/cta.cuh"
 
 /* Waits, and returns how many slabs have arrived, counted from `slab`; at least 1. Each lane reads one counter, so a
- * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. */
+ * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. WHAT: of which tensors. */
+template <uint32_t WHAT>
 PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
                                 uint32_t kind, uint32_t span, uint32_t slab)
 {
@@ -32,14 +33,14 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go =
-            keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_place_in_order(&s->place, order), index, want, seen);
+        bool go = keep_waiting(&args.sync, &clock, WHAT, prs_place_in_order(&s->place, order), index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u >> 2;
     }
 }
 
 /* Waits until the walk's block has arrived. *ready: how many slabs of the span are known to have arrived. */
+template <uint32_t WHAT>
 PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
                             const struct prs_attention_walk &w, uint32_t *ready)
 {
@@ -52,7 +53,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     if (*ready >= s->slabs || *ready * slab_rows >= end)
         return;
     while (*ready < s->slabs && *ready * slab_rows < end)
-        *ready += await_slabs(args, t, kind, w.span, *ready);
+        *ready += await_slabs<WHAT>(args, t, kind, w.span, *ready);
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
@@ -68,7 +69,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
     if (order != 0)
-        await_block(args, t, KIND, w, ready);
+        await_block<PRS_AWAIT_KEYS>(args, t, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
     __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)

@@ -2,17 +2,14 @@
 /* Ring attention: plans and launches. */
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 
 #include "fused/attention/copies.h"
 #include "fused/attention/deal.h"
 #include "fused/attention/kernels.h"
+#include "fused/attention/tensors.h"
 #include "fused/attention/tuning.h"
 #include "fused/core/plan.h"
-#include "fused/core/tensor_map.h"
 #include "transport/util/error.h"
-
-static const double LOG2_E = 1.4426950408889634;
 
 enum { WARPGROUP_ROWS = 64 };
 
@@ -31,81 +28,26 @@ static struct prs_attention_plan *self(struct prs_plan *p)
     return (struct prs_attention_plan *)p;
 }
 
-/* Strides of a tensor with `heads` heads. */
-static struct prs_attention_strides strides_of(const struct prs_attention_plan *p, uint32_t heads)
+static struct prs_attention_box box_of_block(const struct prs_attention_plan *p)
 {
-    const struct prs_attention_schedule *s = &p->args.schedule;
-    uint64_t d = p->shape.head_dim, rows = (uint64_t)s->segments * s->segment_rows;
-    struct prs_attention_strides x = {.row = heads * d, .head = d, .batch = rows * heads * d};
-    if (p->shape.heads_first != 0)
-        x.row = d, x.head = rows * d;
-    x.segment = s->segment_rows * x.row;
-    return x;
+    return (struct prs_attention_box){p->args.schedule.block_rows, true};
 }
 
-/* Size of a tensor in the last coordinate (layout.h). */
-static uint32_t planes_of(const struct prs_attention_plan *p, uint32_t heads)
+static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads,
+                         struct prs_attention_box box, CUtensorMap *map)
 {
-    return p->shape.batch * (p->shape.heads_first != 0 ? heads : p->args.schedule.segments);
+    return prs_attention_encode(&p->shape, &p->args.schedule, base, 1, heads, box, map);
 }
 
-/* What is loaded or fetched at one time. */
-struct box {
-    uint32_t rows;
-    bool swizzled;
-};
-
-static struct box box_of_block(const struct prs_attention_plan *p)
-{
-    return (struct box){p->args.schedule.block_rows, true};
-}
-
-/* A tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. */
-static int encode_tensors(const struct prs_attention_plan *p, const void *base, uint32_t count, uint32_t heads,
-                          struct box box, CUtensorMap *map)
-{
-    const struct prs_attention_schedule *s = &p->args.schedule;
-    struct prs_attention_strides x = strides_of(p, heads);
-    uint32_t bytes = prs_element_bytes(PRS_ATTENTION_TYPE);
-    uint32_t columns = box.swizzled ? prs_element_step(PRS_ATTENTION_TYPE) : p->shape.head_dim;
-    uint32_t parts = p->shape.head_dim / columns;
-    struct prs_tensor_view v = {.base = base,
-                                .type = PRS_ATTENTION_TYPE,
-                                .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
-                                .stride = {x.row * bytes, (uint64_t)columns * bytes, x.head * bytes, x.segment * bytes},
-                                .box = {columns, box.rows, parts, 1, 1},
-                                .swizzled = box.swizzled};
-    if (p->shape.heads_first != 0) {
-        v.size[3] = s->segments;
-        v.stride[2] = x.segment * bytes, v.stride[3] = x.head * bytes;
-    }
-    return prs_tensor_view_encode(&v, map);
-}
-
-static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads, struct box box,
-                         CUtensorMap *map)
-{
-    return encode_tensors(p, base, 1, heads, box, map);
-}
-
-/* Staging memory. Pushed: segments of one head of one rank, one after the other, each without gaps. Copied: the tensors
- * of all other ranks. */
+/* Copied: the tensors of all other ranks. */
 static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
-    struct box box = box_of_block(p);
-    if (p->args.planes != 0)
-        return encode_tensors(p, p->args.staging[0], prs_attention_tensor(s->place.world, 0), p->shape.heads_kv, box,
-                              &p->args.received);
-    uint64_t row = p->args.row_bytes, stage = s->segment_rows * row;
-    uint32_t columns = prs_element_step(PRS_ATTENTION_TYPE), parts = p->shape.head_dim / columns;
-    struct prs_tensor_view v = {.base = p->args.staging[0],
-                                .type = PRS_ATTENTION_TYPE,
-                                .size = {columns, s->segment_rows, parts, prs_attention_stages(s), 1},
-                                .stride = {row, PRS_STAGE_ROW, stage, stage},
-                                .box = {columns, box.rows, parts, 1, 1},
-                                .swizzled = true};
-    return prs_tensor_view_encode(&v, &p->args.received);
+    struct prs_attention_box box = box_of_block(p);
+    if (p->args.planes == 0)
+        return prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
+    return prs_attention_encode(&p->shape, s, p->args.staging[0], prs_attention_tensor(s->place.world, 0),
+                                p->shape.heads_kv, box, &p->args.received);
 }
 
 /* One piece of memory: pieces, claims, parts, the parts' counters, finished groups, pieces of each group. And what
@@ -159,26 +101,17 @@ static int open_deal(struct prs_attention_plan *p)
  * credits. */
 enum { STAGING, FLAGS, SIGNALS, SWITCH };
 
-/* Memory that the plans of a context share. */
-#define PRS_POOL_STAGING "attention: keys and values of other ranks"
-#define PRS_POOL_SWITCH  "attention: plan_switch.h"
-
-/* Of one bank. */
-static uint32_t arrival_count(const struct prs_attention_schedule *s)
-{
-    return prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
-}
-
 static int need_workspace(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
     if (s->place.world == 1)
         return 0;
-    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_STAGING},
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
                   prs_attention_tuning_staging(&p->shape, s));
-    prs_plan_shares(&p->base, SWITCH, PRS_POOL_SWITCH);
+    prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
-                  (2ull * arrival_count(s) + prs_attention_credit(s, s->place.local_ranks, 0)) * sizeof(uint32_t));
+                  (2ull * prs_attention_arrival_words(s) + prs_attention_credit(s, s->place.local_ranks, 0)) *
+                      sizeof(uint32_t));
     if (s->place.nodes > 1)
         prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                       prs_attention_far_words(s) * sizeof(uint64_t));
@@ -192,7 +125,7 @@ static int place(struct prs_plan *base)
     const struct prs_attention_schedule *s = &a->schedule;
     if (s->place.world == 1)
         return 0;
-    a->arrival_words = arrival_count(s);
+    a->arrival_words = prs_attention_arrival_words(s);
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = base->memory[STAGING]->at[peer];
         a->arrivals[peer] = (uint32_t *)base->memory[FLAGS]->at[peer];
@@ -256,13 +189,13 @@ static int choose(struct prs_attention_plan *p, const struct prs_hint *agreed)
 static void fill_args(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
-    double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)p->shape.head_dim);
-    a->scale = (float)scale;
-    a->scale_log2 = (float)(scale * LOG2_E);
+    prs_attention_set_scale(&p->shape, a);
     a->heads_first = p->shape.heads_first != 0;
-    a->out_strides = strides_of(p, p->shape.heads_q);
+    a->out_strides = prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q);
     a->row_bytes = prs_attention_row_bytes(&p->shape);
-    a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
+    a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES
+                    ? prs_attention_planes(&p->shape, &a->schedule, p->shape.heads_kv)
+                    : 0;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
@@ -324,23 +257,11 @@ static int enqueue_copies(struct prs_plan *base)
     return prs_attention_copies_enqueue(base->copies, &p->args, p->k, p->v);
 }
 
-static const char *awaited(uint32_t what)
-{
-    switch (what) {
-    case PRS_AWAIT_KEYS:
-        return "keys or values";
-    case PRS_AWAIT_CREDIT:
-        return "credit for keys and values";
-    default:
-        return NULL;
-    }
-}
-
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                             const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
 {
     static const struct prs_plan_steps steps = {.name = "ring attention",
-                                                .awaited = awaited,
+                                                .awaited = prs_attention_awaited,
                                                 .decide = decide,
                                                 .place = place,
                                                 .begin_copies = begin_copies,
@@ -372,8 +293,8 @@ static int encode_inputs(struct prs_attention_plan *p, const struct prs_attentio
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
-    struct box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
-    struct box piece = {prs_attention_piece_rows(p->args.row_bytes), false};
+    struct prs_attention_box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
+    struct prs_attention_box piece = {prs_attention_piece_rows(p->args.row_bytes), false};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;
     int r = encode_tensor(p, x->q, p->shape.heads_q, queries, &a->q);
     if (!r)

@@ -122,8 +122,9 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
         bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
         return;
     }
+    uint32_t segment = E::mirrored ? s->segments - 1 - x.segment : x.segment;
     struct attention_coordinate at =
-        attention_coordinate_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, x.segment);
+        attention_coordinate_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, segment);
     mbarrier_expect(full, PRS_ATTENTION_PUSH_BYTES);
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }

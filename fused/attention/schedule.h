@@ -28,8 +28,9 @@
 
 /* What its flags stand for (core/sync.h). */
 enum prs_attention_awaited {
-    PRS_AWAIT_KEYS = 8,  /* a slab of keys or values */
-    PRS_AWAIT_CREDIT = 9 /* room for a group of them */
+    PRS_AWAIT_KEYS = 8,    /* a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9,  /* room for a group of what is sent */
+    PRS_AWAIT_QUERIES = 10 /* backward: a slab of queries or of gradients of results */
 };
 
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };
@@ -346,6 +347,12 @@ PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
     return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
+}
+
+/* How many there are. */
+PRS_SHARED uint32_t prs_attention_arrival_words(const struct prs_attention_schedule *s)
+{
+    return prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
 }
 
 /* Its value when all messages of the slab have come. */

@@ -485,6 +485,18 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16_bf16(float (&d)[64], uin
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n64k16_bf16(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PRS_NAMES_32 "}, "
+                 "%32, %33, p, 1, 1, 0, %35;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
