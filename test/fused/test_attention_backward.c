@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The schedule of the backward pass, over all worlds of a node and all ranks. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/attention/backward/schedule.h"
+
+enum { MOST_WORLD = 8 };
+
+struct shape {
+    uint32_t batch, heads_q, heads_kv, rows; /* rows: of a rank's slice */
+    uint32_t tile, block, group;             /* group: KV heads */
+};
+
+static const struct shape shapes[] = {{1, 1, 1, 16, 16, 8, 1}, {2, 4, 2, 34, 16, 8, 1}, {1, 6, 2, 20, 8, 4, 2},
+                                      {1, 3, 3, 50, 16, 8, 2}, {2, 2, 2, 2, 16, 8, 3},  {1, 4, 1, 48, 8, 16, 1}};
+
+struct pass {
+    struct prs_attention_schedule s;
+    struct prs_backward_pass_shape b;
+};
+
+static struct pass pass_of(const struct shape *x, uint32_t causal, uint32_t number, uint32_t rank, uint32_t world)
+{
+    uint32_t heads = prs_backward_stream_heads(number, x->heads_q, x->heads_kv);
+    struct prs_attention_slice slice = {x->batch, x->heads_q, heads, causal, x->rows, 0};
+    struct pass p = {
+        .s = {.tile_rows = x->tile, .block_rows = x->block, .depth = 2, .chunk_rows = 8, .slab_chunks = 2}};
+    p.s.group = x->group * (number == PRS_PASS_KEYS ? x->heads_q / x->heads_kv : 1);
+    p.b = prs_backward_pass_shape_of(number, x->heads_q, x->heads_kv);
+    prs_attention_schedule_init(&p.s, rank, world, &slice);
+    return p;
+}
+
+typedef void claim_fn(const struct shape *x, const struct pass *p);
+
+/* Every shape, causal or not, in both passes, on every rank of every world. */
+static void for_all(claim_fn *claim)
+{
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
+        for (uint32_t world = 1; world <= MOST_WORLD; world++)
+            for (uint32_t at = 0; at < world * 4; at++) {
+                struct pass p = pass_of(&shapes[i], at & 1, at >> 1 & 1, at >> 2, world);
+                claim(&shapes[i], &p);
+            }
+}
+
+/* Position in the whole sequence of the first row of a segment, as the pass numbers it. */
+static uint32_t begin_of(const struct pass *p, uint32_t rank, uint32_t segment)
+{
+    return prs_attention_chunk(&p->s, rank, prs_backward_segment(&p->s, p->b.pass, segment)) * p->s.segment_rows;
+}
+
+static void every_own_tile_is_one_task(const struct shape *x, const struct pass *p)
+{
+    uint32_t tasks = prs_backward_tasks(&p->s, &p->b), group = 0;
+    uint8_t *seen = calloc(tasks, 1);
+    cr_assert_eq(tasks, x->batch * p->b.heads * p->s.segments * p->s.tiles);
+    for (uint32_t i = 0; i < tasks; i++) {
+        struct prs_attention_task t;
+        uint32_t at, streams = prs_backward_streams(&p->b), first = p->b.pass == PRS_PASS_KEYS ? p->b.shared : 1;
+        prs_backward_task_at(&p->s, &p->b, i, &t);
+        cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
+        group = t.group;
+        cr_assert(t.pair / p->s.group == group && (t.pair + streams - 1) / p->s.group == group,
+                  "a task reads another group's pairs");
+        cr_assert_eq(t.pair / p->s.heads_kv, t.batch);
+        cr_assert_eq(t.pair % p->s.heads_kv, p->b.pass == PRS_PASS_KEYS ? t.head * first : t.head / p->b.shared);
+        at = ((t.batch * p->b.heads + t.head) * p->s.segments + t.segment) * p->s.tiles + t.tile;
+        cr_assert(at < tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile, t.segment,
+                  t.head);
+    }
+    free(seen);
+}
+
+Test(attention_backward, every_own_tile_is_one_task)
+{
+    for_all(every_own_tile_is_one_task);
+}
+
+/* Counts in met[stream head][position] how often one own row of a task meets each row of the stream. */
+static void walk_row(const struct pass *p, const struct prs_attention_task *t, uint32_t row, uint32_t positions,
+                     uint8_t *met)
+{
+    struct prs_attention_walk w;
+    uint32_t steps = 0, left;
+    prs_backward_begin(&p->s, &p->b, t, &w);
+    left = w.left;
+    do {
+        uint32_t span = prs_backward_span(&p->b, &w), order = span / p->s.segments, segment = span % p->s.segments;
+        uint32_t source = prs_place_in_order(&p->s.place, order), head = prs_backward_pair(&p->b, t, &w) - t->pair;
+        uint32_t first = w.block * p->s.block_rows, at = begin_of(p, source, segment) + first;
+        struct prs_backward_range r = prs_backward_range(&p->s, &p->b, &w, row);
+        cr_assert(first < p->s.segment_rows, "a block beyond the segment");
+        cr_assert(order == 0 || segment < prs_attention_interest(&p->s, source, p->s.place.rank),
+                  "rank %u reads segment %u of rank %u, which does not travel", p->s.place.rank, segment, source);
+        for (int32_t i = r.from < 0 ? 0 : r.from; i < r.to && i < (int32_t)p->s.block_rows; i++)
+            met[head * positions + at + (uint32_t)i]++;
+        steps++;
+    } while (prs_backward_next(&p->s, &p->b, t, &w));
+    cr_assert_eq(steps, left);
+}
+
+/* A query meets the keys up to its own position, a key the queries from its own position on. */
+static void every_row_meets_what_it_may_once(const struct shape *x, const struct pass *p)
+{
+    uint32_t positions = x->rows * p->s.place.world, streams = prs_backward_streams(&p->b);
+    uint32_t tasks = prs_backward_tasks(&p->s, &p->b);
+    uint8_t *met = malloc((size_t)positions * streams);
+    for (uint32_t i = 0; i < tasks; i += tasks / 9 + 1) {
+        struct prs_attention_task t;
+        prs_backward_task_at(&p->s, &p->b, i, &t);
+        for (uint32_t r = t.tile * x->tile; r < (t.tile + 1) * x->tile && r < p->s.segment_rows; r += 5) {
+            uint32_t me = begin_of(p, p->s.place.rank, t.segment) + r;
+            memset(met, 0, (size_t)positions * streams);
+            walk_row(p, &t, r, positions, met);
+            for (uint32_t at = 0; at < positions * streams; at++) {
+                uint32_t other = at % positions;
+                bool may = p->s.causal == 0 || (p->b.pass == PRS_PASS_KEYS ? other >= me : other <= me);
+                cr_assert_eq(met[at], may, "pass %u, rank %u of %u: position %u meets %u of head %u %u times",
+                             p->b.pass, p->s.place.rank, p->s.place.world, me, other, at / positions, met[at]);
+            }
+        }
+    }
+    free(met);
+}
+
+Test(attention_backward, every_row_meets_what_it_may_once)
+{
+    for_all(every_row_meets_what_it_may_once);
+}
+
+static uint64_t steps_of(const struct pass *p)
+{
+    uint64_t steps = 0;
+    for (uint32_t i = 0; i < prs_backward_tasks(&p->s, &p->b); i++) {
+        struct prs_attention_task t;
+        struct prs_attention_walk w;
+        prs_backward_task_at(&p->s, &p->b, i, &t);
+        prs_backward_begin(&p->s, &p->b, &t, &w);
+        steps += w.left;
+    }
+    return steps;
+}
+
+Test(attention_backward, all_ranks_have_the_same_work)
+{
+    static const struct shape even = {2, 4, 2, 64, 16, 8, 1};
+    for (uint32_t world = 2; world <= MOST_WORLD; world++)
+        for (uint32_t causal = 0; causal < 2; causal++)
+            for (uint32_t number = 0; number < PRS_PASSES; number++)
+                for (uint32_t rank = 1; rank < world; rank++) {
+                    struct pass p = pass_of(&even, causal, number, rank, world);
+                    struct pass first = pass_of(&even, causal, number, 0, world);
+                    cr_assert_eq(steps_of(&p), steps_of(&first), "pass %u, rank %u of %u", number, rank, world);
+                }
+}
+
+static void terms_have_places_of_their_own(const struct shape *x, const struct pass *p)
+{
+    uint32_t pairs = x->batch * x->heads_q, rows = prs_backward_term_rows(&p->s);
+    uint64_t next = 0;
+    cr_assert(rows >= p->s.segment_rows && rows % x->tile == 0);
+    for (uint32_t bank = 0; bank < 2; bank++)
+        for (uint32_t rank = 0; rank < p->s.place.world; rank++)
+            for (uint32_t pair = 0; pair < pairs; pair++)
+                for (uint32_t segment = 0; segment < p->s.segments; segment++, next += rows)
+                    cr_assert_eq(prs_backward_term(&p->s, pairs, bank, rank, pair, segment), next);
+    cr_assert_eq(prs_backward_term(&p->s, pairs, 2, 0, 0, 0), next, "what the plan allocates");
+}
+
+Test(attention_backward, terms_have_places_of_their_own)
+{
+    for_all(terms_have_places_of_their_own);
+}
