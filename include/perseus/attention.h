@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Forward attention over a sequence that is split among the ranks. Each rank has the queries, keys and values of its
- * slice. It gets the result of its queries over the whole sequence.
+ * Attention over a sequence that is split among the ranks, forward and backward. Each rank has the queries, keys and
+ * values of its slice. It gets the result of its queries over the whole sequence; backward, the gradients of its
+ * queries, and those of its keys and values from the queries of all ranks.
  *
  *     out = softmax(scale * q kT) v,  lse = log(sum(exp(scale * q kT)))
  *
@@ -92,6 +93,45 @@ struct prs_attention_operands {
 /** Enqueues one launch, by the rules of launches (fused.h). */
 PRS_API int prs_attention_launch(struct prs_attention_plan *plan, const struct prs_attention_operands *operands,
                                  struct CUstream_st *stream);
+
+/* ---- backward ---- */
+
+struct prs_attention_backward_plan;
+
+/** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
+ * forward pass takes, on one node. Of the tuning, `block_rows`, `overlap` and `mover` have one value here (0, or what
+ * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for what other ranks send in both passes of a
+ * launch. What other ranks send lies in memory that the context's plans of attention share, forward and backward.
+ *
+ * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: several nodes, or the kernels do
+ * not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
+PRS_API int prs_attention_backward_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                                             const struct prs_attention_tuning *tuning,
+                                             struct prs_attention_backward_plan **out);
+/** As prs_attention_plan_close() and prs_attention_plan_query(). The mode is that of the pass that needs more memory;
+ * `sent_bytes` and `predicted_us` are of the whole launch. */
+PRS_API void prs_attention_backward_plan_close(struct prs_attention_backward_plan *plan);
+PRS_API void prs_attention_backward_plan_query(const struct prs_attention_backward_plan *plan,
+                                               struct prs_attention_info *info);
+
+/** What one backward launch works on: device memory, 16-byte aligned (lse: 4-byte), not NULL. q, k, v, out and lse are
+ * what the forward launch read and wrote, dout is the gradient of out. A result must not overlap an input or another
+ * result. */
+struct prs_attention_gradients {
+    const void *q, *k, *v, *out;
+    const float *lse;
+    const void *dout; /**< as out */
+    void *dq;         /**< as q */
+    void *dk, *dv;    /**< as k; over the query heads that share a KV head, and the queries of all ranks */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+};
+
+/** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'
+ * launches, one makes sum(out * dout) of each row, one makes dq, one dk and dv. P and dS are rounded to bf16 for the
+ * products; each gradient is summed in fp32 over all ranks in a fixed order, and rounded once. Results repeat bit by
+ * bit. */
+PRS_API int prs_attention_backward_launch(struct prs_attention_backward_plan *plan,
+                                          const struct prs_attention_gradients *operands, struct CUstream_st *stream);
 
 #ifdef __cplusplus
 }

@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = {
     "test_hopper_memory_order": ["memory_order/*"],
     "test_hopper_order_attention": ["attention_order/*"],
+    "test_hopper_order_attention_backward": ["attention_backward_order/*"],
     "test_hopper_order_moe": ["moe_order/*"],
     "test_hopper_order_moe_combine": ["moe_combine_order/*"],
     "test_hopper_order_moe_gradients": ["moe_gradients_order/*"],
@@ -53,6 +54,9 @@ UNSEEN = {
     ("attention/engine.cuh", "__syncwarp();"): (1, "it brings the lanes together for the end of the launch, which "
                                                    "waits for the whole CTA"),
     ("attention/load.cuh", "__syncwarp(); /* as in load_tiles(): no lane may look a phase late */"):
+        (2, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
+    ("backward/engine.cuh", "__syncwarp();"): (1, "as in the forward engine"),
+    ("backward/load.cuh", "__syncwarp(); /* as in load_tiles(): no lane may look a phase late */"):
         (2, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
     ("attention/push.cuh", "fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine "
                            "write */"):

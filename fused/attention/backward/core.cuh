@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass, warps 4 and up: consumer warpgroups, 64 own rows each. Both passes do the same with their own rows
+ * x1, x2 and a block y1, y2 of the stream:
+ *
+ *     P = exp(scale * x1 y1T - lse)     dP = x2 y2T     dS = P * (dP - delta)
+ *     sum 0 += dS y1 (dq or dk)         sum 1 += P y2 (dv; pass for keys only)
+ *
+ * lse and delta belong to the queries: in the pass for queries to own rows, in the pass for keys to those of the
+ * stream. P and dS are the A operands of the last two products, in registers. */
+#ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_CORE_CUH
+#define PERSEUS_FUSED_ATTENTION_BACKWARD_CORE_CUH
+
+#include "fused/attention/backward/cta.cuh"
+#include "fused/attention/softmax.cuh"
+
+/* The state of a consumer warpgroup. */
+template <class E> struct backward_state {
+    uint32_t half; /* which warpgroup */
+    uint32_t step; /* blocks so far */
+    struct prs_attention_walk walk;
+    struct prs_backward_term own[2]; /* of the thread's two rows; pass for queries */
+    float s[E::block / 2];           /* scores, then P */
+    float d[E::block / 2];           /* dP, then dS */
+    float sum[E::results][E::head_dim / 2];
+    uint32_t p[E::block / 4], g[E::block / 4]; /* P and dS as operands */
+};
+
+/* Issues d = own rows x rows of the stream. */
+template <class E> PRS_DEVICE void issue_rows(float (&d)[E::block / 2], uint32_t own, uint32_t stream)
+{
+    typedef element<E::type> in;
+    constexpr int each = in::in_row / in::product_k, across = in::product_k * in::bytes;
+    uint64_t a = matrix_descriptor(own, 16), b = matrix_descriptor(stream, 16);
+#pragma unroll
+    for (int i = 0; i < E::head_dim / (int)in::product_k; i++) { /* a row's 128 bytes are contiguous, then the next */
+        int a_at = i / each * (64 * PRS_STAGE_ROW) + i % each * across;
+        int b_at = i / each * (E::block * PRS_STAGE_ROW) + i % each * across;
+        in::template multiply<0>(d, a + a_at / 16, b + b_at / 16, i != 0);
+    }
+    wgmma_commit();
+}
+
+/* Issues sum += factors x columns of the stream. */
+template <class E>
+PRS_DEVICE void issue_sum(float (&sum)[E::head_dim / 2], const uint32_t (&factor)[E::block / 4], uint32_t stream)
+{
+    typedef element<E::type> in;
+    constexpr int down = in::product_k * PRS_STAGE_ROW;
+    uint64_t b = matrix_descriptor(stream, E::block * PRS_STAGE_ROW);
+#pragma unroll
+    for (int i = 0; i < E::block / (int)in::product_k; i++)
+        in::template multiply<1>(sum, &factor[4 * i], b + i * (down / 16), 1);
+    wgmma_commit();
+}
+
+/* All lanes hold the same value: the compiler then computes descriptors once per warp. */
+PRS_DEVICE uint32_t same_in_warp(uint32_t x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
+/* Issues the scores of a block, and then dP. */
+template <class E> PRS_DEVICE void issue_block(const struct attention_memory &m, struct backward_state<E> *x)
+{
+    uint32_t base = smem_address(m.base), half = same_in_warp(x->half), stage = same_in_warp(stage_of(x->step));
+    mbarrier_wait(&m.k_full[stage], phase_of(x->step));
+    mbarrier_wait(&m.v_full[stage], phase_of(x->step));
+    wgmma_fence();
+    issue_rows<E>(x->s, base + E::at_q + half * E::rows_bytes, base + E::at_k + stage * E::block_bytes);
+    issue_rows<E>(x->d, base + E::at_second + half * E::rows_bytes, base + E::at_v + stage * E::block_bytes);
+}
+
+/* lse and delta of four elements of a thread, two columns of the stream: (lse, delta, lse, delta). */
+template <class E>
+PRS_DEVICE uint4 terms_of_stream(const struct attention_memory &m, const struct backward_state<E> *x, int i)
+{
+    uint32_t column = (uint32_t)i / 4 * 8 + threadIdx.x % 4 * 2;
+    return load_shared_v4(smem_address(m.base) + E::at_terms + stage_of(x->step) * E::terms_bytes +
+                          column * (uint32_t)sizeof(struct prs_backward_term));
+}
+
+/* Turns scores into P. Elements are ordered as in softmax.cuh. */
+template <class E>
+PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const struct attention_memory &m,
+                                   struct backward_state<E> *x)
+{
+    float scale = args.stream.scale_log2;
+#pragma unroll
+    for (int i = 0; i < E::block / 2; i += 4) {
+        float lse[2];
+        if (E::of_keys) {
+            uint4 terms = terms_of_stream(m, x, i);
+            lse[0] = __uint_as_float(terms.x), lse[1] = __uint_as_float(terms.z);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x->s[i + e] = exp2_fast(fmaf(x->s[i + e], scale, -(E::of_keys ? lse[e & 1] : x->own[e >> 1].lse)));
+    }
+}
+
+/* P is 0 where an own row does not meet a row of the stream. */
+template <class E>
+PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                   struct backward_state<E> *x)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
+    uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
+    struct prs_backward_range range[2];
+    if (prs_backward_range(s, &args.shape, &x->walk, first).to >= E::block &&
+        prs_backward_range(s, &args.shape, &x->walk, first + 63).from <= 0)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        range[h] = prs_backward_range(s, &args.shape, &x->walk, row + h * 8);
+#pragma unroll
+    for (int i = 0; i < E::block / 2; i++) {
+        int32_t column = i / 4 * 8 + (i & 1) + shift;
+        /* MUTANT(emulator attention_backward/causal_alone_is_right) a key meets no query before it:
+         * s/column < range[i >> 1 & 1].from ||/false ||/ */
+        if (column < range[i >> 1 & 1].from || column >= range[i >> 1 & 1].to)
+            x->s[i] = 0;
+    }
+}
+
+/* Turns dP into dS. */
+template <class E> PRS_DEVICE void form_gradients(const struct attention_memory &m, struct backward_state<E> *x)
+{
+#pragma unroll
+    for (int i = 0; i < E::block / 2; i += 4) {
+        float delta[2];
+        if (E::of_keys) {
+            uint4 terms = terms_of_stream(m, x, i);
+            delta[0] = __uint_as_float(terms.y), delta[1] = __uint_as_float(terms.w);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x->d[i + e] = x->s[i + e] * (x->d[i + e] - (E::of_keys ? delta[e & 1] : x->own[e >> 1].delta));
+    }
+}
+
+template <class E> PRS_DEVICE void release_stage(const struct attention_memory &m, uint32_t stage)
+{
+    if (E::of_keys)
+        __syncwarp(); /* all lanes have read the terms */
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(&m.k_empty[stage]);
+        mbarrier_arrive(&m.v_empty[stage]);
+    }
+}
+
+/* The terms of the thread's two rows. */
+template <class E>
+PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                               struct backward_state<E> *x)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    uint32_t pair = t.batch * args.shape.heads + t.head, row = t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
+    uint32_t bank = prs_backward_bank(launch_epoch(&args.stream.sync) + 1); /* the pass for keys comes after this */
+    const struct prs_backward_term *from =
+        args.terms + prs_backward_term(s, args.pairs_q, bank, s->place.rank, pair,
+                                       prs_backward_segment(s, PRS_PASS_KEYS, t.segment));
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        x->own[h] = from[row + threadIdx.x % 32 / 4 + h * 8];
+}
+
+/* One block: the caller has issued its scores and dP. Issues those of the next one before it returns true. Operands in
+ * registers are written while no product runs, and the other warpgroup computes meanwhile: else the compiler serialises
+ * all products (warnings C7513 and C7515). */
+template <class E>
+PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
+                          const struct prs_attention_task &t, struct backward_state<E> *x, bool first)
+{
+    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base);
+    wgmma_wait<1>(); /* the scores, and the sums of the block before */
+    registers_pin(x->s);
+    static_assert(PRS_ATTENTION_STAGES == 2, "the block before is in the other stage");
+    if (E::ahead && !first)
+        release_stage<E>(m, stage ^ 1);
+    form_probabilities<E>(args, m, x);
+    mask_probabilities<E>(args, t, x);
+    registers_pin(x->s);
+    bool more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk);
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
+    wgmma_wait<0>(); /* dP */
+    registers_pin(x->d);
+    if (!more && threadIdx.x % 32 == 0) /* the next task's own rows may be loaded */
+        mbarrier_arrive(&m.q_empty[x->half]);
+    form_gradients<E>(m, x);
+    pack_probabilities<E::type>(x->g, x->d);
+    if constexpr (E::of_keys)
+        pack_probabilities<E::type>(x->p, x->s);
+    wgmma_fence();
+    if constexpr (E::of_keys)
+        issue_sum<E>(x->sum[1], x->p, base + E::at_v + stage * E::block_bytes);
+    issue_sum<E>(x->sum[0], x->g, base + E::at_k + stage * E::block_bytes);
+    x->step++;
+    if (!E::ahead) {
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
+        wgmma_wait<0>();
+        release_stage<E>(m, stage);
+    }
+    if (more)
+        issue_block<E>(m, x);
+    return more;
+}
+
+/* Writes a result of a task from registers. first: row of this warp's first row in the segment. */
+template <class E, int RESULT>
+PRS_DEVICE void write_result(const struct prs_backward_args &args, const struct prs_attention_task &t, uint32_t first,
+                             const float (&sum)[E::head_dim / 2])
+{
+    typedef element<E::type> out;
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    const struct prs_attention_strides *to = &args.stream.out_strides;
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 4, w[E::head_dim / 32][4];
+    typename out::bits *at = (typename out::bits *)args.result[RESULT] + t.batch * to->batch + t.head * to->head +
+                             prs_backward_segment(s, E::pass, t.segment) * to->segment;
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        round_row<E::type>(w, sum, h, RESULT == 0 ? args.stream.scale : 1.0f);
+        if (row >= s->segment_rows)
+            continue;
+#pragma unroll
+        for (int i = 0; i < E::head_dim / 32; i++)
+            *(uint4 *)(at + row * to->row + i * 32 + lane % 4 * out::in_vector) =
+                make_uint4(w[i][0], w[i][1], w[i][2], w[i][3]);
+    }
+}
+
+template <class E>
+PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct attention_memory &m,
+                         const struct prs_attention_piece &piece, uint32_t turn, struct backward_state<E> *x)
+{
+    bool first = true;
+    x->walk = piece.begin;
+    if (!E::of_keys)
+        read_own_terms<E>(args, piece.task, x);
+#pragma unroll
+    for (int r = 0; r < E::results; r++)
+#pragma unroll
+        for (int i = 0; i < E::head_dim / 2; i++)
+            x->sum[r][i] = 0;
+#pragma unroll
+    for (int r = 0; r < E::results; r++)
+        registers_pin(x->sum[r]);
+    mbarrier_wait(&m.q_full[x->half], turn & 1);
+    issue_block<E>(m, x);
+    while (sum_block<E>(args, m, piece.task, x, first))
+        first = false;
+    wgmma_wait<0>();
+#pragma unroll
+    for (int r = 0; r < E::results; r++)
+        registers_pin(x->sum[r]);
+    if (E::ahead)
+        release_stage<E>(m, stage_of(x->step - 1));
+}
+
+template <class E> PRS_DEVICE void sum_tasks(const struct prs_backward_args &args, const struct attention_memory &m)
+{
+    struct backward_state<E> x;
+    x.half = threadIdx.x / 128 - 1;
+    x.step = 0;
+    for (uint32_t turn = 0, at; (at = take_piece(m, turn)) < args.stream.pieces_count; turn++) {
+        struct prs_attention_piece piece = args.stream.pieces[at];
+        uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
+        sum_task<E>(args, m, piece, turn, &x);
+        if (threadIdx.x == 128)
+            mbarrier_arrive(&m.piece_read[turn % PRS_ATTENTION_PIECE_SLOTS]);
+        write_result<E, 0>(args, piece.task, first, x.sum[0]);
+        if constexpr (E::of_keys)
+            write_result<E, 1>(args, piece.task, first, x.sum[1]);
+    }
+}
+
+#endif

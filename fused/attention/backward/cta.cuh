@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass of ring attention: the shape of its kernels. What the roles of a CTA share is the forward's
+ * (fused/attention/cta.cuh): claimed pieces, here whole tasks; and stages, here of the two tensors of the stream. */
+#ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_CTA_CUH
+#define PERSEUS_FUSED_ATTENTION_BACKWARD_CTA_CUH
+
+#include "fused/attention/backward/layout.h"
+#include "fused/attention/cta.cuh"
+
+template <int TYPE, int HEAD_DIM, int PASS> struct backward {
+    static constexpr int type = TYPE;
+    static constexpr int head_dim = HEAD_DIM;
+    static constexpr int pass = PASS; /* enum prs_backward_pass */
+    static constexpr bool of_keys = PASS == PRS_PASS_KEYS;
+    static constexpr int results = of_keys ? 2 : 1;
+    static constexpr int block = PRS_BACKWARD_BLOCK;
+    static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
+    static constexpr bool far = false;
+    static constexpr bool mirrored = of_keys;
+    static constexpr int threads = 128 * (warpgroups + 1);
+    static constexpr int tile_rows = PRS_BACKWARD_TILE;
+    static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes;
+    static constexpr int block_bytes = block * row_bytes;
+    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes;
+    static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
+    static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
+    /* The scores of the next block are computed during the sums of this one, where registers are enough for both. */
+    static constexpr bool ahead = !(of_keys && HEAD_DIM == 128);
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
+    static constexpr int producer_registers = 56;
+    static constexpr int consumer_registers = 224;
+    static_assert(producer_registers + warpgroups * consumer_registers <= (warpgroups + 1) * launch_registers,
+                  "else setmaxnreg never returns");
+    /* Offsets in dynamic shared memory. */
+    static constexpr int at_q = 0; /* the first own tensor */
+    static constexpr int at_second = at_q + warpgroups * rows_bytes;
+    static constexpr int at_k = at_second + warpgroups * rows_bytes;
+    static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
+    static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
+    static constexpr int at_terms = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    static constexpr int at_barriers = at_terms + PRS_ATTENTION_STAGES * terms_bytes;
+    static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
+    static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
+};
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass, warp 0: loads the own tile of a task and the stream, and waits there for what other ranks send. */
+#ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_LOAD_CUH
+#define PERSEUS_FUSED_ATTENTION_BACKWARD_LOAD_CUH
+
+#include "fused/attention/backward/cta.cuh"
+#include "fused/attention/load.cuh"
+
+/* Slabs of the span that are known to have arrived: of the two tensors of the stream. */
+struct backward_arrived {
+    uint32_t first, second;
+};
+
+/* One thread calls it. order: of the slice. */
+template <class E, int KIND>
+PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct attention_memory &m,
+                            const struct prs_attention_task &t, uint32_t block, uint32_t order, uint32_t segment,
+                            uint32_t stage)
+{
+    const struct prs_attention_args &x = args.stream;
+    const struct prs_attention_schedule *s = &x.schedule;
+    uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
+    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
+    const CUtensorMap *map = order != 0 ? &x.received : KIND == PRS_KEYS ? &x.k : &x.v;
+    struct attention_coordinate at = {0, 0};
+    if (order != 0)
+        at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
+    else
+        at = attention_coordinate_of(x, t.batch, t.pair % s->heads_kv, s->heads_kv,
+                                     prs_backward_segment(s, E::pass, segment));
+    mbarrier_expect(full, E::block_bytes + (E::of_keys && KIND == PRS_KEYS ? E::terms_bytes : 0));
+    tma_load_5d(to, map, full, 0, (int32_t)(block * E::block), 0, at.u, at.v);
+    if (E::of_keys && KIND == PRS_KEYS) {
+        uint32_t source = prs_place_in_order(&s->place, order), bank = prs_backward_bank(launch_epoch(&x.sync));
+        uint64_t row = prs_backward_term(s, args.pairs_q, bank, source, t.pair, segment) + block * E::block;
+        bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
+    }
+}
+
+/* Loads the walk's block of both tensors. step: how many came before. */
+template <class E>
+PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct attention_memory &m,
+                          const struct prs_attention_task &task, const struct prs_attention_walk &w, uint32_t step,
+                          struct backward_arrived *a)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
+    uint32_t span = prs_backward_span(&args.shape, &w), order = span / s->segments, stage = stage_of(step);
+    struct prs_attention_task t = task;
+    struct prs_attention_walk at = w;
+    t.pair = prs_backward_pair(&args.shape, &task, &w);
+    at.span = span;
+    if (order != 0) {
+        await_block<what>(args.stream, t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) both tensors of the stream are awaited: delete */
+        await_block<what>(args.stream, t, PRS_VALUES, at, &a->second);
+    }
+    mbarrier_wait(m.k_empty + stage, phase_of(step) ^ 1);
+    mbarrier_wait(m.v_empty + stage, phase_of(step) ^ 1);
+    __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+    if (threadIdx.x != 0)
+        return;
+    load_stream<E, PRS_KEYS>(args, m, t, w.block, order, span % s->segments, stage);
+    load_stream<E, PRS_VALUES>(args, m, t, w.block, order, span % s->segments, stage);
+}
+
+/* The rows of each warpgroup, of both own tensors. */
+template <class E>
+PRS_DEVICE void load_own(const struct prs_backward_args &args, const struct attention_memory &m,
+                         const struct prs_attention_task &t, uint32_t phase)
+{
+    uint32_t segment = prs_backward_segment(&args.stream.schedule, E::pass, t.segment);
+    struct attention_coordinate at = attention_coordinate_of(args.stream, t.batch, t.head, args.shape.heads, segment);
+    for (uint32_t i = 0; i < E::warpgroups; i++) {
+        int32_t row = (int32_t)(t.tile * E::tile_rows + i * 64);
+        mbarrier_wait(&m.q_empty[i], phase ^ 1);
+        __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+        if (threadIdx.x % 32 == 0) {
+            mbarrier_expect(&m.q_full[i], 2 * E::rows_bytes);
+            tma_load_5d(m.base + E::at_q + i * E::rows_bytes, &args.stream.q, &m.q_full[i], 0, row, 0, at.u, at.v);
+            tma_load_5d(m.base + E::at_second + i * E::rows_bytes, &args.second, &m.q_full[i], 0, row, 0, at.u, at.v);
+        }
+    }
+}
+
+/* Claims tasks, and loads in the order in which the consumers use the data. */
+template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args &args, const struct attention_memory &m)
+{
+    const struct prs_attention_args &x = args.stream;
+    bool claims = threadIdx.x == 0;
+    uint32_t step = 0, piece = claims ? claim_piece(x) : 0;
+    struct backward_arrived arrived = {0, 0};
+    for (uint32_t turn = 0;; turn++) {
+        piece = __shfl_sync(~0u, piece, 0);
+        if (claims)
+            pass_piece(m, turn, piece);
+        if (piece >= x.pieces_count)
+            break;
+        struct prs_attention_task t = x.pieces[piece].task;
+        struct prs_attention_walk w = x.pieces[piece].begin;
+        arrived.first = arrived.second = 0;
+        bool first = true;
+        do {
+            load_step<E>(args, m, t, w, step++, &arrived);
+            if (first)
+                load_own<E>(args, m, t, turn & 1);
+            first = false;
+        } while (prs_backward_next(&x.schedule, &args.shape, &t, &w));
+        piece = claims ? claim_piece(x) : 0;
+    }
+}
+
+#endif

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass of ring attention: plans and launches. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "fused/attention/backward/kernels.h"
+#include "fused/attention/kernels.h"
+#include "fused/attention/tensors.h"
+#include "fused/attention/tuning.h"
+#include "fused/core/plan.h"
+#include "transport/util/error.h"
+
+/* One pass of a launch. */
+struct pass {
+    struct prs_attention_info info; /* as of a forward plan with this stream */
+    struct prs_backward_args args;  /* all but what each launch brings */
+    uint64_t staging_bytes;
+};
+
+struct prs_attention_backward_plan {
+    struct prs_plan base;
+    struct prs_attention_shape shape;
+    struct prs_attention_tuning wanted;
+    struct prs_attention_info info;
+    struct pass pass[PRS_PASSES];
+    struct prs_terms_args terms;
+};
+
+static struct prs_attention_backward_plan *self(struct prs_plan *p)
+{
+    return (struct prs_attention_backward_plan *)p;
+}
+
+/* ---- deciding ---- */
+static int check(const struct prs_attention_backward_plan *p)
+{
+    const struct prs_attention_tuning *t = &p->wanted;
+    int r = prs_check_reserved(&p->shape, "struct prs_attention_shape");
+    if (!r)
+        r = prs_check_reserved(t, "struct prs_attention_tuning");
+    if (!r)
+        r = prs_attention_tuning_check(&p->shape, p->base.ctx->config.world);
+    if (r)
+        return r;
+    if (p->base.ctx->place.nodes > 1)
+        return prs_fail(-ENOTSUP, "attention: the backward pass runs on one node, and the ranks are on %u",
+                        p->base.ctx->place.nodes);
+    if ((t->block_rows != 0 && t->block_rows != PRS_BACKWARD_BLOCK) || t->overlap != 0)
+        return prs_fail(-EINVAL,
+                        "attention: the backward pass has one kernel, of %d keys a step: block_rows %u or "
+                        "overlap %u is not built",
+                        PRS_BACKWARD_BLOCK, t->block_rows, t->overlap);
+    if (t->mover != 0 && t->mover != PRS_MOVED_BY_CTAS)
+        return prs_fail(-EINVAL, "attention: mover %u of the tuning: in the backward pass only CTAs move data",
+                        t->mover);
+    return 0;
+}
+
+/* Bytes of the terms: two banks. */
+static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
+{
+    const struct prs_attention_schedule *s = &p->pass[PRS_PASS_KEYS].args.stream.schedule;
+    return prs_backward_term(s, s->pairs, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
+}
+
+/* Chooses for one pass as for a forward plan whose keys and values are its stream. limit: of its staging memory. */
+static int choose_pass(struct prs_attention_backward_plan *p, uint32_t number, uint32_t ctas, uint64_t limit)
+{
+    struct pass *pass = &p->pass[number];
+    struct prs_attention_schedule *s = &pass->args.stream.schedule;
+    struct prs_attention_shape shape = p->shape;
+    uint32_t shared = shape.heads_q / shape.heads_kv;
+    int r;
+    pass->info.tuning = p->info.tuning;
+    pass->info.tuning.workspace_limit = limit;
+    shape.heads_kv = prs_backward_stream_heads(number, shape.heads_q, shape.heads_kv);
+    if (number == PRS_PASS_KEYS) /* the groups of the pass for queries, in query heads */
+        pass->info.tuning.heads_per_step = p->pass[PRS_PASS_QUERIES].info.tuning.heads_per_step * shared;
+    s->tile_rows = PRS_BACKWARD_TILE;
+    s->block_rows = PRS_BACKWARD_BLOCK;
+    r = prs_attention_tuning_choose(&shape, &p->base.ctx->place, ctas, &pass->info, s);
+    if (r)
+        return r;
+    pass->args.shape = prs_backward_pass_shape_of(number, p->shape.heads_q, p->shape.heads_kv);
+    pass->staging_bytes = s->place.world == 1 ? 0 : (prs_attention_tuning_staging(&shape, s) + 1023) / 1024 * 1024;
+    return 0;
+}
+
+/* The forward pass has two products of each pair of rows; these have three and four. */
+static void sum_up(struct prs_attention_backward_plan *p)
+{
+    static const double products[PRS_PASSES] = {1.5, 2};
+    struct prs_attention_info *info = &p->info;
+    uint64_t limit = info->tuning.workspace_limit;
+    info->tuning = p->pass[PRS_PASS_QUERIES].info.tuning;
+    info->tuning.workspace_limit = limit;
+    info->tuning.block_rows = PRS_BACKWARD_BLOCK;
+    info->reason = p->pass[PRS_PASS_KEYS].info.reason;
+    info->tuning.mode = p->pass[PRS_PASS_KEYS].info.tuning.mode;
+    info->sent_bytes = 0;
+    info->predicted_us = 0;
+    for (uint32_t i = 0; i < PRS_PASSES; i++) {
+        info->sent_bytes += p->pass[i].info.sent_bytes;
+        info->predicted_us += p->pass[i].info.predicted_us * products[i];
+    }
+}
+
+/* The limit, by default half of what is free on the fullest GPU, is for the streams of both passes, which take memory
+ * in proportion to their heads. So either both are resident, or neither. */
+static int choose(struct prs_attention_backward_plan *p, const struct prs_hint *agreed)
+{
+    struct prs_attention_tuning *t = &p->info.tuning;
+    uint64_t heads = (uint64_t)p->shape.heads_q + p->shape.heads_kv, for_keys_and_values;
+    size_t free_bytes, total;
+    uint32_t ctas;
+    int r = prs_backward_kernels_prepare(PRS_ATTENTION_TYPE, p->shape.head_dim, &ctas);
+    if (r)
+        return prs_fail(r, "attention: the backward kernels do not fit device %d: built for another GPU?",
+                        p->base.ctx->config.device);
+    r = prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    if (r)
+        return r;
+    p->base.call.hint.least = agreed ? agreed->least : free_bytes / 2;
+    *t = p->wanted;
+    t->mover = PRS_MOVED_BY_CTAS;
+    if (t->workspace_limit == 0)
+        t->workspace_limit = p->base.call.hint.least;
+    ctas = prs_context_clusters(p->base.ctx, ctas, 1);
+    for_keys_and_values = t->workspace_limit / heads * p->shape.heads_kv;
+    r = choose_pass(p, PRS_PASS_QUERIES, ctas, for_keys_and_values);
+    if (!r)
+        r = choose_pass(p, PRS_PASS_KEYS, ctas, t->workspace_limit - for_keys_and_values);
+    if (!r)
+        sum_up(p);
+    return r;
+}
+
+static void fill_args(struct prs_attention_backward_plan *p)
+{
+    for (uint32_t i = 0; i < PRS_PASSES; i++) {
+        struct prs_backward_args *a = &p->pass[i].args;
+        struct prs_attention_args *x = &a->stream;
+        prs_attention_set_scale(&p->shape, x);
+        x->heads_first = p->shape.heads_first != 0;
+        x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads);
+        x->row_bytes = prs_attention_row_bytes(&p->shape);
+        x->push_gap = prs_attention_tuning_gap(&p->pass[i].info);
+        a->pairs_q = p->shape.batch * p->shape.heads_q;
+    }
+    p->terms.schedule = p->pass[PRS_PASS_KEYS].args.stream.schedule;
+    p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q);
+}
+
+static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
+{
+    prs_plan_term(p, "batch", sh->batch);
+    prs_plan_term(p, "heads_q", sh->heads_q);
+    prs_plan_term(p, "heads_kv", sh->heads_kv);
+    prs_plan_term(p, "head_dim", sh->head_dim);
+    prs_plan_term(p, "seq", sh->seq);
+    prs_plan_term(p, "causal", sh->causal != 0);
+    prs_plan_term(p, "heads_first", sh->heads_first != 0);
+    prs_plan_term(p, "mode", t->mode);
+    prs_plan_term(p, "mode of the pass for queries", self(p)->pass[PRS_PASS_QUERIES].info.tuning.mode);
+    prs_plan_term(p, "ctas", t->ctas);
+    prs_plan_term(p, "heads_per_step", t->heads_per_step);
+    prs_plan_term(p, "slab_rows", t->slab_rows);
+    prs_plan_term(p, "bytes of arguments", sizeof(struct prs_backward_args));
+}
+
+/* ---- memory ---- */
+/* What a pass has of this rank's own memory, in bytes from its beginning: tasks, claims, finished groups, and how many
+ * tasks each group has. */
+struct own {
+    uint64_t claims, finished, tasks_of, all;
+};
+
+static struct own own_of(const struct prs_backward_args *a)
+{
+    const struct prs_attention_schedule *s = &a->stream.schedule;
+    uint64_t tasks = (uint64_t)a->stream.pieces_count * sizeof(struct prs_attention_piece), groups = s->groups * 4ull;
+    struct own o = {.claims = (tasks + 127) / 128 * 128};
+    o.finished = o.claims + sizeof(struct prs_attention_claims);
+    o.tasks_of = o.finished + 2 * groups;
+    o.all = (o.tasks_of + groups + 127) / 128 * 128;
+    return o;
+}
+
+/* No task is cut: each is one piece. */
+static int upload_tasks(struct prs_attention_backward_plan *p, struct prs_backward_args *a, uint8_t *at)
+{
+    const struct prs_attention_schedule *s = &a->stream.schedule;
+    uint32_t count = a->stream.pieces_count;
+    struct prs_attention_piece *tasks = calloc(count, sizeof(*tasks));
+    uint32_t *tasks_of = calloc(s->groups, sizeof(*tasks_of));
+    struct own own = own_of(a);
+    int r = !tasks || !tasks_of ? prs_fail(-ENOMEM, "attention: no memory for %u backward tasks", count) : 0;
+    for (uint32_t i = 0; i < count && !r; i++) {
+        prs_backward_task_at(s, &a->shape, i, &tasks[i].task);
+        prs_backward_begin(s, &a->shape, &tasks[i].task, &tasks[i].begin);
+        tasks_of[tasks[i].task.group]++;
+    }
+    if (!r)
+        r = prs_cuda_upload(p->base.ctx, at, tasks, count * sizeof(*tasks), "cudaMemcpy of backward tasks");
+    if (!r)
+        r = prs_cuda_upload(p->base.ctx, at + own.tasks_of, tasks_of, s->groups * sizeof(*tasks_of),
+                            "cudaMemcpy of how many tasks a group has");
+    free(tasks);
+    free(tasks_of);
+    a->stream.pieces = (const struct prs_attention_piece *)at;
+    a->stream.claims = (struct prs_attention_claims *)(at + own.claims);
+    a->stream.finished = (uint32_t *)(at + own.finished);
+    a->stream.pieces_of = (const uint32_t *)(at + own.tasks_of);
+    return r;
+}
+
+static int open_own(struct prs_attention_backward_plan *p)
+{
+    uint64_t all = 0, at = 0;
+    int r;
+    for (uint32_t i = 0; i < PRS_PASSES; i++) {
+        struct prs_backward_args *a = &p->pass[i].args;
+        a->stream.pieces_count = prs_backward_tasks(&a->stream.schedule, &a->shape);
+        all += own_of(a).all;
+    }
+    r = prs_plan_local(&p->base, all, all);
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < PRS_PASSES && !r; i++) {
+        r = upload_tasks(p, &p->pass[i].args, p->base.own.at + at);
+        at += own_of(&p->pass[i].args).all;
+    }
+    return r;
+}
+
+/* Numbers of the plan's needs. Staging: the streams of both passes, then terms. Flags: of each pass arrival counters in
+ * two banks, and credits. */
+enum { STAGING, FLAGS, SWITCH };
+
+/* Words of a pass. */
+static uint32_t flag_words(const struct prs_attention_schedule *s)
+{
+    return 2 * prs_attention_arrival_words(s) + prs_attention_credit(s, s->place.local_ranks, 0);
+}
+
+static int need_workspace(struct prs_attention_backward_plan *p)
+{
+    const struct prs_attention_schedule *queries = &p->pass[PRS_PASS_QUERIES].args.stream.schedule;
+    const struct prs_attention_schedule *keys = &p->pass[PRS_PASS_KEYS].args.stream.schedule;
+    if (keys->place.world == 1)
+        return prs_plan_scratch(&p->base, terms_bytes(p));
+    prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
+                  p->pass[0].staging_bytes + p->pass[1].staging_bytes + terms_bytes(p));
+    prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
+    prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
+                  ((uint64_t)flag_words(queries) + flag_words(keys)) * sizeof(uint32_t));
+    return 0;
+}
+
+static int decide(struct prs_plan *base, const struct prs_hint *agreed)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    int r = check(p);
+    if (!r)
+        r = choose(p, agreed);
+    if (r)
+        return r;
+    fill_args(p);
+    add_terms(base, &p->shape, &p->info.tuning);
+    r = need_workspace(p);
+    return r ? r : open_own(p);
+}
+
+/* The memory of a pass at neighbour `peer`; staging, flags: of the plan there. */
+static void place_pass(struct pass *pass, uint32_t peer, uint8_t *staging, uint32_t *flags)
+{
+    struct prs_attention_args *x = &pass->args.stream;
+    x->arrival_words = prs_attention_arrival_words(&x->schedule);
+    x->staging[peer] = staging;
+    x->arrivals[peer] = flags;
+    x->credits[peer] = flags + 2 * x->arrival_words;
+}
+
+static int place(struct prs_plan *base)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    struct pass *q = &p->pass[PRS_PASS_QUERIES], *k = &p->pass[PRS_PASS_KEYS];
+    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true};
+    uint32_t world = p->terms.schedule.place.world;
+    int r = 0;
+    if (world == 1)
+        p->terms.terms[0] = (struct prs_backward_term *)base->scratch.at;
+    for (uint32_t peer = 0; peer < world && world > 1; peer++) {
+        uint8_t *staging = base->memory[STAGING]->at[peer];
+        uint32_t *flags = (uint32_t *)base->memory[FLAGS]->at[peer], words = flag_words(&q->args.stream.schedule);
+        place_pass(q, peer, staging, flags);
+        place_pass(k, peer, staging + q->staging_bytes, flags + words);
+        p->terms.terms[peer] = (struct prs_backward_term *)(staging + q->staging_bytes + k->staging_bytes);
+    }
+    for (uint32_t i = 0; i < PRS_PASSES && !r; i++) {
+        struct prs_backward_args *a = &p->pass[i].args;
+        a->stream.sync = p->terms.sync;
+        a->terms = p->terms.terms[0];
+        if (world > 1)
+            r = prs_attention_encode_stages(&p->shape, &a->stream.schedule, a->stream.staging[0], block,
+                                            &a->stream.received);
+    }
+    return r;
+}
+
+/* ---- opening ---- */
+int prs_attention_backward_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                                     const struct prs_attention_tuning *tuning,
+                                     struct prs_attention_backward_plan **out)
+{
+    static const struct prs_plan_steps steps = {.name = "the backward pass of ring attention",
+                                                .awaited = prs_attention_awaited,
+                                                .decide = decide,
+                                                .place = place,
+                                                .switch_plan = prs_attention_kernel_switch_plan};
+    struct prs_attention_backward_plan *p = prs_plan_new(ctx, &steps, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->base.sync = &p->terms.sync;
+    p->shape = *shape;
+    if (tuning)
+        p->wanted = *tuning;
+    return prs_plan_open(&p->base, (void **)out);
+}
+
+void prs_attention_backward_plan_close(struct prs_attention_backward_plan *p)
+{
+    prs_plan_close(p ? &p->base : NULL);
+}
+
+void prs_attention_backward_plan_query(const struct prs_attention_backward_plan *p, struct prs_attention_info *info)
+{
+    *info = p->info;
+    info->workspace_bytes = p->base.workspace_bytes;
+    info->shared_bytes = p->base.shared_bytes;
+}
+
+/* ---- launching ---- */
+static int launch_terms(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    return prs_backward_kernel_terms(PRS_ATTENTION_TYPE, p->shape.head_dim, &p->terms, p->info.tuning.ctas, stream);
+}
+
+static int launch_pass(struct prs_attention_backward_plan *p, uint32_t pass, cudaStream_t stream)
+{
+    return prs_backward_kernel_pass(PRS_ATTENTION_TYPE, p->shape.head_dim, &p->pass[pass].args, p->info.tuning.ctas,
+                                    stream);
+}
+
+static int launch_queries(struct prs_plan *base, cudaStream_t stream)
+{
+    return launch_pass(self(base), PRS_PASS_QUERIES, stream);
+}
+
+static int launch_keys(struct prs_plan *base, cudaStream_t stream)
+{
+    return launch_pass(self(base), PRS_PASS_KEYS, stream);
+}
+
+/* layout.h: the passes are epochs in this order. */
+static prs_launch_step_fn *const backward_steps[] = {launch_terms, launch_queries, launch_keys, NULL};
+
+static int check_operands(const struct prs_attention_gradients *x)
+{
+    const struct {
+        const char *name;
+        const void *at;
+        uint32_t alignment;
+    } operand[] = {{"q", x->q, 16},       {"k", x->k, 16},   {"v", x->v, 16},   {"out", x->out, 16}, {"lse", x->lse, 4},
+                   {"dout", x->dout, 16}, {"dq", x->dq, 16}, {"dk", x->dk, 16}, {"dv", x->dv, 16}};
+    for (size_t i = 0; i < sizeof(operand) / sizeof(*operand); i++)
+        if (!operand[i].at || (uintptr_t)operand[i].at % operand[i].alignment != 0)
+            return prs_fail(-EINVAL, "attention: %s %p of a backward launch: must be %u-byte aligned, and not NULL",
+                            operand[i].name, operand[i].at, operand[i].alignment);
+    return prs_check_reserved(x, "struct prs_attention_gradients");
+}
+
+/* Own tensors of a pass in tiles, its stream in blocks and in pieces of messages. */
+static int encode_pass(const struct prs_attention_backward_plan *p, struct prs_backward_args *a,
+                       const void *const own[2], const void *const stream[2])
+{
+    struct prs_attention_args *x = &a->stream;
+    const struct prs_attention_schedule *s = &x->schedule;
+    struct prs_attention_box rows = {PRS_BACKWARD_BLOCK, true}, piece = {prs_attention_piece_rows(x->row_bytes), false};
+    const struct {
+        const void *base;
+        uint32_t heads;
+        const struct prs_attention_box *box;
+        CUtensorMap *map;
+    } maps[] = {{own[0], a->shape.heads, &rows, &x->q},       {own[1], a->shape.heads, &rows, &a->second},
+                {stream[0], s->heads_kv, &rows, &x->k},       {stream[1], s->heads_kv, &rows, &x->v},
+                {stream[0], s->heads_kv, &piece, &x->push_k}, {stream[1], s->heads_kv, &piece, &x->push_v}};
+    static_assert(PRS_BACKWARD_BLOCK == 64, "own rows of a warpgroup have the box of a block");
+    int r = 0;
+    for (size_t i = 0; i < (s->place.world > 1 ? 6 : 4) && !r; i++)
+        r = prs_attention_encode(&p->shape, s, maps[i].base, 1, maps[i].heads, *maps[i].box, maps[i].map);
+    return r;
+}
+
+int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *x,
+                                  struct CUstream_st *stream)
+{
+    const void *const queries[2] = {x->q, x->dout}, *const keys[2] = {x->k, x->v};
+    int before, r = check_operands(x);
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
+        return r;
+    p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse;
+    p->pass[PRS_PASS_QUERIES].args.result[0] = x->dq;
+    p->pass[PRS_PASS_KEYS].args.result[0] = x->dk;
+    p->pass[PRS_PASS_KEYS].args.result[1] = x->dv;
+    r = encode_pass(p, &p->pass[PRS_PASS_QUERIES].args, queries, keys);
+    if (!r)
+        r = encode_pass(p, &p->pass[PRS_PASS_KEYS].args, keys, queries);
+    if (!r)
+        r = prs_plan_launch(&p->base, backward_steps, stream);
+    prs_cuda_leave(before);
+    return r;
+}
