@@ -115,14 +115,15 @@ PRS_API void prs_attention_backward_plan_query(const struct prs_attention_backwa
                                                struct prs_attention_info *info);
 
 /** What one backward launch works on: device memory, 16-byte aligned (lse: 4-byte), not NULL. q, k, v, out and lse are
- * what the forward launch read and wrote, dout is the gradient of out. A result must not overlap an input or another
- * result. */
+ * what the forward launch read and wrote, dout and dlse are the gradients of out and lse. A result must not overlap an
+ * input or another result. */
 struct prs_attention_gradients {
     const void *q, *k, *v, *out;
     const float *lse;
-    const void *dout; /**< as out */
-    void *dq;         /**< as q */
-    void *dk, *dv;    /**< as k; over the query heads that share a KV head, and the queries of all ranks */
+    const void *dout;  /**< as out */
+    const float *dlse; /**< as lse; NULL: zeros */
+    void *dq;          /**< as q */
+    void *dk, *dv;     /**< as k; over the query heads that share a KV head, and the queries of all ranks */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 

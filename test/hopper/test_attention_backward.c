@@ -21,6 +21,7 @@ struct row {
     struct prs_attention_shape shape;
     uint32_t epochs;
     struct prs_attention_tuning tuning;
+    bool of_lse;  /* lse has a gradient too */
     bool forward; /* a forward launch, of a plan of its own, stands before each backward one */
     bool again;   /* every launch gets the same inputs, and must give the same bits; those after the first by a graph */
 };
@@ -29,7 +30,7 @@ struct row {
  * the absolute values that rounding acts on. */
 struct problem {
     double *x[TENSORS], *size[TENSORS], *rough[TENSORS];
-    float *lse;
+    float *lse, *dlse;
 };
 
 struct run {
@@ -133,7 +134,8 @@ static void solve_query(const struct prs_attention_shape *s, struct problem *p, 
     for (uint32_t i = 0; i < d; i++)
         out[i] = ranks_float(ranks_bf16((float)out[i]));
     delta = dot(dout, out, d);
-    rough = dot_of_sizes(dout, out, d);
+    rough = dot_of_sizes(dout, out, d) + fabs((double)p->dlse[head * s->seq + position]);
+    delta -= (double)p->dlse[head * s->seq + position];
     for (uint32_t j = 0; j < keys; j++) {
         double prob = exp(score[j] - (double)p->lse[head * s->seq + position]);
         const double *v = p->x[V] + kv + j * d;
@@ -157,6 +159,9 @@ static void open_problem(const struct row *r, uint32_t epoch, struct problem *p)
             p->x[t][i] = ranks_element((r->again ? 0 : epoch) * 8 + (uint32_t)t + 1, i);
     }
     p->lse = calloc((size_t)s->batch * s->heads_q * s->seq, sizeof(float));
+    p->dlse = calloc((size_t)s->batch * s->heads_q * s->seq, sizeof(float));
+    for (uint64_t i = 0; i < (uint64_t)s->batch * s->heads_q * s->seq && r->of_lse; i++)
+        p->dlse[i] = 4 * ranks_element(epoch * 8, i);
     for (uint64_t head = 0; head < (uint64_t)s->batch * s->heads_q; head++)
         for (uint32_t position = 0; position < s->seq; position++)
             solve_query(s, p, head, position);
@@ -170,11 +175,12 @@ static void close_problem(struct problem *p)
         free(p->rough[t]);
     }
     free(p->lse);
+    free(p->dlse);
 }
 
 /* ---- a rank ---- */
 struct tensors {
-    void *x[TENSORS], *lse, *out_again;
+    void *x[TENSORS], *lse, *dlse, *out_again;
 };
 
 static uint64_t slice_size(const struct row *r, enum tensor t)
@@ -206,21 +212,30 @@ static void *upload_slice(const struct row *r, const struct problem *p, enum ten
     return to;
 }
 
-static void open_tensors(const struct row *r, const struct problem *p, uint32_t rank, struct tensors *x)
+/* Of a value for each query: lse or its gradient. */
+static void *upload_values(const struct row *r, const float *whole, uint32_t rank)
 {
     uint64_t heads = (uint64_t)r->shape.batch * r->shape.heads_q, rows = slice_rows(r);
-    float *lse = malloc(heads * rows * sizeof(float));
-    for (int t = 0; t < TENSORS; t++)
-        x->x[t] = t < DQ ? upload_slice(r, p, t, rank) : ranks_device(slice_size(r, t) * 2, 0xff);
+    float *slice = malloc(heads * rows * sizeof(float));
+    void *to;
     for (uint64_t head = 0; head < heads; head++)
         for (uint32_t position = 0; position < r->shape.seq; position++) {
             uint32_t at;
             if (holder_of(r, position, &at) == rank)
-                lse[head * rows + at] = p->lse[head * r->shape.seq + position];
+                slice[head * rows + at] = whole[head * r->shape.seq + position];
         }
-    x->lse = upload(lse, heads * rows * sizeof(float));
+    to = upload(slice, heads * rows * sizeof(float));
+    free(slice);
+    return to;
+}
+
+static void open_tensors(const struct row *r, const struct problem *p, uint32_t rank, struct tensors *x)
+{
+    for (int t = 0; t < TENSORS; t++)
+        x->x[t] = t < DQ ? upload_slice(r, p, t, rank) : ranks_device(slice_size(r, t) * 2, 0xff);
+    x->lse = upload_values(r, p->lse, rank);
+    x->dlse = r->of_lse ? upload_values(r, p->dlse, rank) : NULL;
     x->out_again = ranks_device(slice_size(r, OUT) * 2, 0xff);
-    free(lse);
 }
 
 static void close_tensors(struct tensors *x)
@@ -228,6 +243,7 @@ static void close_tensors(struct tensors *x)
     for (int t = 0; t < TENSORS; t++)
         (void)cudaFree(x->x[t]);
     (void)cudaFree(x->lse);
+    (void)cudaFree(x->dlse);
     (void)cudaFree(x->out_again);
 }
 
@@ -301,6 +317,7 @@ static int launch(const struct plans *p, const struct tensors *t, cudaStream_t s
                                         .out = t->x[OUT],
                                         .lse = t->lse,
                                         .dout = t->x[DOUT],
+                                        .dlse = t->dlse,
                                         .dq = t->x[DQ],
                                         .dk = t->x[DK],
                                         .dv = t->x[DV]};
@@ -407,7 +424,7 @@ static void assert_right(const struct row *rows, size_t count)
 /* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale}, epochs, tuning */
 Test(attention_backward, one_rank_alone_is_right, .timeout = 600)
 {
-    ASSERT_RIGHT({1, {1, 1, 1, 128, 200, 0, 0, 0.3f}, 2}, {1, {2, 2, 1, 64, 130, 0, 1, 0}, 1},
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 200, 0, 0, 0.3f}, 2}, {1, {2, 2, 1, 64, 130, 0, 1, 0}, 1, .of_lse = true},
                  {1, {1, 1, 1, 128, 1, 0, 0, 0}, 1});
 }
 
@@ -423,7 +440,7 @@ Test(attention_backward, several_ranks_are_right, .timeout = 600)
 
 Test(attention_backward, several_causal_ranks_are_right, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 2, 1, 128, 4 * 90, 1, 0, 0.3f}, 3}, {3, {1, 4, 2, 64, 6 * 40, 1, 1, 0.3f}, 2},
+    ASSERT_RIGHT({2, {1, 2, 1, 128, 4 * 90, 1, 0, 0.3f}, 3}, {3, {1, 4, 2, 64, 6 * 40, 1, 1, 0.3f}, 2, .of_lse = true},
                  {4, {1, 1, 1, 128, 8 * 20, 1, 0, 0}, 2});
 }
 
@@ -484,13 +501,15 @@ Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
     cr_assert(info.tuning.mode == PRS_ATTENTION_ALONE && info.tuning.block_rows == 64 && info.workspace_bytes > 0 &&
               info.shared_bytes > 0 && info.sent_bytes == 0);
     at = ranks_device(64, 0);
-    x = (struct prs_attention_gradients){at, at, at, at, (float *)at, at, at, at, at, {0}};
+    x = (struct prs_attention_gradients){at, at, at, at, (float *)at, at, NULL, at, at, at, {0}};
     x.dk = NULL;
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "dk ");
     x.dk = at, x.dout = at + 8;
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "dout ");
     x.dout = at, x.lse = (float *)(at + 2);
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "lse ");
+    x.lse = (float *)at, x.dlse = (float *)(at + 2);
+    assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "dlse ");
     prs_attention_backward_plan_close(plan);
     prs_fused_close(ctx);
 }

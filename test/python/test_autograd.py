@@ -169,6 +169,8 @@ class Gradients(unittest.TestCase):
                 refused(op, getattr(torch.ops.perseus, op)(a, w.t(), group.name), a, w)
             a, w = leaf(32, 64), leaf(48, 64)
             refused("all_gather_matmuls", perseus.all_gather_matmul(a, w.t(), group), a, w)
+            q, k, v = (leaf(1, 64, heads, 64, seed=heads) for heads in (2, 1, 1))
+            refused("ring_attention", perseus.ring_attention(q, k, v, group)[0], q, k, v)
             plan = perseus.moe_plan(max_tokens=16, hidden=64, experts=4, top_k=2, inner=48, group=group)
             x, first, second = leaf(16, 64), leaf(4, 64, 96), leaf(4, 48, 64)
             weights, chosen = torch.rand(16, 4, generator=torch.Generator().manual_seed(0)).topk(2)
@@ -197,7 +199,9 @@ class Gradients(unittest.TestCase):
                     self.assertEqual({c.dtype, d.dtype, layer(a).dtype}, {dtype})
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 q = random(0, 1, 128, 2, 64).float()
-                self.assertEqual(perseus.ring_attention(q, q, q, group)[0].dtype, torch.bfloat16)
+                y = perseus.ring_attention(q.requires_grad_(), q, q, group)[0]
+                y.float().sum().backward()
+                self.assertEqual((y.dtype, q.grad.dtype), (torch.bfloat16, torch.float32))
                 plan = perseus.moe_plan(max_tokens=16, hidden=64, experts=4, top_k=2, inner=48, group=group)
                 x, first, second = (random(0, *shape).float() for shape in ((16, 64), (4, 64, 96), (4, 48, 64)))
                 weights, chosen = torch.rand(16, 4).topk(2)
@@ -224,9 +228,11 @@ class Gradients(unittest.TestCase):
 
     def test_what_has_no_backward_says_so(self):
         def body(group):
-            q = random(0, 1, 128, 2, 64).requires_grad_()
-            with self.assertRaisesRegex(NotImplementedError, "perseus.ring_attention has no backward"):
-                perseus.ring_attention(q, q, q, group)[0].sum().backward()
+            x, weights = random(0, 16, 64).requires_grad_(), random(0, 4, 64, 96)
+            y = perseus.moe_dispatch_gemm(x, torch.zeros(16, 1, dtype=torch.int64), torch.ones(16, 1), weights,
+                                          max_tokens=16, capacity=512, group=group)[0]
+            with self.assertRaisesRegex(NotImplementedError, "perseus.moe_dispatch_gemm has no backward"):
+                y.sum().backward()
         run(1, body)
 
 

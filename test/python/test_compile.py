@@ -49,6 +49,8 @@ class Fake(unittest.TestCase):
     def test_ring_attention(self):
         for heads_first, shape in ((False, (1, 128, 2, 64)), (True, (1, 2, 128, 64))):
             self.same(2, lambda g, q: perseus.ring_attention(q, q, q, g, heads_first=heads_first), shape)
+            self.same(2, lambda g, q: torch.ops.perseus.ring_attention_backward(
+                q, None, q, q, q, q, torch.zeros(1, 2, 128), g, heads_first=heads_first), shape)
 
     def test_moe_dispatch_gemm(self):
         def call(group, tokens, weights):
@@ -110,6 +112,19 @@ class Compiled(unittest.TestCase):
             return torch.equal(torch.compile(pair, fullgraph=True, backend="aot_eager")(x, w), pair(x, w))
         self.assertEqual(run(1, body), [True])
 
+    def test_attention_and_its_gradients(self):
+        def body(group):
+            def loss(q, k, v):
+                out, lse = perseus.ring_attention(q.relu(), k, v, group, causal=True)
+                return out.float().square().sum() + lse.sum()
+            results = []
+            for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+                leaves = [random(0, 1, 64, heads, 64, seed=heads).requires_grad_() for heads in (2, 1, 1)]
+                call(*leaves).backward()
+                results.append([t.grad for t in leaves])
+            return [torch.equal(a, b) for a, b in zip(*results)]
+        self.assertEqual(run(1, body), [[True] * 3])
+
     def test_each_op_passes_torchs_own_check_of_ops(self):
         def body(group):
             a, w = random(0, 32, 64).requires_grad_(), random(0, 96, 64).requires_grad_()
@@ -117,8 +132,9 @@ class Compiled(unittest.TestCase):
             for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul"):
                 torch.library.opcheck(getattr(torch.ops.perseus, op).default, (a, w.t(), group.name), test_utils=tests,
                                       rtol=0.02, atol=0.05)
-            q = random(0, 1, 128, 2, 64)
-            torch.library.opcheck(torch.ops.perseus.ring_attention.default, (q, q, q, group.name), test_utils=tests[:3])
+            q, k, v = (random(0, 1, 64, heads, 64, seed=heads).requires_grad_() for heads in (2, 1, 1))
+            torch.library.opcheck(torch.ops.perseus.ring_attention.default, (q, k, v, group.name, True),
+                                  test_utils=tests, rtol=0.02, atol=0.05)
         run(1, body)
 
 

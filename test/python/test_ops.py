@@ -251,45 +251,6 @@ class SymmMem(unittest.TestCase):
         run(1, body)
 
 
-class Attention(unittest.TestCase):
-    def reference(self, q, k, v, causal, scale=None):
-        """Heads first, double precision. Returns out, lse."""
-        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        scores = q.double() @ k.double().transpose(2, 3) * (scale or q.shape[3]**-0.5)
-        if causal:
-            scores = scores.masked_fill(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1), -torch.inf)
-        return scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
-
-    def positions(self, rank, world, seq, causal):
-        """Of the sequence, that this rank has."""
-        if not causal or world == 1:
-            return torch.arange(seq).chunk(world)[rank]
-        chunks = torch.arange(seq).chunk(2 * world)
-        return torch.cat([chunks[rank], chunks[2 * world - 1 - rank]])
-
-    def check(self, world, causal, heads_first):
-        seq = 128 * world
-        whole = [random(0, 2, heads, seq, 64, seed=seed) for heads, seed in ((4, 1), (2, 2), (2, 3))]
-        want, want_lse = self.reference(*whole, causal)
-
-        def body(group):
-            mine = self.positions(group.rank, world, seq, causal)
-            q, k, v = (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2) for t in whole)
-            out, lse = perseus.ring_attention(q.contiguous(), k.contiguous(), v.contiguous(), group, causal=causal,
-                                              heads_first=heads_first)
-            out = out if heads_first else out.transpose(1, 2)
-            return (float((out.double() - want[:, :, mine]).abs().max()),
-                    float((lse.double() - want_lse[:, :, mine]).abs().max()))
-        for out, lse in run(world, body):
-            self.assertLess(out, 0.02)
-            self.assertLess(lse, 0.01)
-
-    def test_ring_attention_is_attention_over_the_whole_sequence(self):
-        for world, causal, heads_first in ((1, True, True), (2, False, True), (2, True, False), (4, True, True)):
-            with self.subTest(world=world, causal=causal, heads_first=heads_first):
-                self.check(world, causal, heads_first)
-
-
 class Moe(unittest.TestCase):
     def check(self, transposed):
         experts, top_k, hidden, columns, world = 8, 2, 64, 96, 2

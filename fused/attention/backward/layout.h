@@ -11,7 +11,7 @@ enum { PRS_BACKWARD_TILE = 128, PRS_BACKWARD_BLOCK = 64, PRS_BACKWARD_WARPS = 16
 /* What both passes need of a query row. Rows that only fill a tile have zeros. */
 struct prs_backward_term {
     float lse;   /* times log2(e) */
-    float delta; /* the sum of out * dout */
+    float delta; /* the sum of out * dout, less dlse */
 };
 static_assert(sizeof(struct prs_backward_term) == 8, "two of them are one vector");
 
@@ -31,7 +31,7 @@ struct prs_terms_args {
     struct prs_attention_schedule schedule; /* of the pass for keys */
     struct prs_sync sync;
     const void *out, *dout;
-    const float *lse;
+    const float *lse, *dlse;                              /* dlse: or NULL */
     struct prs_attention_strides strides;                 /* of out and dout */
     struct prs_backward_term *terms[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
 };

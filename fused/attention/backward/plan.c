@@ -379,6 +379,9 @@ static int check_operands(const struct prs_attention_gradients *x)
         if (!operand[i].at || (uintptr_t)operand[i].at % operand[i].alignment != 0)
             return prs_fail(-EINVAL, "attention: %s %p of a backward launch: must be %u-byte aligned, and not NULL",
                             operand[i].name, operand[i].at, operand[i].alignment);
+    if ((uintptr_t)x->dlse % 4 != 0)
+        return prs_fail(-EINVAL, "attention: dlse %p of a backward launch: must be 4-byte aligned, or NULL",
+                        (const void *)x->dlse);
     return prs_check_reserved(x, "struct prs_attention_gradients");
 }
 
@@ -413,7 +416,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse;
+    p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->pass[PRS_PASS_QUERIES].args.result[0] = x->dq;
     p->pass[PRS_PASS_KEYS].args.result[0] = x->dk;
     p->pass[PRS_PASS_KEYS].args.result[1] = x->dv;

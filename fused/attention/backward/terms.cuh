@@ -56,8 +56,12 @@ template <int TYPE, int HEAD_DIM> PRS_DEVICE void send_terms(const struct prs_te
     struct prs_backward_term term = {0, delta_of_rows<TYPE, HEAD_DIM>(args, first, row)};
     uint64_t to =
         prs_backward_term(s, s->pairs, bank, s->place.rank, pair, prs_backward_segment(s, PRS_PASS_KEYS, segment));
-    if (mine < s->segment_rows)
-        term.lse = args.lse[(uint64_t)(pair * s->segments + segment) * s->segment_rows + mine] * 1.44269504f;
+    if (mine < s->segment_rows) {
+        uint64_t i = (uint64_t)(pair * s->segments + segment) * s->segment_rows + mine;
+        term.lse = args.lse[i] * 1.44269504f;
+        if (args.dlse)
+            term.delta -= args.dlse[i];
+    }
     for (uint32_t p = 0; p < s->place.local_ranks; p++) /* [terms] */
         args.terms[p][to + mine] = term;
 }

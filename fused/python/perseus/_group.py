@@ -150,10 +150,16 @@ class Group:
         return plan
 
     def attention(self, **fields: Any) -> Plan:
-        key = ("attention", *fields.items())
-        return (self._plans.get(key) or self._new_plan(key, "attention", f"ring_attention, {_sizes(fields)}",
+        return self._attention("attention", "ring_attention", "prs_attention_operands", fields)
+
+    def attention_backward(self, **fields: Any) -> Plan:
+        return self._attention("attention_backward", "ring_attention, backward", "prs_attention_gradients", fields)
+
+    def _attention(self, kind: str, what: str, operands: str, fields: dict[str, Any]) -> Plan:
+        key = (kind, *fields.items())
+        return (self._plans.get(key) or self._new_plan(key, kind, f"{what}, {_sizes(fields)}",
                                                        self.library.prs_attention_shape(**fields),
-                                                              self.library.prs_attention_operands(), 0))
+                                                       getattr(self.library, operands)(), 0))
 
     # ---- the mesh ----
 

@@ -315,20 +315,24 @@ _library.impl("fused_matmul_reduce_scatter", _fused_matmul_reduce_scatter, "Comp
 
 # ---- ring attention ----
 
+def _attention_sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
+                     scale: float, heads_first: bool) -> dict[str, Any]:
+    """The fields of struct prs_attention_shape, of tensors that are checked."""
+    _check_tensor(group, op, "q", q, _bf16, (-1, -1, -1, -1))
+    batch, dim = q.shape[0], q.shape[3]
+    rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
+    _check_tensor(group, op, "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
+    _check_tensor(group, op, "v", v, _bf16, tuple(k.shape))
+    return {"batch": batch, "heads_q": heads_q, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
+            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale}
+
+
 def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
                     scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     group = find(group_name)
-    _check_tensor(group, "ring_attention", "q", q, _bf16, (-1, -1, -1, -1))
-    batch, dim = q.shape[0], q.shape[3]
-    rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
-    _check_tensor(group, "ring_attention", "k", k, _bf16,
-                  (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
-    _check_tensor(group, "ring_attention", "v", v, _bf16, tuple(k.shape))
-    heads_kv = k.shape[1 if heads_first else 2]
-    plan = group.attention(batch=batch, heads_q=heads_q, heads_kv=heads_kv, head_dim=dim, seq=rows * group.world,
-                           causal=int(causal), heads_first=int(heads_first), scale=scale)
-    out, lse, place = torch.empty_like(q), q.new_empty(batch, heads_q, rows, dtype=torch.float32), group.place
-    x = plan.operands
+    plan = group.attention(**_attention_sizes(group, "ring_attention", q, k, v, causal, scale, heads_first))
+    out, lse = _ring_attention_fake(q, k, v, group_name, causal, scale, heads_first)
+    x, place = plan.operands, group.place
     x.q, x.k, x.v, x.out, x.lse = place.read(q), place.read(k), place.read(v), place.write(out), place.write(lse)
     group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
     return out, lse
@@ -338,6 +342,49 @@ def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grou
                          scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
     return torch.empty_like(q), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+
+
+def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
+                             v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, group_name: str,
+                             causal: bool = False, scale: float = 0.0,
+                             heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    group, op = find(group_name), "ring_attention_backward"
+    sizes = _attention_sizes(group, op, q, k, v, causal, scale, heads_first)
+    values = sizes["batch"], sizes["heads_q"], sizes["seq"] // group.world
+    _check_tensor(group, op, "out", out, _bf16, tuple(q.shape))
+    _check_tensor(group, op, "dout", dout, _bf16, tuple(q.shape))
+    _check_tensor(group, op, "lse", lse, torch.float32, values)
+    if dlse is not None:
+        _check_tensor(group, op, "dlse", dlse, torch.float32, values)
+    plan, place = group.attention_backward(**sizes), group.place
+    x, results = plan.operands, tuple(torch.empty_like(t) for t in (q, k, v))
+    for field, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("dout", dout)):
+        setattr(x, field, place.read(tensor))
+    x.dlse = None if dlse is None else place.read(dlse)
+    x.dq, x.dk, x.dv = (place.write(t) for t in results)
+    group.launch(group.library.prs_attention_backward_launch, plan.handle, plan.reference)
+    return results
+
+
+def _ring_attention_backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
+                                  v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, group_name: str,
+                                  causal: bool = False, scale: float = 0.0,
+                                  heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save_attention(ctx: Any, inputs: tuple, output: tuple) -> None:
+    q, k, v, *ctx.rest = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _attention_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
+    """One launch for all three, also where not all are needed: every rank takes part in it."""
+    q, k, v, out, lse = ctx.saved_tensors  # read once: _as_operand() says why
+    dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    return *_ops.ring_attention_backward(dout, dlse, q, k, v, out, lse, *ctx.rest), *(None for _ in ctx.rest)
 
 
 # ---- MoE ----
@@ -387,6 +434,9 @@ def _moe_dispatch_gemm_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_w
 
 _define("ring_attention(Tensor q, Tensor k, Tensor v, str group_name, bool causal=False, float scale=0.0, bool "
         "heads_first=False) -> (Tensor, Tensor)", _ring_attention, _ring_attention_fake)
+_define("ring_attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str "
+        "group_name, bool causal=False, float scale=0.0, bool heads_first=False) -> (Tensor, Tensor, Tensor)",
+        _ring_attention_backward, _ring_attention_backward_fake)
 _define("moe_dispatch_gemm(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor weights, int max_tokens, int "
         "capacity, str group_name) -> (Tensor, Tensor, Tensor, Tensor)", _moe_dispatch_gemm, _moe_dispatch_gemm_fake)
 
@@ -397,7 +447,8 @@ def _forward_only(name: str) -> None:
     torch.library.register_autograd(f"perseus::{name}", backward, lib=_library)
 
 
-_forward_only("ring_attention")
+torch.library.register_autograd("perseus::ring_attention", _once("ring_attention", _attention_gradients),
+                                setup_context=_save_attention, lib=_library)
 _forward_only("moe_dispatch_gemm")
 _autocast("ring_attention", (0, 1, 2), (_bf16,))
 _autocast("moe_dispatch_gemm", (0, 3), (_bf16,))
@@ -480,7 +531,7 @@ def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
 
 def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False,
                    scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a sequence that is split among the ranks. Forward only.
+    """Attention over a sequence that is split among the ranks.
 
     q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows,
     head_dim]. head_dim is 64 or 128, heads_kv divides heads_q, the sequence has rows * W positions. Not causal: rank r
@@ -488,9 +539,13 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
     by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim). Returns (out, lse): out as q; lse fp32 [batch, heads_q, rows],
     the log of the sum of exponentials.
 
+    Both results have gradients, on one node; q, k, v and the results stay for the backward pass. Every rank runs it, or
+    none: a rank gets the gradients of its keys and values from the queries of all ranks.
+
     Example::
 
         out, lse = perseus.ring_attention(q, k, v, causal=True)
+        (out * w).sum().backward()
     """
     return _ops.ring_attention(q, k, v, name_of(group), causal, scale, heads_first)
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ring attention and its gradients on emulated GPUs, compared with torch's own products in double precision."""
+import unittest
+
+import ranks
+import torch
+from ranks import random, run
+
+import perseus
+
+
+def positions(rank, world, seq, causal):
+    """Of the sequence, that this rank has."""
+    if not causal or world == 1:
+        return torch.arange(seq).chunk(world)[rank]
+    chunks = torch.arange(seq).chunk(2 * world)
+    return torch.cat([chunks[rank], chunks[2 * world - 1 - rank]])
+
+
+def attention(q, k, v, causal):
+    """Heads first. Returns out, lse."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[3]**-0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1), -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+class Results(unittest.TestCase):
+    def check(self, world, causal, heads_first):
+        seq = 128 * world
+        whole = [random(0, 2, heads, seq, 64, seed=seed) for heads, seed in ((4, 1), (2, 2), (2, 3))]
+        want, want_lse = attention(*(t.double() for t in whole), causal)
+
+        def body(group):
+            mine = positions(group.rank, world, seq, causal)
+            q, k, v = (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2) for t in whole)
+            out, lse = perseus.ring_attention(q.contiguous(), k.contiguous(), v.contiguous(), group, causal=causal,
+                                              heads_first=heads_first)
+            out = out if heads_first else out.transpose(1, 2)
+            return (float((out.double() - want[:, :, mine]).abs().max()),
+                    float((lse.double() - want_lse[:, :, mine]).abs().max()))
+        for out, lse in run(world, body):
+            self.assertLess(out, 0.02)
+            self.assertLess(lse, 0.01)
+
+    def test_they_are_attention_over_the_whole_sequence(self):
+        for world, causal, heads_first in ((1, True, True), (2, False, True), (2, True, False), (4, True, True)):
+            with self.subTest(world=world, causal=causal, heads_first=heads_first):
+                self.check(world, causal, heads_first)
+
+
+class Gradients(unittest.TestCase):
+    """The loss of all ranks: the sum of out and of lse, each times random values that are rounded to bf16."""
+
+    def check(self, world, causal, heads_first, dim, of):
+        seq = 72 * world
+        whole = [random(0, 2, heads, seq, dim, seed=seed) for heads, seed in ((4, 1), (2, 2), (2, 3))]
+        of_out, of_lse = random(0, 2, 4, seq, dim, seed=4), random(0, 2, 4, seq, seed=5)
+        wide = [t.double().requires_grad_() for t in whole]
+        out, lse = attention(*wide, causal)
+        ((out * of_out).sum() * ("out" in of) + (lse * of_lse).sum() * ("lse" in of)).backward()
+
+        def body(group):
+            mine = positions(group.rank, world, seq, causal)
+
+            def part(t):
+                return (t[:, :, mine] if heads_first else t[:, :, mine].transpose(1, 2)).contiguous()
+            leaves = [part(t).requires_grad_() for t in whole]
+            have, have_lse = perseus.ring_attention(*leaves, group, causal=causal, heads_first=heads_first)
+            results, gradients = [], []
+            if "out" in of:
+                results, gradients = [have], [part(of_out)]
+            if "lse" in of:
+                results, gradients = [*results, have_lse], [*gradients, of_lse[:, :, mine].float()]
+            torch.autograd.backward(results, gradients)
+            return [(part(w.grad), t.grad) for w, t in zip(wide, leaves)]
+        for rank, found in enumerate(run(world, body)):
+            for name, (want, got) in zip(("q", "k", "v"), found):
+                size = float(want.square().mean().sqrt())
+                self.assertEqual((got.shape, got.dtype), (want.shape, torch.bfloat16))
+                # some roundings to bf16 of values that are larger than their sum
+                self.assertLessEqual(float((got.double() - want).abs().max()), 0.06 * size, f"d{name} of rank {rank}")
+
+    def test_they_are_those_of_attention_over_the_whole_sequence(self):
+        for row in ((1, True, True, 128, ("out", "lse")), (2, False, True, 64, ("out",)),
+                    (2, True, False, 128, ("out", "lse")), (3, True, True, 64, ("lse",))):
+            with self.subTest(row=row):
+                self.check(*row)
+
+    def test_what_needs_no_gradient_gets_none(self):
+        def body(group):
+            q, k = (random(group.rank, 1, 64, 2, 64, seed=seed) for seed in (1, 2))
+            v = random(group.rank, 1, 64, 2, 64, seed=3).requires_grad_()
+            with torch.no_grad():
+                self.assertFalse(perseus.ring_attention(q, k, v, group)[0].requires_grad)
+            out = perseus.ring_attention(q, k, v, group)[0]
+            out.sum().backward()  # of an expanded 1
+            return q.grad is None and k.grad is None and v.grad.shape == v.shape
+        self.assertEqual(run(2, body), [True] * 2)
+
+    def test_repeats_are_equal_bit_by_bit(self):
+        def body(group):
+            results = []
+            for _ in range(2):
+                leaves = [random(group.rank, 1, 80, 2, 64, seed=seed).requires_grad_() for seed in (1, 2, 3)]
+                perseus.ring_attention(*leaves, group, causal=True)[0].square().sum().backward()
+                results.append([t.grad for t in leaves])
+            return all(torch.equal(a, b) for a, b in zip(*results))
+        self.assertEqual(run(2, body), [True] * 2)
+
+    def test_wrong_gradients_are_refused_by_name(self):
+        def body(group):
+            q, lse = random(0, 1, 64, 2, 64), torch.zeros(1, 2, 64)
+            backward = torch.ops.perseus.ring_attention_backward
+            for error, text, arguments in (
+                    (TypeError, "dout is torch.float32", (q.float(), None, q, q, q, q, lse)),
+                    (ValueError, "dlse has shape", (q, lse[:, :1], q, q, q, q, lse)),
+                    (ValueError, "out has shape", (q, None, q, q, q, q[:, :32], lse))):
+                with self.assertRaisesRegex(error, f"perseus.ring_attention_backward: {text}"):
+                    backward(*arguments, group.name)
+        run(1, body)
+
+
+if __name__ == "__main__":
+    ranks.main()
