@@ -468,17 +468,36 @@ Test(attention_backward_order, of_all_that_travels, .timeout = 600)
 }
 
 /* ---- plans ---- */
+static void assert_refused(int have, int want, const char *text)
+{
+    cr_assert_eq(have, want, "%d", have);
+    cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
+}
+
+static void open_between_nodes(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 64, 0, 0, 0};
+    struct prs_attention_backward_plan *plan;
+    struct prs_fused *ctx;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0, "rank %u", rank);
+    assert_refused(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP, "on one node");
+    prs_fused_close(ctx);
+}
+
+Test(attention_backward_nodes, several_are_refused, .timeout = 600)
+{
+    if (!getenv("SOFTNIC_WORLD"))
+        cr_skip_test("not under softnic-run");
+    hopper_setup(2, SMS, 0);
+    ranks_run(2, open_between_nodes, NULL);
+}
+
 static void open_alone(struct prs_fused **ctx)
 {
     struct prs_fused_config config = {.world = 1};
     hopper_setup(1, SMS, 0);
     cr_assert_eq(prs_fused_open(&config, ctx), 0);
-}
-
-static void assert_refused(int have, int want, const char *text)
-{
-    cr_assert_eq(have, want, "%d", have);
-    cr_assert(strstr(prs_fused_error_text(), text) != NULL, "%s", prs_fused_error_text());
 }
 
 Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
