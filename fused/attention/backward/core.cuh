@@ -157,6 +157,7 @@ PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struc
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
     uint32_t pair = t.batch * args.shape.heads + t.head, row = t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
+    /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
     uint32_t bank = prs_backward_bank(launch_epoch(&args.stream.sync) + 1); /* the pass for keys comes after this */
     const struct prs_backward_term *from =
         args.terms + prs_backward_term(s, args.pairs_q, bank, s->place.rank, pair,

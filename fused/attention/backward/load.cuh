@@ -31,7 +31,9 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
     mbarrier_expect(full, E::block_bytes + (E::of_keys && KIND == PRS_KEYS ? E::terms_bytes : 0));
     tma_load_5d(to, map, full, 0, (int32_t)(block * E::block), 0, at.u, at.v);
     if (E::of_keys && KIND == PRS_KEYS) {
-        uint32_t source = prs_place_in_order(&s->place, order), bank = prs_backward_bank(launch_epoch(&x.sync));
+        uint32_t source = prs_place_in_order(&s->place, order);
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
+        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
         uint64_t row = prs_backward_term(s, args.pairs_q, bank, source, t.pair, segment) + block * E::block;
         bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
     }
