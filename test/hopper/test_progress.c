@@ -15,7 +15,7 @@
 enum { SMS = 4, PLACED_MS = 300 };
 
 /* ---- one launch of any kernel ---- */
-enum family { GEMM, MOE, ATTENTION };
+enum family { GEMM, MOE, ATTENTION, GRADIENTS };
 
 struct kernel {
     const char *name;
@@ -41,6 +41,7 @@ static const struct kernel attention_kernels[] = {
     {"attention by CTAs", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RESIDENT},
     {"attention by copy engines", ATTENTION, 0, PRS_MOVED_BY_COPY_ENGINES, PRS_ATTENTION_RESIDENT},
     {"attention with two buffers", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RING},
+    {"gradients of attention", GRADIENTS, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RING},
 };
 
 /* A plan on one rank, with inputs and results. */
@@ -50,6 +51,8 @@ struct work {
     struct prs_gemm_plan *gemm;
     struct prs_moe_plan *moe;
     struct prs_attention_plan *attention;
+    struct prs_attention_backward_plan *backward;
+    struct prs_attention_gradients gradients;
     struct prs_moe_batch batch;
     struct prs_moe_results combine;
     struct prs_moe_again again;
@@ -153,12 +156,23 @@ static int open_attention(struct work *w, uint32_t rank, uint32_t world)
     enum { HEADS = 3, DIM = 64, ROWS = 200 };
     struct prs_attention_shape shape = {1, HEADS, HEADS, DIM, ROWS * world, 0, 0, 0};
     struct prs_attention_tuning tuning = {.mode = w->kernel->mode, .mover = w->kernel->mover, .heads_per_step = 1};
-    int r = prs_attention_plan_open(w->ctx, &shape, &tuning, &w->attention);
-    w->bytes = (size_t)ROWS * HEADS * DIM * 2;
-    w->a = ranks_upload(rank, w->bytes / 2);
-    w->b = ranks_upload(100 + rank, w->bytes / 2);
+    size_t bytes = (size_t)ROWS * HEADS * DIM * 2;
+    w->a = ranks_upload(rank, bytes / 2);
+    w->b = ranks_upload(100 + rank, bytes / 2);
+    w->bytes = w->kernel->family == GRADIENTS ? 3 * bytes : bytes;
     w->result = device(w->bytes);
-    return r;
+    if (w->kernel->family == ATTENTION)
+        return prs_attention_plan_open(w->ctx, &shape, &tuning, &w->attention);
+    w->gradients = (struct prs_attention_gradients){.q = w->a,
+                                                    .k = w->b,
+                                                    .v = w->a,
+                                                    .out = w->b,
+                                                    .lse = device(ROWS * HEADS * sizeof(float)),
+                                                    .dout = w->a,
+                                                    .dq = w->result,
+                                                    .dk = (uint8_t *)w->result + bytes,
+                                                    .dv = (uint8_t *)w->result + 2 * bytes};
+    return prs_attention_backward_plan_open(w->ctx, &shape, &tuning, &w->backward);
 }
 
 static int open_work(struct work *w, uint32_t rank, uint32_t world)
@@ -177,14 +191,17 @@ static int launch_work(const struct work *w, cudaStream_t stream)
         return prs_gemm_launch(w->gemm, &operands, stream);
     case MOE:
         return launch_moe(w, stream);
-    default:
+    case ATTENTION:
         return prs_attention_launch(w->attention, &attention, stream);
+    default:
+        return prs_attention_backward_launch(w->backward, &w->gradients, stream);
     }
 }
 
 static void close_work(struct work *w)
 {
     prs_attention_plan_close(w->attention);
+    prs_attention_backward_plan_close(w->backward);
     prs_moe_plan_close(w->moe);
     if (w->kernel->family == GEMM && w->kernel->op == PRS_GEMM_ALLREDUCE && w->result)
         (void)prs_fused_free(w->ctx, w->result);
