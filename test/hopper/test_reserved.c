@@ -45,6 +45,7 @@ Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .tim
     struct prs_gemm_plan *gemm_plan;
     struct prs_moe_plan *moe_plan;
     struct prs_attention_plan *ring_plan;
+    struct prs_attention_backward_plan *back;
     struct prs_fused *ctx = open_alone(), *other;
     gemm.reserved[LAST] = moe.reserved[LAST] = ring.reserved[LAST] = 5;
     refused(prs_fused_open(&config, &other), "struct prs_fused_config");
@@ -54,6 +55,8 @@ Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .tim
     refused(prs_moe_plan_open(ctx, &experts, &moe_tuning, &moe_plan), "struct prs_moe_tuning");
     refused(prs_attention_plan_open(ctx, &ring, NULL, &ring_plan), "struct prs_attention_shape");
     refused(prs_attention_plan_open(ctx, &attention, &ring_tuning, &ring_plan), "struct prs_attention_tuning");
+    refused(prs_attention_backward_plan_open(ctx, &ring, NULL, &back), "struct prs_attention_shape");
+    refused(prs_attention_backward_plan_open(ctx, &attention, &ring_tuning, &back), "struct prs_attention_tuning");
     refused(prs_moe_balance(&loads), "struct prs_moe_loads");
     prs_fused_close(ctx);
 }
@@ -89,16 +92,21 @@ Test(reserved, operands_of_a_newer_version_are_refused, .timeout = 60)
     struct prs_fused *ctx = open_alone();
     struct prs_gemm_plan *gemm;
     struct prs_attention_plan *ring;
+    struct prs_attention_backward_plan *back;
     void *x;
     cr_assert_eq(cudaMalloc(&x, BYTES), cudaSuccess);
     struct prs_gemm_operands operands = {.a = x, .b = x, .c = x, .reserved[LAST] = 5};
     struct prs_attention_operands tensors = {.q = x, .k = x, .v = x, .out = x, .reserved[LAST] = 5};
+    struct prs_attention_gradients gradients = {x, x, x, x, x, x, NULL, x, x, x, .reserved[LAST] = 5};
     cr_assert_eq(prs_gemm_plan_open(ctx, &product, NULL, &gemm), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &attention, NULL, &ring), 0);
+    cr_assert_eq(prs_attention_backward_plan_open(ctx, &attention, NULL, &back), 0);
     refused(prs_gemm_launch(gemm, &operands, NULL), "struct prs_gemm_operands");
     refused(prs_attention_launch(ring, &tensors, NULL), "struct prs_attention_operands");
+    refused(prs_attention_backward_launch(back, &gradients, NULL), "struct prs_attention_gradients");
     prs_gemm_plan_close(gemm);
     prs_attention_plan_close(ring);
+    prs_attention_backward_plan_close(back);
     refuse_operands_of_moe(ctx, x);
     prs_fused_close(ctx);
 }
