@@ -444,6 +444,12 @@ Test(attention_backward, several_causal_ranks_are_right, .timeout = 600)
                  {4, {1, 1, 1, 128, 8 * 20, 1, 0, 0}, 2});
 }
 
+/* The test of schedules has every count of ranks. */
+Test(attention_backward, up_to_eight_ranks_are_right, .timeout = 600)
+{
+    ASSERT_RIGHT({5, {1, 2, 1, 64, 5 * 30, 0, 1, 0.3f}, 2}, {8, {1, 2, 1, 64, 16 * 9, 1, 0, 0.3f}, 2});
+}
+
 /* Three steps through two buffers, whose senders wait for credit, and tasks of several query heads. */
 Test(attention_backward, a_ring_of_two_buffers_is_right, .timeout = 600)
 {
