@@ -214,6 +214,34 @@ def gradients_are_right(group):
     return found, ok
 
 
+def gradients_of_attention_are_right(group, rows=1024):
+    """Of ring attention, compared with fp32 on the whole sequence; a second launch must give the same bits. rows: of a
+    rank."""
+    found, ok, seq, rank, world = {}, True, rows * group.world, group.rank, group.world
+    for heads, heads_kv, dim, causal in ((8, 8, 128, False), (8, 2, 128, True), (8, 8, 64, True), (8, 2, 64, False)):
+        same = torch.Generator().manual_seed(7)  # whole tensors, on all ranks
+        whole = [torch.rand(1, h, seq, dim, generator=same).mul_(2).sub_(1).bfloat16().to(group.device)
+                 for h in (heads, heads_kv, heads_kv, heads)]
+        chunks = torch.arange(seq).chunk(2 * world if causal else world)
+        mine = torch.cat([chunks[rank], chunks[2 * world - 1 - rank]]) if causal else chunks[rank]  # one rank: all
+        *wide, of_out = (t.float().requires_grad_() for t in whole)
+        k, v = (t.repeat_interleave(heads // heads_kv, 1) for t in wide[1:])
+        scores = wide[0] @ k.transpose(2, 3) * dim**-0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(seq, seq, dtype=torch.bool, device=group.device).triu(1), -torch.inf)
+        ((scores.softmax(-1) @ v) * of_out.detach()).sum().backward()
+        runs = []
+        for _ in range(2):
+            leaves = [t[:, :, mine].contiguous().requires_grad_() for t in whole[:3]]
+            out = perseus.ring_attention(*leaves, group, causal=causal, heads_first=True)[0]
+            out.backward(whole[3][:, :, mine].contiguous())
+            runs.append([t.grad for t in leaves])
+        worst = max(error(have, want.grad[:, :, mine]) for have, want in zip(runs[0], wide))
+        found[f"{heads}x{heads_kv}x{dim}{' causal' if causal else ''}"] = round(worst, 4)
+        ok = ok and worst < 0.1 and all(torch.equal(a, b) for a, b in zip(*runs))
+    return found, ok
+
+
 def a_step_beside_torchs(group, rounds=20):
     """Time of forward and backward of the block: fused, compiled, unfused, unfused compiled."""
     from llama_block import Config, LlamaBlock, Unfused
@@ -382,8 +410,8 @@ def abort_ends_waits(group):
 
 
 CLAIMS = [ops_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, few_rows, gradients_are_right,
-          a_step_beside_torchs, maps_of_experts, moe_training, a_killed_rank_is_named, memory_of_torch_is_imported,
-          abort_ends_waits]
+          gradients_of_attention_are_right, a_step_beside_torchs, maps_of_experts, moe_training,
+          a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 
 def rank_main(claim):
