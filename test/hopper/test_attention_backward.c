@@ -467,6 +467,42 @@ Test(attention_backward, launches_and_graphs_repeat_bit_by_bit, .timeout = 600)
     ASSERT_RIGHT({2, {1, 2, 1, 64, 4 * 70, 1, 0, 0.3f}, 4, .again = true});
 }
 
+/* Rank 1 opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_fused_error *error = user;
+    struct prs_attention_shape shape = {1, 1, 1, 64, 128, 0, 0, 0};
+    struct prs_attention_backward_plan *plan;
+    struct prs_attention_gradients x = {.dlse = NULL};
+    struct prs_fused *ctx;
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), 0);
+    x.q = x.k = x.v = x.out = x.dout = ranks_upload(1, 64 * 64);
+    x.lse = ranks_device(64 * sizeof(float), 0);
+    x.dq = ranks_device(64 * 64 * 2, 0);
+    x.dk = ranks_device(64 * 64 * 2, 0);
+    x.dv = ranks_device(64 * 64 * 2, 0);
+    if (rank == 0)
+        cr_assert_eq(prs_attention_backward_launch(plan, &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(ctx, &error[rank]);
+    if (rank == 0)
+        cr_assert_eq(prs_attention_backward_launch(plan, &x, NULL), -ETIMEDOUT, "the first error stays");
+    prs_attention_backward_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention_backward, a_lost_rank_is_named_by_the_others, .timeout = 600)
+{
+    struct prs_fused_error error[2];
+    hopper_setup(2, SMS, 0);
+    hopper_forgive_late_writes();
+    ranks_run(2, launch_unless_lost, error);
+    cr_assert_eq(error[0].code, -ETIMEDOUT, "%d", error[0].code);
+    cr_assert(strstr(error[0].text, "for keys or values of rank 1: flag ") != NULL, "%s", error[0].text);
+    cr_assert_eq(error[1].code, 0);
+}
+
 /* ---- every access checked for its order (memory_order.py) ---- */
 Test(attention_backward_order, of_all_that_travels, .timeout = 600)
 {
