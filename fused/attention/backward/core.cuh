@@ -107,13 +107,14 @@ PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const s
     uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
     uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
     struct prs_backward_range range[2];
-    if (prs_backward_range(s, &args.shape, &x->walk, first).to >= E::block &&
-        prs_backward_range(s, &args.shape, &x->walk, first + 63).from <= 0)
+    if (prs_backward_range(s, &shape, &x->walk, first).to >= E::block &&
+        prs_backward_range(s, &shape, &x->walk, first + 63).from <= 0)
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        range[h] = prs_backward_range(s, &args.shape, &x->walk, row + h * 8);
+        range[h] = prs_backward_range(s, &shape, &x->walk, row + h * 8);
 #pragma unroll
     for (int i = 0; i < E::block / 2; i++) {
         int32_t column = i / 4 * 8 + (i & 1) + shift;
@@ -183,7 +184,8 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     form_probabilities<E>(args, m, x);
     mask_probabilities<E>(args, t, x);
     registers_pin(x->s);
-    bool more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk);
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    bool more = prs_backward_next(&args.stream.schedule, &shape, &t, &x->walk);
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
     wgmma_wait<0>(); /* dP */
     registers_pin(x->d);

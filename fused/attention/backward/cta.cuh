@@ -43,4 +43,10 @@ template <int TYPE, int HEAD_DIM, int PASS> struct backward {
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
 };
 
+/* The pass is known to the compiler. */
+template <class E> PRS_DEVICE struct prs_backward_pass_shape pass_shape(const struct prs_backward_args &args)
+{
+    return {E::pass, args.shape.heads, args.shape.shared};
+}
+
 #endif

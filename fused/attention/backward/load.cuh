@@ -47,10 +47,11 @@ PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct att
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
     constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
-    uint32_t span = prs_backward_span(&args.shape, &w), order = span / s->segments, stage = stage_of(step);
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    uint32_t span = prs_backward_span(&shape, &w), order = span / s->segments, stage = stage_of(step);
     struct prs_attention_task t = task;
     struct prs_attention_walk at = w;
-    t.pair = prs_backward_pair(&args.shape, &task, &w);
+    t.pair = prs_backward_pair(&shape, &task, &w);
     at.span = span;
     if (order != 0) {
         await_block<what>(args.stream, t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
@@ -92,6 +93,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
     bool claims = threadIdx.x == 0;
     uint32_t step = 0, piece = claims ? claim_piece(x) : 0;
     struct backward_arrived arrived = {0, 0};
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
     for (uint32_t turn = 0;; turn++) {
         piece = __shfl_sync(~0u, piece, 0);
         if (claims)
@@ -107,7 +109,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
             if (first)
                 load_own<E>(args, m, t, turn & 1);
             first = false;
-        } while (prs_backward_next(&x.schedule, &args.shape, &t, &w));
+        } while (prs_backward_next(&x.schedule, &shape, &t, &w));
         piece = claims ? claim_piece(x) : 0;
     }
 }
