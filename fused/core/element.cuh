@@ -93,6 +93,24 @@ template <> struct element<PRS_DTYPE_FP16> : element_size<2> {
     }
 };
 
+/* Of A and B only, which are K-major. */
+template <> struct element<PRS_DTYPE_E4M3> : element_size<1> {
+    typedef uint8_t bits;
+    static constexpr int sum = PRS_DTYPE_BF16;
+    static constexpr uint32_t product_k = 32;
+
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n256k32_e4m3(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n128k32_e4m3(d, a, b, add);
+    }
+};
+
 /* Of results only. */
 template <> struct element<PRS_DTYPE_FP32> : element_size<4> {
     typedef float bits;

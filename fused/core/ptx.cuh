@@ -462,6 +462,32 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uin
     PRS_WGMMA_M64N256K16("f16.f16");
 }
 
+/* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, which are K-major. Within the instruction, and in d from one to the
+ * next, the tensor cores keep about 14 bits. */
+PRS_DEVICE void wgmma_m64n256k32_e4m3(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" PRS_NAMES_128 "}, "
+                 "%128, %129, p, 1, 1;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32), PRS_REGISTERS_32(d, 64), PRS_REGISTERS_32(d, 96)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PRS_NAMES_64 "}, "
+                 "%64, %65, p, 1, 1;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 /* ---- tensor cores: attention ---- */
 /* Keeps instructions that compute these registers before this point, and those that use them after it. The compiler
  * does not know that wgmma_wait() fills an accumulator, nor that work before it should run during a product. */

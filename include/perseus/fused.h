@@ -119,7 +119,8 @@ enum prs_dtype {
     PRS_DTYPE_DEFAULT = 0, /**< the default that the field's comment names */
     PRS_DTYPE_BF16 = 1,
     PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; what is above 65504 rounds to infinity */
-    PRS_DTYPE_FP32 = 3
+    PRS_DTYPE_FP32 = 3,
+    PRS_DTYPE_E4M3 = 4 /**< FP8, as OCP defines it: up to 448, no infinity; A and B of scaled products (gemm.h) */
 };
 
 /** What moves data that all ranks get: the blocks of an all-gather, the keys and values of attention.

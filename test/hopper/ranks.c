@@ -206,13 +206,39 @@ static float from_f16(uint16_t bits)
     return bits & 0x8000 ? -size : size;
 }
 
+/* e4m3: numbers below 2^-6 are multiples of 2^-9; above, the last of 4 bits counts. What is too large becomes 448. */
+static uint8_t to_e4m3(float v)
+{
+    uint8_t sign = signbit(v) ? 0x80 : 0;
+    float size = fabsf(v);
+    int e;
+    if (isnan(v))
+        return 0x7f;
+    if (size >= 448)
+        return sign | 0x7e;
+    (void)frexpf(size, &e); /* size < 2^e */
+    e = size == 0 || e < -5 ? -5 : e;
+    return (uint8_t)(sign + ((uint32_t)(e + 5) << 3) + (uint32_t)rintf(ldexpf(size, 4 - e)));
+}
+
+static float from_e4m3(uint8_t bits)
+{
+    int e = bits >> 3 & 15, fraction = bits & 7;
+    float size = (bits & 0x7f) == 0x7f ? NAN : ldexpf((float)(e == 0 ? fraction : fraction + 8), e == 0 ? -9 : e - 10);
+    return bits & 0x80 ? -size : size;
+}
+
 uint16_t ranks_bits(uint32_t dtype, float v)
 {
+    if (dtype == PRS_DTYPE_E4M3)
+        return to_e4m3(v);
     return dtype == PRS_DTYPE_FP16 ? to_f16(v) : ranks_bf16(v);
 }
 
 float ranks_value(uint32_t dtype, uint16_t bits)
 {
+    if (dtype == PRS_DTYPE_E4M3)
+        return from_e4m3((uint8_t)bits);
     return dtype == PRS_DTYPE_FP16 ? from_f16(bits) : ranks_float(bits);
 }
 
@@ -230,6 +256,25 @@ float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
     return dtype == PRS_DTYPE_FP32 ? v : ranks_value(dtype, ranks_bits(dtype, v));
 }
 
+void ranks_fp8_add(struct ranks_fp8_sum *s, const double *products, uint32_t count)
+{
+    const double bit = 0x1p-13; /* of 14, the last as part of the first */
+    double most = fabs(s->held) + s->held_lost;
+    for (uint32_t i = 0; i < count; i++) {
+        most = fabs(products[i]) > most ? fabs(products[i]) : most;
+        s->held += products[i];
+    }
+    s->held_lost += (count + 1) * bit * most;
+    s->held_lost += bit * (fabs(s->held) + s->held_lost);
+}
+
+void ranks_fp8_promote(struct ranks_fp8_sum *s, double factor)
+{
+    s->sum += s->held * factor;
+    s->lost += s->held_lost * fabs(factor);
+    s->held = s->held_lost = 0;
+}
+
 void *ranks_device(size_t bytes, int fill)
 {
     void *p = NULL;
@@ -245,11 +290,13 @@ void *ranks_upload(uint32_t key, uint64_t count)
 
 void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count)
 {
-    uint64_t bytes = count * (dtype == PRS_DTYPE_FP32 ? 4 : 2);
+    uint64_t bytes = count * (dtype == PRS_DTYPE_FP32 ? 4 : dtype == PRS_DTYPE_E4M3 ? 1 : 2);
     void *host = malloc(bytes), *device = NULL;
     for (uint64_t i = 0; i < count; i++) {
         if (dtype == PRS_DTYPE_FP32)
             ((float *)host)[i] = ranks_element_of(dtype, key, i);
+        else if (dtype == PRS_DTYPE_E4M3)
+            ((uint8_t *)host)[i] = (uint8_t)ranks_bits(dtype, ranks_element_of(dtype, key, i));
         else
             ((uint16_t *)host)[i] = ranks_bits(dtype, ranks_element_of(dtype, key, i));
     }

@@ -67,6 +67,17 @@ uint16_t ranks_bits(uint32_t dtype, float v); /* rounds to nearest even */
 float ranks_value(uint32_t dtype, uint16_t bits);
 void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count);
 
+/* A sum of products of e4m3 as Hopper's tensor cores make it, with the most that they may lose. They add 32 products at a
+ * time to what they hold, cut all to 14 bits from the largest exponent among them, and then the sum to 14 bits: each
+ * loses less than the last of these bits (tools/hopper/wgmma_math.cpp). */
+struct ranks_fp8_sum {
+    double held, held_lost; /* in the tensor cores' accumulator */
+    double sum, lost;       /* what has been promoted */
+};
+void ranks_fp8_add(struct ranks_fp8_sum *s, const double *products, uint32_t count);
+/* Adds what is held, times a factor, to the sum, and clears it. */
+void ranks_fp8_promote(struct ranks_fp8_sum *s, double factor);
+
 enum ranks_residual { RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C };
 
 /* One product on all ranks: `epochs` launches without a wait in between, and a check of each. */

@@ -98,9 +98,10 @@ void group_commit(void);
 void group_wait(uint32_t left, bool read_only);
 
 /* ---- wgmma.cpp ---- */
-enum wgmma_type { WGMMA_BF16, WGMMA_F16 };
+enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* d[64 x n] (+)= A[64 x K] B[K x n], with K 16 for types of two bytes; d is this thread's n / 2 accumulators.
+/* d[64 x n] (+)= A[64 x K] B[K x n], K is 32 bytes of a row; d is this thread's n / 2 accumulators. Both operands of
+ * e4m3 are K-major and lie in shared memory.
  * a_registers is this thread's four registers of A; where it is NULL, A lies in shared memory, where a_descriptor
  * says. */
 struct wgmma_call {

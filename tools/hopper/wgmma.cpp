@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/hopper/wgmma.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "tools/hopper/bulk_copy.h"
@@ -47,9 +48,9 @@ static struct descriptor decode(uint64_t d, const char *operand)
     return out;
 }
 
-/* The shared offsets of the 16-byte chunks of an operand: `size` rows of A, or columns of B, by 16 along K. A chunk is
- * 8 elements. K-major: chunk 2 r + h holds K 8 h to 8 h + 7 of row r. MN-major: chunk k * size / 8 + j holds rows 8 j
- * to 8 j + 7 at K k. */
+/* The shared offsets of the 16-byte chunks of an operand: `size` rows of A, or columns of B, by 32 bytes along K.
+ * K-major: chunk 2 r + h holds half h of row r. MN-major, of elements of two bytes: chunk k * size / 8 + j holds rows
+ * 8 j to 8 j + 7 at K k. */
 static void find_chunks(const struct descriptor &d, uint32_t size, bool mn_major, std::vector<uint32_t> *out)
 {
     out->resize(size * WGMMA_K / 8);
@@ -111,6 +112,30 @@ static float f16(uint16_t x)
 /* By enum wgmma_type. */
 static float (*const number_of[])(uint16_t) = {bf16, f16};
 
+static float e4m3(uint8_t x)
+{
+    int exponent = x >> 3 & 15, fraction = x & 7;
+    float size = exponent == 0 ? (float)fraction * 0x1p-9f : ldexpf((float)(8 + fraction), exponent - 10);
+    if ((x & 0x7f) == 0x7f)
+        size = NAN;
+    return x & 0x80 ? -size : size;
+}
+
+/* Element e of row r goes to to[r * of_row + e * of_element]. */
+static void unpack_e4m3(const std::vector<uint32_t> &chunks, const struct cta *c, float *to, uint32_t of_row,
+                        uint32_t of_element)
+{
+    static const std::vector<float> numbers = [] {
+        std::vector<float> all;
+        for (uint32_t x = 0; x < 256; x++)
+            all.push_back(e4m3((uint8_t)x));
+        return all;
+    }();
+    for (uint32_t i = 0; i < chunks.size(); i++)
+        for (uint32_t e = 0; e < CHUNK; e++)
+            to[i / 2 * of_row + (i % 2 * CHUNK + e) * of_element] = numbers[c->shared[chunks[i] + e]];
+}
+
 static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 {
     float (*number)(uint16_t) = number_of[op->call.type];
@@ -150,7 +175,7 @@ static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
 
 static void execute(void *object)
 {
-    static float a[WGMMA_M * WGMMA_K], b[WGMMA_K * WGMMA_MOST_N];
+    static float a[WGMMA_M * WGMMA_MOST_K], b[WGMMA_MOST_K * WGMMA_MOST_N];
     struct warpgroup *g = (struct warpgroup *)object;
     struct wgmma_op *op = g->ops.front().get();
     if (checksum_of(op, g->block) != op->sum)
@@ -158,11 +183,17 @@ static void execute(void *object)
                   "read it: wait for the wgmma before writing there again",
                   cta_name(g->block).c_str(), g->index, (unsigned long long)op->call.a_descriptor,
                   (unsigned long long)op->call.b_descriptor);
-    unpack_a(op, g->block, a);
-    unpack_b(op, g->block, b);
     if (!op->call.add)
         memset(op->target->value, 0, WGMMA_M * op->call.n * sizeof(float));
-    wgmma_multiply(op->target->value, a, b, op->call.n);
+    if (op->call.type == WGMMA_E4M3) {
+        unpack_e4m3(op->a_chunks, g->block, a, WGMMA_MOST_K, 1);
+        unpack_e4m3(op->b_chunks, g->block, b, 1, op->call.n);
+        wgmma_multiply_e4m3(op->target->value, a, b, op->call.n);
+    } else {
+        unpack_a(op, g->block, a);
+        unpack_b(op, g->block, b);
+        wgmma_multiply(op->target->value, a, b, op->call.n);
+    }
     g->ops.pop_front();
     g->executed++;
     for (fiber *f : g->waiting)
@@ -259,6 +290,9 @@ static struct wgmma_op *op_of(struct warpgroup *g, struct fiber *f, const struct
     uint64_t index = f->wgmma_issued++ - g->executed;
     if (call->n < 8 || call->n > WGMMA_MOST_N || call->n % 8 != 0)
         violation("%s: wgmma with N %u", fiber_name(f).c_str(), call->n);
+    if (call->type == WGMMA_E4M3 && (call->trans_a || call->trans_b || call->a_registers))
+        violation("%s: wgmma of e4m3: both operands are K-major (A in registers is not emulated)",
+                  fiber_name(f).c_str());
     while (g->ops.size() <= index)
         g->ops.push_back(std::make_unique<wgmma_op>());
     return g->ops[index].get();

@@ -10,8 +10,8 @@
 namespace hopper
 {
 
-/* WGMMA_K: of types of two bytes. */
-enum : uint32_t { WGMMA_M = 64, WGMMA_K = 16, WGMMA_MOST_N = 256, CHUNK = 16 };
+/* WGMMA_K: of types of two bytes; WGMMA_MOST_K: of types of one. Both are two chunks. */
+enum : uint32_t { WGMMA_M = 64, WGMMA_K = 16, WGMMA_MOST_K = 32, WGMMA_MOST_N = 256, CHUNK = 16 };
 
 /* Accumulators that operations in flight write to. The registers of a thread hold not-a-numbers until it has waited. */
 struct accumulators {
@@ -44,6 +44,8 @@ void wgmma_thread_left(struct fiber *f);
 
 /* wgmma_math.cpp: d[64][n] += a[64][16] b[16][n] */
 void wgmma_multiply(float *d, const float *a, const float *b, uint32_t n);
+/* d[64][n] += a[64][32] b[32][n], with the precision of FP8 */
+void wgmma_multiply_e4m3(float *d, const float *a, const float *b, uint32_t n);
 
 } // namespace hopper
 

@@ -5,6 +5,7 @@ namespace hopper
 {
 
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t ivec8 __attribute__((vector_size(32), aligned(4), may_alias));
 enum : uint32_t { ROWS_AT_ONCE = 8 };
 
 /* Computes eight rows by eight columns at a time, which fit in registers. */
@@ -23,6 +24,40 @@ __attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply(
             }
             for (uint32_t i = 0; i < ROWS_AT_ONCE; i++)
                 *(vec8 *)(d + (m + i) * n + column) = sum[i];
+        }
+}
+
+/* How Hopper adds up products of FP8, after the DeepSeek-V3 report (arXiv 2412.19437, 3.3.2 and 3.5.2, measured on
+ * H800): the 32 exact products of an instruction and the accumulator are shifted to the largest exponent among them, and
+ * 14 bits of each mantissa are added; the rest is cut off. The sum keeps 14 bits too: 13 after the leading one.
+ *
+ * What the report leaves open is decided here, and a GPU may differ by as much as the last of the 14 bits: bits are cut
+ * off towards zero, and the exponent is that of the product, not the sum of its factors' exponents. A not-a-number stays
+ * one. */
+__attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply_e4m3(float *d, const float *a,
+                                                                                     const float *b, uint32_t n)
+{
+    const int32_t fraction = 13, bias = 127, mantissa = 23, least = fraction + 1; /* least: no unit is subnormal */
+    for (uint32_t m = 0; m < WGMMA_M; m++)
+        for (uint32_t column = 0; column < n; column += 8) {
+            vec8 term[WGMMA_MOST_K + 1], plain = {}, zero = {}, most = {}, out;
+            ivec8 exponent, sum = {}, found;
+            term[WGMMA_MOST_K] = *(const vec8 *)(d + m * n + column);
+            for (uint32_t k = 0; k < WGMMA_MOST_K; k++)
+                term[k] = a[m * WGMMA_MOST_K + k] * *(const vec8 *)(b + k * n + column);
+            for (uint32_t k = 0; k <= WGMMA_MOST_K; k++) {
+                vec8 size = (vec8)((ivec8)term[k] & 0x7fffffff);
+                most = size > most ? size : most;
+                plain += term[k];
+            }
+            exponent = (ivec8)most >> mantissa;
+            exponent = exponent > least ? exponent : least;
+            for (uint32_t k = 0; k <= WGMMA_MOST_K; k++)
+                sum += __builtin_convertvector(term[k] * (vec8)((2 * bias + fraction - exponent) << mantissa), ivec8);
+            out = (vec8)((ivec8) __builtin_convertvector(sum, vec8) & ~((1 << (mantissa - fraction)) - 1));
+            out *= (vec8)((exponent - fraction) << mantissa);
+            found = plain - plain == zero; /* numbers */
+            *(vec8 *)(d + m * n + column) = found ? out : plain;
         }
 }
 

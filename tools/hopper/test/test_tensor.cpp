@@ -224,7 +224,8 @@ Test(tensor, kernels_and_host_agree_on_the_types_of_elements)
     check_type<PRS_DTYPE_BF16>();
     check_type<PRS_DTYPE_FP16>();
     check_type<PRS_DTYPE_FP32>();
-    cr_assert(!prs_element_find(PRS_DTYPE_DEFAULT) && !prs_element_find(PRS_DTYPE_FP32 + 1));
+    check_type<PRS_DTYPE_E4M3>();
+    cr_assert(!prs_element_find(PRS_DTYPE_DEFAULT) && !prs_element_find(PRS_DTYPE_E4M3 + 1));
 }
 
 /* An instance of the tile product: one CTA, one tile. */

@@ -401,6 +401,16 @@ PRS_DEVICE void wgmma_m64n64k16_bf16_registers(float (&d)[32], uint32_t a0, uint
     wgmma_registers<TRANS_B, hopper::WGMMA_BF16>(d, a0, a1, a2, a3, b, add);
 }
 
+PRS_DEVICE void wgmma_m64n256k32_e4m3(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
+PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
 #ifdef HOPPER_PLACES
 #    define HOPPER_PLACED(name, ...)        (hopper::place_is(__FILE__, __LINE__, #    name), name(__VA_ARGS__))
 #    define load_acquire_sys(...)           HOPPER_PLACED(load_acquire_sys, __VA_ARGS__)
