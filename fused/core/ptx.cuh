@@ -462,7 +462,7 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uin
     PRS_WGMMA_M64N256K16("f16.f16");
 }
 
-/* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, which are K-major. Within the instruction, and in d from one to the
+/* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, both K-major. Within the instruction, and in d from one to the
  * next, the tensor cores keep about 14 bits. */
 PRS_DEVICE void wgmma_m64n256k32_e4m3(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {

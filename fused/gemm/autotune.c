@@ -38,7 +38,7 @@ static uint32_t list_fused(const struct prs_fused *ctx, const struct prs_gemm_sh
 {
     uint32_t count = 0, pairs = prs_ceil_div(shape->m / ctx->config.world, PRS_PAIR_M);
     uint32_t ctas = shape->op == PRS_GEMM_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
-    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
+    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device && prs_scales_sent(shape) == 0;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++] = (struct prs_gemm_tuning){.band = band, .mover = ctas};
         if (copies) /* the plan chooses the pieces along k */
@@ -300,10 +300,11 @@ static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
     return r;
 }
 
-/* Whether candidates are timed where no entry of a table is near. The same on all ranks. */
+/* Whether candidates are timed where no entry of a table is near, which has none of e4m3. The same on all ranks. */
 static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
-    return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape);
+    return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape) &&
+           shape->dtype != PRS_DTYPE_E4M3;
 }
 
 /* Collective: times candidates on memory of its own for ctx->measure_ms, and one candidate longer. Waits for all work

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel instances, one per type, operation and layout of B, and their launch. */
+/* The kernel instances, by type, operation and layout of B, and their launch. */
 #include "fused/gemm/kernels.h"
 
 #include "fused/gemm/engine.cuh"
@@ -29,19 +29,34 @@ template <int TYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, 
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
-/* A line for each type of A and B. */
+/* B is K-major, on one node. */
+template <bool PROMOTES> static kernel_fn kernel_of_e4m3(uint32_t op, int b_n_major, bool far)
+{
+    static const kernel_fn table[4] = {
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALONE, 0, false, PROMOTES>>,
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_REDUCE_SCATTER, 0, false, PROMOTES>>,
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLGATHER, 0, false, PROMOTES>>,
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLREDUCE, 0, false, PROMOTES>>,
+    };
+    return b_n_major || far ? NULL : table[op];
+}
+
+/* A line for each type of A and B, or two: prs_promotes(). */
 static const struct instances {
     uint32_t type; /* enum prs_dtype */
+    bool promotes;
     kernel_fn (*kernel)(uint32_t op, int b_n_major, bool far);
 } instances[] = {
-    {PRS_DTYPE_BF16, kernel_of_type<PRS_DTYPE_BF16>},
-    {PRS_DTYPE_FP16, kernel_of_type<PRS_DTYPE_FP16>},
+    {PRS_DTYPE_BF16, false, kernel_of_type<PRS_DTYPE_BF16>},
+    {PRS_DTYPE_FP16, false, kernel_of_type<PRS_DTYPE_FP16>},
+    {PRS_DTYPE_E4M3, false, kernel_of_e4m3<false>},
+    {PRS_DTYPE_E4M3, true, kernel_of_e4m3<true>},
 };
 
 static kernel_fn kernel_of(const struct prs_gemm_shape *s, bool far)
 {
     for (const struct instances &i : instances)
-        if (i.type == s->dtype)
+        if (i.type == s->dtype && i.promotes == prs_promotes(s))
             return i.kernel(s->op, !s->b_transposed, far);
     return NULL;
 }

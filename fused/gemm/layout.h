@@ -11,6 +11,7 @@
 #include "fused/core/epilogue.h"
 #include "fused/core/far.h"
 #include "fused/core/partial_sums.h"
+#include "fused/core/scales.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/gemm/schedule.h"
@@ -33,6 +34,22 @@ PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t sl
 PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t slot, uint32_t row_tile, uint32_t step)
 {
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
+}
+
+/* Pushed scales of the rows of A come after all slots. step: of K, less than `sent` (scales.h). Rows are contiguous. */
+PRS_SHARED uint64_t prs_layout_scales(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t step,
+                                      uint32_t row)
+{
+    uint64_t rows = (uint64_t)s->pairs * PRS_PAIR_M;
+    return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0) +
+           (((uint64_t)slot * sent + step) * rows + row) * sizeof(float);
+}
+
+/* Products of e4m3 have two instances: one promotes sums to fp32 every 128 of K, and has tiles of half the columns
+ * (scales.cuh). */
+PRS_SHARED bool prs_promotes(const struct prs_gemm_shape *s)
+{
+    return s->dtype == PRS_DTYPE_E4M3 && !s->fast_accumulation;
 }
 
 /* Plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
@@ -94,7 +111,8 @@ struct prs_kernel_args {
     /* 1: blocks are multiples of 64 rows, and c describes all rows as one plane: a slab never crosses into the next
      * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
     uint32_t whole;
-    uint32_t keeps; /* 1: the gathered A is written to keep_to */
+    uint32_t keeps;           /* 1: the gathered A is written to keep_to */
+    struct prs_scales scales; /* e4m3 only */
 };
 
 #endif

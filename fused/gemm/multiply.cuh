@@ -6,6 +6,7 @@
 #include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
 #include "fused/core/partial_sums.cuh"
+#include "fused/core/scales.cuh"
 #include "fused/core/units.cuh"
 #include "fused/gemm/launch.cuh"
 
@@ -20,6 +21,34 @@ PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[E::ac
                         {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
                          u.column * prs_epilogue_columns(&args.epilogue, E::columns), end < launch->m ? end : launch->m,
                          args.n});
+}
+
+/* Where this warpgroup's half of a tile finds its scales. */
+template <class E>
+PRS_DEVICE struct scaled_tile find_scales(const struct prs_kernel_args &args, const struct prs_unit &u, uint32_t cta,
+                                          uint32_t half)
+{
+    const struct prs_launch *launch = launch_here();
+    const struct prs_schedule *s = &launch->schedule;
+    const struct prs_epilogue &e = args.epilogue;
+    struct scaled_tile at;
+    at.a = args.scales.a;
+    at.pitch = args.scales.a_pitch;
+    at.row = u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64;
+    at.last_row = (E::reduces ? launch->m : s->block_rows) - 1;
+    /* MUTANT(emulator fp8/fp8_products_are_right) scales of the block's rows: delete */
+    if (E::reduces)
+        at.row += u.block * s->block_rows;
+    if (E::gathers && u.block != s->place.rank && args.scales.sent != 0) {
+        uint32_t slot = prs_schedule_slot(s, u.block, s->place.rank);
+        at.a =
+            (const float *)(args.staging[0] + staging_bank(args) + prs_layout_scales(s, args.scales.sent, slot, 0, 0));
+        at.pitch = s->pairs * PRS_PAIR_M;
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        at.column[i] = prs_epilogue_half(&e, E::columns, args.n, u.column, i);
+    at.last_column = (e.gated ? 2 * args.n : args.n) - 1;
+    return at;
 }
 
 template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m)
@@ -37,7 +66,22 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
     for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < s->units;) {
         struct prs_unit u;
         bool partial = false;
-        multiply_tile<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs);
+        if constexpr (E::promotes) {
+            prs_schedule_unit(s, &cursor, unit, &u);
+            multiply_tile_promoted<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs, args.scales,
+                                      find_scales<E>(args, u, blockIdx.x % E::cluster, half));
+        } else {
+            multiply_tile<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs);
+        }
+        if constexpr (E::scaled) {
+            /* A sum that travels, or to which other ranks' are added, has been scaled. */
+            /* MUTANT(emulator fp8/fp8_blocks_are_scaled) scales are applied once: s/== 0/>= 0/ */
+            if (args.scales.k_blocks == 0) {
+                prs_schedule_unit(s, &cursor, unit, &u);
+                hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
+                scale_tile<E>(args.scales, find_scales<E>(args, u, blockIdx.x % E::cluster, half), d);
+            }
+        }
         if (E::reduces) {
             prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != args.schedule.place.rank;

@@ -9,6 +9,7 @@
 #include "fused/core/tensor_map.h"
 #include "fused/gemm/copies.h"
 #include "fused/gemm/kernels.h"
+#include "fused/gemm/scales.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 #include "fused/gemm/unfused/lt.h"
@@ -25,8 +26,10 @@ static uint64_t bank_bytes(const struct prs_gemm_plan *p)
         return 0;
     if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0)
         return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * prs_operand_bytes(&p->shape);
-    if (s->op == PRS_GEMM_ALLGATHER)
-        return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0);
+    if (s->op == PRS_GEMM_ALLGATHER) { /* a bank of what scales need begins where one of stages does */
+        uint64_t bytes = prs_layout_scales(s, p->args.scales.sent, prs_schedule_gathered_slots(s), 0, 0);
+        return (bytes + PRS_STAGE_A - 1) / PRS_STAGE_A * PRS_STAGE_A;
+    }
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
 }
 
@@ -54,6 +57,7 @@ static void fill_args(struct prs_gemm_plan *p)
     a->paced = p->info.tuning.paced == PRS_GEMM_PACED;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
     s->group = p->info.tuning.tiles_per_signal;
+    a->scales.sent = prs_scales_sent(&p->shape);
     a->flag_bank = (uint32_t)flag_count(s);
     a->staging_bank_bytes = bank_bytes(p);
 }
@@ -163,15 +167,15 @@ static int check_types(const struct prs_fused *ctx, const struct prs_gemm_shape 
 {
     const struct prs_element *type = prs_element_find(s->dtype);
     if (!type || !type->multiplies)
-        return prs_fail(-EINVAL, "fused: dtype %u (%s): the A and B of a product are bf16 or fp16", s->dtype,
+        return prs_fail(-EINVAL, "fused: dtype %u (%s): the A and B of a product are bf16, fp16 or e4m3", s->dtype,
                         type_name(s->dtype));
     if (s->sum_dtype != type->sum)
         return prs_fail(-EINVAL, "fused: sum_dtype %u (%s): partial sums travel in %s where A and B are %s",
                         s->sum_dtype, type_name(s->sum_dtype), type_name(type->sum), type->name);
-    if (s->c_dtype != s->dtype && s->c_dtype != PRS_DTYPE_FP32)
-        return prs_fail(-EINVAL, "fused: c_dtype %u (%s): C has the type of A and B, %s, or is fp32", s->c_dtype,
-                        type_name(s->c_dtype), type_name(s->dtype));
-    if (s->c_dtype != s->dtype && s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)
+    if (s->c_dtype != type->sum && s->c_dtype != PRS_DTYPE_FP32)
+        return prs_fail(-EINVAL, "fused: c_dtype %u (%s): C has the type of %s, %s, or is fp32", s->c_dtype,
+                        type_name(s->c_dtype), type->sum == s->dtype ? "A and B" : "sums", type_name(type->sum));
+    if (s->c_dtype != type->sum && s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)
         return prs_fail(-EINVAL, "fused: c_dtype %u (%s): between nodes the C of an all-reduce has the type of A and B",
                         s->c_dtype, type_name(s->c_dtype));
     return 0;
@@ -202,7 +206,8 @@ int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shap
         shape->ldc != prs_result_columns(shape))
         return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
                         shape->ldc, prs_result_columns(shape));
-    return check_strides(ctx, shape);
+    r = prs_scales_check_shape(ctx, shape);
+    return r ? r : check_strides(ctx, shape);
 }
 
 /* Flags of the hint. */
@@ -248,6 +253,8 @@ static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const
     prs_plan_term(p, "dtype", sh->dtype);
     prs_plan_term(p, "sum_dtype", sh->sum_dtype);
     prs_plan_term(p, "c_dtype", sh->c_dtype);
+    prs_plan_term(p, "scaling", sh->scaling);
+    prs_plan_term(p, "fast_accumulation", sh->fast_accumulation != 0);
     prs_plan_term(p, "path", t->path);
     prs_plan_term(p, "clusters", t->clusters);
     prs_plan_term(p, "band", t->band);
@@ -527,7 +534,8 @@ static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_o
         return prs_fail(-EINVAL, "fused: gathered is set, but operation %d gathers nothing", (int)p->shape.op);
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
-    return check_rows(p, x);
+    r = prs_scales_check_operands(p, x);
+    return r ? r : check_rows(p, x);
 }
 
 int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, struct CUstream_st *stream)
@@ -545,6 +553,7 @@ int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, 
     if (copies)
         p->operands.c = p->base.memory[PRS_GEMM_RESULT]->at[0];
     p->args.epilogue = epilogue_of(p);
+    prs_scales_fill(p);
     if (p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else

@@ -22,12 +22,14 @@ static inline uint32_t prs_result_columns(const struct prs_gemm_shape *s)
 /* Gives a caller's shape the types that it leaves open. All that follows takes shapes that have them. */
 static inline void prs_gemm_shape_fill(struct prs_gemm_shape *s)
 {
+    const struct prs_element *type;
     if (s->dtype == PRS_DTYPE_DEFAULT)
         s->dtype = PRS_DTYPE_BF16;
+    type = prs_element_find(s->dtype);
     if (s->sum_dtype == PRS_DTYPE_DEFAULT)
-        s->sum_dtype = s->dtype;
+        s->sum_dtype = type && type->multiplies ? type->sum : s->dtype;
     if (s->c_dtype == PRS_DTYPE_DEFAULT)
-        s->c_dtype = s->dtype;
+        s->c_dtype = type && type->multiplies ? type->sum : s->dtype;
 }
 
 /* Bytes of an element of A and B, of sums that travel, and of C. */
@@ -49,8 +51,7 @@ static inline uint32_t prs_result_bytes(const struct prs_gemm_shape *s)
 /* The tile of the kernel instance for a shape: its columns of B, and the steps of K that a whole product takes. */
 static inline uint32_t prs_tile_columns(const struct prs_gemm_shape *s)
 {
-    (void)s; /* all instances have the widest one */
-    return PRS_TILE_N;
+    return prs_promotes(s) ? PRS_TILE_N / 2 : PRS_TILE_N;
 }
 
 static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s)
@@ -61,6 +62,14 @@ static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s)
 static inline uint32_t prs_k_steps(const struct prs_gemm_shape *s)
 {
     return prs_ceil_div(s->k, prs_element_step(s->dtype));
+}
+
+/* How many scales travel with each row of A. */
+static inline uint32_t prs_scales_sent(const struct prs_gemm_shape *s)
+{
+    if (s->op != PRS_GEMM_ALLGATHER || s->scaling < PRS_SCALING_ROWS)
+        return 0;
+    return s->scaling == PRS_SCALING_ROWS ? 1 : s->k / PRS_SCALE_BLOCK;
 }
 
 /* Whether rows of A, B or C have gaps. */

@@ -37,6 +37,24 @@ PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, con
            c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
 }
 
+/* Stores the scales that travel with a chunk at the other ranks. They are signalled with it, and read when the stage
+ * that the chunk is part of is full. */
+PRS_DEVICE void push_scales(const struct prs_kernel_args &args, const struct prs_chunk &c)
+{
+    const struct prs_schedule *s = &launch_here()->schedule;
+    const float *from = args.scales.a + c.step * args.scales.a_pitch + c.row;
+    uint32_t rows = s->block_rows - c.row < PRS_PUSH_ROWS ? s->block_rows - c.row : PRS_PUSH_ROWS;
+    for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+        uint32_t slot = prs_schedule_slot(s, s->place.rank, prs_place_neighbour(&s->place, p)), i = 0;
+        float *to = (float *)(args.staging[p] + staging_bank(args) +
+                              prs_layout_scales(s, args.scales.sent, slot, c.step, c.row));
+        for (; i + 4 <= rows; i += 4)
+            *(float4 *)(to + i) = *(const float4 *)(from + i);
+        for (; i < rows; i++)
+            to[i] = from[i];
+    }
+}
+
 /* Sends a chunk to all other ranks of the node at once; paced: to one after the other at even intervals, so that the
  * SM's own loads find room between the stores. */
 template <class E>
@@ -54,6 +72,10 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
         bulk_store(args.staging[p] + bank + chunk_place(s, prs_schedule_slot(s, k.block, owner), k.c), buffer,
                    PRS_PUSH_BYTES);
     }
+    /* MUTANT(emulator fp8/fp8_scales_travel_with_their_rows) the scales of every block of K:
+     * s/k.c.step < args.scales.sent/k.c.step < 1/ */
+    if (E::scaled && k.c.step < args.scales.sent)
+        push_scales(args, k.c);
     if (E::far && k.block == s->place.rank) /* it is put to other nodes from there */
         bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->place.rank, s->place.rank), k.c),
                    buffer, PRS_PUSH_BYTES);

@@ -128,11 +128,19 @@ static void search_file(struct search *s, const char *path)
     (void)fclose(f);
 }
 
+/* Lines do not say the type: all are of 16-bit ones, whose times differ little. */
+static bool is_timed(const struct prs_gemm_shape *shape)
+{
+    return shape->dtype != PRS_DTYPE_E4M3;
+}
+
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct search s = {.ctx = ctx, .shape = shape, .nearest = NEAR, .found = found};
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
+    if (!is_timed(shape))
+        return;
     gpu_word(ctx, s.gpu);
     search_text(&s, prs_table_shipped());
     if (path)
@@ -147,7 +155,7 @@ int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *s
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
     int written;
-    if (!path)
+    if (!path || !is_timed(shape))
         return 0;
     f = fopen(path, "ae");
     if (!f)

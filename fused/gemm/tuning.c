@@ -11,7 +11,7 @@
 #include "fused/gemm/table.h"
 #include "transport/util/error.h"
 
-static const double FLOPS_PER_US = 750e6; /* bf16, on all SMs of an H200, large shapes */
+static const double FLOPS_PER_US = 750e6; /* 16-bit types, on all SMs of an H200, large shapes */
 static const double PUSH_GAINS = 1.01;    /* CTAs push only where that is faster by this factor */
 
 enum {
@@ -51,7 +51,9 @@ static double far_bytes(const struct prs_gemm_shape *shape, const struct prs_pla
 
 static double compute_us(const struct prs_gemm_shape *shape, uint32_t clusters)
 {
-    return prs_compute_us(2.0 * shape->m * shape->n * shape->k, FLOPS_PER_US, 2 * clusters);
+    /* The tensor cores take as long for as many bytes; not measured for e4m3. */
+    double flops_per_us = FLOPS_PER_US * 2 / prs_operand_bytes(shape);
+    return prs_compute_us(2.0 * shape->m * shape->n * shape->k, flops_per_us, 2 * clusters);
 }
 
 /* How long the links are busy for each microsecond that the tensor cores are. */
@@ -163,7 +165,7 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_
     prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, prs_column_tiles(shape),
                       prs_k_steps(shape), 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, spread);
-    if (ctx->shared_device)
+    if (ctx->shared_device || prs_scales_sent(shape) != 0)
         t->mover = PRS_MOVED_BY_CTAS;
     if (t->mover == PRS_MOVED_BY_CTAS)
         return pushed;
@@ -231,7 +233,8 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
 static const char *obstacle(const struct prs_gemm_shape *shape, uint32_t world)
 {
     uint32_t operands = prs_element_vector(shape->dtype), results = prs_element_vector(shape->sum_dtype);
-    if (shape->n % operands != 0 || shape->k % operands != 0 || prs_result_columns(shape) % results != 0)
+    if ((!shape->b_transposed && shape->n % operands != 0) || shape->k % operands != 0 ||
+        prs_result_columns(shape) % results != 0)
         return "rows of A, B or C are no multiple of 16 bytes, as the copy engine needs";
     if (shape->c_dtype == PRS_DTYPE_FP32)
         return "C is fp32, and the fused kernels store 16-bit results only";
@@ -261,6 +264,8 @@ static const char *why_unfused(const struct prs_gemm_shape *shape, const struct 
 /* The feature of the shape that the unfused path does not support; NULL: none. */
 static const char *only_fused(const struct prs_gemm_shape *shape)
 {
+    if (shape->dtype == PRS_DTYPE_E4M3)
+        return "of e4m3";
     if (prs_has_gaps(shape))
         return "with gaps between rows";
     if (shape->gated && shape->op != PRS_GEMM_ALONE && shape->op != PRS_GEMM_ALLGATHER)
@@ -337,6 +342,9 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     r = choose_path(shape, at, clusters, info);
     if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && wanted)
         r = prs_context_check_copies(ctx);
+    if (r == 0 && wanted && prs_tuning_copies(t) && prs_scales_sent(shape) != 0)
+        r = prs_fail(-EINVAL, "fused: mover %u of the tuning: copy engines do not send scales with their rows, CTAs do",
+                     t->mover);
     if (r)
         return r;
     if (t->clusters == 0 || t->clusters > clusters)

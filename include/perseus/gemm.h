@@ -13,6 +13,10 @@
  * Sums. A rank's partial product is rounded to shape.sum_dtype once to travel; the owner adds its own fp32 sum and the
  * others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
  *
+ * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and C, bias and residual are bf16. A rank
+ * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
+ * different ones. On one node, by the fused path.
+ *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  */
 #ifndef PERSEUS_GEMM_H
@@ -25,6 +29,16 @@ extern "C" {
 #endif
 
 enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
+
+/** Which numbers of A and B share a scale. A number of type e4m3 stands for itself times its scale; scales are fp32. */
+enum prs_scaling {
+    PRS_SCALING_NONE = 0,
+    /** One for A, one for B. ALLGATHER: that of A is the same on all ranks. */
+    PRS_SCALING_TENSOR = 1,
+    PRS_SCALING_ROWS = 2, /**< one for each row of A, and for each column of B (row of [n, k]) */
+    /** One for 1 row x 128 columns of A, and for 128 x 128 of B. 128 divides k; 256 divides n of a gated product. */
+    PRS_SCALING_BLOCKS = 3
+};
 
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_gemm_shape {
@@ -43,11 +57,16 @@ struct prs_gemm_shape {
      * then store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
     /** enum prs_dtype, each apart; the kernels have no other combinations.
-     * dtype: of A, B, bias and gathered. Default: bf16; fp16.
-     * sum_dtype: of partial sums that travel between ranks. Default: as dtype.
-     * c_dtype: of C and residual. Default: as dtype. fp32: for weight gradients and logits; with residual = C a launch
-     * adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. */
+     * dtype: of A, B, bias and gathered. Default: bf16; fp16; e4m3, with a bias of bf16.
+     * sum_dtype: of partial sums that travel between ranks. Default: as dtype; bf16 for e4m3.
+     * c_dtype: of C and residual. Default: as sum_dtype. fp32, but not with e4m3: for weight gradients and logits; with
+     * residual = C a launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between
+     * nodes. */
     uint32_t dtype, sum_dtype, c_dtype;
+    uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
+    /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
+     * promoted to fp32 every 128 of k. Not with PRS_SCALING_BLOCKS. */
+    uint32_t fast_accumulation;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -91,9 +110,10 @@ struct prs_gemm_plan;
 /** *Collective.* tuning NULL: what was measured for the nearest shape, in the file that PERSEUS_FUSED_TUNING names for
  * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
- * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
- * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
- * was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+ * time); else, and always for e4m3, the model's choice. A shape takes the unfused path (cuBLASLt, then separate
+ * communication) where the fused kernel would be slower, or cannot run it because n or k is not a multiple of 8.
+ * prs_gemm_plan_query() says what was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces
+ * cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
@@ -124,6 +144,15 @@ struct prs_gemm_operands {
      * each block, are undefined. M is a multiple of W for REDUCE_SCATTER, and of 64 W for ALLGATHER and for ALLREDUCE
      * between nodes. Otherwise nothing is computed, and prs_fused_poll_error() returns -EINVAL. */
     const uint32_t *m_on_device;
+    /** e4m3 only, else NULL. Device memory, 16-byte aligned (PRS_SCALING_TENSOR: 4-byte). Zero, infinite and
+     * not-a-number scales have the effect that IEEE says.
+     * PRS_SCALING_TENSOR: one each. PRS_SCALING_ROWS: scale_a [rows of A on this rank], scale_b [n].
+     * PRS_SCALING_BLOCKS: scale_a [k / 128][rows of A], rows contiguous, scale_a_pitch floats from one block of k to
+     * the next; scale_b [ceil(n / 128)][k / 128], as checkpoints have it. ALLGATHER: the scales of A travel with its
+     * rows, but are not part of `gathered`. */
+    const float *scale_a, *scale_b;
+    /** A multiple of 4. 0: the rows of A in this launch, with m_on_device those of shape.m. */
+    uint64_t scale_a_pitch;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -133,7 +162,8 @@ PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_op
 
 /** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
  * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is decided, fields that are 0 are
- * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches. Errors: those
+ * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file, unless it is of
+ * e4m3. Waits for the launches. Errors: those
  * of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,

@@ -23,9 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-SHARING, BACKWARD = "sharing/", "attention_backward/"  # of test_sharing.c, of test_attention_backward.c
+# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c.
+SHARING, BACKWARD, FP8 = "sharing/", "attention_backward/", "fp8/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
-            SHARING: "sharing", BACKWARD: "attention_backward"}
+            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8"}
 
 
 def link_command(build, test, kernels):

@@ -253,6 +253,8 @@ float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
     uint64_t x = at + ((uint64_t)key << 40);
     x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
     v = (float)(int32_t)(uint32_t)x * 0x1p-31f;
+    if (key & RANKS_POSITIVE)
+        v = 1 + fabsf(v) * 0.999f;
     return dtype == PRS_DTYPE_FP32 ? v : ranks_value(dtype, ranks_bits(dtype, v));
 }
 

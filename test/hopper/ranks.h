@@ -61,14 +61,15 @@ float ranks_float(uint16_t v);
 /* Returns memory of the current device that holds the first `count` elements of a key. */
 void *ranks_upload(uint32_t key, uint64_t count);
 
-/* The same for an element type of products (enum prs_dtype). */
+/* The same for an element type of products (enum prs_dtype). With RANKS_POSITIVE in its key a number is in [1, 2). */
+enum { RANKS_POSITIVE = 1 << 23 };
 float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at);
 uint16_t ranks_bits(uint32_t dtype, float v); /* rounds to nearest even */
 float ranks_value(uint32_t dtype, uint16_t bits);
 void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count);
 
-/* A sum of products of e4m3 as Hopper's tensor cores make it, with the most that they may lose. They add 32 products at a
- * time to what they hold, cut all to 14 bits from the largest exponent among them, and then the sum to 14 bits: each
+/* A sum of products of e4m3 as Hopper's tensor cores make it, with the most that they may lose. They add 32 products at
+ * a time to what they hold, cut all to 14 bits from the largest exponent among them, and then the sum to 14 bits: each
  * loses less than the last of these bits (tools/hopper/wgmma_math.cpp). */
 struct ranks_fp8_sum {
     double held, held_lost; /* in the tensor cores' accumulator */
@@ -89,6 +90,8 @@ struct ranks_product {
     uint32_t nodes;   /* over which the ranks are split; 0: one */
     bool apart;       /* each on a node of softnic, as by ranks_run_apart() */
     bool bias, keeps; /* keeps: the gathered A is written too */
+    bool positive;    /* A and B have numbers in [1, 2) */
+    uint32_t scale_a_pitch;
     enum ranks_residual residual;
     uint32_t sms; /* of each GPU; 0: 4 */
     /* Rows of each launch, at most shape.m; NULL: shape.m. on_device: the kernel finds them on the device. */

@@ -22,14 +22,23 @@ struct multiply {
     pthread_mutex_t lock; /* protects *v */
 };
 
-static uint32_t key_a(uint32_t epoch, uint32_t rank)
+static uint32_t key_a(const struct ranks_product *p, uint32_t epoch, uint32_t rank)
 {
-    return epoch * 64 + rank * 2;
+    return (epoch * 64 + rank * 2) | (p->positive ? RANKS_POSITIVE : 0);
 }
 
-static uint32_t key_b(uint32_t rank)
+static uint32_t key_b(const struct ranks_product *p, uint32_t rank)
 {
-    return 4096 + rank;
+    return (4096 + rank) | (p->positive ? RANKS_POSITIVE : 0);
+}
+
+enum { KEY_SCALE_B = 30000 }; /* and the rank */
+
+/* All ranks of an all-gather have the same scale of A, if it is only one. */
+static uint32_t key_scale_a(const struct ranks_product *p, uint32_t epoch, uint32_t rank)
+{
+    bool same = p->shape.op == PRS_GEMM_ALLGATHER && p->shape.scaling == PRS_SCALING_TENSOR;
+    return 20000 + epoch * 64 + (same ? 0 : rank);
 }
 
 /* All ranks of an all-reduce have the same bias and the same residual. */
@@ -60,7 +69,18 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_gemm_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
-/* Relative error of one rounding to the type of the elements. */
+static bool is_scaled(const struct ranks_product *p)
+{
+    return p->shape.dtype == PRS_DTYPE_E4M3;
+}
+
+/* The type of sums, of the bias, and of C where that is not fp32. */
+static uint32_t sum_type(const struct ranks_product *p)
+{
+    return is_scaled(p) ? PRS_DTYPE_BF16 : p->shape.dtype;
+}
+
+/* Relative error of one rounding to the type of sums. */
 static double rounding(const struct ranks_product *p)
 {
     return p->shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
@@ -77,7 +97,7 @@ static double last_rounding(const struct ranks_product *p)
     return is_wide(p) && !p->shape.gated ? 0x1.02p-24 : rounding(p);
 }
 
-/* An element of an input. */
+/* An element of A or B. */
 static float input(const struct ranks_product *p, uint32_t key, uint64_t at)
 {
     return ranks_element_of(p->shape.dtype, key, at);
@@ -86,7 +106,7 @@ static float input(const struct ranks_product *p, uint32_t key, uint64_t at)
 /* One of the residual, which has the type of C. */
 static float residual_element(const struct ranks_product *p, uint32_t key, uint64_t at)
 {
-    return ranks_element_of(is_wide(p) ? PRS_DTYPE_FP32 : p->shape.dtype, key, at);
+    return ranks_element_of(is_wide(p) ? PRS_DTYPE_FP32 : sum_type(p), key, at);
 }
 
 /* The node of the rank that adds up this element; every other node rounds its partial sum. The fused and the
@@ -121,7 +141,7 @@ struct estimate {
 
 static double bias_of(const struct ranks_product *p, uint32_t rank, uint64_t column)
 {
-    return p->bias ? input(p, key_bias(p, rank), column) : 0;
+    return p->bias ? ranks_element_of(sum_type(p), key_bias(p, rank), column) : 0;
 }
 
 /* Applies the epilogue to a sum; up: of the same column, if gated. The steepest activation multiplies an error by 1.13.
@@ -146,6 +166,67 @@ static struct estimate finished(const struct ranks_product *p, uint32_t rank, ui
     return (struct estimate){x, bound * 1.15 + (fabs(x) + size) * last_rounding(p) + 0x1p-18};
 }
 
+/* Where a sum over K finds its operands: number i of K at start + i * step. */
+struct operand {
+    uint32_t key;
+    uint64_t start, step;
+};
+
+static struct estimate exact_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b)
+{
+    double sum = 0, magnitude = 0;
+    for (uint64_t i = 0; i < p->shape.k; i++) {
+        double x = (double)input(p, a->key, a->start + i * a->step) * input(p, b->key, b->start + i * b->step);
+        sum += x;
+        magnitude += fabs(x);
+    }
+    return (struct estimate){sum, magnitude * 0x1p-21};
+}
+
+static double scale(uint32_t key, uint64_t at)
+{
+    return 1 + 0.75 * ranks_element_of(PRS_DTYPE_FP32, key, at);
+}
+
+/* Rows of A on a rank, of a launch as the host knows it. */
+static uint64_t scaled_rows(const struct ranks_product *p)
+{
+    return p->scale_a_pitch != 0 ? p->scale_a_pitch : rows_of(p, PRS_GEMM_ALLGATHER);
+}
+
+/* The scales of one row of A and one column of B, at a place of K. */
+static double scale_of(const struct ranks_product *p, uint32_t key_a, uint32_t key_b, uint64_t row, uint64_t column,
+                       uint64_t k)
+{
+    uint64_t block = k / 128;
+    if (p->shape.scaling == PRS_SCALING_BLOCKS)
+        return scale(key_a, block * scaled_rows(p) + row) * scale(key_b, column / 128 * (p->shape.k / 128) + block);
+    return p->shape.scaling == PRS_SCALING_TENSOR ? scale(key_a, 0) * scale(key_b, 0)
+                                                  : scale(key_a, row) * scale(key_b, column);
+}
+
+/* The sum of e4m3, of this row of the rank's A, with what the tensor cores may lose. Scaling rounds a few times in
+ * fp32. */
+static struct estimate scaled_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b,
+                                  uint32_t scale_a, uint32_t scale_b, uint64_t row, uint64_t column)
+{
+    bool promotes = !p->shape.fast_accumulation, blocks = p->shape.scaling == PRS_SCALING_BLOCKS;
+    double products[32], factor = blocks ? 1 : scale_of(p, scale_a, scale_b, row, column, 0), magnitude = 0;
+    struct ranks_fp8_sum s = {0};
+    for (uint64_t i = 0; i < p->shape.k; i += 32) {
+        uint32_t count = p->shape.k - i < 32 ? (uint32_t)(p->shape.k - i) : 32;
+        for (uint32_t j = 0; j < count; j++)
+            products[j] = (double)input(p, a->key, a->start + i + j) * input(p, b->key, b->start + i + j);
+        ranks_fp8_add(&s, products, count);
+        if ((promotes && i % 128 == 96) || i + 32 >= p->shape.k) {
+            double held = blocks ? scale_of(p, scale_a, scale_b, row, column, i) : 1;
+            magnitude += fabs(s.held * held);
+            ranks_fp8_promote(&s, held);
+        }
+    }
+    return (struct estimate){s.sum * factor, (s.lost + magnitude * 0x1p-21) * factor};
+}
+
 /* Returns one element of the product, which the owner of the element of C `result` adds up. The error that is allowed:
  * one rounding of each partial sum, of the sum of each other node and of the result, and fp32 accumulation. */
 static struct estimate product(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
@@ -153,34 +234,33 @@ static struct estimate product(const struct ranks_product *p, uint32_t rank, uin
 {
     const struct prs_gemm_shape *s = &p->shape;
     bool reduces = s->op == PRS_GEMM_REDUCE_SCATTER || s->op == PRS_GEMM_ALLREDUCE;
-    uint64_t k = s->k, a_row = row;
-    double total = 0, partials = 0, magnitude = 0, node = 0;
+    uint64_t a_row = row;
+    double total = 0, partials = 0, lost = 0, node = 0;
     uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, result);
     if (s->op == PRS_GEMM_REDUCE_SCATTER)
         a_row += rank * rows_of(p, PRS_GEMM_REDUCE_SCATTER);
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
         uint32_t a_rank = reduces ? t : rank, b_rank = reduces ? t : rank;
         uint64_t r = a_row;
-        double sum = 0;
+        struct operand a, b;
+        struct estimate sum;
         if (s->op == PRS_GEMM_ALLGATHER) {
             a_rank = (uint32_t)(row / (s->m / p->world));
             r = row % (s->m / p->world);
         }
-        for (uint64_t i = 0; i < k; i++) {
-            uint64_t where =
-                s->b_transposed ? column * pitch_of(s->ldb, s->k) + i : i * pitch_of(s->ldb, s->n) + column;
-            double x =
-                (double)input(p, key_a(epoch, a_rank), r * pitch_of(s->lda, s->k) + i) * input(p, key_b(b_rank), where);
-            sum += x;
-            magnitude += fabs(x);
-        }
-        total += sum;
-        partials += reduces ? fabs(sum) : 0;
-        node = t % locals == 0 ? sum : node + sum;
+        a = (struct operand){key_a(p, epoch, a_rank), r * pitch_of(s->lda, s->k), 1};
+        b = s->b_transposed ? (struct operand){key_b(p, b_rank), column * pitch_of(s->ldb, s->k), 1}
+                            : (struct operand){key_b(p, b_rank), column, pitch_of(s->ldb, s->n)};
+        sum = is_scaled(p) ? scaled_sum(p, &a, &b, key_scale_a(p, epoch, a_rank), KEY_SCALE_B + b_rank, r, column)
+                           : exact_sum(p, &a, &b);
+        lost += sum.bound;
+        total += sum.value;
+        partials += reduces ? fabs(sum.value) : 0;
+        node = t % locals == 0 ? sum.value : node + sum.value;
         if (reduces && t % locals == locals - 1 && t / locals != owner)
             partials += fabs(node);
     }
-    return (struct estimate){total, fabs(total) * last_rounding(p) + partials * rounding(p) + magnitude * 0x1p-21};
+    return (struct estimate){total, fabs(total) * last_rounding(p) + partials * rounding(p) + lost};
 }
 
 /* Returns one element of C. */
@@ -197,7 +277,7 @@ static struct estimate reference(const struct ranks_product *p, uint32_t rank, u
 /* Element i of C, whatever its type. */
 static double result_element(const struct ranks_product *p, const void *c, uint64_t i)
 {
-    return is_wide(p) ? ((const float *)c)[i] : ranks_value(p->shape.dtype, ((const uint16_t *)c)[i]);
+    return is_wide(p) ? ((const float *)c)[i] : ranks_value(sum_type(p), ((const uint16_t *)c)[i]);
 }
 
 /* The gaps between and after rows of C hold what they held before a launch: the residual, or not-a-numbers. */
@@ -260,18 +340,18 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
 
 /* The gathered A must be that of the ranks, and nothing after the launch's rows may be written if the host has given
  * their number. */
-static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *have)
+static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const void *have)
 {
     const struct ranks_product *p = m->p;
     uint64_t k = p->shape.k, pitch = pitch_of(p->shape.lda, p->shape.k), beyond = 0, first = 0;
     uint64_t rows = p->rows ? p->rows[epoch] : p->shape.m, all = p->on_device ? rows : p->shape.m + 1;
     for (uint64_t i = 0; i < all * k; i++) {
         uint64_t row = i / k, each = rows / p->world;
-        uint16_t want =
-            row < rows
-                ? ranks_bits(p->shape.dtype, input(p, key_a(epoch, (uint32_t)(row / each)), row % each * pitch + i % k))
-                : 0xffff;
-        if (have[i] != want && beyond++ == 0)
+        uint16_t want = row < rows ? ranks_bits(p->shape.dtype, input(p, key_a(p, epoch, (uint32_t)(row / each)),
+                                                                      row % each * pitch + i % k))
+                                   : 0xffff;
+        bool right = is_scaled(p) ? ((const uint8_t *)have)[i] == (uint8_t)want : ((const uint16_t *)have)[i] == want;
+        if (!right && beyond++ == 0)
             first = i;
     }
     pthread_mutex_lock(&m->lock);
@@ -286,6 +366,7 @@ static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const 
 struct launches {
     struct prs_gemm_plan *plan;
     void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *kept[RANKS_EPOCHS_MAX], *bias, *residual;
+    float *scale_a[RANKS_EPOCHS_MAX], *scale_b;
     uint32_t *rows; /* on the device */
     cudaStream_t stream;
 };
@@ -315,6 +396,9 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
                                         .bias = l->bias,
                                         .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual,
                                         .gathered = l->kept[e],
+                                        .scale_a = l->scale_a[e],
+                                        .scale_b = l->scale_b,
+                                        .scale_a_pitch = p->scale_a_pitch,
                                         .m = p->rows && !p->on_device ? p->rows[e] : 0,
                                         .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
@@ -343,22 +427,51 @@ static int enqueue_replays(const struct ranks_product *p, const struct launches 
     return r;
 }
 
+/* Rows of blocks: as many as K has blocks; else the scales are one row. */
+static float *upload_scales(uint32_t key, uint64_t rows, uint64_t columns)
+{
+    uint64_t count = rows * columns;
+    float *host = malloc(count * sizeof(*host)), *device = NULL;
+    for (uint64_t i = 0; i < count; i++)
+        host[i] = (float)scale(key, i);
+    if (cudaMalloc((void **)&device, count * sizeof(*host)) != cudaSuccess ||
+        cudaMemcpy(device, host, count * sizeof(*host), cudaMemcpyHostToDevice) != cudaSuccess)
+        abort();
+    free(host);
+    return device;
+}
+
+static void upload_all_scales(const struct ranks_product *p, uint32_t rank, struct launches *l)
+{
+    const struct prs_gemm_shape *s = &p->shape;
+    bool blocks = s->scaling == PRS_SCALING_BLOCKS, one = s->scaling == PRS_SCALING_TENSOR;
+    if (!is_scaled(p))
+        return;
+    for (uint32_t e = 0; e < p->epochs; e++)
+        l->scale_a[e] = upload_scales(key_scale_a(p, e, rank), blocks ? s->k / 128 : 1, one ? 1 : scaled_rows(p));
+    l->scale_b = upload_scales(KEY_SCALE_B + rank, blocks ? (s->n + 127) / 128 : 1,
+                               one      ? 1
+                               : blocks ? s->k / 128
+                                        : s->n);
+}
+
 static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_gemm_plan *plan)
 {
     const struct ranks_product *p = m->p;
     const struct prs_gemm_shape *s = &p->shape;
     uint64_t a_count = rows_of(p, PRS_GEMM_ALLGATHER) * pitch_of(s->lda, s->k);
     uint64_t b_count = s->b_transposed ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
-    uint64_t bytes = result_room(p), kept = ((uint64_t)s->m + 1) * s->k * 2; /* and a row after it */
-    struct launches l = {.plan = plan, .b = ranks_upload_of(s->dtype, key_b(rank), b_count)};
+    uint64_t bytes = result_room(p),
+             kept = ((uint64_t)s->m + 1) * s->k * (is_scaled(p) ? 1 : 2); /* and a row after it */
+    struct launches l = {.plan = plan, .b = ranks_upload_of(s->dtype, key_b(p, rank), b_count)};
     uint16_t *host = malloc(bytes > kept ? bytes : kept);
     uint8_t *results;
     int r = 0;
     (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
     if (p->bias)
-        l.bias = ranks_upload_of(s->dtype, key_bias(p, rank), s->n);
+        l.bias = ranks_upload_of(sum_type(p), key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
-        l.residual = ranks_upload_of(is_wide(p) ? PRS_DTYPE_FP32 : s->dtype, key_residual(p, rank),
+        l.residual = ranks_upload_of(is_wide(p) ? PRS_DTYPE_FP32 : sum_type(p), key_residual(p, rank),
                                      bytes / (is_wide(p) ? 4 : 2));
     if ((s->c_anywhere ? cudaMalloc((void **)&results, bytes * p->epochs) != cudaSuccess
                        : prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0) ||
@@ -367,7 +480,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
                      cudaMemcpy(l.rows, p->rows, p->epochs * sizeof(*p->rows), cudaMemcpyHostToDevice) != cudaSuccess)))
         abort();
     for (uint32_t e = 0; e < p->epochs; e++) {
-        l.a[e] = ranks_upload_of(s->dtype, key_a(e, rank), a_count);
+        l.a[e] = ranks_upload_of(s->dtype, key_a(p, e, rank), a_count);
         l.c[e] = results + e * bytes;
         if (p->residual == RANKS_RESIDUAL_IS_C)
             (void)cudaMemcpy(l.c[e], l.residual, bytes, cudaMemcpyDeviceToDevice);
@@ -375,6 +488,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     for (uint32_t e = 0; e < p->epochs && p->keeps; e++)
         if (cudaMalloc(&l.kept[e], kept) != cudaSuccess || cudaMemset(l.kept[e], 0xff, kept) != cudaSuccess)
             abort();
+    upload_all_scales(p, rank, &l);
     (void)cudaDeviceSynchronize();
     r = p->replays == 0 ? enqueue(p, &l) : enqueue_replays(p, &l);
     if (cudaStreamSynchronize(l.stream) != cudaSuccess && r == 0)
@@ -390,11 +504,13 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     for (uint32_t e = 0; e < p->epochs; e++) {
         (void)cudaFree(l.a[e]);
         (void)cudaFree(l.kept[e]);
+        (void)cudaFree(l.scale_a[e]);
     }
     (void)(s->c_anywhere ? (int)cudaFree(results) : prs_fused_free(ctx, results));
     (void)cudaFree(l.rows);
     (void)cudaFree(l.b);
     (void)cudaFree(l.bias);
+    (void)cudaFree(l.scale_b);
     (void)cudaFree(l.residual);
     (void)cudaStreamDestroy(l.stream);
     free(host);

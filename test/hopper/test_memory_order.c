@@ -32,6 +32,17 @@ Test(memory_order, of_allgather_by_copy_engine, .timeout = 600)
     assert_ordered(PRS_GEMM_ALLGATHER, 2, (struct prs_gemm_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1});
 }
 
+/* Rows and their scales, which are stored and read by ordinary accesses. */
+Test(memory_order, of_scales_that_travel, .timeout = 600)
+{
+    ranks_assert_right(&(struct ranks_product){
+        .shape = {PRS_GEMM_ALLGATHER, 512, 136, 640, 1, .dtype = PRS_DTYPE_E4M3, .scaling = PRS_SCALING_BLOCKS},
+        .tuning = {.mover = PRS_MOVED_BY_CTAS},
+        .world = 2,
+        .epochs = 2,
+        .sms = 4});
+}
+
 /* More units than the cluster's slots for them, so that each slot is used again. */
 Test(memory_order, of_one_cluster, .timeout = 600)
 {

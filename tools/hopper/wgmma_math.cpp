@@ -28,12 +28,12 @@ __attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply(
 }
 
 /* How Hopper adds up products of FP8, after the DeepSeek-V3 report (arXiv 2412.19437, 3.3.2 and 3.5.2, measured on
- * H800): the 32 exact products of an instruction and the accumulator are shifted to the largest exponent among them, and
- * 14 bits of each mantissa are added; the rest is cut off. The sum keeps 14 bits too: 13 after the leading one.
+ * H800): the 32 exact products of an instruction and the accumulator are shifted to the largest exponent among them,
+ * and 14 bits of each mantissa are added; the rest is cut off. The sum keeps 14 bits too: 13 after the leading one.
  *
  * What the report leaves open is decided here, and a GPU may differ by as much as the last of the 14 bits: bits are cut
- * off towards zero, and the exponent is that of the product, not the sum of its factors' exponents. A not-a-number stays
- * one. */
+ * off towards zero, and the exponent is that of the product, not the sum of its factors' exponents. A not-a-number
+ * stays one. */
 __attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply_e4m3(float *d, const float *a,
                                                                                      const float *b, uint32_t n)
 {

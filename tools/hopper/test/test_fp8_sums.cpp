@@ -147,11 +147,17 @@ Test(fp8, a_number_that_is_none_stays_one, .timeout = 60)
         cr_assert(i / 128 == 5 ? isnan(out[i]) : out[i] == 256, "%zu: %g", i, out[i]);
 }
 
-/* How many elements of a product with K = times * STEP are beyond what promotion to fp32 after each step may lose. */
-static uint32_t beyond(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b, uint32_t times, bool promoted)
+/* Of the elements of a product with K = times * STEP. */
+struct losses {
+    uint32_t beyond; /* what promotion to fp32 after each step may lose */
+    double mean;     /* relative to the element */
+};
+
+static struct losses losses_of(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b, uint32_t times,
+                               bool promoted)
 {
     std::vector<float> out = run<128>(a, b, times, promoted);
-    uint32_t count = 0;
+    struct losses all = {};
     for (uint32_t row = 0; row < ROWS; row++)
         for (uint32_t column = 0; column < 128; column++) {
             struct ranks_fp8_sum s = {};
@@ -162,9 +168,11 @@ static uint32_t beyond(const std::vector<uint8_t> &a, const std::vector<uint8_t>
                 ranks_fp8_add(&s, products, 32);
             }
             ranks_fp8_promote(&s, times);
-            count += !(fabs(out[row * 128 + column] - s.sum) <= s.lost + s.sum * times * 0x1p-24);
+            double lost = fabs(out[row * 128 + column] - s.sum);
+            all.beyond += !(lost <= s.lost + s.sum * times * 0x1p-24);
+            all.mean += lost / s.sum / (ROWS * 128);
         }
-    return count;
+    return all;
 }
 
 /* Of numbers with one sign, as after an activation, the part that is lost grows with K: the accumulator grows, and what
@@ -178,6 +186,9 @@ Test(fp8, long_sums_need_promotion, .timeout = 60)
         a[i] = (uint8_t)ranks_bits(PRS_DTYPE_E4M3, 1 + fabsf(ranks_element(1, i)));
     for (size_t i = 0; i < b.size(); i++)
         b[i] = (uint8_t)ranks_bits(PRS_DTYPE_E4M3, 1 + fabsf(ranks_element(2, i)));
-    cr_assert_eq(beyond(a, b, TIMES, true), 0, "promoted: %u elements", beyond(a, b, TIMES, true));
-    cr_assert_eq(beyond(a, b, TIMES, false), ROWS * 128, "not promoted: %u elements", beyond(a, b, TIMES, false));
+    struct losses promoted = losses_of(a, b, TIMES, true), not_promoted = losses_of(a, b, TIMES, false);
+    cr_assert_eq(promoted.beyond, 0, "promoted: %u elements", promoted.beyond);
+    cr_assert_eq(not_promoted.beyond, ROWS * 128, "not promoted: %u elements", not_promoted.beyond);
+    cr_assert(promoted.mean < 0.001 && not_promoted.mean > 0.05, "promoted %g, not promoted %g", promoted.mean,
+              not_promoted.mean);
 }

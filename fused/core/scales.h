@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scales of a product of e4m3: an element of A or B stands for its number times its scale. A rank multiplies its
+ * own sums by its own scales, in fp32, before it rounds them to travel or adds those of other ranks, whose scales may
+ * differ. Scales of blocks differ along K, so the sum of each block is multiplied when it is promoted to fp32. Plain
+ * C. */
+#ifndef PERSEUS_FUSED_SCALES_H
+#define PERSEUS_FUSED_SCALES_H
+
+#include <stdint.h>
+
+enum { PRS_SCALE_BLOCK = 128 }; /* rows and columns of a block of B, columns of one of A: as many as a stage has of K */
+
+struct prs_scales {
+    const float *a, *b;
+    uint64_t a_pitch;        /* blocks: floats from the scales of one block of K to those of the next */
+    uint32_t a_step, b_step; /* floats from one row of A, or column of B, to the next; 0: one scale for all */
+    uint32_t k_blocks;       /* blocks: how many along K; 0: the finished sum is scaled */
+    uint32_t sent;           /* all-gather: how many scales travel with each row of A */
+};
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the host checks and fills of the scales of a product of e4m3 (core/scales.h). */
+#ifndef PERSEUS_FUSED_GEMM_SCALES_H
+#define PERSEUS_FUSED_GEMM_SCALES_H
+
+#include "fused/gemm/plan.h"
+
+/* 0 or -EINVAL. shape: with all types, which are right. */
+int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *shape);
+/* 0 or -EINVAL. */
+int prs_scales_check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x);
+
+/* The arguments of the launch whose operands and rows the plan has. */
+void prs_scales_fill(struct prs_gemm_plan *p);
+
+#endif

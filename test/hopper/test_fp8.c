@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of e4m3 on emulated GPUs: the scales of tensors, rows and blocks, the precision of sums, and what is
+ * refused. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <string.h>
+
+#include "tools/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+static const enum prs_gemm_op operations[] = {PRS_GEMM_ALONE, PRS_GEMM_REDUCE_SCATTER, PRS_GEMM_ALLGATHER,
+                                              PRS_GEMM_ALLREDUCE};
+
+static struct ranks_product product_of(enum prs_gemm_op op, uint32_t scaling, uint32_t m, uint32_t n, uint32_t k)
+{
+    return (struct ranks_product){.shape = {op, m, n, k, 1, .dtype = PRS_DTYPE_E4M3, .scaling = scaling},
+                                  .world = op == PRS_GEMM_ALONE ? 1 : 2};
+}
+
+/* Tails in m, n and k; sums promoted, and not; where they are, two launches, so both banks. */
+Test(fp8, fp8_products_are_right, .timeout = 300)
+{
+    for (int i = 0; i < 4; i++)
+        for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_ROWS; scaling++)
+            for (uint32_t fast = 0; fast < 2; fast++) {
+                struct ranks_product p = product_of(operations[i], scaling, 280, 328, 208);
+                p.shape.fast_accumulation = fast;
+                p.epochs = fast ? 1 : 2;
+                ranks_assert_right(&p);
+            }
+}
+
+Test(fp8, fp8_blocks_are_scaled, .timeout = 300)
+{
+    for (int i = 0; i < 4; i++) {
+        struct ranks_product p = product_of(operations[i], PRS_SCALING_BLOCKS, 280, 328, 384);
+        p.epochs = 2;
+        p.scale_a_pitch = i == 0 ? 288 : 0;
+        ranks_assert_right(&p);
+    }
+}
+
+/* More K steps than share a counter, several bands, launches that are an epoch apart, and fewer rows than the most. */
+Test(fp8, fp8_scales_travel_with_their_rows, .timeout = 300)
+{
+    static const uint32_t ROWS[] = {1032, 24, 600};
+    for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 1032, 128, 640);
+        p.world = 3, p.tuning.band = 1;
+        p.rows = ROWS, p.epochs = 3;
+        ranks_assert_right(&p);
+    }
+}
+
+/* The kernel finds the number of rows on the device. */
+Test(fp8, fp8_scales_of_rows_on_the_device_are_found, .timeout = 300)
+{
+    static const uint32_t ROWS[] = {512, 128};
+    for (int i = 0; i < 4; i++) {
+        struct ranks_product p = product_of(operations[i], PRS_SCALING_ROWS, 512, 128, 128);
+        p.rows = ROWS, p.epochs = 2, p.on_device = true;
+        ranks_assert_right(&p);
+    }
+}
+
+Test(fp8, fp8_epilogues_come_after_the_scales, .timeout = 300)
+{
+    for (int i = 0; i < 4; i++)
+        for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+            struct ranks_product p = product_of(operations[i], scaling, 280, 512, 128);
+            p.shape.activation = PRS_ACTIVATION_SILU;
+            p.bias = true, p.residual = RANKS_RESIDUAL;
+            p.shape.fast_accumulation = i % 2 == 0 && scaling == PRS_SCALING_ROWS;
+            ranks_assert_right(&p);
+            p.shape.gated = 1;
+            ranks_assert_right(&p);
+        }
+}
+
+Test(fp8, fp8_gathered_rows_are_kept, .timeout = 300)
+{
+    for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++) {
+        uint32_t scaling = mover == PRS_MOVED_BY_CTAS ? PRS_SCALING_ROWS : PRS_SCALING_TENSOR;
+        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 280, 128, 272);
+        p.tuning.mover = mover, p.keeps = true, p.epochs = 2;
+        ranks_assert_right(&p);
+    }
+}
+
+/* Numbers of one sign, whose sum grows: not promoted, it loses more than the bound of a promoted one allows. The bound
+ * of a sum that is not promoted allows that. */
+Test(fp8, fp8_sums_are_promoted, .timeout = 300)
+{
+    struct ranks_product p = product_of(PRS_GEMM_ALONE, PRS_SCALING_ROWS, 64, 128, 4096);
+    p.positive = true;
+    ranks_assert_right(&p);
+    p.shape.scaling = PRS_SCALING_BLOCKS;
+    ranks_assert_right(&p);
+    p.shape.scaling = PRS_SCALING_TENSOR, p.shape.fast_accumulation = 1;
+    ranks_assert_right(&p);
+}
+
+/* ---- what is refused ---- */
+struct refused {
+    struct prs_gemm_shape shape;
+    struct prs_gemm_tuning tuning;
+    const char *why;
+};
+
+static void open_refused(uint32_t rank, struct ranks_self *self, void *user)
+{
+    const struct refused *x = user;
+    struct prs_fused *ctx;
+    struct prs_gemm_plan *plan;
+    (void)rank;
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_expect_eq(prs_gemm_plan_open(ctx, &x->shape, &x->tuning, &plan), -EINVAL, "%s", x->why);
+    cr_expect(strstr(prs_fused_error_text(), x->why), "%s\nis not: %s", prs_fused_error_text(), x->why);
+    prs_fused_close(ctx);
+}
+
+#define E4M3(n, k, n_k, ...)                                                                                           \
+    {                                                                                                                  \
+        PRS_GEMM_ALLGATHER, 64, n, k, n_k, .dtype = PRS_DTYPE_E4M3, __VA_ARGS__                                        \
+    }
+
+Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 60)
+{
+    static struct refused list[] = {
+        {E4M3(128, 128, 1, .scaling = 0), {0}, "scaling 0: a product of e4m3 needs PRS_SCALING_TENSOR"},
+        {E4M3(128, 128, 1, .scaling = 4), {0}, "scaling 4: a product of e4m3 needs PRS_SCALING_TENSOR"},
+        {E4M3(128, 128, 0, .scaling = 1), {0}, "B of a product of e4m3 must be [n, k] (b_transposed)"},
+        {E4M3(128, 128, 1, .scaling = 1, .c_dtype = PRS_DTYPE_FP32),
+         {0},
+         "of e4m3 needs the fused path, which cannot take it: C"},
+        {E4M3(128, 128, 1, .scaling = 1, .c_dtype = PRS_DTYPE_FP16),
+         {0},
+         "c_dtype 2 (fp16): C has the type of sums, bf16"},
+        {E4M3(128, 128, 1, .scaling = 1, .sum_dtype = PRS_DTYPE_E4M3),
+         {0},
+         "sum_dtype 4 (e4m3): partial sums travel in bf16"},
+        {E4M3(128, 128, 1, .scaling = 1, .lda = 136),
+         {0},
+         "rows of A are 136 elements apart: that must be a multiple of 16"},
+        {E4M3(128, 120, 1, .scaling = 1), {0}, "of e4m3 needs the fused path, which cannot take it: rows of A"},
+        {E4M3(128, 128, 1, .scaling = 1), {.path = PRS_GEMM_PATH_UNFUSED}, "of e4m3 needs the fused path"},
+        {E4M3(128, 192, 1, .scaling = 3), {0}, "a multiple of 128, and k is 192"},
+        {E4M3(384, 128, 1, .scaling = 3, .gated = 1), {0}, "a gated product of 384 columns with scales of blocks"},
+        {E4M3(128, 128, 1, .scaling = 3, .fast_accumulation = 1),
+         {0},
+         "fast_accumulation is set, but scales of blocks"},
+        {E4M3(128, 128, 1, .scaling = 2), {.mover = PRS_MOVED_BY_COPY_ENGINES}, "copy engines do not send scales"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .scaling = 1}, {0}, "scaling 1, fast_accumulation 0: only products of e4m3"},
+        {{PRS_GEMM_ALONE, 64, 64, 64, .fast_accumulation = 1}, {0}, "scaling 0, fast_accumulation 1: only products"},
+    };
+    hopper_setup(2, 4, 0);
+    for (size_t i = 0; i < sizeof(list) / sizeof(*list); i++)
+        ranks_run(2, open_refused, &list[i]);
+}
+
+static struct prs_gemm_plan *open_alone(struct prs_fused *ctx, const struct prs_gemm_shape *shape)
+{
+    struct prs_gemm_plan *plan = NULL;
+    cr_assert_eq(prs_gemm_plan_open(ctx, shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    return plan;
+}
+
+static void refuse(struct prs_gemm_plan *plan, struct prs_gemm_operands x, const char *why)
+{
+    cr_expect_eq(prs_gemm_launch(plan, &x, NULL), -EINVAL, "%s", why);
+    cr_expect(strstr(prs_fused_error_text(), why), "%s\nis not: %s", prs_fused_error_text(), why);
+}
+
+Test(fp8, scales_that_cannot_be_are_refused_before_the_launch, .timeout = 60)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 66, 128, 128, 1, .dtype = PRS_DTYPE_E4M3, .scaling = 1};
+    struct prs_gemm_plan *tensor, *rows, *blocks, *plain;
+    struct prs_gemm_operands x = {0}, y;
+    struct prs_fused *ctx;
+    float *scales;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    tensor = open_alone(ctx, &shape);
+    shape.scaling = PRS_SCALING_ROWS;
+    rows = open_alone(ctx, &shape);
+    shape.scaling = PRS_SCALING_BLOCKS;
+    blocks = open_alone(ctx, &shape);
+    plain = open_alone(ctx, &(struct prs_gemm_shape){PRS_GEMM_ALONE, 66, 128, 128, 1});
+    x.a = x.b = x.c = scales = ranks_device(1 << 16, 0);
+    refuse(tensor, x, "scale_a (nil), scale_b (nil): pointers must be 4-byte aligned, and not NULL");
+    x.scale_a = scales;
+    refuse(tensor, x, "scale_b (nil): pointers must be");
+    x.scale_b = scales;
+    refuse(plain, x, "this plan is of bf16, which has no scales");
+    y = x, y.scale_a_pitch = 128;
+    refuse(rows, y, "scale_a_pitch is 128, but only scales of blocks have one");
+    y = x, y.scale_a = scales + 1;
+    refuse(rows, y, "pointers must be 16-byte aligned");
+    refuse(blocks, x, "scale_a has 66 floats from one block of k to the next, for 66 rows of A");
+    y = x, y.scale_a_pitch = 64;
+    refuse(blocks, y, "scale_a has 64 floats");
+    y = x, y.scale_a = scales + 1;
+    cr_expect_eq(prs_gemm_launch(tensor, &y, NULL), 0, "%s", prs_fused_error_text());
+    cr_expect_eq(cudaDeviceSynchronize(), cudaSuccess);
+    prs_gemm_plan_close(tensor), prs_gemm_plan_close(rows), prs_gemm_plan_close(blocks), prs_gemm_plan_close(plain);
+    prs_fused_close(ctx);
+}
