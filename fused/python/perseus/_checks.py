@@ -82,3 +82,31 @@ def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torc
                          "contiguous")
     if t.data_ptr() & 15:
         raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+
+
+def _check_scaled(group: Group, op: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
+                  scale_b: torch.Tensor) -> None:
+    """Operands of float8_e4m3fn, b the transpose of an [n, k] matrix, and the types of their scales."""
+    for what, t in (("a", a), ("b", b)):
+        if t.dtype is not torch.float8_e4m3fn:
+            raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.float8_e4m3fn")
+        if t.dim() != 2:
+            raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must have 2 dimensions")
+        if t.get_device() != group.number:
+            raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
+        if t.data_ptr() & 15:
+            raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+        if not (t if what == "a" else t.t()).is_contiguous():
+            raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; "
+                             + ("it must be row-major, without gaps: call .contiguous()" if what == "a" else
+                                "it must be weight.t() of a row-major [n, k] weight: tensor cores take no other layout "
+                                "of one-byte types"))
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"perseus.{op}: a has {a.shape[1]} columns and b {b.shape[0]} rows: they must be equal")
+    if a.shape[1] % 16 or a.shape[1] == 0 or b.shape[1] % 8:
+        raise ValueError(f"perseus.{op}: k is {a.shape[1]} and n is {b.shape[1]}: k must be a multiple of 16, n of 8")
+    for what, t in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if t.dtype is not torch.float32:
+            raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be torch.float32")
+        if t.get_device() != group.number:
+            raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")

@@ -111,14 +111,15 @@ class Group:
         plan = self._plans[key] = Plan(handle, operands, rows, getattr(self.library, f"prs_{kind}_plan_close"))
         return plan
 
-    def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool, dtype: int, c_dtype: int) -> Plan:
+    def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool, dtype: int, c_dtype: int, scaling: int = 0,
+                fast_accumulation: int = 0) -> Plan:
         """The plan of a product; one serves all m up to the next power of two of rows a rank."""
-        key = (op, n, k, b_is_n_k, dtype, c_dtype, self.rows(m))
+        key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, self.rows(m))
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
-                                       c_dtype=c_dtype)
+                                       c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation)
             plan = self._new_plan(key, "gemm", f"{PRODUCTS[op]} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])
         return plan
