@@ -142,6 +142,19 @@ class Scaled(unittest.TestCase):
             return bad
         self.assertEqual(run(2, body), [0, 0])
 
+    def test_torchs_ops_are_compiled_without_a_graph_break(self):
+        def body(group):
+            x, name, bf16 = Operands(0, scaled.ROWS, 48, self.N, self.K), group.name, torch.bfloat16
+
+            def both(a, b, scale_a, scale_b):
+                gathered, (c,) = torch.ops.perseus.fused_all_gather_scaled_matmul(
+                    a, [b], scale_a, [scale_b], 0, name, [None], [None], [bf16], [False])
+                return gathered, c, torch.ops.perseus.fused_scaled_matmul_reduce_scatter(
+                    a, b, scale_a, scale_b, "avg", 0, 0, name, [48, self.N], out_dtype=bf16)
+            compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+            return sum(int((have.float() != want.float()).sum()) for have, want in zip(compiled(*x), both(*x)))
+        self.assertEqual(run(1, body), [0])
+
     def test_what_cannot_be_is_refused_by_name(self):
         fused, scatter = (torch.ops.perseus.fused_all_gather_scaled_matmul,
                           torch.ops.perseus.fused_scaled_matmul_reduce_scatter)
