@@ -193,6 +193,13 @@ static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, 
     return r;
 }
 
+/* Keeps what was found in the tuning file, where each rank finds it when it opens its next plan. */
+static int keep(const struct trial *t, const struct prs_gemm_tuning *best, double us)
+{
+    int r = t->ctx->config.rank == 0 ? prs_table_append(t->ctx, t->shape, best, us) : 0;
+    return prs_ranks_agree(t->ctx, r);
+}
+
 /* Times the candidates, and keeps the best in the tuning file. */
 static int run(struct trial *t, struct prs_gemm_tuning *best, double *us)
 {
@@ -202,8 +209,8 @@ static int run(struct trial *t, struct prs_gemm_tuning *best, double *us)
     r = prs_cuda_check(cudaEventCreate(&t->events[1]), "cudaEventCreate");
     if (!r)
         r = time_candidates(t, best, us);
-    if (r == 0 && t->ctx->config.rank == 0)
-        r = prs_table_append(t->ctx, t->shape, best, *us);
+    if (!r)
+        r = keep(t, best, *us);
     if (t->events[1])
         (void)cudaEventDestroy(t->events[1]);
     (void)cudaEventDestroy(t->events[0]);
