@@ -16,6 +16,8 @@ KERNELS = {  # arguments, rows of output, and how many of our kernels a row time
     "fp16 products": (["--kernel", "all", "--dtype", "fp16", "--shape", "512x264x72"], 4, 1),
     "fp32 results": (["--kernel", "all", "--dtype", "fp16", "--c-dtype", "fp32", "--residual", "--shape", "512x264x72"],
                      4, 1),
+    "e4m3 products": (["--kernel", "all", "--dtype", "e4m3", "--layout", "nk", "--scaling", "blocks", "--shape",
+                       "512x264x256"], 4, 1),
     "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
     "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
 }

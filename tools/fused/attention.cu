@@ -73,8 +73,8 @@ static void negate(void *user)
 {
     struct run *r = (struct run *)user;
     uint64_t elements = bench_attention_elements(&r->problem, r->problem.shape.heads_kv);
-    bench_negate(r->in.k, elements, r->stream);
-    bench_negate(r->in.v, elements, r->stream);
+    bench_negate(r->in.k, elements, 2, r->stream);
+    bench_negate(r->in.v, elements, 2, r->stream);
 }
 
 static void prepare(void *user, uint32_t method)

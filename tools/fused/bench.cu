@@ -25,6 +25,7 @@ struct run {
     struct bench_nccl *nccl;
     cudaStream_t stream;
     void *a, *b, *c, *bias, *residual, *all_a; /* all_a: the gathered A as a second result; each may be NULL */
+    float *scale_a, *scale_b;                  /* or NULL */
     void *kept;                                /* C of a warm-up launch, which the timed ones must equal */
     void *gathered, *partial;                  /* for the unfused method */
     struct bench_start start;
@@ -36,7 +37,9 @@ struct run {
 /* ---- the four methods ---- */
 static struct prs_gemm_operands operands_of(const struct run *r)
 {
-    return {r->a, r->b, r->c, r->bias, r->residual, r->all_a};
+    struct prs_gemm_operands x = {r->a, r->b, r->c, r->bias, r->residual, r->all_a};
+    x.scale_a = r->scale_a, x.scale_b = r->scale_b;
+    return x;
 }
 
 static void run_own(struct run *r)
@@ -96,13 +99,14 @@ static size_t c_bytes(const struct run *r)
 
 static size_t all_a_bytes(const struct run *r)
 {
-    return (size_t)r->problem.shape.m * r->problem.shape.k * 2;
+    return (size_t)r->problem.shape.m * r->problem.shape.k * bench_bytes(&r->problem);
 }
 
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
-    bench_negate(r->a, bench_rows_a(&r->problem) * (uint64_t)r->problem.shape.k, r->stream);
+    bench_negate(r->a, bench_rows_a(&r->problem) * (uint64_t)r->problem.shape.k, (uint32_t)bench_bytes(&r->problem),
+                 r->stream);
 }
 
 static void prepare(void *user, uint32_t method)
@@ -261,7 +265,8 @@ static bool soak(struct run *r)
     memset(&s, 0, sizeof(s));
     s.run = r;
     s.c_bytes = c_bytes(r);
-    bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
+    bad = bench_max(
+        r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * bench_bytes(&r->problem)));
     differences = bench_soak(r->rank, o, soak_turn, &s, r->stream);
     if (r->rank->rank == 0)
         bench_report_soak(&r->problem, o, bad, differences);
@@ -276,7 +281,8 @@ static void open_run(struct run *r)
 {
     const struct bench_options *o = r->options;
     const struct bench_problem *p = &r->problem;
-    size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2, c = c_bytes(r);
+    size_t a = bench_rows_a(p) * (size_t)p->shape.k * bench_bytes(p), c = c_bytes(r);
+    size_t b = (size_t)p->shape.n * p->shape.k * bench_bytes(p);
     BENCH_CUDA(cudaMalloc(&r->a, a));
     BENCH_CUDA(cudaMalloc(&r->b, b));
     BENCH_CALL(prs_fused_alloc(r->ctx, c, &r->c));
@@ -288,6 +294,7 @@ static void open_run(struct run *r)
         BENCH_CUDA(cudaMalloc(&r->all_a, all_a_bytes(r)));
     bench_fill_inputs(p, r->a, r->b, r->stream);
     bench_fill_finish(p, r->bias, r->residual, r->stream);
+    bench_scales_open(p, &r->scale_a, &r->scale_b, r->stream);
     bench_poison(r->c, c, r->stream);
     if (o->no_baselines == 0) {
         if (p->shape.op == PRS_GEMM_ALLGATHER) {
@@ -311,7 +318,7 @@ static void close_run(struct run *r)
     bench_lt_close(r->lt);
     BENCH_CUDA(cudaFree(r->a));
     BENCH_CUDA(cudaFree(r->b));
-    for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a})
+    for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a, (void *)r->scale_a, (void *)r->scale_b})
         BENCH_CUDA(cudaFree(p));
     r->lt = NULL;
     r->gathered = r->partial = r->bias = r->residual = r->all_a = NULL;
@@ -349,6 +356,7 @@ static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
 
 static int run_rank(struct bench_rank *rank, void *user)
 {
+    static const uint32_t DTYPES[] = {PRS_DTYPE_BF16, PRS_DTYPE_FP16, PRS_DTYPE_E4M3};
     const struct bench_options *o = (const struct bench_options *)user;
     struct prs_fused_config config = bench_config(rank, o);
     struct run r;
@@ -373,8 +381,9 @@ static int run_rank(struct bench_rank *rank, void *user)
                 if ((o->kernels >> op & 1) != 0 && (o->layouts >> layout & 1) != 0) {
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_gemm_op)op;
-                    r.problem.shape.b_transposed = layout,
-                    r.problem.shape.dtype = o->half ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16;
+                    r.problem.shape.b_transposed = layout, r.problem.shape.dtype = DTYPES[o->dtype];
+                    r.problem.shape.scaling = o->dtype == BENCH_DTYPE_E4M3 ? o->scaling : 0;
+                    r.problem.shape.fast_accumulation = o->fast;
                     r.problem.shape.c_dtype = o->wide ? PRS_DTYPE_FP32 : 0;
                     r.problem.shape.activation = o->activation, r.problem.shape.gated = o->gated;
                     r.problem.bias = o->bias, r.problem.residual = o->residual;

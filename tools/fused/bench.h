@@ -40,6 +40,8 @@ struct bench_attention_options {
     struct prs_attention_tuning tuning;
 };
 
+enum { BENCH_DTYPE_E4M3 = 2 };
+
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
     uint32_t samples;  /* elements that a check computes again; attention checks a fixed number of rows */
@@ -50,8 +52,9 @@ struct bench_options {
     struct prs_gemm_tuning tuning;
     struct prs_gemm_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
-    uint32_t activation, gated, bias, residual, half, wide; /* of every product; half: fp16; wide: C is fp32 */
-    uint32_t keep_gathered;                                 /* the all-gather also keeps the A of all ranks */
+    uint32_t activation, gated, bias, residual, wide; /* of every product; wide: C is fp32 */
+    uint32_t dtype, scaling, fast; /* dtype: 0 bf16, 1 fp16, BENCH_DTYPE_E4M3; scaling: enum prs_scaling, of e4m3 */
+    uint32_t keep_gathered;        /* the all-gather also keeps the A of all ranks */
     struct bench_moe_options moe;
     struct bench_attention_options attention;
     const char *commit;
@@ -59,7 +62,8 @@ struct bench_options {
 
 extern const char *const BENCH_KERNELS[4];     /* by enum prs_gemm_op */
 extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_activation, then NULL */
-extern const char *const BENCH_DTYPES[5];      /* by enum prs_dtype, then NULL */
+extern const char *const BENCH_DTYPES[6];      /* by enum prs_dtype, then NULL */
+extern const char *const BENCH_SCALINGS[5];    /* by enum prs_scaling, then NULL */
 
 /* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
@@ -104,8 +108,8 @@ struct bench_problem {
     uint32_t bias, residual;
 };
 
-/* What bench_fill() makes. A bias and a residual have the seed of B. */
-enum bench_input { BENCH_A = 0, BENCH_B = 1, BENCH_BIAS = 2, BENCH_RESIDUAL = 3 };
+/* What bench_fill() makes. A bias, a residual and scales have the seed of B. */
+enum bench_input { BENCH_A = 0, BENCH_B = 1, BENCH_BIAS = 2, BENCH_RESIDUAL = 3, BENCH_SCALE_A = 4, BENCH_SCALE_B = 5 };
 
 struct bench_verdict {
     double max_rel_error; /* worst error over the root mean square of the reference */
@@ -117,6 +121,7 @@ struct bench_verdict {
 size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
 size_t bench_columns_c(const struct bench_problem *p);
+size_t bench_bytes(const struct bench_problem *p);     /* of an element of A or B */
 uint32_t bench_words_c(const struct bench_problem *p); /* number of 16-bit words in an element of C */
 /* Does the kernel do more than the product's sum: bias, activation, gate or residual? */
 bool bench_finishes(const struct bench_problem *p);
@@ -125,8 +130,10 @@ void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint
                 cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
 void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual, cudaStream_t stream);
-/* Change the signs of 16-bit elements. */
-void bench_negate(void *to, uint64_t elements, cudaStream_t stream);
+/* The scales of A and B, new memory; NULL for products that have none. */
+void bench_scales_open(const struct bench_problem *p, float **a, float **b, cudaStream_t stream);
+/* Change the signs of elements of 1 or 2 bytes. */
+void bench_negate(void *to, uint64_t elements, uint32_t bytes, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);

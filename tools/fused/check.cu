@@ -16,6 +16,8 @@ static __global__ void fill(void *to, uint64_t count, uint32_t dtype, uint32_t s
         float v = bench_element_of(dtype, seed, rank, which, i);
         if (dtype == PRS_DTYPE_FP32)
             ((float *)to)[i] = v;
+        else if (dtype == PRS_DTYPE_E4M3)
+            ((uint8_t *)to)[i] = (uint8_t)bench_bits(dtype, v);
         else
             ((uint16_t *)to)[i] = bench_bits(dtype, v);
     }
@@ -27,10 +29,16 @@ static __device__ double rounding(const struct bench_problem &p)
     return p.shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
 }
 
+/* Of sums and the bias. */
+static __host__ __device__ uint32_t sum_dtype(const struct bench_problem &p)
+{
+    return p.shape.dtype == PRS_DTYPE_E4M3 ? PRS_DTYPE_BF16 : p.shape.dtype;
+}
+
 /* Of C and the residual. */
 static __host__ __device__ uint32_t result_dtype(const struct bench_problem &p)
 {
-    return p.shape.c_dtype != 0 ? p.shape.c_dtype : p.shape.dtype;
+    return p.shape.c_dtype != 0 ? p.shape.c_dtype : sum_dtype(p);
 }
 
 static __device__ double element(const struct bench_problem &p, uint32_t seed, uint32_t rank, uint32_t which,
@@ -53,6 +61,48 @@ struct sum {
     double value, error;
 };
 
+/* The scale of a row of a rank's A, or of a column of its B, at a place of K. */
+static __device__ double scale_of(const struct bench_problem &p, uint32_t rank, uint32_t which, uint64_t at, uint64_t k)
+{
+    uint64_t rows = p.shape.op == PRS_GEMM_ALLGATHER ? p.shape.m / p.world : p.shape.m, i = at;
+    if (p.shape.scaling == PRS_SCALING_BLOCKS)
+        i = which == BENCH_SCALE_A ? k / 128 * rows + at : at / 128 * (p.shape.k / 128) + k / 128;
+    if (p.shape.scaling == PRS_SCALING_TENSOR)
+        i = 0;
+    if (p.shape.scaling == PRS_SCALING_TENSOR && p.shape.op == PRS_GEMM_ALLGATHER && which == BENCH_SCALE_A)
+        rank = 0; /* all ranks have the same */
+    return bench_element_of(PRS_DTYPE_FP32, p.seed_b, rank, which, i);
+}
+
+/* The sum of a rank's scaled products, by a warp. A product instruction adds 32 products to what the tensor cores hold,
+ * each cut off at the last of 14 bits of the largest, and cuts off the sum (tools/hopper/wgmma_math.cpp). */
+static __device__ struct sum scaled_sum_of(const struct bench_problem &p, uint32_t a_rank, uint32_t b_rank,
+                                           uint64_t row, uint64_t column)
+{
+    double held = 0, lost = 0, total = 0, error = 0;
+    for (uint64_t i = 0; i < p.shape.k; i += 32) {
+        uint64_t at = i + threadIdx.x % 32;
+        double x = at < p.shape.k ? element(p, p.seed_a, a_rank, BENCH_A, row * p.shape.k + at) *
+                                        element(p, p.seed_b, b_rank, BENCH_B, column * p.shape.k + at)
+                                  : 0;
+        double most = fabs(x);
+        for (int o = 16; o > 0; o /= 2) {
+            x += __shfl_xor_sync(~0u, x, o);
+            most = fmax(most, __shfl_xor_sync(~0u, most, o));
+        }
+        lost += 33 * 0x1p-13 * fmax(most, fabs(held) + lost);
+        held += x;
+        lost += 0x1p-13 * (fabs(held) + lost);
+        if ((p.shape.fast_accumulation == 0 && i % 128 == 96) || i + 32 >= p.shape.k) {
+            double scale = scale_of(p, a_rank, BENCH_SCALE_A, row, i) * scale_of(p, b_rank, BENCH_SCALE_B, column, i);
+            total += held * scale;
+            error += (lost + fabs(held) * 0x1p-21) * fabs(scale);
+            held = lost = 0;
+        }
+    }
+    return {total, error};
+}
+
 /* Column `column` of the product, in C's row `row`, by a warp: the sum over ranks of dot products. The bound allows one
  * rounding of each partial sum, one of each other node's sum, and fp32 accumulation of |a b|. at: the element of C
  * that it belongs to. */
@@ -62,7 +112,7 @@ static __device__ struct sum sum_of(const struct bench_problem &p, uint64_t row,
     uint64_t lane = threadIdx.x % 32, k = p.shape.k, block = p.shape.m / p.world;
     bool reduces = p.shape.op == PRS_GEMM_REDUCE_SCATTER || p.shape.op == PRS_GEMM_ALLREDUCE;
     uint64_t a_row = p.shape.op == PRS_GEMM_REDUCE_SCATTER ? p.rank * rows + row : row;
-    double total = 0, partials = 0, magnitude = 0, node = 0;
+    double total = 0, partials = 0, magnitude = 0, node = 0, lost = 0;
     uint32_t locals = p.world / p.nodes, owner = owner_node(p, at);
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
@@ -72,13 +122,18 @@ static __device__ struct sum sum_of(const struct bench_problem &p, uint64_t row,
             a_rank = (uint32_t)(row / block);
             r = row % block;
         }
-        for (uint64_t i = lane; i < k; i += 32) {
+        if (p.shape.dtype == PRS_DTYPE_E4M3) {
+            struct sum scaled = scaled_sum_of(p, a_rank, b_rank, r, column);
+            sum = scaled.value;
+            lost += scaled.error;
+        }
+        for (uint64_t i = lane; i < k && p.shape.dtype != PRS_DTYPE_E4M3; i += 32) {
             uint64_t where = p.shape.b_transposed ? column * k + i : i * p.shape.n + column;
             double x = element(p, p.seed_a, a_rank, BENCH_A, r * k + i) * element(p, p.seed_b, b_rank, BENCH_B, where);
             sum += x;
             size += fabs(x);
         }
-        for (int o = 16; o > 0; o /= 2) {
+        for (int o = 16; o > 0 && p.shape.dtype != PRS_DTYPE_E4M3; o /= 2) {
             sum += __shfl_xor_sync(~0u, sum, o);
             size += __shfl_xor_sync(~0u, size, o);
         }
@@ -89,7 +144,7 @@ static __device__ struct sum sum_of(const struct bench_problem &p, uint64_t row,
             partials += fabs(node);
         magnitude += size;
     }
-    return {total, partials * rounding(p) + magnitude * 0x1p-21};
+    return {total, partials * rounding(p) + magnitude * 0x1p-21 + lost};
 }
 
 static __device__ double activated(uint32_t activation, double x)
@@ -116,8 +171,8 @@ static __device__ struct sum finished(const struct bench_problem &p, struct sum 
     uint32_t rank = p.shape.op == PRS_GEMM_ALLREDUCE ? 0 : p.rank, columns = p.shape.n / (1 + p.shape.gated);
     double x = s.value, y = up.value, error = s.error + fabs(s.value) * rounding(p);
     if (p.bias) {
-        x += element(p, p.seed_b, rank, BENCH_BIAS, column);
-        y += element(p, p.seed_b, rank, BENCH_BIAS, columns + column);
+        x += bench_element_of(sum_dtype(p), p.seed_b, rank, BENCH_BIAS, column);
+        y += bench_element_of(sum_dtype(p), p.seed_b, rank, BENCH_BIAS, columns + column);
     }
     x = activated(p.shape.activation, x);
     error = p.shape.activation == PRS_ACTIVATION_NONE ? error : 1.14 * error + fabs(x) * 0x1p-18;
@@ -147,17 +202,20 @@ static __global__ void check_samples(struct bench_problem p, const void *c, uint
     if (result_dtype(p) == PRS_DTYPE_FP32)
         bench_sums_add(out, ((const float *)c)[at], s.value, fabs(s.value) * 0x1.02p-24 + s.error);
     else
-        bench_sums_add(out, bench_value(p.shape.dtype, ((const uint16_t *)c)[at]), s.value,
+        bench_sums_add(out, bench_value(result_dtype(p), ((const uint16_t *)c)[at]), s.value,
                        fabs(s.value) * rounding(p) + s.error);
 }
 
-static __global__ void check_gathered(struct bench_problem p, const uint16_t *gathered, unsigned long long *wrong)
+static __global__ void check_gathered(struct bench_problem p, const void *gathered, unsigned long long *wrong)
 {
     uint64_t block = (uint64_t)p.shape.m / p.world * p.shape.k;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < block * p.world;
-         i += (uint64_t)gridDim.x * blockDim.x)
-        if (bench_value(p.shape.dtype, gathered[i]) != element(p, p.seed_a, (uint32_t)(i / block), BENCH_A, i % block))
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        uint16_t bits =
+            p.shape.dtype == PRS_DTYPE_E4M3 ? ((const uint8_t *)gathered)[i] : ((const uint16_t *)gathered)[i];
+        if (bench_value(p.shape.dtype, bits) != element(p, p.seed_a, (uint32_t)(i / block), BENCH_A, i % block))
             atomicAdd(wrong, 1ull);
+    }
 }
 
 /* words: 16-bit words in an element. In an fp32 element only the upper word shows whether it was written. */
@@ -217,6 +275,11 @@ size_t bench_columns_c(const struct bench_problem *p)
     return p->shape.n / (1 + p->shape.gated);
 }
 
+size_t bench_bytes(const struct bench_problem *p)
+{
+    return p->shape.dtype == PRS_DTYPE_E4M3 ? 1 : 2;
+}
+
 uint32_t bench_words_c(const struct bench_problem *p)
 {
     return result_dtype(*p) == PRS_DTYPE_FP32 ? 2 : 1;
@@ -243,22 +306,47 @@ void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual
 {
     uint32_t rank = p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : p->rank;
     if (bias)
-        bench_fill(bias, p->shape.n, p->shape.dtype, p->seed_b, rank, BENCH_BIAS, stream);
+        bench_fill(bias, p->shape.n, sum_dtype(*p), p->seed_b, rank, BENCH_BIAS, stream);
     if (residual)
         bench_fill(residual, bench_rows_c(p) * bench_columns_c(p), result_dtype(*p), p->seed_b, rank, BENCH_RESIDUAL,
                    stream);
 }
 
-static __global__ void negate(uint16_t *to, uint64_t elements)
+static float *scales(const struct bench_problem *p, uint64_t count, uint32_t rank, uint32_t which, cudaStream_t stream)
 {
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements;
-         i += (uint64_t)gridDim.x * blockDim.x)
-        to[i] ^= 0x8000;
+    float *to;
+    BENCH_CUDA(cudaMalloc((void **)&to, count * sizeof(*to)));
+    bench_fill(to, count, PRS_DTYPE_FP32, p->seed_b, rank, which, stream);
+    return to;
 }
 
-void bench_negate(void *to, uint64_t elements, cudaStream_t stream)
+void bench_scales_open(const struct bench_problem *p, float **a, float **b, cudaStream_t stream)
 {
-    bench_launch(negate, bench_blocks(elements), BENCH_THREADS, stream, (uint16_t *)to, elements);
+    const struct prs_gemm_shape *s = &p->shape;
+    uint64_t k_blocks = s->k / 128, of_a = 1, of_b = 1;
+    bool same = s->op == PRS_GEMM_ALLGATHER && s->scaling == PRS_SCALING_TENSOR;
+    *a = *b = NULL;
+    if (s->dtype != PRS_DTYPE_E4M3)
+        return;
+    if (s->scaling == PRS_SCALING_ROWS)
+        of_a = bench_rows_a(p), of_b = s->n;
+    if (s->scaling == PRS_SCALING_BLOCKS)
+        of_a = bench_rows_a(p) * k_blocks, of_b = (s->n + 127) / 128 * k_blocks;
+    *a = scales(p, of_a, same ? 0 : p->rank, BENCH_SCALE_A, stream);
+    *b = scales(p, of_b, p->rank, BENCH_SCALE_B, stream);
+}
+
+static __global__ void negate(uint16_t *to, uint64_t words, uint16_t signs)
+{
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += (uint64_t)gridDim.x * blockDim.x)
+        to[i] ^= signs;
+}
+
+void bench_negate(void *to, uint64_t elements, uint32_t bytes, cudaStream_t stream)
+{
+    uint64_t words = elements * bytes / 2;
+    uint16_t signs = bytes == 1 ? 0x8080 : 0x8000;
+    bench_launch(negate, bench_blocks(words), BENCH_THREADS, stream, (uint16_t *)to, words, signs);
 }
 
 void bench_poison(void *c, size_t bytes, cudaStream_t stream)
@@ -288,8 +376,8 @@ uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathere
     unsigned long long *device, wrong;
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(*device)));
     BENCH_CUDA(cudaMemsetAsync(device, 0, sizeof(*device), stream));
-    bench_launch(check_gathered, bench_blocks((uint64_t)p->shape.m * p->shape.k), BENCH_THREADS, stream, *p,
-                 (const uint16_t *)gathered, device);
+    bench_launch(check_gathered, bench_blocks((uint64_t)p->shape.m * p->shape.k), BENCH_THREADS, stream, *p, gathered,
+                 device);
     BENCH_CUDA(cudaMemcpyAsync(&wrong, device, sizeof(wrong), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));

@@ -5,18 +5,23 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
 
 #include <perseus/fused.h>
 
-/* Rounds to a 16-bit type, enum prs_dtype, and back. */
+/* Rounds to a type of 16 or 8 bits, enum prs_dtype, and back. */
 static __device__ __forceinline__ uint16_t bench_bits(uint32_t dtype, float x)
 {
+    if (dtype == PRS_DTYPE_E4M3)
+        return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
     return dtype == PRS_DTYPE_FP16 ? __half_as_ushort(__float2half(x)) : __bfloat16_as_ushort(__float2bfloat16(x));
 }
 
 static __device__ __forceinline__ float bench_value(uint32_t dtype, uint16_t bits)
 {
+    if (dtype == PRS_DTYPE_E4M3)
+        return __half2float(__ushort_as_half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)bits, __NV_E4M3).x));
     return dtype == PRS_DTYPE_FP16 ? __half2float(__ushort_as_half(bits))
                                    : __bfloat162float(__ushort_as_bfloat16(bits));
 }

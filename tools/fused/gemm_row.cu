@@ -26,8 +26,12 @@ static void print_json(const struct bench_row *r)
     const struct prs_gemm_tuning *t = &r->info.tuning;
     json_print(stdout, "{kernel:%s,dtype:%s,c_dtype:%s,layout:%s,M:%u,N:%u,K:%u,gpus:%u,nodes:%u,rails:%u,",
                BENCH_KERNELS[s->op], BENCH_DTYPES[s->dtype],
-               s->c_dtype == PRS_DTYPE_FP32 ? "fp32" : BENCH_DTYPES[s->dtype], s->b_transposed ? "nk" : "kn", s->m,
-               s->n, s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
+               BENCH_DTYPES[s->c_dtype                   ? s->c_dtype
+                            : s->dtype == PRS_DTYPE_E4M3 ? PRS_DTYPE_BF16
+                                                         : s->dtype],
+               s->b_transposed ? "nk" : "kn", s->m, s->n, s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
+    if (s->scaling)
+        json_print(stdout, "scaling:%s,fast_accumulation:%u,", BENCH_SCALINGS[s->scaling], s->fast_accumulation);
     json_print(stdout, "activation:%s,gated:%u,bias:%u,residual:%u,gathered:%u,", BENCH_ACTIVATIONS[s->activation],
                s->gated, r->bias, r->residual, r->keeps);
     json_print(stdout, "puts:%llu,signals:%llu,fences:%llu,far_bytes:%llu,", (unsigned long long)r->traffic.puts,

@@ -102,7 +102,7 @@ static void close_results(struct prs_moe_batch *b)
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
-    bench_negate((void *)r->batch.tokens, (uint64_t)r->batch.count * r->problem.shape.hidden, r->stream);
+    bench_negate((void *)r->batch.tokens, (uint64_t)r->batch.count * r->problem.shape.hidden, 2, r->stream);
 }
 
 static void prepare(void *user, uint32_t method)

@@ -11,7 +11,8 @@
 #define FIELD(member) OPTION_FIELD(struct bench_options, member)
 
 const char *const BENCH_KERNELS[4] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
-const char *const BENCH_DTYPES[5] = {"default", "bf16", "fp16", "fp32", NULL};
+const char *const BENCH_DTYPES[6] = {"default", "bf16", "fp16", "fp32", "e4m3", NULL};
+const char *const BENCH_SCALINGS[5] = {"none", "tensor", "rows", "blocks", NULL};
 const char *const BENCH_ACTIVATIONS[6] = {"none", "relu", "gelu", "gelu-tanh", "silu", NULL};
 
 static const struct bench_moe_shape PRESETS[BENCH_MOE_PRESETS] = {
@@ -80,7 +81,7 @@ static bool parse_zipf(void *options, const char *text)
     return end != text && !*end;
 }
 
-static const char *const C_DTYPES[] = {"same", "fp32", NULL}, *const DTYPES[] = {"bf16", "fp16", NULL};
+static const char *const C_DTYPES[] = {"same", "fp32", NULL}, *const DTYPES[] = {"bf16", "fp16", "e4m3", NULL};
 static const char *const LAYOUTS[] = {"kn", "nk", "both", NULL};
 
 static const struct option_row ROWS[] = {
@@ -97,7 +98,11 @@ static const struct option_row ROWS[] = {
      "MoE: expert i is chosen in proportion to 1 / i^S (default 0); may be repeated, up to 8 times",
      OPTION_PARSED_BY(parse_zipf)},
     {OPTION_CHOICE, "layout", "kn|nk|both", "B as [K,N] (default), [N,K] or both", FIELD(layouts), 0, 0, LAYOUTS},
-    {OPTION_CHOICE, "dtype", "bf16|fp16", "products: of the matrices", FIELD(half), 0, 0, DTYPES},
+    {OPTION_CHOICE, "dtype", "bf16|fp16|e4m3", "products: of the matrices; e4m3: --layout nk, no baselines",
+     FIELD(dtype), 0, 0, DTYPES},
+    {OPTION_CHOICE, "scaling", "tensor|rows|blocks", "products of e4m3: what has a scale (default tensor)",
+     FIELD(scaling), 0, 0, BENCH_SCALINGS},
+    {OPTION_SET, "fast-accumulation", NULL, "products of e4m3: sums are not promoted to fp32", FIELD(fast), 1},
     {OPTION_CHOICE, "c-dtype", "same|fp32", "products: of C: that of A and B (default), or fp32", FIELD(wide), 0, 0,
      C_DTYPES},
     {OPTION_CHOICE, "activation", "none|relu|gelu|gelu-tanh|silu", "products: what is applied to the sum",
@@ -203,9 +208,13 @@ static void check_kernels(struct bench_options *o)
         option_table_refuse(&TABLE, "--shape MxNxK: want --kernel gemm, reduce_scatter, allgather, allreduce or all");
     if (!a->on && a->shape_count != 0)
         option_table_refuse(&TABLE, "--shape BxHqxHkvxSxD: want --kernel attention");
-    if (!o->kernels && (o->half || o->wide || o->activation || o->gated || o->bias || o->residual || o->keep_gathered))
+    if (!o->kernels && (o->dtype || o->wide || o->activation || o->gated || o->bias || o->residual || o->keep_gathered))
         option_table_refuse(
             &TABLE, "--dtype, --c-dtype, --activation, --gated, --bias, --residual, --keep-gathered: want a product");
+    if (o->dtype != BENCH_DTYPE_E4M3 && (o->scaling || o->fast))
+        option_table_refuse(&TABLE, "--scaling, --fast-accumulation: want --dtype e4m3");
+    if (o->dtype == BENCH_DTYPE_E4M3 && o->layouts != 1)
+        option_table_refuse(&TABLE, "--dtype e4m3: wants --layout nk");
     if (o->loopback && o->keep_gathered)
         option_table_refuse(&TABLE, "--loopback: not with --keep-gathered, since one rank's rows come from it alone");
     if (a->causal && o->loopback)
@@ -226,6 +235,10 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
     if (option_table_parse(&TABLE, o, argc, argv) < argc)
         option_table_refuse(&TABLE, "'%s' is not an option", argv[argc - 1]);
     check_kernels(o);
+    if (o->dtype == BENCH_DTYPE_E4M3) { /* cuBLASLt's product has scales of other layouts */
+        o->no_baselines = 1;
+        o->scaling = o->scaling ? o->scaling : PRS_SCALING_TENSOR;
+    }
     o->layouts++; /* a bit for each layout */
     if (o->moe.zipf_count == 0)
         o->moe.zipf_count = 1; /* 0: all experts are equally popular */
