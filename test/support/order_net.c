@@ -9,6 +9,9 @@
 /* Several adds use one word, one bit each, so that they may be merged. Each set has its own word. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
 
+/* Puts write to addresses from here on, where no memory of this process is. */
+static const uint64_t PUTS_BEGIN = 1ull << 62;
+
 /* Both halves of each key differ from those of the others. */
 static const struct prs_keys keys = {{0x5100000061, 0x5200000062, 0x5300000063, 0x5400000064}};
 static const uint64_t own_keys[PRS_MAX_RAILS] = {0x7100000081, 0x7200000082, 0x7300000083, 0x7400000084};
@@ -122,11 +125,16 @@ void net_raise(struct net *net)
     }
 }
 
+static uint64_t put_address(uint32_t index)
+{
+    return PUTS_BEGIN + ((uint64_t)index << 32);
+}
+
 /* A part of a put is written, for the second time perhaps if its path was lost before a completion came. */
 static void write_part(struct net *net, uint32_t index, const struct prs_wr *wr)
 {
     struct net_put *put = &net->put[index];
-    uint64_t offset = wr->remote_addr - ((uint64_t)(index + 1) << 32);
+    uint64_t offset = wr->remote_addr - put_address(index);
 
     for (uint32_t i = 0; i < put->offsets; i++) {
         if (put->offset[i] == offset) {
@@ -147,7 +155,7 @@ static void write_part(struct net *net, uint32_t index, const struct prs_wr *wr)
 static void take_effect(struct net *net, uint32_t q, uint32_t position)
 {
     const struct prs_wr *wr = &net->posted[q][position % NET_DEPTH];
-    uint32_t index = (uint32_t)(wr->remote_addr >> 32), path = net->order.queue[q].path;
+    uint32_t path = net->order.queue[q].path;
     bool is_own = false; /* the memory that the engine was told of */
     struct prs_imm imm;
 
@@ -160,8 +168,8 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
     } else if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
         is_own = true;
         memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
-    } else if (index) {
-        write_part(net, index - 1, wr);
+    } else if (wr->remote_addr >= PUTS_BEGIN) {
+        write_part(net, (uint32_t)((wr->remote_addr - PUTS_BEGIN) >> 32), wr);
     } else {
         cr_assert((wr->opcode == PRS_WR_ADD) || *(uint64_t *)(uintptr_t)wr->local_addr == wr->remote_addr / 8,
                   "the copy of the value lives until now");
@@ -305,7 +313,7 @@ bool net_put(struct net *net, struct prs_put wanted)
 
     put->put = wanted;
     put->put.dst = &keys;
-    put->put.dst_addr = (uint64_t)(net->puts + 1) << 32;
+    put->put.dst_addr = put_address((uint32_t)net->puts);
     put->put.notify_id = (uint32_t)net->puts;
     put->missing = put->put.len_bytes;
     for (uint32_t q = 0; q < net->order.data_queues; q++)
