@@ -122,6 +122,28 @@ setup_torch() {
     fi
 }
 
+# The frameworks of test/python, in build/frameworks, for the Python that has torch. Nothing is fetched where none has.
+setup_frameworks() {
+    local wanted=$root/test/python/frameworks.txt folder=$root/build/frameworks python found=
+    for python in "$root/build/torch-env/bin/python" python3; do
+        if LD_LIBRARY_PATH=/usr/local/cuda/lib64 "$python" -c 'from torch import Tensor' 2>/dev/null; then
+            found=$python
+            break
+        fi
+    done
+    [ -n "$found" ] || return 0
+    cmp -s "$wanted" "$folder/frameworks.txt" && return 0
+    setup_say "fetching transformers into build/frameworks"
+    rm -rf "$folder"
+    if ! "$found" -m pip install -q --disable-pip-version-check --no-deps --target "$folder" -r "$wanted" \
+        </dev/null >>"$setup_log" 2>&1; then
+        setup_say "skipped: tests of frameworks, which cannot be fetched (log: $setup_log)"
+        rm -rf "$folder"
+        return 0
+    fi
+    cp "$wanted" "$folder/"
+}
+
 # setup_configure FOLDER OPTION...: a build folder with these options, new or not.
 setup_configure() {
     local folder=$1
@@ -147,5 +169,5 @@ setup_all() { # demo, check or all
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -u
-    setup_all "${1:-all}" && setup_torch && setup_say ok
+    setup_all "${1:-all}" && setup_torch && setup_frameworks && setup_say ok
 fi

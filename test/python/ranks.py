@@ -4,6 +4,8 @@ import datetime
 import faulthandler
 import itertools
 import os
+import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -56,6 +58,29 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
     if failures:
         raise failures[0]
     return results
+
+
+def processes(file, world, *arguments, limit_s=500):
+    """What `world` processes `file rank ARGUMENT...` exit with, each with torch's variables and a node of its own."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    started = [subprocess.Popen([sys.executable, file, "rank", *arguments],
+                                env=dict(os.environ, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world),
+                                         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
+               for r in range(world)]
+    return [p.wait(timeout=limit_s) for p in started]
+
+
+def judge(name, found):
+    """Prints which of `found`, (what, whether it is right), are wrong. Returns their number, as an exit status."""
+    bad = 0
+    for what, good in found:
+        if not good:
+            bad += 1
+            print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {name}: {what}: wrong", file=sys.stderr)
+    sys.stderr.flush()
+    return min(bad, 100)
 
 
 def random(rank, *shape, seed=0, dtype=torch.bfloat16):

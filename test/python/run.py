@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""run.py SOURCE BUILD TEST.py: run a test of the Python package on the emulator, with a Python that has torch: this
-one, or that of BUILD/torch-env (tools/setup.sh). Where neither has it, the test is skipped."""
+"""run.py SOURCE BUILD TEST.py [MODULE]: run a test of the Python package on the emulator, with a Python that has torch:
+this one, or that of BUILD/torch-env (tools/setup.sh). MODULE: a framework that the test needs, from there or from
+BUILD/frameworks. Where one is missing, the test is skipped."""
 import os
 import pathlib
 import subprocess
@@ -12,7 +13,8 @@ SKIP = 77
 
 def environment(source, build):
     library = build / "tools/hopper/libperseus-fused-emulated.so"
-    paths = [str(source / "fused/python"), str(source / "fused/python/examples"), str(source / "test/python")]
+    paths = [str(path) for path in (source / "fused/python", source / "fused/python/examples", source / "test/python",
+                                    build / "frameworks", source / "build/frameworks")]
     libraries = [path for path in (os.environ.get("LD_LIBRARY_PATH"), "/usr/local/cuda/lib64") if path]
     return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PERSEUS_FUSED_LIBRARY=str(library),
                 LD_LIBRARY_PATH=os.pathsep.join(libraries), PYTHONDONTWRITEBYTECODE="1")
@@ -20,15 +22,16 @@ def environment(source, build):
 
 def main():
     source, build, test = map(pathlib.Path, sys.argv[1:4])
-    env, said = environment(source, build), "no torch"
+    env, said, needs = environment(source, build), "no torch", ["torch", *sys.argv[4:]]
+    wanted = "from torch import Tensor; " + "; ".join(f"import {name}" for name in needs)
     for python in (sys.executable, str(build / "torch-env/bin/python"), str(source / "build/torch-env/bin/python")):
         if not os.path.exists(python):
             continue
-        found = subprocess.run([python, "-c", "from torch import Tensor"], env=env, capture_output=True, text=True)
+        found = subprocess.run([python, "-c", wanted], env=env, capture_output=True, text=True)
         if found.returncode == 0:
             return subprocess.run([python, str(test)], env=env).returncode
         said = (found.stderr.strip().splitlines() or [said])[-1]
-    print(f"skipped: needs torch (tools/setup.sh installs it into build/torch-env): {said}")
+    print(f"skipped: needs {' and '.join(needs)} (tools/setup.sh installs them into build): {said}")
     return SKIP
 
 

@@ -42,8 +42,8 @@ class Wheel(unittest.TestCase):
             library.parent.mkdir()
             library.symlink_to(os.environ["PERSEUS_FUSED_LIBRARY"])
             names, path = wheel(folder, build)
-            for module in (SOURCE / "perseus").glob("*.py"):
-                self.assertIn(f"perseus/{module.name}", names)
+            for module in (SOURCE / "perseus").rglob("*.py"):
+                self.assertIn(str(module.relative_to(SOURCE)), names)
             self.assertIn("perseus/lib/libperseus-fused.so", names)
             self.assertIn("perseus/py.typed", names)
             self.assertIn("-py3-none-linux_", path.name)

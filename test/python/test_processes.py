@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes with torch's default group of gloo, each on an emulated node of its own; run.py runs it on the
 software NIC."""
-import os
-import socket
-import subprocess
 import sys
 import unittest
 
@@ -44,14 +41,7 @@ def rank_main():
 
 class Processes(unittest.TestCase):
     def test_the_ops_find_the_default_group_and_multiply(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        started = [subprocess.Popen([sys.executable, __file__, "rank"],
-                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
-                                             MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
-                   for r in range(WORLD)]
-        self.assertEqual([p.wait(timeout=800) for p in started], [0] * WORLD)
+        self.assertEqual(ranks.processes(__file__, WORLD, limit_s=800), [0] * WORLD)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ software NIC."""
 import copy
 import os
 import pathlib
-import socket
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -283,26 +281,13 @@ BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fs
 def rank_main(names, folder):
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    bad = 0
     perseus.init(mesh, device=0, timeout_ms=60000)
-    for name in names:
-        for what, good in BODIES[name](mesh, folder):
-            if not good:
-                bad += 1
-                print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {name}: {what}: wrong", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(min(bad, 100))
+    os._exit(min(100, sum(ranks.judge(name, BODIES[name](mesh, folder)) for name in names)))
 
 
 class Training(unittest.TestCase):
     def run_ranks(self, world, *names, folder=""):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        started = [subprocess.Popen([sys.executable, __file__, "rank", folder, *names],
-                                    env=dict(os.environ, RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                                             MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}")) for r in range(world)]
-        self.assertEqual([p.wait(timeout=500) for p in started], [0] * world)
+        self.assertEqual(ranks.processes(__file__, world, folder, *names), [0] * world)
 
     def test_parameters_know_their_part(self):
         self.run_ranks(2, "parameters", "clipping")
