@@ -133,7 +133,7 @@ setup_frameworks() {
     done
     [ -n "$found" ] || return 0
     cmp -s "$wanted" "$folder/frameworks.txt" && return 0
-    setup_say "fetching transformers into build/frameworks"
+    setup_say "fetching transformers and others into build/frameworks"
     rm -rf "$folder"
     if ! "$found" -m pip install -q --disable-pip-version-check --no-deps --target "$folder" -r "$wanted" \
         </dev/null >>"$setup_log" 2>&1; then

@@ -23,7 +23,7 @@ def environment(source, build):
 def main():
     source, build, test = map(pathlib.Path, sys.argv[1:4])
     env, said, needs = environment(source, build), "no torch", ["torch", *sys.argv[4:]]
-    wanted = "from torch import Tensor; " + "; ".join(f"import {name}" for name in needs)
+    wanted = f"from torch import Tensor; import importlib.metadata as m; [m.version(name) for name in {needs}]"
     for python in (sys.executable, str(build / "torch-env/bin/python"), str(source / "build/torch-env/bin/python")):
         if not os.path.exists(python):
             continue

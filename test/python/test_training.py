@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                               parallelize_module)
 
 import perseus
 
@@ -54,6 +55,10 @@ def step(model, optimizer, group, rows=16):
 
 def whole(t):
     return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def part(t):
+    return t.to_local() if isinstance(t, DTensor) else t
 
 
 def same(a, b):
@@ -275,7 +280,54 @@ def styles(mesh, folder):
         yield "features that the ranks do not divide", "must divide" in str(e)
 
 
-BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles)}
+class Shared(nn.Module):
+    """Products that share an input, which something else reads too. `odd` has columns that ranks do not divide."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate, self.down, self.odd = (nn.Linear(*sizes, dtype=torch.bfloat16) for sizes in (
+            (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN), (HIDDEN, 7)))
+
+    def forward(self, x, factor):
+        """factor: of up's input; 1: it is the shared one."""
+        y = self.down(F.silu(self.gate(x)) * self.up(x if factor.numel() == 1 else x * factor))
+        return y * part(x.mean((1, 2), keepdim=True)), self.odd(x)
+
+
+def plans(mesh, folder):
+    """Plans of torch's styles that fused() has changed give the same."""
+    group = perseus.init(mesh)
+    for local in (True, False):
+        plan = {"0": PrepareModuleInput(input_layouts=(Shard(1), Replicate()),
+                                        desired_input_layouts=(Replicate(), Replicate()), use_local_output=local),
+                "0.up": ColwiseParallel(), "0.gate": ColwiseParallel(), "0.odd": ColwiseParallel(),
+                "0.down": RowwiseParallel(output_layouts=Shard(1))}
+        changed = perseus.parallel.fused(plan)
+        yield f"the styles of {changed}", isinstance(changed["0"], perseus.parallel.GatheredInput)
+        for factor in (torch.ones(1), random(0, 2, 4 * group.world, HIDDEN)):
+            found = []
+            for p in (plan, changed):
+                torch.manual_seed(3)
+                model = nn.ModuleList([Shared()])
+                parallelize_module(model, mesh, p)
+                x = random(group.rank, 2, 4, HIDDEN).requires_grad_()
+                y, odd = model[0](x, factor)
+                (whole(y).float().square().mean() + whole(odd).float().square().mean()).backward()
+                found.append([whole(y).detach(), whole(odd).detach(), x.grad,
+                              *(whole(q.grad) for q in model.parameters())])
+            for i, (a, b) in enumerate(zip(*found)):
+                error = (a.float() - b.float()).abs().max() / b.float().square().mean().sqrt().clamp_min(1e-6)
+                yield f"local {local}, factor {factor.numel()}, {i}: {error:g}", bool(error < 0.2)
+        kinds = [type(getattr(model[0], name)).__name__ for name in ("up", "gate", "down", "odd")]
+        yield f"kinds {kinds}", kinds == ["_Split"] * 3 + (["Linear"] if 7 % group.world else ["_Split"])
+    try:
+        parallelize_module(Shared(), mesh, perseus.parallel.GatheredInput("up"))(x=x)
+        yield "no positional input", False
+    except TypeError as e:
+        yield "no positional input", "positional input" in str(e)
+
+
+BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles, plans)}
 
 
 def rank_main(names, folder):
@@ -303,7 +355,7 @@ class Training(unittest.TestCase):
         self.run_ranks(2, "fsdp", "ddp")
 
     def test_torchs_parallel_styles_give_the_same(self):
-        self.run_ranks(2, "styles")
+        self.run_ranks(2, "styles", "plans")
 
 
 if __name__ == "__main__":
