@@ -6,8 +6,10 @@ import unittest
 import ranks
 import torch
 import torch.distributed as dist
+from functorch.compile import make_boxed_func
 from llama_block import Config, LlamaBlock
 from ranks import random, run
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -59,6 +61,47 @@ class Fake(unittest.TestCase):
             return perseus.moe_dispatch_gemm(tokens, chosen, torch.ones(20, 2), weights, max_tokens=32, capacity=512,
                                              group=group)
         self.same(2, call, (20, 64), (2, 64, 96))
+
+
+def orders(ranks_own):
+    """The targets of our ops in the graphs of a program with independent products, forward and backward, and whether
+    each takes the token of the one before."""
+    found = []
+
+    def look(graph, inputs):
+        nodes = [n for n in graph.graph.nodes if "perseus" in str(n.target) or "perseus" in str(n.args[1:2])]
+        chained = all(before in {a for token in n.all_input_nodes for a in (token, *token.all_input_nodes)}
+                      for before, n in zip(nodes, nodes[1:]))
+        found.append(([str(n.target if "perseus" in str(n.target) else n.args[1]).split(".")[1] for n in nodes],
+                      chained))
+        return make_boxed_func(graph.forward)
+
+    def program(x, w):
+        a = perseus.matmul_all_reduce(x, w.t(), ranks_own)
+        b = perseus.matmul_reduce_scatter(x, w.t(), ranks_own)
+        perseus.all_gather_matmul(x, w.t(), ranks_own)  # unused: dropped without keep_order()
+        return torch.relu(a) + b
+    torch._dynamo.reset()
+    x, w = (random(0, 32, 64).requires_grad_() for _ in range(2))
+    y = torch.compile(program, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))(x, w)
+    y.float().sum().backward()
+    return found, torch.equal(y, program(x, w))
+
+
+class Order(unittest.TestCase):
+    def test_keep_order_chains_ops_and_keeps_the_unused(self):
+        (_, same), = run(1, lambda group: orders(group.name))
+        self.assertTrue(same)
+        perseus.keep_order()
+        try:
+            (found, same), = run(1, lambda group: orders(group.name))
+            self.assertTrue(same)
+            forward, backward = found
+            self.assertEqual(forward, (["matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmuls"], True))
+            self.assertTrue(backward[0] and backward[1], backward)
+        finally:
+            for name in perseus.inductor._MEETING:
+                torch.library._register_effectful_op(f"perseus::{name}", None)
 
 
 class Compiled(unittest.TestCase):

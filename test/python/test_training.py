@@ -12,6 +12,7 @@ import unittest
 import ranks
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import random
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
                                                parallelize_module)
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import perseus
 
@@ -327,7 +329,39 @@ def plans(mesh, folder):
         yield "no positional input", "positional input" in str(e)
 
 
-BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles, plans)}
+def async_tp(mesh, folder):
+    """torch's pass for asynchronous tensor parallelism with our ops, on graphs of an MLP as DTensors make it."""
+    group, name = perseus.init(mesh), mesh.get_group().group_name
+
+    def mlp(x, w1, w2, w3, dim):
+        whole_x = funcol.all_gather_tensor(x, dim, name)
+        return funcol.reduce_scatter_tensor((F.silu(whole_x @ w1) * (whole_x @ w2)) @ w3, "sum", dim, name)
+    from torch._inductor.fx_passes import post_grad  # takes seconds
+    perseus.enable_inductor()
+    perseus.enable_inductor()
+    yield "the pass is on", torch._inductor.config._micro_pipeline_tp
+    for dim, dtype, wanted in ((0, torch.bfloat16, 2), (1, torch.bfloat16, 2), (0, torch.float32, 0)):
+        arguments = [random(group.rank, *shape, seed=s, dtype=dtype) for s, shape in enumerate(
+            ((8, 4, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))]
+        traced = make_fx(lambda *tensors: funcol.wait_tensor(mlp(*tensors, dim)), tracing_mode="fake",
+                         decomposition_table={torch.ops.aten._unsafe_view.default: torch.Tensor.view})(*arguments)
+        before = traced(*arguments)
+        post_grad.view_to_reshape(traced)
+        post_grad.micro_pipeline_tp_pass(traced.graph)
+        for node in traced.graph.nodes:
+            if "force_stride_order" in str(node.target):  # Inductor's own, which nothing runs eagerly
+                node.replace_all_uses_with(node.args[0])
+        traced.graph.eliminate_dead_code()
+        traced.recompile()
+        ours = sum("perseus" in str(node.target) for node in traced.graph.nodes)
+        yield f"dim {dim}, {dtype}: {ours} ops of ours in {traced.graph}", ours == wanted
+        if wanted:
+            after = traced(*arguments)
+            error = (after.float() - before.float()).abs().max() / before.float().square().mean().sqrt()
+            yield f"dim {dim}: {error:g}", bool(error < 0.1)
+
+
+BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles, plans, async_tp)}
 
 
 def rank_main(names, folder):
@@ -355,7 +389,7 @@ class Training(unittest.TestCase):
         self.run_ranks(2, "fsdp", "ddp")
 
     def test_torchs_parallel_styles_give_the_same(self):
-        self.run_ranks(2, "styles", "plans")
+        self.run_ranks(2, "styles", "plans", "async_tp")
 
 
 if __name__ == "__main__":

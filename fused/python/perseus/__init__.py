@@ -14,6 +14,7 @@ from ._group import Group
 from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init
 from ._version import __version__
+from .inductor import enable_inductor, keep_order
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
                   moe_dispatch_gemm, replicated_matmul, ring_attention)
@@ -22,10 +23,11 @@ from .tuning import tune
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
-           "all_gather_scaled_matmul", "bundled", "close_all", "find", "init", "library", "matmul_all_reduce",
-           "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm",
-           "moe_layer", "moe_plan", "moe_survivors", "nn", "parallel", "plugin_path", "replicated_matmul",
-           "ring_attention", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "tune", "unwatch", "watch"]
+           "all_gather_scaled_matmul", "bundled", "close_all", "enable_inductor", "find", "init", "keep_order",
+           "library", "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine",
+           "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_survivors", "nn", "parallel",
+           "plugin_path", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
+           "scaled_matmul_reduce_scatter", "tune", "unwatch", "watch"]
 
 
 def plugin_path() -> str:

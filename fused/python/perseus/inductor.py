@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile: its pass for asynchronous tensor parallelism with our ops, and ops that keep their order. Written
+against torch 2.11, parts of which are private: other versions may refuse."""
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from ._checks import _PRODUCTS
+from ._registry import _groups
+
+_EXCHANGED = {"symm_mem::fused_all_gather_matmul": "fused_all_gather_matmul",
+              "symm_mem::fused_matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+# Ops in which ranks wait for each other.
+_MEETING = ("all_gather", "all_gather_matmul", "all_gather_matmuls", "matmul_all_reduce", "matmul_reduce_scatter",
+            "moe_combine", "moe_dispatch", "moe_dispatch_again", "moe_dispatch_gemm", "moe_layer", "moe_return_values",
+            "ring_attention")
+
+
+def _takes(node: fx.Node) -> bool:
+    """Whether our op can take what the node multiplies."""
+    a = node.args[0]
+    while isinstance(a, fx.Node) and "val" not in a.meta and a.args:  # a change of strides that the pass has put in
+        a = a.args[0]
+    a = a.meta.get("val") if isinstance(a, fx.Node) else None
+    dim = node.args[2 if "gather_matmul" in str(node.target) else 3]
+    return a is not None and a.dtype in _PRODUCTS and 0 <= dim < a.dim() - 1
+
+
+def exchange(graph: fx.Graph) -> int:
+    """Puts our ops into the place of torch.ops.symm_mem's fused products. Returns how many."""
+    count = 0
+    for node in graph.nodes:
+        name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+        if name in _EXCHANGED and _takes(node):
+            node.target = getattr(torch.ops.perseus, _EXCHANGED[name]).default
+            count += 1
+    return count
+
+
+def _after(find_and_fuse: Any) -> Any:
+    """torch's pass, for groups that are open here, and then exchange()."""
+    from torch.distributed._symmetric_memory import _test_mode
+
+    def run(graph: fx.Graph) -> None:
+        with _test_mode(set(_groups)):  # what says to the pass that a group takes fused products
+            find_and_fuse(graph)
+        exchange(graph)
+    run.of_perseus = True
+    return run
+
+
+def enable_inductor() -> None:
+    """Makes torch.compile fuse collectives and products of tensor parallelism into ops of this package: torch's pass
+    for asynchronous tensor parallelism finds an all-gather before, or a reduce-scatter after, a product, as DTensors
+    make them. Call perseus.init(group) before the first compilation: the pass takes the groups that are open. Products
+    of other types than bfloat16 and float16 stay as they are on torch's symmetric memory. Once for a process.
+
+    Example::
+
+        perseus.init(mesh["tp"])
+        perseus.enable_inductor()
+        model = torch.compile(parallelize_module(model, mesh["tp"], plan))
+    """
+    passes = importlib.import_module("torch._inductor.fx_passes.post_grad")
+    if not hasattr(passes, "micro_pipeline_tp_pass"):
+        raise NotImplementedError(f"perseus.enable_inductor: torch {torch.__version__} has no "
+                                  "micro_pipeline_tp_pass() in torch._inductor.fx_passes.post_grad")
+    if not getattr(passes.micro_pipeline_tp_pass, "of_perseus", False):
+        passes.micro_pipeline_tp_pass = _after(passes.micro_pipeline_tp_pass)
+    torch._inductor.config._micro_pipeline_tp = True
+
+
+def keep_order() -> None:
+    """Makes torch.compile keep the ops of this package in the order of the program, and ops whose results nobody uses.
+    Without it torch may move or drop them, by what it knows of the graph: ranks whose graphs differ, as with dynamic
+    shapes on one of them, may then wait for each other. Call it before the first compilation.
+
+    torch 2.11 cannot compile torch.utils.checkpoint with such ops in it; its error is an AssertionError.
+
+    Example::
+
+        perseus.keep_order()
+    """
+    from torch._library.effects import EffectType
+    from torch.library import _register_effectful_op
+    for name in _MEETING:
+        _register_effectful_op(f"perseus::{name}", EffectType.ORDERED)
+
+
+__all__ = ["enable_inductor", "exchange", "keep_order"]
