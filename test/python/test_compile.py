@@ -48,6 +48,15 @@ class Fake(unittest.TestCase):
         self.same(2, lambda g, a, w: torch.ops.perseus.fused_all_gather_matmul(a, [w.t()], 1, g, return_A=False)[1],
                   (4, 8, 64), (96, 64))
 
+    def test_products_of_inductors_pass(self):
+        for dim, gathered in ((0, True), (1, True), (1, False)):
+            def gather(g, a, w):
+                whole, (c,) = torch.ops.perseus.post_grad_all_gather_matmul(a, [w.t()], dim, g, return_A=gathered)
+                return [c] if whole is None else [whole, c]
+            self.same(2, gather, (4, 8, 64), (96, 64))
+            self.same(2, lambda g, a, w: torch.ops.perseus.post_grad_matmul_reduce_scatter(a, w.t(), "sum", dim, g),
+                      (4, 8, 64), (96, 64))
+
     def test_ring_attention(self):
         for heads_first, shape in ((False, (1, 128, 2, 64)), (True, (1, 2, 128, 64))):
             self.same(2, lambda g, q: perseus.ring_attention(q, q, q, g, heads_first=heads_first), shape)
