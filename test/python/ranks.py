@@ -4,6 +4,7 @@ import datetime
 import faulthandler
 import itertools
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def processes(file, world, *arguments, limit_s=500):
                                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
                for r in range(world)]
     return [p.wait(timeout=limit_s) for p in started]
+
+
+def page(section, kind, changes=()):
+    """The first block of code of this kind in a section of doc/training.md. changes: what to exchange in it, each of
+    which must be there."""
+    text = (pathlib.Path(__file__).resolve().parents[2] / "doc/training.md").read_text()
+    code = text.split(f"\n## {section}\n")[1].split("\n## ")[0].split(f"```{kind}\n")[1].split("```")[0]
+    for old, new in changes:
+        assert old in code, (section, old)
+        code = code.replace(old, new)
+    return code
 
 
 def judge(name, found):

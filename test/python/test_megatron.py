@@ -131,8 +131,8 @@ def arguments():
                 y, bias = layer(x, **weight)
                 alike = options.get("gather_output") or (not column and not parallel)
                 y.backward(random(0 if alike else dist.get_rank(), *y.shape, seed=6))
-                found.append([y.detach(), None if bias is None else bias.detach(), x.grad, *(p.grad for p in layer.parameters()),
-                              *(w.grad for w in weight.values())])
+                found.append([y.detach(), None if bias is None else bias.detach(), x.grad,
+                              *(p.grad for p in layer.parameters()), *(w.grad for w in weight.values())])
             for i, (a, b) in enumerate(zip(*found, strict=True)):
                 what = f"{ours.__name__} {options}, sequence_parallel {parallel}, {i}"
                 if a is None or b is None:
@@ -160,12 +160,23 @@ def specs():
         yield "a fused norm", "PerseusSpecProvider" in str(e)
 
 
+def page():
+    """The program of the page, and one pass of its model, without sequence parallelism."""
+    made = {"config": config(sequence_parallel=False)}
+    exec(ranks.page("Megatron-core", "python", [("128256", "96"), ("8192", str(SEQUENCE))]), made)
+    tokens, model = torch.arange(SEQUENCE).view(1, -1), made["model"].bfloat16()
+    y = model(tokens, tokens, torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1), labels=tokens)
+    y.mean().backward()
+    yield f"losses {y.mean().item()}", 0 < y.mean().item() < 20
+    yield "gradients", all(p.grad is not None for p in model.parameters())
+
+
 def rank_main():
     torch.cuda.current_device = lambda: "cpu"  # where Megatron makes its buffers
     type(tensor_parallel.get_cuda_rng_tracker()).fork = lambda *names: contextlib.nullcontext()
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=WORLD)
-    os._exit(min(100, sum(ranks.judge(body.__name__, body()) for body in (specs, arguments, gpt))))
+    os._exit(min(100, sum(ranks.judge(body.__name__, body()) for body in (specs, arguments, gpt, page))))
 
 
 class Megatron(unittest.TestCase):

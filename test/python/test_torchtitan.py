@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import scaled_dot_product_attention
 
+import perseus
+
 WORLD, STEPS, SEQUENCE = 2, 3, 16
 SIZES = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 96}
 MODELS = {"llama3": ("parallelize_llama", {"multiple_of": 32}),
@@ -80,8 +82,12 @@ def train(name, state):
 
 
 def compared():
+    from torchtitan.config import ConfigManager
     wanted = {name: train(name, None) for name in MODELS}
-    import perseus.integrations.torchtitan  # noqa: F401
+    command = ranks.page("torchtitan", "", [("\\\n", "")]).split("run_train.sh")[1].split()
+    options = ConfigManager().parse_args(command)
+    yield "the options of the page", options.parallelism.tensor_parallel_degree == WORLD
+    importlib.import_module(options.experimental.custom_import)  # as torchtitan's trainer does
     for name, (wanted_losses, wanted_grads, theirs, state) in wanted.items():
         with mock.patch.object(perseus.nn, "column_linear", wraps=perseus.nn.column_linear) as alone:
             losses, grads, ours, _ = train(name, state)

@@ -361,7 +361,18 @@ def async_tp(mesh, folder):
             yield f"dim {dim}: {error:g}", bool(error < 0.1)
 
 
-BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles, plans, async_tp)}
+def page(mesh, folder):
+    """The program of doc/training.md."""
+    made = {}
+    exec(ranks.page("A loop of your own", "python", [
+        ('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n', ""), ('dist.init_process_group("nccl")\n', ""),
+        ('"cuda"', '"cpu"'), ("4096", "64"), ("14336", "96")]), made)
+    found = made["loss"].item()
+    yield f"the loss {found}", 0 < found < 10
+    yield "the feed-forward shares a gather", type(made["model"].ffn.gate).__name__ == "_Split"
+
+
+BODIES = {body.__name__: body for body in (parameters, clipping, write, read, fsdp, ddp, styles, plans, async_tp, page)}
 
 
 def rank_main(names, folder):
@@ -389,7 +400,7 @@ class Training(unittest.TestCase):
         self.run_ranks(2, "fsdp", "ddp")
 
     def test_torchs_parallel_styles_give_the_same(self):
-        self.run_ranks(2, "styles", "plans", "async_tp")
+        self.run_ranks(2, "styles", "plans", "async_tp", "page")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from ._registry import _groups
 from .ops import _fused_all_gather_matmul, _fused_matmul_reduce_scatter
 
 # The ops of symm_mem's schemas, for graphs whose gradients are made: Inductor wants ops that it need not decompose.
-_define("post_grad_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = True) -> "
-        "(Tensor?, Tensor[])", _fused_all_gather_matmul, _fused_all_gather_matmul)
+_define("post_grad_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = True) "
+        "-> (Tensor?, Tensor[])", _fused_all_gather_matmul, _fused_all_gather_matmul)
 _define("post_grad_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor",
         _fused_matmul_reduce_scatter, _fused_matmul_reduce_scatter)
 _EXCHANGED = {"symm_mem::fused_all_gather_matmul": "post_grad_all_gather_matmul",
