@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from llama_block import Config, LlamaBlock, Unfused
 from ranks import random, run
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from train import furthest, initialize, train
 
 import perseus
@@ -233,6 +234,27 @@ class Gradients(unittest.TestCase):
                                           max_tokens=16, capacity=512, group=group)[0]
             with self.assertRaisesRegex(NotImplementedError, "perseus.moe_dispatch_gemm has no backward"):
                 y.sum().backward()
+        run(1, body)
+
+
+class SplitBackward(unittest.TestCase):
+    """Schedules of zero bubble compute the gradients of inputs first, and later those of weights."""
+
+    def test_the_later_half_is_refused_by_the_name_of_the_op(self):
+        column, row = perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear
+        cases = [("all_gather_matmuls", column, {}), ("all_gather_matmul", column, {"keep_gathered": False}),
+                 ("replicated_matmul", column, {"sequence_parallel": False}), ("matmul_reduce_scatter", row, {}),
+                 ("matmul_all_reduce", row, {"sequence_parallel": False})]
+
+        def body(group):
+            for op, kind, options in cases:
+                layer, x = kind(64, 96, group, **options), random(0, 32, 64).requires_grad_()
+                loss = layer(x).float().square().mean()
+                (of_x,), groups = stage_backward_input([loss], None, [x], iter(list(layer.parameters())))
+                self.assertGreater(float(of_x.float().norm()), 0)
+                del loss  # as a schedule does
+                with self.assertRaisesRegex(NotImplementedError, rf"perseus\.{op}: a pipeline that splits"):
+                    stage_backward_weight(iter(list(layer.parameters())), groups)
         run(1, body)
 
 

@@ -84,6 +84,27 @@ def _once(op: str, backward: Any) -> Any:
     return run
 
 
+# ---- pipelines that split the backward pass ----
+
+def _splittable(op: str, setup: Any) -> Any:
+    """A setup_context whose nodes say what they cannot do. Pipelines with a split backward pass (zero bubble) come back
+    to a node for the gradients of weights, when torch has freed what a node of Python stands for."""
+    def run(ctx: Any, inputs: tuple, output: Any) -> None:
+        kind = type(ctx)
+        if "_input_metadata" not in vars(kind):
+            kind._input_metadata = property(ask)
+        setup(ctx, inputs, output)
+
+    def ask(node: Any) -> Any:
+        try:
+            return torch._C._FunctionBase._input_metadata.__get__(node)
+        except RuntimeError as e:
+            raise NotImplementedError(f"perseus.{op}: a pipeline that splits the backward pass (as schedules of zero "
+                                      "bubble do, by stage_backward_weight()) cannot have this op: take a schedule "
+                                      "without the split, as 1F1B or Interleaved1F1B") from e
+    return run
+
+
 # ---- autocast ----
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._checks import _bf16, _check_tensor
-from ._dispatch import _autocast, _define, _library, _once, _ops
+from ._dispatch import _autocast, _define, _library, _once, _ops, _splittable
 from ._group import Group, Plan
 from ._library import library
 from ._registry import GroupLike, find, world_of
@@ -386,7 +386,8 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
 for _name, _backward, _setup in (("moe_dispatch", _dispatch_backward, _save_dispatch),
                                  ("moe_combine", _combine_backward, _save_combine),
                                  ("moe_layer", _layer_backward, _save_layer)):
-    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_setup, lib=_library)
+    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward),
+                                    setup_context=_splittable(_name, _setup), lib=_library)
 _autocast("moe_dispatch", (0,), (_bf16,))
 _autocast("moe_combine", (0, 4), (_bf16,))
 _autocast("moe_layer", (0, 3, 4, 5), (_bf16,))

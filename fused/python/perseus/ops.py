@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ._checks import _PRODUCTS, _bf16, _check_bias, _check_rows, _check_tensor, _check_weights
-from ._dispatch import _autocast, _define, _Direct, _fixed, _library, _nothing_to_record, _once, _ops
+from ._dispatch import _autocast, _define, _Direct, _fixed, _library, _nothing_to_record, _once, _ops, _splittable
 from ._group import Group
 from ._library import PerseusError
 from ._registry import GroupLike, find, name_of, world_of
@@ -245,11 +245,11 @@ for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
                         (_matmul_all_reduce, _matmul_all_reduce_backward),
                         (_replicated_matmul, _replicated_matmul_backward)):
     _name = _run.__name__[1:]
-    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward), setup_context=_save,
-                                    lib=_Direct(_run))
+    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward),
+                                    setup_context=_splittable(_name, _save), lib=_Direct(_run))
 torch.library.register_autograd("perseus::all_gather_matmuls",
-                                _once("all_gather_matmuls", _all_gather_matmuls_backward), setup_context=_save_several,
-                                lib=_library)
+                                _once("all_gather_matmuls", _all_gather_matmuls_backward),
+                                setup_context=_splittable("all_gather_matmuls", _save_several), lib=_library)
 
 
 for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
