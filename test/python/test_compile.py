@@ -102,6 +102,7 @@ class Order(unittest.TestCase):
         (_, same), = run(1, lambda group: orders(group.name))
         self.assertTrue(same)
         perseus.keep_order()
+        self.assertTrue(all(hasattr(torch.ops.perseus, name) for name in perseus.inductor._MEETING))
         try:
             (found, same), = run(1, lambda group: orders(group.name))
             self.assertTrue(same)

@@ -22,9 +22,10 @@ _define("post_grad_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int 
 _EXCHANGED = {"symm_mem::fused_all_gather_matmul": "post_grad_all_gather_matmul",
               "symm_mem::fused_matmul_reduce_scatter": "post_grad_matmul_reduce_scatter"}
 # Ops in which ranks wait for each other.
-_MEETING = ("all_gather", "all_gather_matmul", "all_gather_matmuls", "matmul_all_reduce", "matmul_reduce_scatter",
-            "moe_combine", "moe_dispatch", "moe_dispatch_again", "moe_dispatch_gemm", "moe_layer", "moe_return_values",
-            "ring_attention")
+_MEETING = ("all_gather", "all_gather_matmul", "all_gather_matmuls", "all_gather_scaled_matmul", "matmul_all_reduce",
+            "matmul_reduce_scatter", "moe_combine", "moe_dispatch", "moe_dispatch_again", "moe_dispatch_gemm",
+            "moe_layer", "moe_return_values", "ring_attention", "ring_attention_backward", "scaled_matmul_all_reduce",
+            "scaled_matmul_reduce_scatter")
 
 
 def _takes(node: fx.Node) -> bool:

@@ -448,7 +448,7 @@ def _forward_only(name: str) -> None:
 
 
 torch.library.register_autograd("perseus::ring_attention", _once("ring_attention", _attention_gradients),
-                                setup_context=_save_attention, lib=_library)
+                                setup_context=_splittable("ring_attention", _save_attention), lib=_library)
 _forward_only("moe_dispatch_gemm")
 _autocast("ring_attention", (0, 1, 2), (_bf16,))
 _autocast("moe_dispatch_gemm", (0, 3), (_bf16,))
