@@ -172,9 +172,27 @@ def licence_and_documents_are_there(it):
             yield f"share/doc/perseus/{name} is not installed"
 
 
+def libraries_are_hardened(it):
+    """What meson.build asks the compiler and the linker for has reached each library of C that parses foreign bytes."""
+    if it.options["b_sanitize"] != "none" or not shutil.which("readelf"):
+        return
+    for name in ("libperseus.so.1", "libperseus-fused.so.1", "libnccl-net-perseus.so"):
+        path = it.at("libdir", name)
+        if not path.exists():
+            continue
+        text = run(["readelf", "-W", "-d", "-l", "--dyn-syms", str(path)])
+        wanted = {"BIND_NOW": "-z now", "GNU_RELRO": "-z relro", "__stack_chk_fail": "-fstack-protector"}
+        if it.options["optimization"] in ("2", "3", "s"):
+            wanted["_chk@"] = "_FORTIFY_SOURCE"
+        for sign, flag in wanted.items():
+            if sign not in text:
+                yield f"{name} has no {sign}: {flag} did not reach it"
+
+
 CLAIMS = [  # (checked when this is built; "" = always, what)
     ("", everything_planned_is_there),
     ("", licence_and_documents_are_there),
+    ("", libraries_are_hardened),
     ("libperseus.so", every_public_header_is_there),
     ("libperseus.so", each_public_header_compiles_alone),
     ("libperseus.so", pkg_config_leads_to_the_transport),
