@@ -17,8 +17,11 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2] / "fused/python"
 
 def wheel(folder, build):
     """The names in the wheel, and its path."""
-    copy = pathlib.Path(folder, "source")  # pip leaves files in the source
+    root, copy = SOURCE.parents[1], pathlib.Path(folder, "source/fused/python")  # pip leaves files in the source
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    (copy.parents[1] / "tools/dev").mkdir(parents=True)
+    for name in ("LICENSE", "tools/dev/pack_wheel.py"):
+        shutil.copy(root / name, copy.parents[1] / name)
     done = subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
                            "--no-index", "-w", folder, str(copy)],
                           env=dict(os.environ, PERSEUS_BUILD=str(build)), capture_output=True, text=True)
@@ -38,26 +41,60 @@ def command(*arguments, path=None, **variables):
 class Wheel(unittest.TestCase):
     def test_it_has_every_module_and_the_library_and_runs_from_where_it_is_unpacked(self):
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as build:
-            library = pathlib.Path(build, "fused/libperseus-fused.so")  # the emulated one stands for it: no GPU is here
-            library.parent.mkdir()
-            library.symlink_to(os.environ["PERSEUS_FUSED_LIBRARY"])
+            for library in ("fused/libperseus-fused.so", "tools/hopper/libperseus-fused-emulated.so"):
+                path = pathlib.Path(build, library)  # the emulated one stands for the other too: no GPU is here
+                path.parent.mkdir(parents=True)
+                path.symlink_to(os.environ["PERSEUS_FUSED_LIBRARY"])
             names, path = wheel(folder, build)
             for module in (SOURCE / "perseus").rglob("*.py"):
                 self.assertIn(str(module.relative_to(SOURCE)), names)
-            self.assertIn("perseus/lib/libperseus-fused.so", names)
-            self.assertIn("perseus/py.typed", names)
-            self.assertIn("-py3-none-linux_", path.name)
+            self.assertLessEqual({"perseus/lib/libperseus-fused.so", "perseus/lib/libperseus-fused-emulated.so",
+                                  "perseus/LICENSE", "perseus/py.typed"}, names)
+            self.assertRegex(path.name, r"^perseus_fused-.*-py3-none-manylinux_2_\d+_")
+            unpacked = pathlib.Path(folder, "unpacked")
             with zipfile.ZipFile(path) as archive:
-                archive.extractall(pathlib.Path(folder, "unpacked"))
-            done = command("perseus.info", "--json", path=pathlib.Path(folder, "unpacked"), PERSEUS_FUSED_LIBRARY="")
-            self.assertEqual(json.loads(done.stdout)["library"],
-                             str(pathlib.Path(folder, "unpacked/perseus/lib/libperseus-fused.so")))
+                archive.extractall(unpacked)
+            for variable, name in (("", "libperseus-fused.so"), ("emulated", "libperseus-fused-emulated.so")):
+                done = command("perseus.info", "--json", path=unpacked, PERSEUS_FUSED_LIBRARY=variable)
+                self.assertEqual(json.loads(done.stdout)["library"], str(unpacked / "perseus/lib" / name))
 
-    def test_without_a_library_it_is_pure_python(self):
+    def test_without_a_library_it_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
-            names, path = wheel(folder, folder)
-            self.assertFalse([name for name in names if name.startswith("perseus/lib/")])
-            self.assertIn("-py3-none-any", path.name)
+            with self.assertRaisesRegex(AssertionError, "no .*libperseus-fused.so: build it first"):
+                wheel(folder, folder)
+
+
+class Library(unittest.TestCase):
+    """Which file is opened. Folders above the package may belong to anybody."""
+
+    def look(self, package, library, variable=""):
+        library.parent.mkdir(parents=True)
+        library.touch()
+        shutil.copytree(SOURCE / "perseus", package, ignore=shutil.ignore_patterns("__pycache__"))
+        done = subprocess.run([sys.executable, "-c", "from perseus._library import library_path; print(library_path())"],
+                              env=dict(os.environ, PYTHONPATH=str(package.parent), PERSEUS_FUSED_LIBRARY=variable),
+                              capture_output=True, text=True)
+        return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+    def test_not_one_of_a_folder_above_the_installation(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            self.assertEqual(self.look(root / "user/venv/perseus", root / "build/fused/libperseus-fused.so"),
+                             "libperseus-fused.so")
+
+    def test_that_of_the_checkout_that_the_package_is_in(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            header = root / "include/perseus/fused.h"
+            header.parent.mkdir(parents=True)
+            header.touch()
+            library = root / "build/fused/libperseus-fused.so"
+            self.assertEqual(self.look(root / "fused/python/perseus", library), str(library))
+
+    def test_an_emulator_that_is_not_installed_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            self.assertRegex(self.look(root / "venv/perseus", root / "build/x", "emulated"), "has no emulated library")
 
 
 class Commands(unittest.TestCase):
@@ -65,6 +102,14 @@ class Commands(unittest.TestCase):
         done = command("perseus.info")
         self.assertIn("emulator of Hopper GPUs", done.stdout)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_without_torch_it_says_so_and_prints_no_traceback(self):
+        for before, status in ((["-m", "perseus.info"], 1), (["-c", "import perseus"], 1)):
+            done = subprocess.run([sys.executable, "-S", *before], capture_output=True, text=True,
+                                  env=dict(os.environ, PYTHONPATH=str(SOURCE)))
+            self.assertEqual(done.returncode, status)
+            self.assertIn("perseus needs PyTorch", done.stderr)
+            self.assertEqual("Traceback" in done.stderr, before[0] == "-c")
 
     def test_info_says_what_is_missing(self):
         for library in ("/nowhere/libperseus-fused.so", "libc.so.6"):

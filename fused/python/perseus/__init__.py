@@ -9,6 +9,13 @@ PyTorch.
 perseus.ops and perseus.moe have the ops, perseus.nn layers made of them. `python -m perseus.info` says what is
 installed, `python -m perseus.bench` measures, `python -m perseus.tuning` tunes plans of given shapes (perseus.tune()).
 """
+import importlib.util
+import sys
+
+if importlib.util.find_spec("torch") is None:
+    _TEXT = "perseus needs PyTorch 2.6 or newer, and this Python has no module torch: pip install torch"
+    raise SystemExit(_TEXT) if sys.argv[:1] == ["-m"] else ModuleNotFoundError(_TEXT, name="torch")
+
 from . import nn, parallel
 from ._group import Group
 from ._library import PerseusError, bundled, library

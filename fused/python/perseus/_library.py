@@ -22,19 +22,33 @@ class PerseusError(RuntimeError):
         self.code, self.rank = code, rank
 
 
-def _first(candidates: list[pathlib.Path]) -> pathlib.Path | None:
+def _checkout() -> pathlib.Path | None:
+    """The repository whose fused/python/perseus this file is; None where it was installed. Other folders above this
+    one may belong to anybody, and a library runs code when it is opened."""
+    root = _HERE.parents[2] if len(_HERE.parents) > 2 else _HERE
+    mine = _HERE == root / "fused/python/perseus" and (root / "include/perseus/fused.h").is_file()
+    return root if mine else None
+
+
+def _find(name: str, built: str) -> pathlib.Path | None:
+    """A library of this installation, else of the build folder of this checkout."""
+    root = _checkout()
+    candidates = [_HERE / "lib" / name] + ([root / "build" / built / name] if root else [])
     return next((path for path in candidates if path.is_file()), None)
 
 
 def library_path() -> str:
-    """PERSEUS_FUSED_LIBRARY, else the library in the package, else the build folder of the repository, else the
-    system's."""
+    """PERSEUS_FUSED_LIBRARY, where `emulated` stands for the emulator of Hopper GPUs; else the library in the package,
+    else in the build folder of this checkout, else the system's."""
     named = os.environ.get("PERSEUS_FUSED_LIBRARY")
-    if named:
-        return named
-    path = _first([_HERE / "lib/libperseus-fused.so",
-                   *(parent / "build/fused/libperseus-fused.so" for parent in _HERE.parents)])
-    return str(path) if path else "libperseus-fused.so"
+    if named == "emulated":
+        emulated = _find("libperseus-fused-emulated.so", "tools/hopper")
+        if not emulated:
+            raise PerseusError("perseus: PERSEUS_FUSED_LIBRARY=emulated: this installation has no emulated library: "
+                               "build it (ninja -C BUILD emulator) before the package is installed", -errno.ENOENT)
+        return str(emulated)
+    path = _find("libperseus-fused.so", "fused")
+    return named or str(path or "libperseus-fused.so")
 
 
 def bundled(name: str) -> str:
@@ -53,8 +67,10 @@ class Library:
         try:
             self.dll = ctypes.CDLL(path)
         except OSError as e:
-            raise PerseusError(f"perseus: {path} cannot be opened: {e}. Set PERSEUS_FUSED_LIBRARY to "
-                               "libperseus-fused.so", -errno.ENOENT) from e
+            cause = ("this installation holds no library, and the system has none: build it with -Dparts=fused and "
+                     "install the package again" if path == "libperseus-fused.so"
+                     else "is PERSEUS_FUSED_LIBRARY right?")
+            raise PerseusError(f"perseus: {path} cannot be opened: {e}: {cause}", -errno.ENOENT) from e
         describe = getattr(self.dll, "prs_fused_header", None)
         if describe is None:
             raise PerseusError(f"perseus: {path} is no libperseus-fused, or one without prs_fused_header(): build it "

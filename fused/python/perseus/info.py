@@ -36,8 +36,8 @@ def gather() -> dict[str, Any]:
             problems.append(f"the library is version {facts['version']} and the package {perseus.__version__}: install "
                             "both from the same build")
         if not library.emulated and not any(d["usable"] for d in facts["devices"]):
-            problems.append("no Hopper GPU (compute capability 9.0) is visible: set PERSEUS_FUSED_LIBRARY to "
-                            "libperseus-fused-emulated.so to run without")
+            problems.append("no Hopper GPU (compute capability 9.0) is visible: "
+                            "PERSEUS_FUSED_LIBRARY=emulated runs without")
         for d in facts["devices"] if not library.emulated else []:
             if d["usable"] and len(facts["devices"]) > 1 and not d["reaches"]:
                 problems.append(f"GPU {d['index']} reaches no other GPU's memory: ranks of this node cannot work "

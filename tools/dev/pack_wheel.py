@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""pack_wheel.py VERSION PREFIX OUT: perseus-softnic's wheel, from what `meson install` put into the folder PREFIX.
+pack_wheel.py --tag FILE...: the platform tag of a wheel with these libraries and programs.
+
+The wheel has no Python: pip puts its files into the environment, where softnic-run finds its libraries as in any other
+prefix. The tag is made of what the files ask of the system, as PEP 600 wants it: fused/python/setup.py uses it too."""
+import argparse
+import base64
+import hashlib
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+
+# Every system with this glibc has this libstdc++ (GLIBCXX_3.4.N). The other libraries that PEP 600 lets a wheel expect.
+GLIBCXX = {(2, 17): 19, (2, 28): 24, (2, 31): 28, (2, 34): 29, (2, 35): 30, (2, 38): 32, (2, 39): 33}
+SYSTEM = re.compile(r"(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux-[\w-]+)\.so(\.\d+)?")
+
+
+def readelf(option, files):
+    return subprocess.run(["readelf", "-W", option, *map(str, files)], capture_output=True, text=True,
+                          env={"PATH": "/usr/bin:/bin:/usr/local/bin", "LC_ALL": "C"}).stdout
+
+
+def platform_tag(files):
+    """manylinux_2_N_MACHINE; ValueError if a file needs a library that is neither of every system nor of the wheel."""
+    files = [file for file in files if file.open("rb").read(4) == b"\x7fELF"]
+    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[(.*)\]", readelf("-d", files)))
+    names = {file.name for file in files}
+    foreign = sorted(name for name in needed - names if not SYSTEM.fullmatch(name))
+    if foreign:
+        raise ValueError(f"a wheel for other systems cannot need {', '.join(foreign)}")
+    symbols = readelf("--dyn-syms", files)
+    glibc = max([(2, 17), *((int(a), int(b)) for a, b in re.findall(r"@GLIBC_(\d+)\.(\d+)", symbols))])
+    plus = max([0, *map(int, re.findall(r"@GLIBCXX_3\.4\.(\d+)", symbols))])
+    fitting = [version for version, has in GLIBCXX.items() if has >= plus]
+    if not fitting:
+        raise ValueError(f"no glibc is known that comes with GLIBCXX_3.4.{plus}")
+    major, minor = max(glibc, fitting[0])
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
+
+
+def softnic(version, prefix, out):
+    """Writes the wheel, and returns its path."""
+    files = sorted(path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink())
+    name = f"perseus_softnic-{version}"
+    tag = f"py3-none-{platform_tag(files)}"
+    contents = []  # (name in the wheel, bytes, mode)
+    for path in files:
+        below = path.relative_to(prefix)
+        place = (f"{name}.data/scripts/{below.name}" if below.parts[0] == "bin" else f"{name}.data/data/{below}")
+        contents.append((place, path.read_bytes(), 0o755 if below.parts[0] == "bin" else 0o644))
+    root = pathlib.Path(__file__).resolve().parents[2]
+    contents += [(f"{name}.dist-info/licenses/LICENSE", (root / "LICENSE").read_bytes(), 0o644),
+                 (f"{name}.dist-info/METADATA",
+                  f"Metadata-Version: 2.1\nName: perseus-softnic\nVersion: {version}\nLicense: Apache-2.0\n"
+                  "Summary: RDMA programs without an RDMA NIC: softnic-run gives a command software NICs\n"
+                  "Requires-Python: >=3.7\nDescription-Content-Type: text/markdown\n\n"
+                  "`softnic-run -- ib_write_bw`; `softnic-run --help`. One machine, Linux, no root.\n".encode(), 0o644),
+                 (f"{name}.dist-info/WHEEL",
+                  f"Wheel-Version: 1.0\nGenerator: perseus\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(), 0o644)]
+    record = f"{name}.dist-info/RECORD"
+    lines = []
+    path = out / f"{name}-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        def add(place, data, mode):
+            info = zipfile.ZipInfo(place, (2020, 1, 1, 0, 0, 0))
+            info.external_attr, info.compress_type = (0o100000 | mode) << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+        for place, data, mode in contents:
+            add(place, data, mode)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines.append(f"{place},sha256={digest},{len(data)}\n")
+        add(record, "".join([*lines, f"{record},,\n"]).encode(), 0o644)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tag", nargs="+", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("what", nargs="*", metavar="VERSION PREFIX OUT")
+    options = parser.parse_args()
+    try:
+        if options.tag:
+            print(platform_tag(options.tag))
+        elif len(options.what) == 3:
+            print(softnic(options.what[0], *map(pathlib.Path, options.what[1:])))
+        else:
+            parser.error("want VERSION PREFIX OUT, or --tag FILE...")
+    except ValueError as e:
+        sys.exit(f"pack_wheel.py: {e}")
+
+
+if __name__ == "__main__":
+    main()
