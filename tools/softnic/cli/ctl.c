@@ -89,7 +89,8 @@ static int open_world(const struct request *q, char *path, size_t bytes, struct 
         return r;
     r = sn_world_open(path, world);
     if (r)
-        fprintf(stderr, "softnicctl: world %s: %s\n", path, sn_world_error(r));
+        fprintf(stderr, "softnicctl: world %s: %s%s\n", path, sn_world_error(r),
+                r == -ENOENT ? " (softnicctl worlds lists those that there are)" : "");
     return r;
 }
 

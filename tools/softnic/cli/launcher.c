@@ -54,11 +54,17 @@ static int find_libdir(char *dir, size_t bytes)
     exe[n] = '\0';
     *strrchr(exe, '/') = '\0';
     snprintf(dir, bytes, "%s/lib", exe);
-    if (holds_library(dir))
-        return 0;
-    snprintf(dir, bytes, "%s/../%s", exe, SN_LIBDIR);
-    if (holds_library(dir))
-        return 0;
+    if (!holds_library(dir))
+        snprintf(dir, bytes, "%s/../%s", exe, SN_LIBDIR);
+    if (holds_library(dir)) {
+        if (!strpbrk(dir, ":;"))
+            return 0;
+        fprintf(
+            stderr,
+            "softnic-run: %s: LD_LIBRARY_PATH cannot hold a folder with ':' or ';' in its name: move or rename it\n",
+            dir);
+        return -EINVAL;
+    }
     fprintf(stderr, "softnic-run: no libibverbs.so.1 in %s/lib or %s: is the software NIC built or installed?\n", exe,
             dir);
     return -ENOENT;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/common/stdout_check.h"
 #include "tools/softnic/world/quantity.h"
 
 enum {
@@ -108,7 +109,7 @@ static int refuse(const struct flag *flag, const char *value, int why)
         fprintf(stderr, "is not between %llu and %llu\n", (unsigned long long)flag->least,
                 (unsigned long long)flag->most);
     else if (why == -ERANGE)
-        fprintf(stderr, "is too large\n");
+        fprintf(stderr, "is too large%s\n", flag->kind == LOSS ? ": the most is 1, or 100%" : "");
     else if (flag->kind == COUNT)
         fprintf(stderr, "is not a whole number\n");
     else if (flag->kind == RATE)
@@ -197,6 +198,7 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         o->no_sysfs = true;
         break;
     case HELP:
+        stdout_check_at_exit("softnic-run");
         usage(stdout);
         return EXIT_HELP;
     case VERSION:

@@ -316,6 +316,17 @@ def who_joins_is_where_the_maker_is():
             process.wait()
 
 
+def a_folder_that_the_library_path_cannot_hold_is_refused():
+    """Else the command would run without the NIC, and without a word."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder, "a:b")
+        copy.mkdir()
+        shutil.copy(os.path.realpath(RUN), copy / "softnic-run")
+        (copy / "lib").symlink_to(pathlib.Path(os.path.realpath(RUN)).parent / "lib")
+        done = subprocess.run([copy / "softnic-run", "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 125 and "LD_LIBRARY_PATH cannot hold" in done.stderr, done
+
+
 def a_named_world_is_joined():
     name = f"test{os.getpid()}"
     process, world = start("--name", name, "--nics", "2", "--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
@@ -470,7 +481,7 @@ def counters_are_json():
         assert devices[0][field] == 0, (field, devices)
 
 
-CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change,
+CLAIMS = [a_folder_that_the_library_path_cannot_hold_is_refused, bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change,
           the_status_is_the_commands, signals_are_passed_on, the_world_goes_with_the_command,
           a_killed_launcher_leaves_nothing_for_long, the_copier_goes_with_the_launcher,
           a_copier_that_ends_early_is_told_of, without_a_cuda_driver_nothing_is_loaded_into_the_command,

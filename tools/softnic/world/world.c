@@ -80,8 +80,14 @@ static _Thread_local char refusal[240]; /* why sn_world_open returned -EPERM or 
 
 static int refuse_owner(const struct stat *st)
 {
-    snprintf(refusal, sizeof(refusal), "the file belongs to user %u, mode %03o; a world of this user, %u, has mode 600",
-             (unsigned)st->st_uid, (unsigned)st->st_mode & 0777, (unsigned)geteuid());
+    if (st->st_uid != geteuid())
+        snprintf(
+            refusal, sizeof(refusal),
+            "it belongs to user %u, mode %03o; only that user may join it, and this is user %u: choose another name",
+            (unsigned)st->st_uid, (unsigned)st->st_mode & 0777, (unsigned)geteuid());
+    else
+        snprintf(refusal, sizeof(refusal), "its mode %03o lets other users open it; a world has mode 600: is it one?",
+                 (unsigned)st->st_mode & 0777);
     return -EPERM;
 }
 
