@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""pack_wheel.py SOFTNIC_RUN SOFTNICCTL LIBDIR: tools/dev/pack_wheel.py makes a wheel of softnic that runs from where it
+is unpacked, whose record is right, and refuses what needs a library that other systems lack."""
+import base64
+import hashlib
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/dev"))
+import pack_wheel  # noqa: E402
+
+SKIP = 77
+
+
+def prefix(folder, softnic_run, softnicctl, libdir):
+    libraries = folder / libdir / "perseus/softnic"
+    libraries.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for program in (softnic_run, softnicctl):
+        shutil.copy(program, folder / "bin")
+    for path in (pathlib.Path(softnic_run).parent / "lib").glob("*.so*"):
+        if path.is_file() and not path.is_symlink():
+            shutil.copy(path, libraries)
+    return folder
+
+
+def unpacked(wheel, folder):
+    """As pip does it: .data/scripts goes to bin, .data/data to the environment."""
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            kind, _, below = info.filename.partition(".data/")[2].partition("/")
+            if kind:
+                path = folder / ("bin" if kind == "scripts" else "") / below
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.read(info))
+                path.chmod(info.external_attr >> 16 & 0o777)
+        record = archive.read(next(name for name in archive.namelist() if name.endswith("/RECORD"))).decode()
+        listed = [line.rsplit(",", 2) for line in record.splitlines()]
+        assert sorted(name for name, _, _ in listed) == sorted(archive.namelist()), record
+        for name, digest, size in listed[:-1]:
+            data = archive.read(name)
+            want = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            assert (digest, size) == (f"sha256={want}", str(len(data))), name
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+
+
+def main(softnic_run, softnicctl, libdir):
+    if not shutil.which("readelf"):
+        print("skipped: readelf (binutils) is not installed")
+        return SKIP
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tree = prefix(folder / "prefix", softnic_run, softnicctl, libdir)
+        wheel = pack_wheel.softnic("1.2.3", tree, folder)
+        assert wheel.name.startswith("perseus_softnic-1.2.3-py3-none-manylinux_2_"), wheel
+        unpacked(wheel, folder / "environment")
+        bin_folder = folder / "environment/bin"
+        done = subprocess.run([bin_folder / "softnic-run", "--quiet", "--", bin_folder / "softnicctl", "status"],
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "softnic0" in done.stdout, done
+        for path in tree.rglob("libibverbs.so*"):
+            path.unlink()
+        try:
+            raise AssertionError(pack_wheel.softnic("1.2.3", tree, folder))
+        except ValueError as e:
+            assert "cannot need libibverbs.so.1" in str(e), e
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
