@@ -71,9 +71,9 @@ class Library(unittest.TestCase):
         library.parent.mkdir(parents=True)
         library.touch()
         shutil.copytree(SOURCE / "perseus", package, ignore=shutil.ignore_patterns("__pycache__"))
-        done = subprocess.run([sys.executable, "-c", "from perseus._library import library_path; print(library_path())"],
-                              env=dict(os.environ, PYTHONPATH=str(package.parent), PERSEUS_FUSED_LIBRARY=variable),
-                              capture_output=True, text=True)
+        text = "from perseus._library import library_path; print(library_path())"
+        env = dict(os.environ, PYTHONPATH=str(package.parent), PERSEUS_FUSED_LIBRARY=variable)
+        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True)
         return (done.stdout + done.stderr).strip().splitlines()[-1]
 
     def test_not_one_of_a_folder_above_the_installation(self):

@@ -481,7 +481,8 @@ def counters_are_json():
         assert devices[0][field] == 0, (field, devices)
 
 
-CLAIMS = [a_folder_that_the_library_path_cannot_hold_is_refused, bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change,
+CLAIMS = [a_folder_that_the_library_path_cannot_hold_is_refused, bad_options_are_refused_by_name_and_value,
+          good_options_reach_the_world, links_may_differ_and_change,
           the_status_is_the_commands, signals_are_passed_on, the_world_goes_with_the_command,
           a_killed_launcher_leaves_nothing_for_long, the_copier_goes_with_the_launcher,
           a_copier_that_ends_early_is_told_of, without_a_cuda_driver_nothing_is_loaded_into_the_command,
