@@ -15,6 +15,7 @@ shift # --export=ALL
 shift # env
 for word; do case $word in *=*) export "$word";; esac; done
 echo "$NCCL_NET_PLUGIN $NCCL_NET ${PERSEUS_REQUIRED:-}" >> runs
+[ -z "${FAIL:-}" ] || exit "$FAIL"
 [ "$NCCL_NET_PLUGIN" = none ] || echo "host:1:1 [0] NCCL INFO Using network ${NETWORK:-Perseus}"
 echo '# size count type redop root time algbw busbw #wrong time algbw busbw #wrong'
 echo "1024 256 float sum -1 10.0 0.1 0.2 0 10.0 0.1 0.2 0"
@@ -43,9 +44,12 @@ def slurm(examples):
         runs = (folder / "runs").read_text().splitlines()
         assert runs == [f"{folder}/libnccl-net-perseus.so Perseus 1", "none IB "] * 2, runs
         done = run_job(script, folder, NETWORK="IB")
-        assert "NCCL did not take Perseus" in done.stderr, f"another network: {done}"
+        assert done.returncode == 1 and "NCCL did not take Perseus" in done.stderr, f"another network: {done}"
+        assert "round" not in done.stdout, f"another network: {done}"
         done = run_job(script, folder, WRONG="3")
-        assert "123.5" not in done.stdout, f"wrong elements: {done}"
+        assert done.returncode == 1 and "123.5" not in done.stdout, f"wrong elements: {done}"
+        done = run_job(script, folder, FAIL="3")
+        assert done.returncode == 1 and "round" not in done.stdout, f"srun failed: {done}"
 
 
 def ci(examples, softnic_run):
