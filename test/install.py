@@ -156,6 +156,17 @@ def each_program_starts_from_where_it_is_installed(it):
             yield f"{program.name} --help: exit {done.returncode}, {done.stdout[:200]}{done.stderr}"
 
 
+def scripts_find_the_plugin_wherever_the_prefix_is(it):
+    """The scratch folder is a prefix that was moved."""
+    plugin = it.at("libdir", "libnccl-net-perseus.so").resolve()
+    for command in (["perseus-nccl", "--own", "--transports", "perseus", "--ops", "all_reduce", "--sizes", "8:8",
+                     "--timeout", "20"], ["perseus-compare", "--peer", str(plugin)]):
+        done = subprocess.run([it.at("bindir", command[0]), *command[1:]], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=120)
+        if "No such file" in done.stderr or (command[0] == "perseus-compare" and done.returncode != 2):
+            yield f"{' '.join(command)}: exit {done.returncode}, {done.stderr}"
+
+
 def each_program_has_a_manual_page(it):
     if it.options["b_sanitize"] != "none":
         return
@@ -201,6 +212,7 @@ CLAIMS = [  # (checked when this is built; "" = always, what)
     ("libnccl-net-perseus.so", the_name_that_nccl_tries_by_itself_is_left_alone),
     ("perseus-info", each_program_starts_from_where_it_is_installed),
     ("perseus-info", each_program_has_a_manual_page),
+    ("libnccl-net-perseus.so", scripts_find_the_plugin_wherever_the_prefix_is),
 ]
 
 

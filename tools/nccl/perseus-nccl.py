@@ -55,11 +55,12 @@ class Stopped(Exception):
 
 
 def find(*candidates):
-    """The first path that exists, as an absolute string; the first candidate if none does (the error then names it)."""
+    """The first path that exists, as an absolute string; the last candidate, that of an installation, if none does (the
+    error then names it)."""
     for path in candidates:
         if path.exists():
             return str(path.resolve())
-    return str(candidates[0])
+    return str(candidates[-1])
 
 
 def parse_arguments():
@@ -78,8 +79,7 @@ def parse_arguments():
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="comma list (%(default)s)")
     parser.add_argument("--plugin", metavar="FILE", help="the Perseus plugin (that of this installation)",
                         default=find(HERE / "../plugin/libnccl-net-perseus.so",
-                                     pathlib.Path("@LIBDIR@/libnccl-net-perseus.so"),
-                                     HERE / "../lib/libnccl-net-perseus.so"))
+                                     HERE / "@LIBDIR@/libnccl-net-perseus.so"))
     parser.add_argument("--nccl-tests", metavar="DIR",
                         help="folder of all_reduce_perf and so on (default: where PATH has them)")
     parser.add_argument("--own", action="store_true",
@@ -232,8 +232,7 @@ def environment(args, transport):
 
 
 def own_command(args, transport, op):
-    ranks = find(HERE / "perseus-nccl-ranks", pathlib.Path("@LIBEXECDIR@/perseus-nccl-ranks"),
-                 HERE / "../libexec/perseus/perseus-nccl-ranks")
+    ranks = find(HERE / "perseus-nccl-ranks", HERE / "@LIBEXECDIR@/perseus-nccl-ranks")
     command = [ranks, "--label", transport, "--ranks", str(args.ranks), "--ops", op, "--sizes", args.sizes,
                "--types", args.types, "--place", args.place, "--iters", str(args.iters), "--warmup", str(args.warmup),
                "--timeout", str(args.timeout)]

@@ -155,9 +155,8 @@ def parse_arguments():
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version="%(prog)s @VERSION@")
     parser.add_argument("--plugin", metavar="FILE", help="the Perseus plugin (that of this installation)", default=next(
-        (str(path) for path in (HERE / "../plugin/libnccl-net-perseus.so",
-                                pathlib.Path("@LIBDIR@/libnccl-net-perseus.so")) if path.exists()),
-        str(HERE / "../lib/libnccl-net-perseus.so")))
+        (str(path) for path in [HERE / "../plugin/libnccl-net-perseus.so"] if path.exists()),
+        str(HERE / "@LIBDIR@/libnccl-net-perseus.so")))
     parser.add_argument("--peer", metavar="FILE", help="the other plugin's shared library (must be given)")
     parser.add_argument("--api", default="v8", help="table both have (%(default)s)")
     parser.add_argument("--sizes", action="append", metavar="A:B:xF[@ITERATIONS]",
