@@ -117,6 +117,11 @@ class Commands(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stdout, f"problem .*{library}")
 
+    def test_the_example_without_a_gpu(self):
+        done = subprocess.run([sys.executable, str(SOURCE / "examples/emulated.py")], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("are right"), 2)
+
     def test_the_host_cost_is_measured_without_a_gpu(self):
         done = command("perseus.bench", "--host-cost", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
