@@ -5,6 +5,7 @@ and check that nothing is left. What a part installs is checked where the part i
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -174,6 +175,8 @@ def each_program_has_a_manual_page(it):
         page = it.at("mandir", "man1", program.name + ".1")
         if not page.exists() or ".TH" not in page.read_text() or len(page.read_text().splitlines()) < 10:
             yield f"{page.name} is missing or empty"
+        elif not re.search(r"^\.SH NAME\n\S+ \\- [A-Z]\w* \w+ \w+", page.read_text(), re.M):
+            yield f"{page.name}: its NAME does not say what the program does"
 
 
 def licence_and_documents_are_there(it):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """man.py PROGRAM VERSION: a manual page of a program, made of what its --help prints. Exit 1 when it prints none."""
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -12,9 +13,17 @@ def roff(line):
     return "\\&" + line if line[:1] in (".", "'") else line
 
 
+def summary(text):
+    """The first sentence after the usage, without its full stop: what apropos looks through."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if i and line and not line.startswith(("usage", " ")))
+    paragraph = " ".join(" ".join(lines[start:start + 4]).split())
+    return re.split(r"[.:;](?: |$)", paragraph)[0]
+
+
 def page(name, version, text):
     lines = [f'.TH {name.upper().replace("-", chr(92) + "-")} 1 "" "Perseus {version}"', ".SH NAME",
-             roff(f"{name} - part of Perseus"), ".SH SYNOPSIS AND OPTIONS", ".nf",
+             roff(f"{name} - {summary(text)}"), ".SH SYNOPSIS AND OPTIONS", ".nf",
              *map(roff, text.rstrip().splitlines()), ".fi", ".SH SEE ALSO",
              roff("The documents that are installed with Perseus, in share/doc/perseus.")]
     return "\n".join(lines) + "\n"

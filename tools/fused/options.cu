@@ -175,7 +175,8 @@ static const struct option_table TABLE = {
     "perseus-fused-bench",
     "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
     "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal]\n"
-    "       perseus-fused-bench --kernel moe --preset NAME [--preset ...] --tokens T [--tokens ...] [--zipf S ...]\n",
+    "       perseus-fused-bench --kernel moe --preset NAME [--preset ...] --tokens T [--tokens ...] [--zipf S ...]\n"
+    "Times fused kernels, compared with their baselines, and checks their results.\n",
     "Example, two GPUs:\n"
     "  perseus-fused-bench --gpus 2 --kernel reduce_scatter --shape 8192x8192x4096\n",
     ROWS,

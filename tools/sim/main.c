@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tools/common/json.h"
 #include "tools/sim/fused.h"
@@ -107,6 +108,30 @@ static void print_explain(const struct work_result *r)
     putchar('\n');
 }
 
+/* Which options a workload has: the others have no column. */
+static bool has_bytes(const struct options *o)
+{
+    return o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL || o->workload == WORK_NCCL;
+}
+
+static bool has_concurrency(const struct options *o)
+{
+    return o->workload == WORK_PUTSIGNAL;
+}
+
+static void print_head(const struct work *work)
+{
+    printf("model of %s; counts of rank 0\n%-9s %-8s %5s ", work->sim.cluster->name, "policy", "group", "nodes");
+    if (has_bytes(work->options))
+        printf("%9s ", "bytes");
+    printf("%6s ", "band");
+    if (has_concurrency(work->options))
+        printf("%6s %12s %10s ", "conc", "us", "share");
+    else
+        printf("%12s ", "us");
+    printf("%8s %8s %8s %8s %8s\n", "fences", "signals", "requests", "bells", "compl");
+}
+
 static void print_text(const struct work *work, const struct work_result *r)
 {
     static bool headed;
@@ -114,16 +139,16 @@ static void print_text(const struct work *work, const struct work_result *r)
     char number[24];
 
     if (!headed)
-        printf("model of %s; counts of rank 0\n%-9s %-8s %5s %9s %6s %6s %12s %10s %8s %8s %8s %8s %8s\n",
-               work->sim.cluster->name, "policy", "group", "nodes", "bytes", "band", "conc", "us", "share", "fences",
-               "signals", "requests", "bells", "compl");
+        print_head(work);
     headed = true;
-    printf("%-9s %-8s %5u %9llu %6s %6u %12.2f ", work->policy, options_group_name(work->group, number, sizeof(number)),
-           work->nodes, (unsigned long long)work->bytes, options_band_name(work->band), work->concurrency, r->us);
-    if (work->options->workload == WORK_PUTSIGNAL)
-        printf("%9.1f%% ", 100 * r->put_only_us / r->us);
+    printf("%-9s %-8s %5u ", work->policy, options_group_name(work->group, number, sizeof(number)), work->nodes);
+    if (has_bytes(work->options))
+        printf("%9llu ", (unsigned long long)work->bytes);
+    printf("%6s ", options_band_name(work->band));
+    if (has_concurrency(work->options))
+        printf("%6u %12.2f %9.1f%% ", work->concurrency, r->us, 100 * r->put_only_us / r->us);
     else
-        printf("%10s ", "-");
+        printf("%12.2f ", r->us);
     printf("%8llu %8llu %8llu %8llu %8llu\n", (unsigned long long)(c->fences + c->drains),
            (unsigned long long)c->signals, (unsigned long long)c->work_requests, (unsigned long long)c->doorbells,
            (unsigned long long)c->completions);
@@ -205,6 +230,8 @@ static int run(struct work *work)
         work->peers = work->sim.ranks - (uint32_t)work->sim.cluster->gpus_per_node;
     if (work->peers > work->concurrency)
         work->peers = work->concurrency;
+    if (isatty(STDERR_FILENO)) /* many nodes take minutes */
+        fprintf(stderr, "perseus-sim: %s, %s, %u nodes ...\n", options->workload_name, work->policy, work->nodes);
     read_core(&user_s, &system_s);
     r = play[options->workload](work, &result);
     if (r) {
@@ -222,8 +249,7 @@ static int run(struct work *work)
 static int run_sizes(struct work *work)
 {
     const struct options *o = work->options;
-    bool sized = o->workload == WORK_PUTSIGNAL || o->workload == WORK_ALLTOALL || o->workload == WORK_NCCL,
-         dense = o->workload == WORK_PUTSIGNAL;
+    bool sized = has_bytes(o), dense = has_concurrency(o);
     int r = 0;
 
     for (uint32_t b = 0; b < (sized ? o->bytes.count : 1) && !r; b++)

@@ -60,12 +60,14 @@ static const struct option_row rows[] = {
      1},
     {OPTION_CHOICES, "band", "LIST", "which end of unknown values: fast,middle,slow (middle)", FIELD(bands), 0, 0,
      band_names},
-    {OPTION_NUMBERS, "nodes", "LIST", "of the cluster's GPUs each, 2-128 (2)", FIELD(nodes), 1, 1024},
+    {OPTION_NUMBERS, "nodes", "LIST", "how many, of the cluster's GPUs each; hundreds take minutes (2)", FIELD(nodes),
+     1, 1024},
     {OPTION_CHOICES, "policy", "LIST", "drain,nic_fence,in_order,counted,auto (the first four that the NIC keeps)",
      FIELD(policies), 0, 0, policy_names},
     {OPTION_NUMBERS, "group", "LIST", "coupled, peer or a number of puts per group, as in perseus-perf (coupled,peer)",
      FIELD(groups), 1, GROUP_PUTS_MAX, group_names},
-    {OPTION_NUMBERS, "bytes", "LIST", "putsignal, alltoall, nccl: of each transfer, or of a collective (4K)",
+    {OPTION_NUMBERS, "bytes", "LIST",
+     "putsignal, alltoall: of each transfer; nccl: all-reduce: of the buffer, all-to-all: of each pair (4K)",
      FIELD(bytes), 8, 1 << 30},
     {OPTION_NUMBERS, "concurrency", "LIST", "putsignal: transfers of a sender in flight together (96)",
      FIELD(concurrency), 1, 65536},
@@ -120,8 +122,18 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     "perseus-sim",
     "usage: perseus-sim WORKLOAD [options]\n"
-    "A model of a cluster that runs the transport's own order engine in virtual time.\n"
-    "  WORKLOAD                 putsignal  moe  alltoall  fused  nccl  trace\n",
+    "How long a workload takes on a cluster that you need not have, under each ordering policy. A model: the "
+    "transport's\n"
+    "own order engine in virtual time. WORKLOAD is one of\n"
+    "  putsignal                many small transfers, each with a signal\n"
+    "  moe                      a layer of a mixture of experts: dispatch, products, combine\n"
+    "  alltoall                 a put and a signal from each rank to each other\n"
+    "  fused                    the kernels of libperseus-fused between nodes\n"
+    "  nccl                     an all-reduce or all-to-all of NCCL over the plugin\n"
+    "  trace                    commands from a file\n"
+    "and an option names the workloads that it is for.\n",
+    "Columns: us: of the slowest rank; share: of the rate of puts without signals; then counts of rank 0: fences (and\n"
+    "waits for completions), signals, work requests, doorbells, completions.\n"
     "Lists: a,b,c or FROM:TO:xF (times F) or FROM:TO:+S. Counts are exact; times are a model (doc/simulator.md).\n"
     "Example, where the time of a slow rank goes:\n"
     "  perseus-sim moe --model deepseek-v3 --nodes 2,4,8,16 --explain\n",

@@ -215,6 +215,14 @@ def a_trace_is_played_and_checked():
     assert "--trace FILE" in sim("trace", status=1).stderr
 
 
+def a_table_has_no_column_that_its_workload_does_not_set():
+    for words, bytes_column, share in ((("putsignal",), True, True), (("moe", "--tokens", "64"), False, False),
+                                       (("alltoall",), True, False), (("fused", "--size", "2048"), False, False)):
+        head, *lines = sim(*words, "--policy", "in_order", "--group", "peer").stdout.splitlines()[1:]
+        assert [name in head.split() for name in ("bytes", "conc", "share")] == [bytes_column, share, share], head
+        assert lines and all(len(line.split()) == len(head.split()) for line in lines), (head, lines)
+
+
 def wrong_input_is_named():
     for arguments, text in (
             (("putsignal", "--cluster", "nowhere"), "cannot open the cluster file"),

@@ -28,6 +28,7 @@ struct request {
 static void usage(FILE *to)
 {
     fprintf(to, "usage: softnicctl [--world NAME|PATH] [--json] command\n"
+                "Shows what the software NIC does in a world of softnic-run, and changes its links and faults.\n"
                 "  worlds                what worlds there are\n"
                 "  status                model, devices, processes, queue pairs of a world\n"
                 "  counters              what each device has done\n"
