@@ -7,6 +7,7 @@
 
 #include "fused/core/context.h"
 #include "fused/gemm/unfused/lt.h"
+#include "transport/util/error.h"
 
 enum { MOST_PREFERENCES = 16 };
 
@@ -159,9 +160,15 @@ static const struct {
     {"cublasLtMatmulAlgoGetHeuristic", (void *)find_algorithm},
 };
 
+static const char *installed = "libcublasLt.so.13"; /* "": none */
+static char opened[64];
+
 void *__wrap_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags)
 {
+    if (strcmp(name, installed) != 0)
+        return NULL;
+    snprintf(opened, sizeof(opened), "%s", name);
     return &asked;
 }
 
@@ -241,6 +248,23 @@ Test(lt, all_matrices_have_the_type_of_the_shape)
         cr_assert_eq(asked.matrices, 3, "A, B and C");
         prs_lt_close(lt);
     }
+}
+
+Test(lt, the_library_of_either_cuda_is_opened)
+{
+    installed = "libcublasLt.so.12";
+    open_and_close();
+    cr_assert_str_eq(opened, installed);
+}
+
+Test(lt, without_a_library_the_error_names_both)
+{
+    const struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALONE, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
+    struct prs_lt *lt = NULL;
+    installed = "";
+    cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), -ENOTSUP);
+    cr_assert(strstr(prs_error_last(), "libcublasLt.so.13") && strstr(prs_error_last(), "libcublasLt.so.12"));
 }
 
 Test(lt, a_shape_for_which_it_has_nothing_is_refused)

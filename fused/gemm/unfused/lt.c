@@ -67,10 +67,14 @@ static void keep_reason_locked(void)
 
 static void load_api_locked(void)
 {
-    void *so = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
+    /* First the version whose header this was compiled with. What is used here is the same in both. */
+    static const char *const names[] = {CUBLAS_VER_MAJOR < 13 ? "libcublasLt.so.12" : "libcublasLt.so.13",
+                                        CUBLAS_VER_MAJOR < 13 ? "libcublasLt.so.13" : "libcublasLt.so.12",
+                                        "libcublasLt.so"};
+    void *so = NULL;
     api.tried = true;
-    if (!so)
-        so = dlopen("libcublasLt.so", RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names) && !so; i++)
+        so = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         keep_reason_locked();
         return;
@@ -100,7 +104,9 @@ static int load_api(void)
     complete = api.complete;
     pthread_mutex_unlock(&api_lock);
     return complete ? 0
-                    : prs_fail(-ENOTSUP, "fused: this shape needs cuBLASLt, and libcublasLt.so.13 cannot be loaded: %s",
+                    : prs_fail(-ENOTSUP,
+                               "fused: this shape needs cuBLASLt, and neither libcublasLt.so.13 nor "
+                               "libcublasLt.so.12 can be loaded: %s",
                                api.why);
 }
 
