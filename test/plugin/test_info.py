@@ -89,6 +89,11 @@ def main():
                "net plugins on the linker's path are named", text)
         report(any(p["class"] == "plugin" and f"{folder}/libnccl-net.so" in p["what"] for p in told["problems"]),
                "one that NCCL would load by itself is a problem", text)
+        report("absolute path" in text, "the fix is an absolute path", text)
+        pathlib.Path(folder, "libnccl-net.so").write_bytes(b"\x7fELF" + 5000 * b"x" + b"libnccl-net-perseus.so\0")
+        told = json.loads(run(command)[1])
+        report(not any(p["class"] == "plugin" for p in told["problems"]),
+               "a copy of Perseus under that name is none", told)
         status, text, _ = run(command, NCCL_NET_PLUGIN="perseus")
         report(not any(p["class"] == "plugin" for p in json.loads(text)["problems"]),
                "not where NCCL is told which one to load", text)

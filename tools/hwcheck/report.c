@@ -71,10 +71,19 @@ static void text_of(const char *claim, const struct attempt *attempt, uint32_t p
         printf("held %u times\n", pairs);
 }
 
+static const char *mtu_text(uint32_t mtu, char text[16])
+{
+    snprintf(text, 16, "%u", mtu);
+    return mtu ? text : "unknown";
+}
+
 static void text_of_rail(const struct report *report, const struct rail_report *rail, uint32_t index)
 {
-    printf("rail %u: %s %s %s (MTU of the network %u)  <->  %s %s (%u)\n", index, rail->here.device, rail->here.link,
-           rail->here.gid, rail->here.mtu, rail->there.device, rail->there.gid, rail->there.mtu);
+    char here[16], there[16];
+
+    printf("rail %u: %s %s %s (MTU of the network %s)  <->  %s %s (%s)\n", index, rail->here.device, rail->here.link,
+           rail->here.gid, mtu_text(rail->here.mtu, here), rail->there.device, rail->there.gid,
+           mtu_text(rail->there.mtu, there));
     if (rail->text[0]) {
         printf("  not reachable: %s\n", rail->text);
         return;

@@ -2,9 +2,13 @@
 /* NCCL takes a net plugin by its file name from the folders of the dynamic linker, so one of another product may come
  * first. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tools/info/machine.h"
 
@@ -14,6 +18,26 @@ static int is_net_plugin(const struct dirent *entry)
 
     /* libnccl-net.so and libnccl-net-NAME.so; names that end in a version are found through a link. */
     return !strncmp(name, "libnccl-net", 11) && (name[11] == '.' || name[11] == '-') && end && !end[3];
+}
+
+/* A copy of the plugin under another name still has its soname. */
+static bool has_soname_of_perseus(const char *path)
+{
+    static const char soname[] = "libnccl-net-perseus.so";
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    bool found = false;
+    void *bytes;
+
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &st) == 0 && st.st_size > 0 &&
+        (bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) != MAP_FAILED) {
+        found = memmem(bytes, (size_t)st.st_size, soname, sizeof(soname)) != NULL;
+        munmap(bytes, (size_t)st.st_size);
+    }
+    close(fd);
+    return found;
 }
 
 static void look_in(struct machine *machine, const char *folder)
@@ -33,7 +57,7 @@ static void look_in(struct machine *machine, const char *folder)
             struct plugin_file *plugin = &machine->plugin[machine->plugin_count++];
 
             snprintf(plugin->path, sizeof(plugin->path), "%s", path);
-            plugin->is_perseus = strstr(real, "libnccl-net-perseus") != NULL;
+            plugin->is_perseus = strstr(real, "libnccl-net-perseus") || has_soname_of_perseus(real);
         }
         free(real);
         free(entries[i]);

@@ -125,8 +125,8 @@ static void find_other_plugins(struct machine *machine)
 
         if (!plugin->is_perseus && strstr(plugin->path, "/libnccl-net.so")) {
             add(machine, "plugin",
-                "set NCCL_NET=Perseus and NCCL_NET_PLUGIN=perseus, with the folder of libnccl-net-perseus.so in "
-                "LD_LIBRARY_PATH",
+                "set NCCL_NET=Perseus, and NCCL_NET_PLUGIN to the absolute path of libnccl-net-perseus.so (NCCL before "
+                "2.21: to perseus, with its folder in LD_LIBRARY_PATH)",
                 "NCCL would load another plugin by itself: %s", plugin->path);
             return;
         }
