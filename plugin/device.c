@@ -219,9 +219,8 @@ static int open_devices(void)
     snprintf(net.no_device_reason, sizeof(net.no_device_reason), "%s",
              r < 0 ? prs_error_text() : "no RDMA device with a usable port");
     if (is_required) {
-        PRS_WARN(
-            "PERSEUS_REQUIRED=1, but there is no usable device: %s. The first connection will fail; see perseus-info",
-            net.no_device_reason);
+        PRS_WARN("PERSEUS_REQUIRED=1, so the first connection will fail (perseus-info says more): no usable device: %s",
+                 net.no_device_reason);
         describe_placeholder();
         return 0;
     }

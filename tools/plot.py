@@ -14,6 +14,7 @@ import collections
 import html
 import json
 import math
+import os
 import sys
 
 COLOURS = ["#c0392b", "#2980b9", "#16a085", "#e67e22", "#8e44ad", "#7f8c8d", "#2c3e50", "#d4ac0d"]
@@ -21,9 +22,15 @@ WIDTH, HEIGHT, LEFT, TOP, BELOW, LEGEND = 510, 350, 60, 40, 50, 190
 
 
 def read_rows(file):
-    text, rows = file.read(), []
     try:
-        return json.loads(text)["rows"]
+        text, rows = file.read(), []
+    except (OSError, UnicodeDecodeError) as e:
+        sys.exit(f"perseus-plot: {file.name}: not text: {e}")
+    try:
+        rows = json.loads(text)["rows"]
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            return rows
+        rows = []
     except (ValueError, KeyError, TypeError):
         pass
     for number, line in enumerate(text.splitlines(), 1):
@@ -222,7 +229,17 @@ def main():
     parser.add_argument("-o", dest="out", type=argparse.FileType("w"), default=sys.stdout,
                         help="the SVG (standard output)")
     args = parser.parse_args()
-    args.out.write(draw([row for file in args.results for row in read_rows(file)]))
+    rows = [row for file in args.results for row in read_rows(file)]
+    try:
+        drawn = draw(rows)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
+        sys.exit(f"perseus-plot: a row cannot be drawn, {type(e).__name__} {e}: was it printed by this version?")
+    try:
+        args.out.write(drawn)
+        args.out.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), args.out.fileno())  # so that Python does not try again at exit
+        sys.exit(f"perseus-plot: {args.out.name}: cannot write all of the output: {e.strerror}")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,13 @@ INPUTS = [
           "cannot write all of the output: No space left on device", lines=1)
       for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"],
                                  [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"], [RUN, "--help"]))),
+    Bad(79, ["sh", "-c", """echo '{"rows": 3}' | $0""", PLOT], 1, r"no row of putsignal", lines=1),
+    Bad(80, ["sh", "-c", """echo '{"op": "putsignal"}' | $0""", PLOT], 1, r"a row cannot be drawn, KeyError 'policy'",
+        lines=1),
+    Bad(81, ["sh", "-c", r"printf '\377\377' | $0", PLOT], 1, r"<stdin>: (not text|no line)", lines=1),
+    *(Bad(82 + i, ["sh", "-c", """printf '{"op": "x", "bytes": %d, "busbw_GBps": 1}\n' 8 64 | $0 """ + to, PLOT], 1,
+          r"cannot write all of the output: No space left", lines=1)
+      for i, to in enumerate(("-o /dev/full", ">/dev/full"))),
     Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
     Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME",
         {"NCCL_SOCKET_IFNAME": "nope0"}, never=r"\blo\b.*\blo\b", lines=6),
