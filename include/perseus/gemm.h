@@ -162,9 +162,8 @@ PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_op
 
 /** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
  * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is decided, fields that are 0 are
- * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file, unless it is of
- * e4m3. Waits for the launches. Errors: those
- * of prs_gemm_plan_open() and prs_gemm_launch(). */
+ * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file, unless it is of e4m3. Waits for the
+ * launches. Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
                               struct prs_gemm_tuning *best);
