@@ -192,7 +192,7 @@ static int open_node(struct prs_fused *ctx, uint64_t name)
 static int open_alarm(struct prs_fused *ctx)
 {
     static const struct prs_need need = {PRS_SYMMETRIC_CLEAN, false, NULL};
-    static const uint64_t bytes = sizeof(uint32_t);
+    static const uint64_t bytes = sizeof(struct prs_alarm);
     uint32_t holding; /* it stays until the context is closed */
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
 }

@@ -30,7 +30,7 @@ struct prs_fused {
     struct prs_network *network; /* NULL on a single node */
     struct prs_memory *memory;   /* of symmetric.c */
     struct prs_board *board;     /* NULL when this rank is alone on its node */
-    struct prs_symmetric *alarm; /* its first word (struct prs_sync); NULL when this rank is alone on its node */
+    struct prs_symmetric *alarm; /* struct prs_alarm; NULL when this rank is alone on its node */
     cudaStream_t stream;         /* for filling memory; it never waits for another stream */
     struct prs_copy_stream copies;
     struct prs_fault *fault;        /* host memory that the device writes */

@@ -19,11 +19,11 @@ int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local
         return r;
     words.neighbours = ctx->alarm ? ctx->place.local_ranks - 1 : 0;
     for (uint32_t i = 0; i < words.neighbours; i++)
-        words.alarm[i] = (uint32_t *)ctx->alarm->at[i + 1];
+        words.alarm[i] = (struct prs_alarm *)ctx->alarm->at[i + 1];
     words.network = !ctx->network ? NULL : &ctx->network->device.local->failed;
     sync->words = (struct prs_plan_words *)memory->at;
     sync->fault = ctx->fault_device;
-    sync->alarm = ctx->alarm ? (uint32_t *)ctx->alarm->at[0] : NULL;
+    sync->alarm = ctx->alarm ? (struct prs_alarm *)ctx->alarm->at[0] : NULL;
     sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
     return prs_cuda_upload(ctx, sync->words, &words, sizeof(words), "cudaMemcpy of plan words");
 }
@@ -104,6 +104,19 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             text, bytes,
             "rank %u: m_on_device holds %u rows; it must be 1 to %u, the plan's shape.m, and a multiple of %u", f->from,
             f->seen, f->index, f->want);
+        return -EINVAL;
+    case PRS_FAULT_SIZES:
+        (void)snprintf(
+            text, bytes,
+            "rank %u launched plan %u with %u rows, and rank %u with %u: all ranks must pass the same number; "
+            "what the launch wrote is wrong",
+            ctx->config.rank, f->index, f->want, f->from, f->seen);
+        return -EINVAL;
+    case PRS_FAULT_PLANS:
+        (void)snprintf(text, bytes,
+                       "rank %u launched plan %u of the context, and rank %u launched plan %u instead: all ranks must "
+                       "make the same launches in the same order",
+                       ctx->config.rank, f->index, f->from, f->seen);
         return -EINVAL;
     case PRS_FAULT_NEIGHBOUR:
         (void)snprintf(

@@ -48,7 +48,7 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     record_fault(sync, what, from, index, want, seen, waited);
 #pragma unroll 1 /* unrolled, it would cost the callers registers */
     for (uint32_t i = 0; i < words->neighbours; i++)
-        *(volatile uint32_t *)words->alarm[i] =
+        *(volatile uint32_t *)&words->alarm[i]->raised =
             (words->rank + 1) | ((what & PRS_FAULT_ABORTED) != 0 ? PRS_ALARM_ABORT : 0);
     /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
     if (words->network)
@@ -60,11 +60,52 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     atomicExch(&words->aborted, 1u);
 }
 
-/* Whether this rank, or a neighbour that was waiting, was told to abort. */
+/* One thread of each CTA calls it before the roles begin: so what it says is there before every flag that the CTA
+ * raises [said]. at: [p] at neighbour p. launch: its number, the same on all ranks, of the context's launches that say
+ * something. */
+PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *place, struct prs_alarm *const *at,
+                           uint32_t launch, uint32_t plan, uint32_t rows)
+{
+    uint32_t number = (launch + 1) & 0xffff;
+    uint64_t said = (uint64_t)number << 48 | (uint64_t)(plan & 0xffff) << 32 | rows;
+    *(volatile uint64_t *)&sync->words->said = said;
+#pragma unroll 1
+    for (uint32_t p = 1; p < place->local_ranks; p++)
+        *(volatile uint64_t *)&at[p]->said[number & 1][place->local_rank] = said;
+}
+
+/* Gives up if a neighbour has said of this launch that it is another one. What has not come is not waited for. */
+PRS_DEVICE_OUTLINED void refuse_difference(const struct prs_sync *sync)
+{
+    uint64_t mine = *(volatile uint64_t *)&sync->words->said, other = mine;
+    uint32_t ranks = sync->words->neighbours + 1, local = sync->words->rank % ranks, from = 0, plan, its_plan;
+    if (mine == 0)
+        return;
+#pragma unroll 1
+    for (uint32_t i = 0; i < ranks; i++) {
+        uint64_t said = i == local ? mine : *(volatile uint64_t *)&sync->alarm->said[mine >> 48 & 1][i];
+        if (said != mine && said >> 48 == mine >> 48)
+            from = i, other = said;
+    }
+    if (other == mine)
+        return;
+    from += sync->words->rank - local;
+    plan = (uint32_t)(mine >> 32) & 0xffff, its_plan = (uint32_t)(other >> 32) & 0xffff;
+    if (its_plan == plan)
+        give_up(sync, PRS_FAULT_SIZES, from, plan, (uint32_t)mine, (uint32_t)other, 0);
+    else
+        give_up(sync, PRS_FAULT_PLANS, from, plan, plan, its_plan, 0);
+}
+
+/* Whether this rank, or a neighbour that was waiting, was told to abort. Gives up itself where ranks differ, which the
+ * caller sees the next time. */
 PRS_DEVICE_OUTLINED bool told_to_abort(const struct prs_sync *sync)
 {
-    return *(volatile uint32_t *)&sync->fault->abort != 0 ||
-           (sync->alarm && (*(volatile uint32_t *)sync->alarm & PRS_ALARM_ABORT) != 0);
+    if (*(volatile uint32_t *)&sync->fault->abort != 0 ||
+        (sync->alarm && (*(volatile uint32_t *)&sync->alarm->raised & PRS_ALARM_ABORT) != 0))
+        return true;
+    refuse_difference(sync);
+    return false;
 }
 
 /* True: keep spinning. */
@@ -119,13 +160,14 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
 
 PRS_DEVICE bool alarmed(const struct prs_sync *sync)
 {
-    return sync->alarm && *(volatile uint32_t *)sync->alarm != 0;
+    return sync->alarm && *(volatile uint32_t *)&sync->alarm->raised != 0;
 }
 
 /* For a launch in which no wait of this rank failed, but a neighbour gave up, so that its data may be wrong. */
 PRS_DEVICE void record_alarm(const struct prs_sync *sync)
 {
-    uint32_t from = (*(volatile uint32_t *)sync->alarm & ~(uint32_t)PRS_ALARM_ABORT) - 1;
+    uint32_t from = (*(volatile uint32_t *)&sync->alarm->raised & ~(uint32_t)PRS_ALARM_ABORT) - 1;
+    refuse_difference(sync);
     record_fault(sync, PRS_FAULT_NEIGHBOUR, from, 0, 0, 0, 0);
 }
 

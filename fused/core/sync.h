@@ -26,12 +26,25 @@ enum prs_awaited {
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
+    /* from has launched something else. index: number of this rank's plan; want, seen: the rows of both, or the number
+     * of the other one's plan. */
+    PRS_FAULT_SIZES = 68,
+    PRS_FAULT_PLANS = 69,
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };
 
 /* Added to an alarm: its ranks shall not wait for their limits. */
 enum { PRS_ALARM_ABORT = 1u << 30 };
+
+/* Symmetric memory of a context, on each rank of a node. */
+struct prs_alarm {
+    uint32_t raised; /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to */
+    uint32_t unused;
+    /* What each rank of the node, by its number there, has said of a launch (say_launch()), by the parity of the
+     * launch. */
+    uint64_t said[2][PRS_MAX_LOCAL_RANKS];
+};
 
 /* The first fault of any launch on this device. Mapped host memory, written once by the device (state 0 -> 1 -> 2); the
  * last two words by the host. */
@@ -63,15 +76,15 @@ struct prs_plan_words {
     /* Used after a wait that timed out. The launch continues, so that all its CTAs finish. But the data that it signals
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
-    uint32_t *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
+    struct prs_alarm *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
+    uint64_t said;     /* what this rank has said of the launch that runs; 0: nothing is compared */
     uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
 };
 
 struct prs_sync {
     struct prs_plan_words *words;
     struct prs_fault *fault; /* the context's, as the device sees it */
-    /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to; NULL: no neighbours. */
-    uint32_t *alarm;
+    struct prs_alarm *alarm; /* this rank's; NULL: no neighbours */
     uint64_t limit_ns;
 };
 

@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
     }
     if (threadIdx.x == 64)
         launch_begin(args);
+    if (threadIdx.x == 96)
+        launch_say(args);
     begin_roles<E>(m, &args.a, &args.b, &args.c[0]);
     if (threadIdx.x < 128) {
         registers_give<PRODUCER_REGISTERS>();

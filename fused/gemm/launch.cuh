@@ -26,17 +26,28 @@ PRS_DEVICE uint64_t staging_bank(const struct prs_kernel_args &args)
     return launch_here()->bank;
 }
 
+PRS_DEVICE uint32_t rows_of_launch(const struct prs_kernel_args &args)
+{
+    return args.m_on_device ? *(volatile const uint32_t *)args.m_on_device : args.m;
+}
+
+/* Another thread than that of launch_begin(), at the same time. */
+PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
+{
+    if (args.turns[0])
+        say_launch(&args.sync, &args.schedule.place, args.alarms, *(volatile uint32_t *)&args.turns[0]->launches,
+                   args.plan, rows_of_launch(args));
+}
+
 /* One thread of each CTA calls it before the roles begin. With a number of rows that cannot be right nothing is
  * computed; all ranks have the same number, so none waits for another. */
 PRS_DEVICE void launch_begin(const struct prs_kernel_args &args)
 {
     struct prs_launch *launch = launch_here();
-    uint32_t m = args.m;
+    uint32_t m = rows_of_launch(args);
     launch->schedule = args.schedule;
     launch->epoch = launch_epoch(&args.sync);
     launch->bank = args.turns[0] ? (*(volatile uint32_t *)&args.turns[0]->launches & 1) * args.staging_bank_bytes : 0;
-    if (args.m_on_device)
-        m = *(volatile const uint32_t *)args.m_on_device;
     if (m != 0 && m <= args.most_rows && m % args.row_step == 0) {
         prs_schedule_rows(&launch->schedule, m, args.whole != 0);
         launch->m = m;
@@ -52,6 +63,8 @@ template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args
     const struct prs_launch *launch = launch_here();
     const struct prs_schedule *s = &launch->schedule;
     uint32_t bank = launch->epoch & 1, count = 0;
+    if (threadIdx.x == 64 && args.turns[0])
+        refuse_difference(&args.sync);
     if (threadIdx.x == 0 && args.turns[0])
         *(volatile uint32_t *)&args.turns[0]->launches += 1;
     if (threadIdx.x < PRS_CLAIMS)

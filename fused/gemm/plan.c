@@ -60,6 +60,7 @@ static void fill_args(struct prs_gemm_plan *p)
     a->scales.sent = prs_scales_sent(&p->shape);
     a->flag_bank = (uint32_t)flag_count(s);
     a->staging_bank_bytes = bank_bytes(p);
+    a->plan = p->base.number;
 }
 
 /* All banks of flags or counters. */
@@ -118,6 +119,7 @@ static int place(struct prs_plan *base)
         a->staging[peer] = base->memory[PRS_GEMM_STAGING]->at[peer];
         a->flags[peer] = (uint32_t *)base->memory[PRS_GEMM_FLAGS]->at[peer];
         a->done[peer] = a->flags[peer] + flag_words(p);
+        a->alarms[peer] = base->ctx->alarm ? (struct prs_alarm *)base->ctx->alarm->at[peer] : NULL;
         if (p->info.tuning.path == PRS_GEMM_PATH_FUSED)
             a->turns[peer] = (struct prs_turns *)base->memory[PRS_GEMM_TURNS]->at[peer];
     }

@@ -80,11 +80,11 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
  * nothing.
  *
  * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for them
- * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not -EINVAL: a
- * number of rows that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a lost rank the
- * others close, and open a smaller world. Memory that could not be freed is freed at exit, or when a context is opened
- * on the same device. For that, all ranks of the old context on this node must have closed it, or their processes must
- * have ended. Ranks that have seen no error call prs_fused_abort() first. */
+ * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not for a
+ * number of rows on the device that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a
+ * lost rank the others close, and open a smaller world. Memory that could not be freed is freed at exit, or when a
+ * context is opened on the same device. For that, all ranks of the old context on this node must have closed it, or
+ * their processes must have ended. Ranks that have seen no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
@@ -141,9 +141,10 @@ PRS_API const char *prs_fused_header(void);
 
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
-    /** 0; -ETIMEDOUT; -ECANCELED: prs_fused_abort(), or another rank of this node gave up in a launch that this rank
-     * took part in, so that what it sent may be wrong; or the network's -errno: waits end with it, and the next four
-     * fields are 0 where no kernel waited. */
+    /** 0; -ETIMEDOUT; -EINVAL: a number of rows that cannot be, or ranks that made different launches; -ECANCELED:
+     * prs_fused_abort(), or another rank of this node gave up in a launch that this rank took part in, so that what it
+     * sent may be wrong; or the network's -errno: waits end with it, and the next four fields are 0 where no kernel
+     * waited. */
     int code;
     uint32_t from_rank; /**< the rank that should have raised the flag, or whose input is wrong */
     uint32_t flag, want, seen;

@@ -135,7 +135,9 @@ struct prs_gemm_operands {
      * of B for example; or NULL. */
     void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and the transfers are then as for a shape of m
-     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. */
+     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path the
+     * kernels of a node compare it, and the plan: prs_fused_poll_error() returns -EINVAL where ranks differ, and
+     * nothing more is launched. On the unfused path nobody does. */
     uint32_t m;
     /** NULL, or device memory from which the kernel reads the number of rows M when it starts, so that a captured graph
      * serves any M. The field m is then 0, and the plan takes the fused path. A and C have the size for shape.m rows,

@@ -94,6 +94,87 @@ Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 120)
     cr_assert_eq(job.next[0], -ECANCELED);
 }
 
+/* ---- ranks whose launches differ ---- */
+enum { ROWS = 512 };
+
+/* Two plans of one shape. Each rank launches one of them, with a number of rows of its own, `launches` times alike
+ * before. */
+struct differing {
+    enum prs_gemm_op op;
+    uint32_t world, launches;
+    uint32_t rows[MOST_RANKS], plan[MOST_RANKS]; /* plan: 0 or 1 */
+    bool on_device;
+    struct prs_fused_error error[MOST_RANKS];
+};
+
+static void launch_differently(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct differing *d = user;
+    struct prs_gemm_shape shape = {d->op, ROWS, 256, 64, 1, .c_anywhere = 1};
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
+    struct prs_gemm_plan *plan[2];
+    struct prs_gemm_operands x = {.m = ROWS};
+    struct prs_fused *ctx;
+    uint32_t *rows;
+    cr_assert_eq(ranks_open(self, 0, LIMIT_MS, &ctx), 0);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan[i]), 0, "%s", prs_fused_error_text());
+    x.a = ranks_upload(1, (uint64_t)ROWS * shape.k);
+    x.b = ranks_upload(2, (uint64_t)shape.n * shape.k);
+    x.c = ranks_device((size_t)ROWS * shape.n * 2, 0);
+    for (uint32_t i = 0; i < d->launches; i++)
+        cr_assert_eq(prs_gemm_launch(plan[0], &x, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(prs_fused_poll_error(ctx, &d->error[rank]), 0, "%s", d->error[rank].text);
+    x.m = d->rows[rank];
+    if (d->on_device) {
+        rows = ranks_device(sizeof(*rows), 0);
+        cr_assert_eq(cudaMemcpy(rows, &x.m, sizeof(*rows), cudaMemcpyHostToDevice), cudaSuccess);
+        x.m_on_device = rows, x.m = 0;
+    }
+    cr_assert_eq(prs_gemm_launch(plan[d->plan[rank]], &x, NULL), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(ctx, &d->error[rank]);
+    for (int i = 0; i < 2; i++)
+        prs_gemm_plan_close(plan[i]);
+    prs_fused_close(ctx);
+}
+
+/* Every rank learns it, long before the limit. */
+static void assert_all_refuse(struct differing *d, const char *text)
+{
+    hopper_setup(d->world, 4, 0);
+    hopper_forgive_late_writes();
+    ranks_run(d->world, launch_differently, d);
+    for (uint32_t rank = 0; rank < d->world; rank++) {
+        cr_assert_eq(d->error[rank].code, -EINVAL, "op %d, rank %u: %d, %s", d->op, rank, d->error[rank].code,
+                     d->error[rank].text);
+        cr_assert_not_null(strstr(d->error[rank].text, text), "%s", d->error[rank].text);
+    }
+}
+
+Test(errors, ranks_that_launch_other_numbers_of_rows_are_told, .timeout = 120)
+{
+    static const enum prs_gemm_op ops[] = {PRS_GEMM_ALLGATHER, PRS_GEMM_REDUCE_SCATTER, PRS_GEMM_ALLREDUCE};
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t launches = 0; launches < 2; launches++) {
+            struct differing d = {.op = ops[i], .world = 2, .launches = launches, .rows = {256, 384}};
+            assert_all_refuse(&d, "with 384");
+        }
+}
+
+Test(errors, rows_on_the_device_are_compared_too, .timeout = 120)
+{
+    struct differing d = {.op = PRS_GEMM_REDUCE_SCATTER, .world = 4, .rows = {512, 512, 256, 512}, .on_device = true};
+    assert_all_refuse(&d, "with 256");
+}
+
+Test(errors, ranks_that_launch_other_plans_are_told, .timeout = 120)
+{
+    struct differing d = {.op = PRS_GEMM_ALLGATHER, .world = 2, .launches = 1, .rows = {ROWS, ROWS}, .plan = {0, 1}};
+    assert_all_refuse(&d, "instead");
+}
+
 /* ---- going on after a rank was lost ---- */
 static __thread uint32_t freed; /* calls of cudaFree(). The linker redirects them here */
 static __thread bool may_meet;
