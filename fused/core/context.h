@@ -41,10 +41,11 @@ struct prs_fused {
     char gpu[64];
     struct prs_kept *kept; /* what families keep for all their plans */
     prs_awaited_fn *awaited[PRS_MOST_FAMILIES];
-    uint32_t plans;      /* that were opened so far */
-    uint32_t scratch_of; /* number of the plan that was the last to be launched with prs_plan.scratch; 0: none */
-    bool parted;         /* an all-gather failed here: other ranks may have gone on */
-    bool shared_device;  /* two ranks of one node, this one or another, use one GPU */
+    uint32_t plans;        /* that were opened so far */
+    uint32_t common_plans; /* of those, by all ranks together */
+    uint32_t scratch_of;   /* number of the plan that was the last to be launched with prs_plan.scratch; 0: none */
+    bool parted;           /* an all-gather failed here: other ranks may have gone on */
+    bool shared_device;    /* two ranks of one node, this one or another, use one GPU */
 };
 
 /* How many of `clusters` clusters of `ctas` CTAs may run by the context's max_sms; at least one. */

@@ -112,8 +112,10 @@ int prs_plan_open(struct prs_plan *p, void **out)
         return r;
     }
     r = agree(p);
-    if (!r && !p->alone)
+    if (!r && !p->alone) {
+        p->common = ++p->ctx->common_plans;
         r = hold(p);
+    }
     if (!r && p->switch_need < PRS_CALL_NEEDS)
         place_switching(p);
     if (!r)

@@ -49,6 +49,7 @@ struct prs_plan {
     struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL: none, or of 0 bytes */
     struct prs_local words, own, scratch;
     uint32_t number;                /* of all plans that the context had so far; from 1 on */
+    uint32_t common;                /* of those that all ranks opened: the same on all ranks; 0: a plan of one alone */
     struct prs_copy_stream *copies; /* the context's; NULL: no copies */
     uint32_t switch_need;           /* number of a need; PRS_CALL_NEEDS: no memory that other ranks write is shared */
     struct prs_switch_args switching;

@@ -113,10 +113,11 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             ctx->config.rank, f->index, f->want, f->from, f->seen);
         return -EINVAL;
     case PRS_FAULT_PLANS:
-        (void)snprintf(text, bytes,
-                       "rank %u launched plan %u of the context, and rank %u launched plan %u instead: all ranks must "
-                       "make the same launches in the same order",
-                       ctx->config.rank, f->index, f->from, f->seen);
+        (void)snprintf(
+            text, bytes,
+            "rank %u launched plan %u of those that all ranks opened, and rank %u launched plan %u instead: all "
+            "ranks must make the same launches in the same order",
+            ctx->config.rank, f->index, f->from, f->seen);
         return -EINVAL;
     case PRS_FAULT_NEIGHBOUR:
         (void)snprintf(

@@ -89,7 +89,7 @@ struct prs_kernel_args {
     uint64_t staging_bank_bytes;                  /* half of that memory, which may be larger than the plan needs */
     struct prs_turns *turns[PRS_MAX_LOCAL_RANKS]; /* NULL: nothing is communicated */
     struct prs_alarm *alarms[PRS_MAX_LOCAL_RANKS];
-    uint32_t plan; /* its number in the context */
+    uint32_t plan; /* its number among those that all ranks opened */
     /* Partial flags, or two banks of arrival counters, of this plan alone; their bank is that of the epoch. A counter
      * that other ranks raise is zero when its bank is used: the last CTA of a launch zeroes the bank of that launch. A
      * rank is in epoch e + 2, and raises counters of that bank again, only when all others have finished e: its epoch e

@@ -60,7 +60,6 @@ static void fill_args(struct prs_gemm_plan *p)
     a->scales.sent = prs_scales_sent(&p->shape);
     a->flag_bank = (uint32_t)flag_count(s);
     a->staging_bank_bytes = bank_bytes(p);
-    a->plan = p->base.number;
 }
 
 /* All banks of flags or counters. */
@@ -113,6 +112,7 @@ static int place(struct prs_plan *base)
     struct prs_gemm_plan *p = self(base);
     struct prs_kernel_args *a = &p->args;
     const struct prs_schedule *s = &a->schedule;
+    a->plan = base->common;
     if (!base->memory[PRS_GEMM_STAGING])
         return 0;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {

@@ -104,6 +104,7 @@ struct differing {
     uint32_t world, launches;
     uint32_t rows[MOST_RANKS], plan[MOST_RANKS]; /* plan: 0 or 1 */
     bool on_device;
+    bool opens_alone; /* rank 0 has another plan, which needs no other rank */
     struct prs_fused_error error[MOST_RANKS];
 };
 
@@ -112,11 +113,14 @@ static void launch_differently(uint32_t rank, struct ranks_self *self, void *use
     struct differing *d = user;
     struct prs_gemm_shape shape = {d->op, ROWS, 256, 64, 1, .c_anywhere = 1};
     struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
-    struct prs_gemm_plan *plan[2];
+    struct prs_gemm_shape alone = {PRS_GEMM_ALONE, 64, 64, 64, 1};
+    struct prs_gemm_plan *plan[2], *own = NULL;
     struct prs_gemm_operands x = {.m = ROWS};
     struct prs_fused *ctx;
     uint32_t *rows;
     cr_assert_eq(ranks_open(self, 0, LIMIT_MS, &ctx), 0);
+    if (d->opens_alone && rank == 0)
+        cr_assert_eq(prs_gemm_plan_open(ctx, &alone, NULL, &own), 0, "%s", prs_fused_error_text());
     for (int i = 0; i < 2; i++)
         cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan[i]), 0, "%s", prs_fused_error_text());
     x.a = ranks_upload(1, (uint64_t)ROWS * shape.k);
@@ -137,6 +141,7 @@ static void launch_differently(uint32_t rank, struct ranks_self *self, void *use
     (void)prs_fused_poll_error(ctx, &d->error[rank]);
     for (int i = 0; i < 2; i++)
         prs_gemm_plan_close(plan[i]);
+    prs_gemm_plan_close(own);
     prs_fused_close(ctx);
 }
 
@@ -173,6 +178,16 @@ Test(errors, ranks_that_launch_other_plans_are_told, .timeout = 120)
 {
     struct differing d = {.op = PRS_GEMM_ALLGATHER, .world = 2, .launches = 1, .rows = {ROWS, ROWS}, .plan = {0, 1}};
     assert_all_refuse(&d, "instead");
+}
+
+Test(errors, a_plan_that_one_rank_has_alone_makes_no_difference, .timeout = 120)
+{
+    struct differing d = {
+        .op = PRS_GEMM_REDUCE_SCATTER, .world = 2, .launches = 3, .rows = {ROWS, ROWS}, .opens_alone = true};
+    hopper_setup(d.world, 4, 0);
+    ranks_run(d.world, launch_differently, &d);
+    for (uint32_t rank = 0; rank < d.world; rank++)
+        cr_assert_eq(d.error[rank].code, 0, "rank %u: %s", rank, d.error[rank].text);
 }
 
 /* ---- going on after a rank was lost ---- */
