@@ -60,9 +60,10 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     atomicExch(&words->aborted, 1u);
 }
 
-/* One thread of each CTA calls it before the roles begin: so what it says is there before every flag that the CTA
- * raises [said]. at: [p] at neighbour p. launch: its number, the same on all ranks, of the context's launches that say
- * something. */
+/* Tells the neighbours which launch this rank runs: 16 bits of the launch's number, 16 of the plan's, 32 of rows. One
+ * thread of each CTA calls it before the roles begin, so the word comes before every flag that the CTA raises [said].
+ * at: [p] at neighbour p. launch: counts the launches of the context that call this; plan: prs_plan.common. Both are
+ * the same on all ranks that make the same launches. */
 PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *place, struct prs_alarm *const *at,
                            uint32_t launch, uint32_t plan, uint32_t rows)
 {
@@ -74,7 +75,9 @@ PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *
         *(volatile uint64_t *)&at[p]->said[number & 1][place->local_rank] = said;
 }
 
-/* Gives up if a neighbour has said of this launch that it is another one. What has not come is not waited for. */
+/* Gives up if the word of a neighbour for this launch differs. It waits for no word: one that has not arrived has the
+ * number of an older launch. Where a rank needs flags of another one to end its launch, that one's word has arrived
+ * [said]; what copy engines move comes without such flags. */
 PRS_DEVICE_OUTLINED void refuse_difference(const struct prs_sync *sync)
 {
     uint64_t mine = *(volatile uint64_t *)&sync->words->said, other = mine;

@@ -41,8 +41,8 @@ enum { PRS_ALARM_ABORT = 1u << 30 };
 struct prs_alarm {
     uint32_t raised; /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to */
     uint32_t unused;
-    /* What each rank of the node, by its number there, has said of a launch (say_launch()), by the parity of the
-     * launch. */
+    /* The words of say_launch(), by the parity of the launch and the writer's number in the node. A rank writes a word
+     * again two launches later, when the others have finished this one. */
     uint64_t said[2][PRS_MAX_LOCAL_RANKS];
 };
 
@@ -77,7 +77,7 @@ struct prs_plan_words {
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
     struct prs_alarm *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
-    uint64_t said;     /* what this rank has said of the launch that runs; 0: nothing is compared */
+    uint64_t said;     /* the word of the launch that runs (say_launch()); 0: nothing is compared */
     uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
 };
 

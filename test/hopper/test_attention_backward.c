@@ -102,7 +102,7 @@ static double dot_of_sizes(const double *a, const double *b, uint32_t count)
     return sum;
 }
 
-/* to += factor * x, and the same of sizes; rough: what fp32 rounds. */
+/* Adds factor * x to a row, its size to the row of sizes, and rough * size of x to that of roundings. */
 static void add_row(struct problem *p, enum tensor t, uint64_t to, const double *x, double factor, double rough,
                     uint32_t count)
 {

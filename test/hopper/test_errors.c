@@ -97,8 +97,8 @@ Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 120)
 /* ---- ranks whose launches differ ---- */
 enum { ROWS = 512 };
 
-/* Two plans of one shape. Each rank launches one of them, with a number of rows of its own, `launches` times alike
- * before. */
+/* Every rank opens the same two plans of one shape, and makes `launches` launches as all others do. Then it launches
+ * the plan and the number of rows that its row says. */
 struct differing {
     enum prs_gemm_op op;
     uint32_t world, launches;
