@@ -93,6 +93,29 @@ static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f
     return r;
 }
 
+static int describe_difference(const struct prs_fused *ctx, const struct prs_difference *d,
+                               struct prs_fused_error *error)
+{
+    uint32_t plan = (uint32_t)(d->mine >> 32) & 0xffff, its_plan = (uint32_t)(d->other >> 32) & 0xffff;
+    char *text = error->text;
+    size_t bytes = sizeof(error->text);
+    error->from_rank = d->from;
+    error->flag = plan;
+    error->want = (uint32_t)d->mine;
+    error->seen = (uint32_t)d->other;
+    if (plan == its_plan)
+        (void)snprintf(text, bytes,
+                       "rank %u launched plan %u with %u rows, and rank %u with %u: all ranks must pass the same "
+                       "number; what the launch wrote is wrong",
+                       ctx->config.rank, plan, (uint32_t)d->mine, d->from, (uint32_t)d->other);
+    else
+        (void)snprintf(text, bytes,
+                       "rank %u launched plan %u of those that all ranks opened, and rank %u launched plan %u "
+                       "instead: all ranks must make the same launches in the same order",
+                       ctx->config.rank, plan, d->from, its_plan);
+    return -EINVAL;
+}
+
 static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
 {
     if ((f->what & PRS_FAULT_ABORTED) != 0 ||
@@ -104,20 +127,6 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             text, bytes,
             "rank %u: m_on_device holds %u rows; it must be 1 to %u, the plan's shape.m, and a multiple of %u", f->from,
             f->seen, f->index, f->want);
-        return -EINVAL;
-    case PRS_FAULT_SIZES:
-        (void)snprintf(
-            text, bytes,
-            "rank %u launched plan %u with %u rows, and rank %u with %u: all ranks must pass the same number; "
-            "what the launch wrote is wrong",
-            ctx->config.rank, f->index, f->want, f->from, f->seen);
-        return -EINVAL;
-    case PRS_FAULT_PLANS:
-        (void)snprintf(
-            text, bytes,
-            "rank %u launched plan %u of those that all ranks opened, and rank %u launched plan %u instead: all "
-            "ranks must make the same launches in the same order",
-            ctx->config.rank, f->index, f->from, f->seen);
         return -EINVAL;
     case PRS_FAULT_NEIGHBOUR:
         (void)snprintf(
@@ -162,6 +171,10 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 {
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
+    if (__atomic_load_n(&f->difference.state, __ATOMIC_ACQUIRE) == 2) { /* [fault-record] */
+        error->code = describe_difference(ctx, &f->difference, error);
+        return error->code;
+    }
     /* [fault-record]: state 2 means that the report is complete. Pairs with the fence in record_fault(). */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
         error->code = describe_host(ctx, error->text, sizeof(error->text));

@@ -75,40 +75,49 @@ PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *
         *(volatile uint64_t *)&at[p]->said[number & 1][place->local_rank] = said;
 }
 
-/* Gives up if the word of a neighbour for this launch differs. It waits for no word: one that has not arrived has the
- * number of an older launch. Where a rank needs flags of another one to end its launch, that one's word has arrived
- * [said]; what copy engines move comes without such flags. */
-PRS_DEVICE_OUTLINED void refuse_difference(const struct prs_sync *sync)
+/* Gives up, and tells the neighbours why: `other`, the word of the neighbour with number i in the node, differs from
+ * `mine`. */
+PRS_DEVICE_OUTLINED void refuse_word(const struct prs_sync *sync, uint32_t i, uint64_t mine, uint64_t other)
 {
-    uint64_t mine = *(volatile uint64_t *)&sync->words->said, other = mine;
-    uint32_t ranks = sync->words->neighbours + 1, local = sync->words->rank % ranks, from = 0, plan, its_plan;
-    if (mine == 0)
-        return;
-#pragma unroll 1
-    for (uint32_t i = 0; i < ranks; i++) {
-        uint64_t said = i == local ? mine : *(volatile uint64_t *)&sync->alarm->said[mine >> 48 & 1][i];
-        if (said != mine && said >> 48 == mine >> 48)
-            from = i, other = said;
+    struct prs_difference *d = &sync->fault->difference;
+    uint32_t ranks = sync->words->neighbours + 1, rank = sync->words->rank;
+    if (atomicCAS_system(&d->state, 0u, 1u) == 0u) {
+        d->from = rank / ranks * ranks + i;
+        d->mine = mine;
+        d->other = other;
+        __threadfence_system(); /* [fault-record] */
+        *(volatile uint32_t *)&d->state = 2u;
     }
-    if (other == mine)
-        return;
-    from += sync->words->rank - local;
-    plan = (uint32_t)(mine >> 32) & 0xffff, its_plan = (uint32_t)(other >> 32) & 0xffff;
-    if (its_plan == plan)
-        give_up(sync, PRS_FAULT_SIZES, from, plan, (uint32_t)mine, (uint32_t)other, 0);
-    else
-        give_up(sync, PRS_FAULT_PLANS, from, plan, plan, its_plan, 0);
+    /* A neighbour that sees the alarm shall see the word, too, which may still be on its way there. */
+#pragma unroll 1
+    for (uint32_t p = 0; p + 1 < ranks; p++)
+        *(volatile uint64_t *)&sync->words->alarm[p]->said[mine >> 48 & 1][i] = other;
+    give_up(sync, PRS_FAULT_ABORTED, rank, 0, 0, 0, 0);
 }
 
-/* Whether this rank, or a neighbour that was waiting, was told to abort. Gives up itself where ranks differ, which the
- * caller sees the next time. */
+/* Compares the word of the neighbour with number i in the node. It waits for no word: one that has not arrived has the
+ * number of an older launch. Each rank does it twice, so that of two ranks that differ one always sees it, and tells
+ * the other by its alarm:
+ * - when it has said its own word, after a fence [both-say]: of two ranks that say, fence and look, one sees the
+ *   other's word;
+ * - at the end. Where a rank needs flags of another one to end its launch, that one's word has arrived [said]; what
+ *   copy engines move comes without such flags.
+ * No wait does it: a call costs every role that waits registers. */
+PRS_DEVICE void refuse_difference(const struct prs_sync *sync, const struct prs_place *place, uint32_t i)
+{
+    if (i >= place->local_ranks || i == place->local_rank)
+        return;
+    uint64_t mine = *(volatile uint64_t *)&sync->words->said;
+    uint64_t other = *(volatile uint64_t *)&sync->alarm->said[mine >> 48 & 1][i];
+    if (other != mine && other >> 48 == mine >> 48)
+        refuse_word(sync, i, mine, other);
+}
+
+/* Whether this rank, or a neighbour that was waiting, was told to abort. */
 PRS_DEVICE_OUTLINED bool told_to_abort(const struct prs_sync *sync)
 {
-    if (*(volatile uint32_t *)&sync->fault->abort != 0 ||
-        (sync->alarm && (*(volatile uint32_t *)&sync->alarm->raised & PRS_ALARM_ABORT) != 0))
-        return true;
-    refuse_difference(sync);
-    return false;
+    return *(volatile uint32_t *)&sync->fault->abort != 0 ||
+           (sync->alarm && (*(volatile uint32_t *)&sync->alarm->raised & PRS_ALARM_ABORT) != 0);
 }
 
 /* True: keep spinning. */
@@ -170,7 +179,6 @@ PRS_DEVICE bool alarmed(const struct prs_sync *sync)
 PRS_DEVICE void record_alarm(const struct prs_sync *sync)
 {
     uint32_t from = (*(volatile uint32_t *)&sync->alarm->raised & ~(uint32_t)PRS_ALARM_ABORT) - 1;
-    refuse_difference(sync);
     record_fault(sync, PRS_FAULT_NEIGHBOUR, from, 0, 0, 0, 0);
 }
 

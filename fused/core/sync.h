@@ -26,10 +26,6 @@ enum prs_awaited {
     /* Faults other than a wait that timed out: */
     PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
     PRS_FAULT_ROWS = 67,      /* index: the most rows, want: what must divide them, seen: the device's number */
-    /* from has launched something else. index: number of this rank's plan; want, seen: the rows of both, or the number
-     * of the other one's plan. */
-    PRS_FAULT_SIZES = 68,
-    PRS_FAULT_PLANS = 69,
     /* Added to what a kernel waited for when it was told to give up: */
     PRS_FAULT_ABORTED = 128
 };
@@ -46,8 +42,14 @@ struct prs_alarm {
     uint64_t said[2][PRS_MAX_LOCAL_RANKS];
 };
 
-/* The first fault of any launch on this device. Mapped host memory, written once by the device (state 0 -> 1 -> 2); the
- * last two words by the host. */
+/* Two ranks of a node said different words for one launch (say_launch()). */
+struct prs_difference {
+    uint32_t state; /* as that of a fault */
+    uint32_t from;  /* the other rank */
+    uint64_t mine, other;
+};
+
+/* The first fault of any launch on this device. Mapped host memory, written once by the device (state 0 -> 1 -> 2). */
 struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
     uint32_t what;  /* enum prs_awaited */
@@ -56,9 +58,11 @@ struct prs_fault {
     uint32_t want, seen;
     uint64_t waited_ns;
     uint32_t abort; /* 1: kernels shall give up, as the caller says or the network has failed. Never goes back to 0 */
-    uint32_t asked; /* 1: the caller says so */
+    uint32_t asked; /* 1: the caller says so; both of these are written by the host */
+    /* May be found after the launch was told to give up, and says more. */
+    struct prs_difference difference;
 };
-static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
+static_assert(sizeof(struct prs_fault) == 64, "host and device share it while kernels run");
 
 /* Kinds of work that CTAs may claim, each from a counter: the family numbers them. */
 enum { PRS_MOST_CLAIMS = 3 };

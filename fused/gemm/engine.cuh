@@ -44,6 +44,8 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
     case 2:
         if (threadIdx.x % 32 == 0)
             store_tiles<E>(args, m, at, threadIdx.x / 32 - 1);
+        else if (blockIdx.x == 0 && threadIdx.x <= 32 + PRS_MAX_LOCAL_RANKS)
+            launch_compare(args, threadIdx.x - 33);
         break;
     default:
         if (E::gathers && threadIdx.x % 32 == 0) {

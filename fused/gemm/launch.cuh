@@ -28,7 +28,10 @@ PRS_DEVICE uint64_t staging_bank(const struct prs_kernel_args &args)
 
 PRS_DEVICE uint32_t rows_of_launch(const struct prs_kernel_args &args)
 {
-    return args.m_on_device ? *(volatile const uint32_t *)args.m_on_device : args.m;
+    /* Not `? :` of the two: that is one load from either address, and no address of a parameter can be loaded from. */
+    if (args.m_on_device)
+        return *(volatile const uint32_t *)args.m_on_device;
+    return args.m;
 }
 
 /* Another thread than that of launch_begin(), at the same time. */
@@ -37,6 +40,15 @@ PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
     if (args.turns[0])
         say_launch(&args.sync, &args.schedule.place, args.alarms, *(volatile uint32_t *)&args.turns[0]->launches,
                    args.plan, rows_of_launch(args));
+}
+
+/* The lanes of an idle warp, when all CTAs of this cluster have said. */
+PRS_DEVICE void launch_compare(const struct prs_kernel_args &args, uint32_t lane)
+{
+    if (!args.turns[0])
+        return;
+    __threadfence_system(); /* [both-say]: the own word, which came before the barrier of begin_roles(), before theirs */
+    refuse_difference(&args.sync, &args.schedule.place, lane);
 }
 
 /* One thread of each CTA calls it before the roles begin. With a number of rows that cannot be right nothing is
@@ -63,8 +75,8 @@ template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args
     const struct prs_launch *launch = launch_here();
     const struct prs_schedule *s = &launch->schedule;
     uint32_t bank = launch->epoch & 1, count = 0;
-    if (threadIdx.x == 64 && args.turns[0])
-        refuse_difference(&args.sync);
+    if (threadIdx.x >= 64 && args.turns[0])
+        refuse_difference(&args.sync, &args.schedule.place, threadIdx.x - 64);
     if (threadIdx.x == 0 && args.turns[0])
         *(volatile uint32_t *)&args.turns[0]->launches += 1;
     if (threadIdx.x < PRS_CLAIMS)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim scaled_products of python.py: products in e4m3 with each kind of scale, beside bf16, torch._scaled_mm alone,
+NCCL + torch._scaled_mm and torch's symmetric memory."""
+import torch
+import torch.distributed as dist
+from perseus.bench import captured, once
+
+import perseus
+
+E4M3 = torch.float8_e4m3fn
+CALLS = 4  # of one graph
+LIMIT = 0.05  # largest error over the root mean square: results, and sums on their way, are rounded to bf16
+
+
+def quantised(x, rows, columns):
+    """x in blocks of rows x columns, and the scale of each block."""
+    m, k = x.shape
+    blocks = x.view(m // rows, rows, k // columns, columns)
+    scale = blocks.abs().amax((1, 3)).float() / 448
+    return (blocks / scale[:, None, :, None]).to(E4M3).view(m, k), scale
+
+
+def wide(x, scale):
+    """In fp32, without what was quantised."""
+    (m, k), (rows, columns) = x.shape, scale.shape
+    return (x.float().view(rows, m // rows, columns, k // columns) * scale[:, None, :, None]).view(m, k)
+
+
+def operands(kind, a, w):
+    """(a, its scales, weight, its scales), scales as perseus takes them; and both matrices in fp32."""
+    (m, k), n = a.shape, w.shape[0]
+    size_a, size_w = {"tensor": ((m, k), (n, k)), "rows": ((1, k), (1, k)), "blocks": ((1, 128), (128, 128))}[kind]
+    (a8, of_a), (w8, of_w) = quantised(a, *size_a), quantised(w, *size_w)
+    laid_a = of_a.t().contiguous().t() if kind == "blocks" else of_a
+    return (a8, w8.t(), laid_a, of_w.t()), wide(a8, of_a), wide(w8, of_w)
+
+
+def gathered(a, world):
+    whole = a.new_empty(a.shape[0] * world, a.shape[1])
+    dist.all_gather_into_tensor(whole.view(torch.uint8) if a.dtype == E4M3 else whole,
+                                a.view(torch.uint8) if a.dtype == E4M3 else a)
+    return whole
+
+
+def scattered(c, world):
+    out = c.new_empty(c.shape[0] // world, c.shape[1])
+    dist.reduce_scatter_tensor(out, c)
+    return out
+
+
+def ways(op, a, w, group):
+    """By name: a call, and the fp32 product that it must give."""
+    world, name = group.world, group.process_group.group_name
+    gather = op == "all_gather"
+    found = {}
+
+    def reference(wide_a, wide_w):
+        return gathered(wide_a, world) @ wide_w.t() if gather else scattered(wide_a @ wide_w.t(), world)
+    want = reference(a.float(), w.float())
+    bf16 = perseus.all_gather_matmul if gather else perseus.matmul_reduce_scatter
+    found["perseus_bf16"] = (lambda: bf16(a, w.t(), group)), want
+    found["nccl_bf16"] = ((lambda: gathered(a, world) @ w.t()) if gather else
+                          (lambda: scattered(a @ w.t(), world))), want
+    fp8 = perseus.all_gather_scaled_matmul if gather else perseus.scaled_matmul_reduce_scatter
+    for kind in ("tensor", "rows", "blocks"):
+        (a8, b8, of_a, of_b), *both = operands(kind, a, w)
+        want = reference(*both)
+        for fast in ((False, True) if kind != "blocks" else (False,)):
+            end = f"_{kind}{'_fast' if fast else ''}"
+            found["perseus" + end] = (lambda x=(a8, b8, of_a, of_b), f=fast: fp8(*x, group, use_fast_accum=f)), want
+            if kind == "blocks":
+                continue
+            whole, of_whole = (gathered(a8, world), gathered(of_a, world) if kind == "rows" else of_a) if gather else (
+                a8, of_a)
+
+            def alone(x=whole, b=b8, p=of_whole, q=of_b, f=fast):
+                return torch._scaled_mm(x, b, p, q, out_dtype=torch.bfloat16, use_fast_accum=f)
+            found["product" + end] = alone, None
+
+            def nccl(x=a8, b=b8, p=of_a, q=of_b, f=fast, rows=kind == "rows"):
+                if gather:
+                    return torch._scaled_mm(gathered(x, world), b, gathered(p, world) if rows else p, q,
+                                            out_dtype=torch.bfloat16, use_fast_accum=f)
+                return scattered(torch._scaled_mm(x, b, p, q, out_dtype=torch.bfloat16, use_fast_accum=f), world)
+            found["nccl" + end] = nccl, want
+
+            def symm(x=a8, b=b8, p=of_a, q=of_b, f=fast):
+                if gather:
+                    return torch.ops.symm_mem.fused_all_gather_scaled_matmul(
+                        x, [b], p, [q], 0, name, [None], [None], [torch.bfloat16], [f])[1][0]
+                return torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+                    x, b, p, q, "sum", 0, 0, name, [x.shape[0], b.shape[1]], None, None, torch.bfloat16, f)
+            found["symm" + end] = symm, want
+    return found
+
+
+def error(have, want):
+    return float(torch.nan_to_num((have.float() - want).abs(), nan=1e9).max() / want.square().mean().sqrt())
+
+
+def scaled_products(group, rounds=9, shapes=((8192, 8192, 8192), (2048, 8192, 8192), (512, 8192, 8192))):
+    """m x n x k over all ranks. Each way is captured into a graph of CALLS calls; ways take turns. A tensor's scale of
+    all_gather must be that of all ranks, so a's values are made to have one largest value."""
+    import torch.distributed._symmetric_memory as symm_mem
+    symm_mem.get_symm_mem_workspace(group.process_group.group_name, 1 << 29)  # growing, it would move under a graph
+    found, fine, world = {}, True, group.world
+    for op in ("all_gather", "reduce_scatter"):
+        for m, n, k in shapes:
+            rows, columns, depth = (m // world, n // world, k) if op == "all_gather" else (m, n, k // world)
+            a, w = (torch.rand(*size, device="cuda").mul_(2).sub_(1).bfloat16() for size in
+                    ((rows, depth), (columns, depth)))
+            a[0, 0] = 1
+            row, calls, wants, taken = {}, {}, {}, {}
+            # symm_mem last: where it cannot be captured, the others already are
+            for way, (call, want) in sorted(ways(op, a, w, group).items(), key=lambda way: "symm" in way[0]):
+                try:
+                    calls[way] = captured(lambda call=call: [call() for _ in range(CALLS)])
+                    wants[way], taken[way] = want, []
+                except (RuntimeError, ValueError, TypeError) as failure:
+                    row[f"{way}_failed"] = str(failure).splitlines()[0][:160]
+                    fine = fine and not way.startswith("perseus")
+                    torch.cuda.synchronize()
+            for i in range(2 + rounds):
+                for way, call in calls.items():
+                    usec, results = once(call, group)
+                    if i >= 2:
+                        taken[way].append(usec / CALLS)
+                    if wants[way] is not None and i in (0, 1 + rounds):
+                        wrong = max(error(result, wants[way]) for result in results)
+                        row[f"{way}_error"] = round(max(wrong, row.get(f"{way}_error", 0)), 4)
+                        fine = fine and (wrong <= LIMIT or not way.startswith("perseus"))
+                    for result in results:
+                        result.fill_(torch.nan)
+            row.update({f"{way}_us": round(sorted(values)[len(values) // 2], 1) for way, values in taken.items()})
+            found[f"{op} {m}x{n}x{k}"] = row
+            del calls, wants
+            torch.cuda.empty_cache()
+    return found, fine
