@@ -19,24 +19,32 @@ template <int COLUMNS, int SUM> struct tile_columns {
     static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % (2 * slab_columns) == 0, "a gated tile has two halves");
 };
 
-/* Issues one stage's products and returns while they run. */
-template <class E>
-PRS_DEVICE void multiply_stage(float (&d)[E::accumulators], const struct cta_memory &m, const struct pipeline &r,
-                               uint32_t half, bool add)
+/* Issues the products of a full stage, of N accumulators' columns from `first` on, and returns while they run. */
+template <class E, int N>
+PRS_DEVICE void multiply_columns(float (&d)[N], const struct cta_memory &m, uint32_t stage, uint32_t half,
+                                 uint32_t first, bool add)
 {
     typedef element<E::type> in;
     constexpr int across = in::product_k * in::bytes / 16, down = in::product_k * PRS_STAGE_ROW / 16;
     uint32_t base = smem_address(m.base);
-    uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
-    uint64_t b =
-        matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? in::in_row * PRS_STAGE_ROW : 16);
-    /* MUTANT(emulator reduce_scatter_is_right) wait for a full stage: delete */
-    mbarrier_wait(&m.full[r.stage], r.phase);
+    uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + stage * PRS_STAGE_A, 16);
+    uint64_t b = matrix_descriptor(base + PRS_SMEM_B + stage * PRS_STAGE_B + first * PRS_STAGE_ROW,
+                                   E::b_n_major ? in::in_row * PRS_STAGE_ROW : 16);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < (int)(in::in_row / in::product_k); k++)
         in::template multiply<E::b_n_major>(d, a + k * across, b + k * (E::b_n_major ? down : across), add || k != 0);
     wgmma_commit();
+}
+
+/* Of the whole tile, when the stage is full. */
+template <class E>
+PRS_DEVICE void multiply_stage(float (&d)[E::accumulators], const struct cta_memory &m, const struct pipeline &r,
+                               uint32_t half, bool add)
+{
+    /* MUTANT(emulator reduce_scatter_is_right) wait for a full stage: delete */
+    mbarrier_wait(&m.full[r.stage], r.phase);
+    multiply_columns<E>(d, m, r.stage, half, 0, add);
 }
 
 /* Packs the content of one slab, a quarter of the widest tile, into pairs of elements: 16 registers. */
@@ -153,6 +161,17 @@ PRS_DEVICE void hand_over_tile(const float (&d)[E::accumulators], const struct c
         pack_quarter<E>(x, &d[i * 32]);
         hand_over_quarter<E>(x, m, half, ring, partial);
     }
+}
+
+/* Leaves nothing over: for an instance whose products need the registers. */
+template <class E>
+PRS_DEVICE void hand_over_whole_tile(const float (&d)[E::accumulators], const struct cta_memory &m, uint32_t half,
+                                     struct slab_pipeline *ring, bool partial, bool gated)
+{
+    struct left_over<E> left;
+    left.next = left_over<E>::count;
+    hand_over_tile<E>(d, m, half, ring, partial, &left, gated);
+    hand_over_rest<E>(&left, m, half, ring);
 }
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the previous stage is released. */

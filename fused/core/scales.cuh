@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device code of scales.h: the tile product of e4m3. The tensor cores keep about 14 bits of a sum, so its error
- * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to one in fp32. Registers hold both
- * sums, so its tiles have half of the columns. */
+ * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to one in fp32. It multiplies 128 columns
+ * at a time, since registers hold no second sum of a whole tile. */
 #ifndef PERSEUS_FUSED_SCALES_CUH
 #define PERSEUS_FUSED_SCALES_CUH
 
@@ -47,50 +47,71 @@ PRS_DEVICE void scale_tile(const struct prs_scales &s, const struct scaled_tile 
     }
 }
 
-/* The factors of a stage's sums: of a thread's two rows, and of the two halves of the tile. */
-PRS_DEVICE void stage_factors(const struct prs_scales &s, const struct scaled_tile &at, uint32_t step, float (&row)[2],
-                              float (&half)[2])
+/* The factors of a stage's sums: of a thread's two rows, and of each 128 columns of the tile. */
+template <int PARTS> struct stage_factors {
+    float row[2], columns[PARTS];
+};
+
+template <int PARTS>
+PRS_DEVICE void load_factors(const struct prs_scales &s, const struct scaled_tile &at, uint32_t step,
+                             struct stage_factors<PARTS> *f)
 {
     for (uint32_t i = 0; i < 2; i++)
-        row[i] = half[i] = 1;
-    if (s.k_blocks == 0)
-        return;
-    for (uint32_t i = 0; i < 2; i++) {
         /* MUTANT(emulator fp8/fp8_blocks_are_scaled) each block of K has its scales: s/step/0/ */
-        row[i] = at.a[step * at.pitch + scaled_row(at, i)];
+        f->row[i] = at.a[step * at.pitch + scaled_row(at, i)];
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++)
         /* MUTANT(emulator fp8/fp8_blocks_are_scaled) each block of columns has its scales: s/at.column[i]/0/ */
-        half[i] = s.b[(uint64_t)(at.column[i] / PRS_SCALE_BLOCK) * s.k_blocks + step];
-    }
+        f->columns[i] = s.b[(uint64_t)(at.column[i] / PRS_SCALE_BLOCK) * s.k_blocks + step];
 }
 
-/* Like multiply_tile(), but adds the sum of each stage, times its factors, to d. The factors are loaded while the
- * tensor cores multiply: what another rank has sent is there once the stage is full. While one warpgroup adds, the
- * other one's products run. */
+/* Like multiply_tile(), but adds the sum of each stage, times its factors, to d. While one warpgroup adds, the other
+ * one's products run. Factors that another rank has sent are there once the stage is full. They are loaded a stage
+ * ahead, if the next one is full already. */
 template <class E>
 PRS_DEVICE void multiply_tile_promoted(float (&d)[E::accumulators], const struct cta_memory &m, struct pipeline *r,
-                                       uint32_t half, uint32_t steps, struct left_over<E> *left,
-                                       struct slab_pipeline *slabs, const struct prs_scales &s,
+                                       uint32_t half, uint32_t steps, const struct prs_scales &s,
                                        const struct scaled_tile &at)
 {
     static_assert(element<E::type>::in_row == PRS_SCALE_BLOCK, "a stage is a block of K");
-    float held[E::accumulators];
+    constexpr int parts = E::columns / PRS_SCALE_BLOCK, own = E::accumulators / parts;
+    struct stage_factors<parts> next = {
+        {1, 1},
+        {
+            1, 1
+        }
+    }; /* of sums that are scaled when they are finished */
+    bool loaded = s.k_blocks == 0;
+    float held[own];
 #pragma unroll
     for (int i = 0; i < E::accumulators; i++)
         d[i] = 0;
-    for (uint32_t step = 0; step < steps; step++, pipeline_next(r)) {
-        float row[2], column[2];
-        /* MUTANT(emulator fp8/fp8_sums_are_promoted) promotion to fp32: s/false/step != 0/ */
-        multiply_stage<E>(held, m, *r, half, false);
-        stage_factors(s, at, step, row, column);
-        if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
-            hand_over_next<E>(left, m, half, slabs);
-        wgmma_wait<0>();
-        registers_pin(held);
-        release_stage<E>(m, r->stage);
+    for (uint32_t step = 0; step < steps; step++) {
+        uint32_t stage = r->stage;
+        /* MUTANT(emulator fp8/fp8_products_are_right) wait for a full stage: delete */
+        mbarrier_wait(&m.full[stage], r->phase);
+        if (!loaded)
+            load_factors(s, at, step, &next);
+        struct stage_factors<parts> f = next;
+        pipeline_next(r);
 #pragma unroll
-        for (int i = 0; i < E::accumulators; i++)
-            /* MUTANT(emulator fp8/fp8_sums_are_promoted) promotion to fp32: s/+=/=/ */
-            d[i] += held[i] * (row[i / 2 % 2] * column[i / (E::accumulators / 2)]);
+        for (int part = 0; part < parts; part++) {
+            /* MUTANT(emulator fp8/fp8_sums_are_promoted) promotion to fp32: s/false/step != 0/ */
+            multiply_columns<E>(held, m, stage, half, part * PRS_SCALE_BLOCK, false);
+            if (part == 0 && s.k_blocks != 0) {
+                loaded = step + 1 < steps && __all_sync(~0u, mbarrier_test(&m.full[r->stage], r->phase));
+                if (loaded)
+                    load_factors(s, at, step + 1, &next);
+            }
+            wgmma_wait<0>();
+            registers_pin(held);
+            if (part == parts - 1)
+                release_stage<E>(m, stage);
+#pragma unroll
+            for (int i = 0; i < own; i++)
+                /* MUTANT(emulator fp8/fp8_sums_are_promoted) promotion to fp32: s/+=/=/ */
+                d[part * own + i] += held[i] * (f.row[i / 2 % 2] * f.columns[part]);
+        }
     }
 }
 

@@ -45,8 +45,7 @@ PRS_SHARED uint64_t prs_layout_scales(const struct prs_schedule *s, uint32_t sen
            (((uint64_t)slot * sent + step) * rows + row) * sizeof(float);
 }
 
-/* Products of e4m3 have two instances: one promotes sums to fp32 every 128 of K, and has tiles of half the columns
- * (scales.cuh). */
+/* Products of e4m3 have two instances: one promotes sums to fp32 every 128 of K (scales.cuh). */
 PRS_SHARED bool prs_promotes(const struct prs_gemm_shape *s)
 {
     return s->dtype == PRS_DTYPE_E4M3 && !s->fast_accumulation;

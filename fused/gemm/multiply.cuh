@@ -68,7 +68,7 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
         bool partial = false;
         if constexpr (E::promotes) {
             prs_schedule_unit(s, &cursor, unit, &u);
-            multiply_tile_promoted<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs, args.scales,
+            multiply_tile_promoted<E>(d, m, &r, half, args.schedule.k_steps, args.scales,
                                       find_scales<E>(args, u, blockIdx.x % E::cluster, half));
         } else {
             multiply_tile<E>(d, m, &r, half, args.schedule.k_steps, &left, &slabs);
@@ -102,7 +102,11 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
             finish_half<E>(args, d, u, blockIdx.x % E::cluster, half);
         }
-        hand_over_tile<E>(d, m, half, &slabs, partial, &left, args.epilogue.gated != 0 && !partial);
+        bool gated = args.epilogue.gated != 0 && !partial;
+        if constexpr (E::promotes)
+            hand_over_whole_tile<E>(d, m, half, &slabs, partial, gated);
+        else
+            hand_over_tile<E>(d, m, half, &slabs, partial, &left, gated);
     }
     hand_over_rest<E>(&left, m, half, &slabs);
 }

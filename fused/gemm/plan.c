@@ -396,7 +396,7 @@ static int encode_inputs(struct prs_gemm_plan *p)
     struct prs_tensor tb = {.base = p->operands.b, .type = sh->dtype, .pitch = sh->ldb, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
     if (sh->b_transposed) { /* half of the columns of B per CTA */
-        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = prs_tile_columns(sh) / 2;
+        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
     } else {
         tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = prs_element_step(sh->dtype);
     }

@@ -48,15 +48,10 @@ static inline uint32_t prs_result_bytes(const struct prs_gemm_shape *s)
     return prs_element_bytes(s->c_dtype);
 }
 
-/* The tile of the kernel instance for a shape: its columns of B, and the steps of K that a whole product takes. */
-static inline uint32_t prs_tile_columns(const struct prs_gemm_shape *s)
-{
-    return prs_promotes(s) ? PRS_TILE_N / 2 : PRS_TILE_N;
-}
-
+/* Tiles of the result, side by side, and the steps of K that a whole product takes. */
 static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s)
 {
-    return prs_ceil_div(s->n, prs_tile_columns(s));
+    return prs_ceil_div(s->n, PRS_TILE_N);
 }
 
 static inline uint32_t prs_k_steps(const struct prs_gemm_shape *s)

@@ -220,7 +220,7 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
     *push = *store = 0;
     if (t->spread <= 1 || s->place.world == 1)
         return;
-    *store = (uint32_t)(clocks / (tiles * prs_tile_columns(shape) / prs_element_step(shape->sum_dtype)));
+    *store = (uint32_t)(clocks / (tiles * PRS_TILE_N / prs_element_step(shape->sum_dtype)));
     if (s->op == PRS_GEMM_ALLGATHER && !prs_tuning_copies(t)) {
         chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, 2 * t->clusters); /* forwarded ones too */
         *push = (uint32_t)(clocks / (t->paced == PRS_GEMM_PACED && s->place.local_ranks > 1
