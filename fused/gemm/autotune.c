@@ -38,7 +38,7 @@ static uint32_t list_fused(const struct prs_fused *ctx, const struct prs_gemm_sh
 {
     uint32_t count = 0, pairs = prs_ceil_div(shape->m / ctx->config.world, PRS_PAIR_M);
     uint32_t ctas = shape->op == PRS_GEMM_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
-    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device && prs_scales_sent(shape) == 0;
+    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++] = (struct prs_gemm_tuning){.band = band, .mover = ctas};
         if (copies) /* the plan chooses the pieces along k */

@@ -26,6 +26,20 @@ static int copy_piece(struct prs_gemm_plan *p, const struct prs_copy *piece)
     return r ? r : prs_copy_stream_word(p->base.copies, flag, &args->sync.words->copying);
 }
 
+/* The scales that travel with all rows, before the first of them: copies are done in order, so every flag stands for
+ * these, too. */
+static int copy_scales(struct prs_gemm_plan *p, const struct prs_copy *piece)
+{
+    const struct prs_kernel_args *args = &p->args;
+    const struct prs_schedule *s = &p->schedule;
+    uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);
+    uint8_t *to = args->staging[piece->distance] + prs_layout_scales(s, args->scales.sent, slot, 0, 0);
+    if (args->scales.sent == 0 || piece->band != 0 || piece->segment != 0)
+        return 0;
+    return prs_copy_stream_rows(p->base.copies, to, prs_scales_pitch(s) * sizeof(float), args->scales.a,
+                                args->scales.a_pitch * sizeof(float), s->block_rows * sizeof(float), args->scales.sent);
+}
+
 int prs_copies_enqueue(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->schedule;
@@ -33,7 +47,9 @@ int prs_copies_enqueue(struct prs_gemm_plan *p)
     for (uint32_t at = 0; at < prs_schedule_copies(s) && !r; at++) {
         struct prs_copy piece;
         prs_schedule_copy(s, at, &piece);
-        r = copy_piece(p, &piece);
+        r = copy_scales(p, &piece);
+        if (!r)
+            r = copy_piece(p, &piece);
     }
     return r;
 }

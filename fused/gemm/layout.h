@@ -36,13 +36,19 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
-/* Pushed scales of the rows of A come after all slots. step: of K, less than `sent` (scales.h). Rows are contiguous. */
+/* Scales that came with rows of A: floats from those of one step of K to the next. */
+PRS_SHARED uint64_t prs_scales_pitch(const struct prs_schedule *s)
+{
+    return (uint64_t)s->most_pairs * PRS_PAIR_M;
+}
+
+/* They come after all slots. step: of K, less than `sent` (scales.h). Those of the rows are contiguous. */
 PRS_SHARED uint64_t prs_layout_scales(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t step,
                                       uint32_t row)
 {
-    uint64_t rows = (uint64_t)s->pairs * PRS_PAIR_M;
-    return prs_layout_gathered(s, prs_schedule_gathered_slots(s), 0, 0) +
-           (((uint64_t)slot * sent + step) * rows + row) * sizeof(float);
+    uint64_t rows = prs_schedule_gathered_slots(s) * prs_scales_pitch(s);
+    return rows / PRS_TILE_M * s->k_steps * PRS_STAGE_A +
+           (((uint64_t)slot * sent + step) * prs_scales_pitch(s) + row) * sizeof(float);
 }
 
 /* Products of e4m3 have two instances: one promotes sums to fp32 every 128 of K (scales.cuh). */

@@ -24,7 +24,7 @@ static uint64_t bank_bytes(const struct prs_gemm_plan *p)
     const struct prs_schedule *s = &p->args.schedule;
     if (s->place.world == 1 || s->op == PRS_GEMM_ALONE)
         return 0;
-    if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0)
+    if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0 && p->args.scales.sent == 0)
         return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * prs_operand_bytes(&p->shape);
     if (s->op == PRS_GEMM_ALLGATHER) { /* a bank of what scales need begins where one of stages does */
         uint64_t bytes = prs_layout_scales(s, p->args.scales.sent, prs_schedule_gathered_slots(s), 0, 0);

@@ -165,7 +165,7 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_
     prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, prs_column_tiles(shape),
                       prs_k_steps(shape), 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, spread);
-    if (ctx->shared_device || prs_scales_sent(shape) != 0)
+    if (ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
     if (t->mover == PRS_MOVED_BY_CTAS)
         return pushed;
@@ -342,9 +342,6 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     r = choose_path(shape, at, clusters, info);
     if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && wanted)
         r = prs_context_check_copies(ctx);
-    if (r == 0 && wanted && prs_tuning_copies(t) && prs_scales_sent(shape) != 0)
-        r = prs_fail(-EINVAL, "fused: mover %u of the tuning: copy engines do not send scales with their rows, CTAs do",
-                     t->mover);
     if (r)
         return r;
     if (t->clusters == 0 || t->clusters > clusters)

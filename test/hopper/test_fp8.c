@@ -41,16 +41,21 @@ Test(fp8, fp8_blocks_are_scaled, .timeout = 300)
     }
 }
 
-/* More K steps than share a counter, several bands, launches that are an epoch apart, and fewer rows than the most. */
+/* More K steps than share a counter, several bands and segments, launches that are an epoch apart, and fewer rows than
+ * the most. */
 Test(fp8, fp8_scales_travel_with_their_rows, .timeout = 300)
 {
     static const uint32_t ROWS[] = {1032, 24, 600};
-    for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
-        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 1032, 128, 640);
-        p.world = 3, p.tuning.band = 1;
-        p.rows = ROWS, p.epochs = 3;
-        ranks_assert_right(&p);
-    }
+    for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++)
+        for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+            struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 1032, 128, 640);
+            p.tuning.mover = mover;
+            p.world = 3, p.tuning.band = 1;
+            if (mover == PRS_MOVED_BY_COPY_ENGINES)
+                p.tuning.segments = 2;
+            p.rows = ROWS, p.epochs = 3;
+            ranks_assert_right(&p);
+        }
 }
 
 /* The kernel finds the number of rows on the device. */
@@ -81,8 +86,7 @@ Test(fp8, fp8_epilogues_come_after_the_scales, .timeout = 300)
 Test(fp8, fp8_gathered_rows_are_kept, .timeout = 300)
 {
     for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++) {
-        uint32_t scaling = mover == PRS_MOVED_BY_CTAS ? PRS_SCALING_ROWS : PRS_SCALING_TENSOR;
-        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 280, 128, 272);
+        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, PRS_SCALING_ROWS, 280, 128, 272);
         p.tuning.mover = mover, p.keeps = true, p.epochs = 2;
         ranks_assert_right(&p);
     }
@@ -150,7 +154,6 @@ Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 60)
         {E4M3(128, 128, 1, .scaling = 3, .fast_accumulation = 1),
          {0},
          "fast_accumulation is set, but scales of blocks"},
-        {E4M3(128, 128, 1, .scaling = 2), {.mover = PRS_MOVED_BY_COPY_ENGINES}, "copy engines do not send scales"},
         {{PRS_GEMM_ALONE, 64, 64, 64, .scaling = 1}, {0}, "scaling 1, fast_accumulation 0: only products of e4m3"},
         {{PRS_GEMM_ALONE, 64, 64, 64, .fast_accumulation = 1}, {0}, "scaling 0, fast_accumulation 1: only products"},
     };

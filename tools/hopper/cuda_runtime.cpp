@@ -250,13 +250,13 @@ cudaError_t cudaIpcCloseMemHandle(void *)
     return cudaSuccess;
 }
 
-/* Whether an allocation exists on each side that is on a device by the kind of the copy. */
-static bool sides_exist(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
+/* Whether there is memory of so many bytes on each side that is on a device by the kind of the copy. */
+static bool sides_exist(const void *to, size_t to_bytes, const void *from, size_t from_bytes, cudaMemcpyKind kind)
 {
     struct allocation a;
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return (!to_device || memory_find(to, bytes, &a)) && (!from_device || memory_find(from, bytes, &a));
+    return (!to_device || memory_find(to, to_bytes, &a)) && (!from_device || memory_find(from, from_bytes, &a));
 }
 
 static cudaError_t enqueue_copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes,
@@ -265,7 +265,9 @@ static cudaError_t enqueue_copy(void *to, size_t to_pitch, const void *from, siz
     work w = {};
     if (bytes == 0 || rows == 0)
         return cudaSuccess;
-    if (bytes > to_pitch || bytes > from_pitch || !sides_exist(to, from, (rows - 1) * to_pitch + bytes, kind))
+    size_t last = rows - 1;
+    if (bytes > to_pitch || bytes > from_pitch ||
+        !sides_exist(to, last * to_pitch + bytes, from, last * from_pitch + bytes, kind))
         return result(cudaErrorInvalidValue);
     w.kind = WORK_COPY;
     w.to = (uint8_t *)to;
