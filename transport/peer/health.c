@@ -52,6 +52,12 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
                          event->error == -ETIMEDOUT ? advice(peer) : "");
 }
 
+static int fail_closed(struct prs_peer *peer)
+{
+    return prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight", peer->remote,
+                         peer->order.ops);
+}
+
 /* Is a request to the other side in flight that a caller waits for? Requests to ourselves, credits and unsignaled lazy
  * puts do not count. */
 static bool has_awaited_requests(const struct prs_order *order)
@@ -97,12 +103,23 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
 }
 
+/* Is it not known yet whether the other side has closed? Its farewell comes shortly after its queues are gone. A NIC
+ * that retries for seconds reports that later; some providers of libfabric report it at once. */
+static bool may_have_closed(const struct prs_peer *peer)
+{
+    return !peer->nic->fails_over && !peer->remote_gone && !peer->remote_closed && peer->stream_fd >= 0;
+}
+
 int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
 {
-    if ((failure->error == -ETIMEDOUT || failure->error == -ECONNRESET) && !has_awaited_requests(&peer->order)) {
+    bool away = failure->error == -ETIMEDOUT || failure->error == -ECONNRESET;
+
+    if (away && (may_have_closed(peer) || !has_awaited_requests(&peer->order))) {
         suspend_failure(peer, failure);
         return 0;
     }
+    if (away && peer->remote_closed)
+        return fail_closed(peer);
     if (replace_path(peer, failure))
         return 0;
     if (failure->error == -ECONNRESET && peer->failure.kind == PRS_EVENT_ERROR)
@@ -128,7 +145,7 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
     if (r)
         return fail_completion(peer, &peer->failure);
     peer->remote_gone = true;
-    return 0;
+    return has_awaited_requests(&peer->order) ? fail_closed(peer) : 0;
 }
 
 /* The network of the TCP stream has failed, so it no longer shows that a silent peer has died. The network of the rails
@@ -174,10 +191,7 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
         /* The farewell came at the last check, and all earlier answers have arrived since then: no more will come. The
          * NIC would report that too, but only after all its retries. */
         peer->remote_gone = true;
-        return has_awaited_requests(&peer->order)
-                   ? prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight",
-                                   peer->remote, peer->order.ops)
-                   : 0;
+        return has_awaited_requests(&peer->order) ? fail_closed(peer) : 0;
     }
     r = prs_failover_read(peer); /* when it comes: an error, at the next check, only if we still send or wait */
     if (r >= 0 || peer->error)
