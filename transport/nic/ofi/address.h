@@ -8,7 +8,7 @@
 
 #include "transport/nic/address.h"
 
-enum { PRS_OFI_PROVIDER_BYTES = 22 };
+enum { PRS_OFI_PROVIDER_BYTES = 22, PRS_OFI_OFFSETS = 1 << 15 /* in format: device.h */ };
 
 struct prs_ofi_port {
     uint64_t landing, landing_key; /* memory for requests of no bytes */

@@ -19,7 +19,8 @@
 enum {
     LANDING_BYTES = 4096,
     LONGEST_PART = 1 << 30,
-    USEFUL_ORDER = 1 << 20, /* order among shorter writes alone would cut messages into too many */
+    MOST_KEYS_TRIED = 1 << 16, /* that others have */
+    USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
 };
 
 /* ---- open, close ---- */
@@ -83,6 +84,7 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         free_device(device);
         return prs_fail(-ENOMEM, "%s: no memory for a device", which->name);
     }
+    device->offsets = prs_ofi_uses_offsets(info);
     device->base.nic =
         &prs_ofi_tables[(keeps_order(info) ? PRS_OFI_IN_ORDER : 0) | (info->caps & FI_FENCE ? PRS_OFI_FENCE : 0)];
     device->base.ports = 1;
@@ -149,7 +151,7 @@ int prs_ofi_locate(const struct prs_rail *rail, const struct prs_config *config,
                                 .landing_key = prs_own_memory_remote_key(&device->landing, 0),
                                 .protocol = info->ep_attr->protocol,
                                 .protocol_version = (uint16_t)info->ep_attr->protocol_version,
-                                .format = (uint16_t)info->addr_format};
+                                .format = (uint16_t)(info->addr_format | (device->offsets ? PRS_OFI_OFFSETS : 0))};
 
     (void)config, (void)why, (void)why_bytes;
     snprintf(port.provider, sizeof(port.provider), "%s", info->fabric_attr->prov_name);
@@ -214,6 +216,24 @@ static void drop_descriptor(struct prs_ofi_device *device, uint32_t key)
     pthread_mutex_unlock(&device->lock);
 }
 
+/* Give the provider this memory under a key of ours that no other has, or under its own. Return 0 or an error of
+ * libfabric. */
+static int enter(struct prs_ofi_device *device, const struct prs_memory_range *range, uint64_t access,
+                 struct fid_mr **out)
+{
+    void *start = (void *)(uintptr_t)range->addr;
+    bool ours = prs_ofi_key_is_ours(device->info);
+    int r = -FI_ENOKEY;
+
+    /* Keys come again after 2^28 registrations. No process has so many at a time. */
+    for (int tries = 0; r == -FI_ENOKEY && tries < MOST_KEYS_TRIED; tries++) {
+        uint32_t key = ours ? __atomic_add_fetch(&device->next_key, 1, __ATOMIC_RELAXED) : 0;
+
+        r = fi_mr_reg(device->domain, start, range->bytes, access, 0, key % (1u << PRS_OFI_KEY_BITS), 0, out, NULL);
+    }
+    return r;
+}
+
 int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
                             struct prs_registration *out)
 {
@@ -221,7 +241,6 @@ int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_r
                                       [PRS_ACCESS_WRITTEN] = FI_READ | FI_WRITE | FI_REMOTE_WRITE,
                                       [PRS_ACCESS_ALL] = FI_READ | FI_WRITE | FI_REMOTE_WRITE | FI_REMOTE_READ};
     struct prs_ofi_device *device = prs_ofi_device(domain);
-    uint64_t key = prs_ofi_key_is_ours(device->info) ? __atomic_add_fetch(&device->next_key, 1, __ATOMIC_RELAXED) : 0;
     struct fid_mr *mr;
     int r;
 
@@ -229,11 +248,14 @@ int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_r
      * memory: mem_kinds has no other. */
     if (msync((void *)(uintptr_t)range->addr, range->bytes, MS_ASYNC))
         return -EFAULT;
-    r = fi_mr_reg(device->domain, (void *)(uintptr_t)range->addr, range->bytes, access[range->access], 0, key, 0, &mr,
-                  NULL);
+    if (device->offsets && range->addr >> (64 - PRS_OFI_KEY_BITS + PRS_OFI_PAGE_BITS))
+        return -EOPNOTSUPP; /* beyond the 48 bits of an address that a key has room for */
+    r = enter(device, range, access[range->access], &mr);
     if (r)
         return prs_ofi_errno(-r);
     *out = (struct prs_registration){.remote_key = fi_mr_key(mr), .object = mr};
+    if (device->offsets)
+        out->remote_key = prs_ofi_tell_key(range->addr, out->remote_key);
     r = keep_descriptor(device, fi_mr_desc(mr), &out->local_key);
     if (r)
         fi_close(&mr->fid);

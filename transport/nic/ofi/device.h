@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <rdma/fi_domain.h>
+#include <rdma/fi_rma.h>
 
 #include "transport/nic/nic.h"
 #include "transport/nic/ofi/ofi.h"
@@ -18,7 +19,8 @@ struct prs_ofi_device {
     struct fi_info *info;   /* what endpoints are made of */
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    uint64_t next_key; /* atomic. Where the provider lets us choose keys */
+    bool offsets;
+    uint32_t next_key; /* atomic. Where the provider lets us choose keys */
     /* Requests of no bytes name this memory of the other side, since providers check the key of those too. */
     struct prs_own_memory landing;
     /* Local keys are indices of these. Rows never move, so posting reads them without the lock. */
@@ -47,6 +49,32 @@ static inline void *prs_ofi_descriptor(const struct prs_ofi_device *device, uint
 static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
 {
     return !(info->domain_attr->mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY));
+}
+
+/* Does the provider count remote addresses from the start of a registration? Everybody else names virtual addresses, so
+ * the key that the other side is told has the page at which the registration starts, and in the lower bits the key that
+ * the provider knows, which we choose. */
+static inline bool prs_ofi_uses_offsets(const struct fi_info *info)
+{
+    return !(info->domain_attr->mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR));
+}
+
+enum { PRS_OFI_KEY_BITS = 28, PRS_OFI_PAGE_BITS = 12 };
+
+static inline uint64_t prs_ofi_tell_key(uint64_t start, uint64_t key)
+{
+    return start >> PRS_OFI_PAGE_BITS << PRS_OFI_KEY_BITS | key;
+}
+
+static inline struct fi_rma_iov prs_ofi_aim(bool offsets, uint64_t addr, uint64_t key, uint32_t bytes)
+{
+    struct fi_rma_iov aim = {addr, bytes, key};
+
+    if (offsets) {
+        aim.addr -= key >> PRS_OFI_KEY_BITS << PRS_OFI_PAGE_BITS;
+        aim.key &= (1u << PRS_OFI_KEY_BITS) - 1;
+    }
+    return aim;
 }
 
 /* One for each set of promises: bits of the index. prs_nic_ofi finds devices, and one of these drives each. */

@@ -33,8 +33,8 @@ static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
     else if (domain->cq_data_size < DATA_BYTES)
         snprintf(why, why_bytes, "a write carries %zu bytes of completion data: %d are needed", domain->cq_data_size,
                  DATA_BYTES);
-    else if (!(mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR)))
-        snprintf(why, why_bytes, "it addresses memory by offsets (no FI_MR_VIRT_ADDR)");
+    else if (prs_ofi_uses_offsets(info) && !prs_ofi_key_is_ours(info))
+        snprintf(why, why_bytes, "it addresses memory by offsets (no FI_MR_VIRT_ADDR), by keys that it chooses itself");
     else if (mr_mode & FI_MR_ENDPOINT)
         snprintf(why, why_bytes, "its registrations belong to an endpoint (FI_MR_ENDPOINT)");
     else if (domain->mr_key_size > KEY_BYTES)
@@ -57,12 +57,15 @@ struct wish {
     int mr_mode;
 };
 
-/* Virtual addresses: software providers have them only together with all else that FI_MR_BASIC says. */
-static const struct wish wishes[] = {
-    {true, true, FI_MR_BASIC},      {true, true, FI_MR_VIRT_ADDR},   {false, true, FI_MR_BASIC},
-    {false, true, FI_MR_VIRT_ADDR}, {true, false, FI_MR_BASIC},      {true, false, FI_MR_VIRT_ADDR},
-    {false, false, FI_MR_BASIC},    {false, false, FI_MR_VIRT_ADDR},
-};
+/* Virtual addresses, or else keys that we choose, which then say where a registration begins (device.h). Software
+ * providers have virtual addresses only together with all else that FI_MR_BASIC says. */
+static const int modes[] = {FI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
+enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 4 * MODES };
+
+static struct wish wish_at(int i)
+{
+    return (struct wish){.order = !(i / MODES & 1), .fence = !(i / MODES & 2), .mr_mode = modes[i % MODES]};
+}
 
 /* Return 0 or a negative error of libfabric. */
 static int ask(const struct wish *wish, char *provider, struct fi_info **out)
@@ -87,7 +90,7 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
     if (wish->mr_mode == FI_MR_BASIC)
         hints.mode |= FI_LOCAL_MR;
     else
-        domain.mr_mode |= FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+        domain.mr_mode |= FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_ENDPOINT;
     return prs_ofi.getinfo(PRS_OFI_VERSION, NULL, NULL, 0, &hints, out);
 }
 
@@ -100,13 +103,14 @@ static int find(const struct prs_config *config, struct fi_info **out)
 
     *out = NULL;
     memcpy(provider, config->provider, sizeof(provider));
-    for (size_t i = 0; i < sizeof(wishes) / sizeof(*wishes); i++) {
+    for (int i = 0; i < WISHES; i++) {
+        struct wish wish = wish_at(i);
         struct fi_info *found;
 
         /* A fence may cost speed, so only who wants one asks for it. */
-        if (wishes[i].fence && config->policy != PRS_POLICY_NIC_FENCE)
+        if (wish.fence && config->policy != PRS_POLICY_NIC_FENCE)
             continue;
-        r = ask(&wishes[i], provider, &found);
+        r = ask(&wish, provider, &found);
         if (r)
             continue;
         prs_ofi.freeinfo(*out);

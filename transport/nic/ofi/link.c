@@ -293,7 +293,7 @@ static PRS_SPECIALIZED ssize_t push_one(struct prs_ofi_link *link, struct prs_of
     const struct prs_ofi_device *device = device_of(link);
     struct prs_ofi_request *request = &queue->request[position & queue->mask];
     struct iovec local = {(void *)(uintptr_t)wr->local_addr, wr->len_bytes};
-    struct fi_rma_iov remote = {wr->remote_addr, wr->len_bytes, wr->remote_key};
+    struct fi_rma_iov remote = prs_ofi_aim(device->offsets, wr->remote_addr, wr->remote_key, wr->len_bytes);
     uint64_t flags = FI_COMPLETION | (wr->flags & PRS_WR_FENCE ? FI_FENCE : 0);
     void *descriptor = NULL;
     struct fi_msg_rma message = {.msg_iov = &local,
@@ -310,8 +310,7 @@ static PRS_SPECIALIZED ssize_t push_one(struct prs_ofi_link *link, struct prs_of
     } else {
         local.iov_base = device->base.scratch.addr;
         descriptor = prs_ofi_descriptor(device, prs_own_memory_local_key(&device->base.scratch, 0));
-        remote.addr = queue->landing;
-        remote.key = queue->landing_key;
+        remote = prs_ofi_aim(device->offsets, queue->landing, queue->landing_key, 0);
     }
     if (wr->opcode == PRS_WR_READ)
         return fi_readmsg(link->ep, &message, flags);
