@@ -43,7 +43,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
         net->order.queue[q].inline_bytes = net->copies[q];
     if (network == NET_ADAPTIVE)
         prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, own_keys);
-    if (policy == PRS_POLICY_COUNTED || network == NET_SRD)
+    if (policy == PRS_POLICY_COUNTED || network == NET_SRD || network == NET_CXI)
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, own_keys, &net->credit), 0);
 }
 

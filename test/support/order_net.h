@@ -14,6 +14,7 @@ enum network {
     NET_IN_ORDER, /* RC: not at all */
     NET_ADAPTIVE, /* RC under adaptive routing: plain writes freely, anything else after all before it */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
+    NET_CXI,      /* the same, and without adds: signals are records under any policy */
     NET_FREE,     /* freely */
     NET_SRD,      /* freely, and without adds: signals are records under any policy */
 };

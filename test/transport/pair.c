@@ -12,9 +12,10 @@
 
 #include "test/transport/pair.h"
 #include "transport/nic/fabric.h"
+#include "transport/nic/nic.h"
 #include "transport/util/clock.h"
 
-enum { WORDS = 512, UNORDERED = 128 }; /* UNORDERED: a flag, added to the number of rails in an exit status */
+enum { WORDS = 512, UNORDERED = 128, UNFENCED = 64 }; /* flags, added to the number of rails in an exit status */
 
 struct pair_shared {
     struct prs_handle handle;
@@ -52,6 +53,8 @@ int pair_rails_here(void)
     count = prs_fabric_rails(fabric);
     if (count && prs_rail_query(fabric, 0, &info) == 0 && !info.in_order)
         count |= UNORDERED;
+    if (count && !fabric->rail[0].domain->nic->fence)
+        count |= UNFENCED;
     prs_fabric_close(fabric);
     return count;
 }
@@ -73,12 +76,15 @@ static int ask_rails(void)
 
 int pair_rails(void)
 {
-    return ask_rails() & ~UNORDERED;
+    return ask_rails() & ~(UNORDERED | UNFENCED);
 }
 
-bool pair_rails_in_order(void)
+bool pair_rails_keep(const char *policy)
 {
-    return !(ask_rails() & UNORDERED);
+    int promises = ask_rails();
+
+    return !(!strcmp(policy, "in_order") && promises & UNORDERED) &&
+           !(!strcmp(policy, "nic_fence") && promises & UNFENCED);
 }
 
 bool pair_in_order(const struct pair *pair)
@@ -263,9 +269,8 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
 
     if (pair_rails() < (most ? most : 1))
         cr_skip_test("needs %d rails, there are %d", most ? most : 1, pair_rails());
-    if (spec->policy && (!strcmp(spec->policy, "in_order") || !strcmp(spec->policy, "nic_fence")) &&
-        !pair_rails_in_order())
-        cr_skip_test("%s needs rails that keep order", spec->policy);
+    if (spec->policy && !pair_rails_keep(spec->policy))
+        cr_skip_test("these rails do not promise what %s needs", spec->policy);
     cr_assert(shared_fd >= 0 && ftruncate(shared_fd, sizeof(struct pair_shared)) == 0);
     side[0] = start_side(spec, shared_fd, 0, a);
     side[1] = start_side(spec, shared_fd, 1, b);

@@ -54,8 +54,9 @@ typedef void pair_fn(struct pair *pair);
 
 /* The number of rails, found in a separate process; 0 also when there is no libibverbs. */
 int pair_rails(void);
-/* Whether their queues keep order (RC does, SRD does not), found in a separate process. */
-bool pair_rails_in_order(void);
+/* Whether their queues promise what this policy needs: order (RC does, SRD does not), or a fence. Found in a separate
+ * process. */
+bool pair_rails_keep(const char *policy);
 /* For main(), when called with "--rails" or "--side ...". */
 int pair_rails_here(void);
 int pair_side_main(char **argv);

@@ -235,7 +235,7 @@ static void run_row_of(const struct loss *row, pair_fn *a, pair_fn *b, bool word
     struct pair_spec spec = {.rails = {2, 2}, .buffer_bytes = SLOTS * SLOT_BYTES, .words_on_device = words_on_device};
     char text[64];
 
-    if (!pair_rails_in_order())
+    if (!pair_rails_keep("in_order"))
         cr_skip_test("queues that keep no order: a lost rail ends the peer");
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1); /* for the sides, which are processes of their own */
@@ -260,7 +260,7 @@ static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool 
     struct pair_spec spec = {.buffer_bytes = SLOTS * SLOT_BYTES, .words_on_device = words_on_device};
     char text[64];
 
-    if (!pair_rails_in_order() || pair_rails() < 2)
+    if (!pair_rails_keep("in_order") || pair_rails() < 2)
         cr_skip_test("needs two rails whose queues keep order");
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1);

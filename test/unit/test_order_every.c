@@ -246,7 +246,7 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
     static const struct row shapes[] = {
         {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 2, 1, 0}, {PRS_POLICY_NIC_FENCE, NET_FENCED, 2, 1, 0},
         {PRS_POLICY_DRAIN, NET_FREE, 2, 1, 0},        {PRS_POLICY_DRAIN, NET_IN_ORDER, 2, 1, 0},
-        {PRS_POLICY_COUNTED, NET_FREE, 2, 1, 0},
+        {PRS_POLICY_COUNTED, NET_FREE, 2, 1, 0},      {PRS_POLICY_NIC_FENCE, NET_CXI, 1, 1, 0},
     };
     static struct row rows[sizeof(shapes) / sizeof(*shapes) * (MIXED + 1)];
     size_t count = 0;

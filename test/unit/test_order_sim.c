@@ -150,6 +150,8 @@ ParameterizedTestParameters(order_sim, a_signal_is_never_seen_before_its_puts)
         {PRS_POLICY_COUNTED, NET_ADAPTIVE, 1, 1},   {PRS_POLICY_COUNTED, NET_ADAPTIVE, 2, 2},
         {PRS_POLICY_DRAIN, NET_ADAPTIVE, 2, 1},     {PRS_POLICY_IN_ORDER, NET_ADAPTIVE, 1, 1},
         {PRS_POLICY_IN_ORDER, NET_ADAPTIVE, 2, 2},  {PRS_POLICY_NIC_FENCE, NET_ADAPTIVE, 1, 1},
+        {PRS_POLICY_NIC_FENCE, NET_CXI, 1, 1},      {PRS_POLICY_NIC_FENCE, NET_CXI, 2, 1},
+        {PRS_POLICY_DRAIN, NET_CXI, 1, 1},          {PRS_POLICY_COUNTED, NET_CXI, 2, 1},
     };
     return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }

@@ -48,12 +48,13 @@ int prs_policy_choose(enum prs_policy wanted, const struct prs_policy_facts *fac
     const char *reason = "asked for";
 
     *out = wanted == PRS_POLICY_AUTO ? choose_auto(facts, &reason) : wanted;
-    if (!facts->in_order && (wanted == PRS_POLICY_IN_ORDER || wanted == PRS_POLICY_NIC_FENCE))
-        return prs_fail(-EINVAL, "ordering policy %s needs queues that keep order: use counted or drain",
-                        prs_policy_names[wanted]);
+    if (!facts->in_order && wanted == PRS_POLICY_IN_ORDER)
+        return prs_fail(-EINVAL, "ordering policy in_order needs queues that keep order: use counted or drain");
     if (!facts->fence && wanted == PRS_POLICY_NIC_FENCE)
-        return prs_fail(-EINVAL, "ordering policy nic_fence needs queues with a fence, which these do not promise: use "
-                                 "counted or drain, or in_order");
+        return prs_fail(-EINVAL,
+                        "ordering policy nic_fence needs queues with a fence, which these do not promise: use "
+                        "counted or drain%s",
+                        facts->in_order ? ", or in_order" : "");
     if ((wanted == PRS_POLICY_IN_ORDER || wanted == PRS_POLICY_NIC_FENCE) && facts->adaptive_routing)
         reason = "asked for; under adaptive routing a set waits until its data has arrived";
     snprintf(why, why_bytes, "%s", reason);
