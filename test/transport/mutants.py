@@ -17,7 +17,7 @@ from mutants_lib import Linker, first_failure, rules, run_bounded, try_all  # no
 SOURCES = [f"transport/connect/{name}" for name in ("listener.c", "connector.c", "team.c", "team_connect.c",
                                                     "team_progress.c", "team_state.h")]
 SUPPORT = [f"test/transport/{name}.c" for name in ("ends", "pair", "main")]
-SUITES = ("connect", "callers", "refuse", "team", "ranks")
+SUITES = ("connect", "callers", "refuse", "team", "ranks", "rounds")
 LIMIT_S = 120  # of one test
 
 

@@ -44,6 +44,8 @@ struct prs_listener {
     uint64_t report_ns;  /* when the next line about strangers may be written */
     uint32_t unreported; /* strangers since the last one */
     char stranger[256];  /* why the last one was refused */
+    uint64_t until_ns;   /* prs_listener_hurry(); 0: no limit */
+    int turn;            /* whose handshake is looked at first */
     struct half_open half[HALF_OPEN];
 };
 
@@ -89,6 +91,17 @@ void prs_listener_share(struct prs_listener *listener, prs_share_fn *share, void
 {
     listener->share = share;
     listener->share_user = user;
+}
+
+void prs_listener_hurry(struct prs_listener *listener, uint64_t until_ns)
+{
+    listener->until_ns = until_ns;
+}
+
+/* Is it time for the caller to do something else? Each handshake then had its turn, or has it at the next call. */
+static bool is_late(const struct prs_listener *listener)
+{
+    return listener->until_ns && prs_clock_ns() >= listener->until_ns;
 }
 
 static void drop(struct half_open *half)
@@ -319,6 +332,7 @@ static int give_up(const struct prs_listener *listener, const struct half_open *
 
 int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out)
 {
+    bool stepped = false;
     uint64_t now_ns;
     int failed = accept_connections(listener);
 
@@ -326,11 +340,17 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
         return failed;
     now_ns = prs_clock_ns();
     for (int i = 0; i < HALF_OPEN; i++) {
-        struct half_open *half = &listener->half[i];
+        struct half_open *half = &listener->half[listener->turn];
         int r;
 
+        /* MUTANT(connect rounds/one_makes_few_queues_for_those_who_call)
+         * making queues has a limit: s/stepped && is_late(listener)/false/ */
+        if (stepped && is_late(listener))
+            return PRS_AGAIN;
+        listener->turn = (listener->turn + 1) % HALF_OPEN;
         if (half->stage == STAGE_FREE)
             continue;
+        stepped = true;
         r = step(listener, half, options);
         if (!r) {
             prs_setup_finish(half->peer, half->stream, &half->private_data);

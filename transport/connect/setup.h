@@ -29,6 +29,8 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
  * NULL: its own. */
 typedef struct prs_cq_group *prs_share_fn(void *user, const struct prs_wire_private *private_data);
 void prs_listener_share(struct prs_listener *listener, prs_share_fn *share, void *user);
+/* prs_accept() begins nothing new after this time, but takes one step at least. 0: no limit. */
+void prs_listener_hurry(struct prs_listener *listener, uint64_t until_ns);
 void prs_connector_share(struct prs_connector *connector, struct prs_cq_group *cqs);
 
 /* State of prs_setup_connect(), which may need several tries. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
@@ -64,7 +65,12 @@ close:
     prs_peer_close(peer);
 }
 
-int prs_team_accept_locked(struct prs_team *team)
+static bool is_late(uint64_t until_ns)
+{
+    return until_ns && prs_clock_ns() >= until_ns;
+}
+
+int prs_team_accept_locked(struct prs_team *team, uint64_t until_ns)
 {
     struct prs_peer_options options;
     struct prs_peer *peer;
@@ -72,12 +78,14 @@ int prs_team_accept_locked(struct prs_team *team)
     int r;
 
     peer_options(team, 0, &hello, &options);
-    for (;;) {
+    prs_listener_hurry(team->options.listener, until_ns);
+    do {
         r = prs_accept(team->options.listener, &options, &peer);
         if (r)
             return r < 0 ? r : 0;
         prs_team_file_accepted_locked(team, peer);
-    }
+    } while (!is_late(until_ns));
+    return 0;
 }
 
 static int start_connecting_locked(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
@@ -152,21 +160,27 @@ unlock:
     return r;
 }
 
-int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
+int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                             uint64_t until_ns, int *did)
 {
     uint32_t active = __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE);
     int error = 0;
 
     for (uint32_t i = 0; i < active; i++) {
+        uint32_t rank = context->active[context->connect_at++ % active];
         int r;
 
-        if (!context->members[context->active[i]].connecting)
+        if (!context->members[rank].connecting)
             continue;
         pthread_mutex_lock(&team->lock);
-        r = step_connector_locked(team, context, context_id, context->active[i]);
+        r = step_connector_locked(team, context, context_id, rank);
         pthread_mutex_unlock(&team->lock);
         error = first_error(error, r < 0 ? r : 0);
         *did += r > 0;
+        /* MUTANT(connect rounds/one_makes_few_queues_for_those_whom_it_calls)
+         * making queues has a limit: s/is_late(until_ns)/false/ */
+        if (is_late(until_ns))
+            break;
     }
     return error;
 }

@@ -16,6 +16,7 @@ enum {
     ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
     /* Rounds of progress between two looks at a silent peer, of which the peers of a context take turns. */
     LOOK_EVERY = 256,
+    CONNECT_NS = 1000000, /* a round makes no more connections after this time */
 };
 
 static int fail_peer(struct prs_team *team, const struct prs_team_context *context, uint32_t context_id,
@@ -122,12 +123,13 @@ static int look_in_turn(struct prs_team *team, struct prs_team_context *context,
 }
 
 /* Without news this costs the same for any number of peers that share completion queues. */
-static int progress_context(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did)
+static int progress_context(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, bool hurries,
+                            int *did)
 {
     int r = 0;
 
     if (unlikely(context->connecting))
-        r = prs_team_step_connectors(team, context, context_id, did);
+        r = prs_team_step_connectors(team, context, context_id, hurries ? prs_clock_ns() + CONNECT_NS : 0, did);
     r = first_error(r, adopt_peers(context));
     if (context->list.first)
         r = first_error(r, attend_listed(team, context, context_id, did));
@@ -139,7 +141,8 @@ static int progress_context(struct prs_team *team, struct prs_team_context *cont
     return r;
 }
 
-int prs_team_progress(struct prs_team *team, uint32_t context_id)
+/* hurries: traffic on established peers must not wait for the queues of new ones. */
+static int progress(struct prs_team *team, uint32_t context_id, bool hurries)
 {
     struct prs_team_context *context = prs_team_find(team, context_id);
     int did = 0;
@@ -148,7 +151,7 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
     if (!context || context->rounds++ % ACCEPT_EVERY == 0) {
         /* If another thread holds the lock, it accepts on behalf of this one. */
         if (pthread_mutex_trylock(&team->lock) == 0) {
-            r = prs_team_accept_locked(team);
+            r = prs_team_accept_locked(team, hurries ? prs_clock_ns() + CONNECT_NS : 0);
             if (r >= 0 && !context)
                 r = prs_team_make_context_locked(team, context_id, &context);
             pthread_mutex_unlock(&team->lock);
@@ -156,8 +159,13 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
         if (r < 0)
             return r;
     }
-    r = context ? progress_context(team, context, context_id, &did) : 0;
+    r = context ? progress_context(team, context, context_id, hurries, &did) : 0;
     return r < 0 ? r : did;
+}
+
+int prs_team_progress(struct prs_team *team, uint32_t context_id)
+{
+    return progress(team, context_id, true);
 }
 
 /* ---- connect and wait ---- */
@@ -181,7 +189,7 @@ static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint3
 
         if (context)
             context->rounds = 0; /* accept in each round: this is what we wait for */
-        r = prs_team_progress(team, context_id);
+        r = progress(team, context_id, false);
         if (r < 0)
             return r;
         have = 0;

@@ -33,6 +33,7 @@ struct prs_team_context {
     uint32_t *active;                /* ranks with a peer or a connector, in any order */
     uint32_t active_count;
     uint32_t connecting;       /* how many of them have a connector */
+    uint32_t connect_at;       /* which active one is looked at first */
     struct prs_peer **peers;   /* [2 * size] those that are connected, in the order in which they came */
     uint32_t peer_count;       /* atomic: any thread may accept */
     uint32_t adopted;          /* how many of them the thread of the context knows */
@@ -88,13 +89,17 @@ void prs_team_keep_text(struct prs_team *team, const char *text);
 /* Add the rank to the text of an error. The peer or connector has logged the cause. Return the error. */
 int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error);
 
-/* team_connect.c: take the peers that have connected to this rank. Return 0 or -errno. */
-int prs_team_accept_locked(struct prs_team *team);
+/* team_connect.c. Making queues takes a NIC milliseconds, while established peers wait: both functions below begin no
+ * more after until_ns (0: no limit), but take one step at least.
+ *
+ * Take the peers that have connected to this rank. Return 0 or -errno. */
+int prs_team_accept_locked(struct prs_team *team, uint64_t until_ns);
 /* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it:
  * one that is not of this team is closed. Return 0 or -errno. */
 void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer);
 /* Go on with the connections that this rank makes. *did grows by those that are made. Return 0 or the first -errno. */
-int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id, int *did);
+int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
+                             uint64_t until_ns, int *did);
 
 /* The first error of a round is returned, but ends it for no other rank. */
 static inline int first_error(int error, int r)
