@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "transport/nic/mr_cache.h"
 #include "transport/order/tally.h"
@@ -163,5 +164,130 @@ Test(mr_cache, the_key_of_a_record_finds_the_whole_key)
     prs_mr_cache_put(&cache, mr[1], fake_release, NULL);
     cr_assert_not(prs_mr_cache_use(&cache, 0x11008, 8, prs_record_key(whole), take_key, &found), "deregistered");
     prs_mr_cache_put(&cache, mr[0], fake_release, NULL);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
+}
+
+/* ---- looking up while memory is registered, which may take seconds ---- */
+
+struct lookup {
+    struct prs_mr_cache *cache;
+    uint64_t addr;
+    bool found;
+};
+
+static bool look_up(struct lookup *lookup)
+{
+    uint64_t key;
+
+    lookup->found = prs_mr_cache_use(lookup->cache, lookup->addr, 8, 5, take_key, &key) &&
+                    prs_mr_cache_device_key(lookup->cache, lookup->addr, 8, &key) && key == 5;
+    return lookup->found;
+}
+
+static int look_up_and_register(void *arg, const struct prs_mr_key *key, struct prs_registration *out)
+{
+    uint64_t remote_key = 6;
+
+    look_up(arg);
+    return register_wide(&remote_key, key, out);
+}
+
+static int look_up_and_release(void *arg, struct prs_registration *mr)
+{
+    look_up(arg);
+    return fake_release(NULL, mr);
+}
+
+Test(mr_cache, a_signal_finds_its_word_while_other_memory_is_registered_or_released, .timeout = 60)
+{
+    struct prs_mr_key word = prs_mr_key_make(0x10000, 0x1000, 2, true), other = prs_mr_key_make(0x20000, 1, 2, true);
+    struct prs_mr_cache cache;
+    struct lookup lookup = {.cache = &cache, .addr = 0x10008};
+    struct prs_mr *mr, *second;
+    uint64_t five = 5;
+
+    prs_mr_cache_init(&cache);
+    cr_assert_eq(prs_mr_cache_get(&cache, &word, register_wide, &five, &mr), 0);
+    cr_assert_eq(prs_mr_cache_get(&cache, &other, look_up_and_register, &lookup, &second), 0);
+    cr_assert(lookup.found, "while another is registered");
+    prs_mr_cache_put(&cache, second, look_up_and_release, &lookup);
+    cr_assert(lookup.found, "while another is released");
+    prs_mr_cache_put(&cache, mr, look_up_and_release, &lookup);
+    cr_assert_not(lookup.found, "what is being released is found");
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
+}
+
+/* Against a search of all: registrations that overlap and lie in each other, of which some go. */
+Test(mr_cache, a_lookup_finds_what_a_search_of_all_finds)
+{
+    enum { MOST = 300, PAGES = 200 };
+    struct prs_mr *mr[MOST] = {0};
+    unsigned seed = 20261127;
+    struct prs_mr_cache cache;
+
+    prs_mr_cache_init(&cache);
+    for (int step = 0; step < 20000; step++) {
+        uint64_t addr = (uint64_t)(rand_r(&seed) % PAGES) << 12, key = 1 + (uint64_t)(rand_r(&seed) % 4), found = 0;
+        int i = rand_r(&seed) % MOST;
+        bool there = false;
+
+        if (mr[i]) {
+            prs_mr_cache_put(&cache, mr[i], fake_release, NULL);
+            mr[i] = NULL;
+        } else {
+            struct prs_mr_key range = {addr, addr + ((1 + (uint64_t)(rand_r(&seed) % 20)) << 12), 1 + i % 2, i % 3};
+
+            cr_assert_eq(prs_mr_cache_get(&cache, &range, register_wide, &key, &mr[i]), 0);
+            cr_assert(mr[i]->key.start <= range.start && mr[i]->key.end >= range.end);
+        }
+        addr = (uint64_t)(rand_r(&seed) % (PAGES << 12));
+        for (int k = 0; k < MOST; k++)
+            there |=
+                mr[k] && mr[k]->key.start <= addr && mr[k]->key.end >= addr + 8 && mr[k]->registered.remote_key == key;
+        cr_assert_eq(prs_mr_cache_use(&cache, addr, 8, (uint32_t)key, take_key, &found), there, "seed %d step %d",
+                     20261127, step);
+        cr_assert(!there || found == key);
+    }
+    for (int i = 0; i < MOST; i++)
+        if (mr[i])
+            prs_mr_cache_put(&cache, mr[i], fake_release, NULL);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
+}
+
+static uint64_t lookup_ns(struct prs_mr_cache *cache, uint64_t addr)
+{
+    enum { TIMES = 2000 };
+    struct timespec begin, end;
+    uint64_t key;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    for (int i = 0; i < TIMES; i++)
+        cr_assert(prs_mr_cache_use(cache, addr, 8, 5, take_key, &key));
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+    return ((uint64_t)(end.tv_sec - begin.tv_sec) * 1000000000 + (uint64_t)end.tv_nsec - (uint64_t)begin.tv_nsec) /
+           TIMES;
+}
+
+/* It grew from 10 ns to 59 us with 16384 registrations when all were looked at. */
+Test(mr_cache, a_lookup_takes_about_as_long_among_many_registrations)
+{
+    enum { MANY = 16384, STEP = 0x4000 };
+    static struct prs_mr *mr[MANY];
+    struct prs_mr_cache cache;
+    uint64_t five = 5, few_ns = 0, many_ns;
+
+    prs_mr_cache_init(&cache);
+    for (uint64_t i = 0; i < MANY; i++) {
+        struct prs_mr_key key = prs_mr_key_make(0x100000 + i * STEP, 4096, 2, true);
+
+        cr_assert_eq(prs_mr_cache_get(&cache, &key, register_wide, &five, &mr[i]), 0);
+        if (i == 15)
+            few_ns = lookup_ns(&cache, 0x100000 + 15 * STEP);
+    }
+    many_ns = lookup_ns(&cache, 0x100000 + (MANY - 1) * STEP);
+    cr_assert_lt(many_ns, 30 * few_ns + 1000, "%llu ns among 16, %llu ns among 16384", (unsigned long long)few_ns,
+                 (unsigned long long)many_ns);
+    for (int i = 0; i < MANY; i++)
+        prs_mr_cache_put(&cache, mr[MANY - 1 - i], fake_release, NULL);
     cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
 }

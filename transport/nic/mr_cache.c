@@ -21,6 +21,7 @@ struct prs_mr_key prs_mr_key_make(uint64_t addr, uint64_t len_bytes, int kind, b
 void prs_mr_cache_init(struct prs_mr_cache *cache)
 {
     *cache = (struct prs_mr_cache){0};
+    pthread_mutex_init(&cache->serial, NULL);
     pthread_mutex_init(&cache->lock, NULL);
 }
 
@@ -34,67 +35,132 @@ uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *releas
     }
     free(cache->entry);
     pthread_mutex_destroy(&cache->lock);
+    pthread_mutex_destroy(&cache->serial);
     return leaked;
 }
 
-static bool covers(const struct prs_mr_key *have, const struct prs_mr_key *want)
+/* ---- the sorted array ---- */
+
+/* How many entries start at or before this address. */
+static uint32_t count_upto(const struct prs_mr_cache *cache, uint64_t addr)
 {
-    return have->start <= want->start && have->end >= want->end && have->kind == want->kind &&
-           have->strict == want->strict;
+    uint32_t low = 0, high = cache->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (cache->entry[middle]->key.start <= addr)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
-static int insert_locked(struct prs_mr_cache *cache, uint32_t at, struct prs_mr *mr)
+/* The next entry that covers [addr, end), going back from *at. NULL: there is none. */
+static struct prs_mr *next_cover(const struct prs_mr_cache *cache, uint64_t addr, uint64_t end, uint32_t *at)
 {
-    if (cache->count == cache->room) {
-        uint32_t room = cache->room ? cache->room * 2 : 32;
-        struct prs_mr **entry = realloc(cache->entry, room * sizeof(*entry));
+    while (*at && cache->entry[*at - 1]->upto >= end) {
+        struct prs_mr *mr = cache->entry[--*at];
 
-        if (!entry)
-            return prs_fail(-ENOMEM, "memory registration: no memory for %u cache entries", room);
-        cache->entry = entry;
-        cache->room = room;
+        if (mr->key.end >= end && addr < mr->key.end)
+            return mr;
     }
-    memmove(&cache->entry[at + 1], &cache->entry[at], (cache->count - at) * sizeof(struct prs_mr *));
-    cache->entry[at] = mr;
-    cache->count++;
+    return NULL;
+}
+
+static void update_upto(struct prs_mr_cache *cache, uint32_t from)
+{
+    for (uint32_t i = from; i < cache->count; i++) {
+        struct prs_mr *mr = cache->entry[i];
+        uint64_t before = i ? cache->entry[i - 1]->upto : 0;
+
+        mr->upto = mr->key.end > before ? mr->key.end : before;
+    }
+}
+
+/* Make room for one more entry. Return 0 or -ENOMEM. */
+static int grow_locked(struct prs_mr_cache *cache)
+{
+    uint32_t room = cache->room ? cache->room * 2 : 32;
+    struct prs_mr **entry;
+
+    if (cache->count < cache->room)
+        return 0;
+    entry = realloc(cache->entry, room * sizeof(*entry));
+    if (!entry)
+        return prs_fail(-ENOMEM, "memory registration: no memory for %u cache entries", room);
+    cache->entry = entry;
+    cache->room = room;
     return 0;
 }
 
-static int get_locked(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
+static void insert_locked(struct prs_mr_cache *cache, struct prs_mr *mr)
+{
+    uint32_t at = count_upto(cache, mr->key.start);
+
+    memmove(&cache->entry[at + 1], &cache->entry[at], (cache->count - at) * sizeof(struct prs_mr *));
+    cache->entry[at] = mr;
+    cache->count++;
+    update_upto(cache, at);
+}
+
+static void remove_locked(struct prs_mr_cache *cache, const struct prs_mr *mr)
+{
+    uint32_t at = count_upto(cache, mr->key.start) - 1;
+
+    while (cache->entry[at] != mr)
+        at--;
+    cache->count--;
+    memmove(&cache->entry[at], &cache->entry[at + 1], (cache->count - at) * sizeof(struct prs_mr *));
+    update_upto(cache, at);
+}
+
+/* ---- register, release ---- */
+
+/* Entries change only while serial is held, so finding one needs no other lock then. */
+static struct prs_mr *find_serial(const struct prs_mr_cache *cache, const struct prs_mr_key *key)
+{
+    uint32_t at = count_upto(cache, key->start);
+    struct prs_mr *mr;
+
+    while ((mr = next_cover(cache, key->start, key->end, &at)))
+        if (mr->key.kind == key->kind && mr->key.strict == key->strict)
+            return mr;
+    return NULL;
+}
+
+static int get_serial(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
                       struct prs_mr **out)
 {
-    struct prs_mr *mr;
-    uint32_t at;
+    struct prs_mr *mr = find_serial(cache, key);
     int r;
 
-    for (at = 0; at < cache->count && cache->entry[at]->key.start <= key->start; at++) {
-        if (covers(&cache->entry[at]->key, key)) {
-            cache->entry[at]->refs++;
-            *out = cache->entry[at];
-            return 0;
-        }
+    if (mr) {
+        mr->refs++;
+        *out = mr;
+        return 0;
     }
     mr = calloc(1, sizeof(*mr));
     if (!mr)
         return prs_fail(-ENOMEM, "memory registration: no memory for a cache entry");
     *mr = (struct prs_mr){.key = *key, .refs = 1};
-    r = insert_locked(cache, at, mr); /* first, so that nothing can fail after the registration */
-    if (r)
-        goto free_mr;
-    r = fn(arg, key, &mr->registered);
-    if (r)
-        goto remove_entry;
+    pthread_mutex_lock(&cache->lock);
+    r = grow_locked(cache); /* first, so that nothing can fail after the registration */
+    pthread_mutex_unlock(&cache->lock);
+    if (!r)
+        r = fn(arg, key, &mr->registered);
+    if (r) {
+        free(mr);
+        return r;
+    }
+    pthread_mutex_lock(&cache->lock);
     if (mr->registered.remote_key > UINT32_MAX)
         __atomic_store_n(&cache->wide, true, __ATOMIC_RELAXED); /* before anybody can be told the key */
+    insert_locked(cache, mr);
+    pthread_mutex_unlock(&cache->lock);
     *out = mr;
     return 0;
-
-remove_entry:
-    cache->count--;
-    memmove(&cache->entry[at], &cache->entry[at + 1], (cache->count - at) * sizeof(struct prs_mr *));
-free_mr:
-    free(mr);
-    return r;
 }
 
 int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
@@ -102,67 +168,61 @@ int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, p
 {
     int r;
 
-    pthread_mutex_lock(&cache->lock);
-    r = get_locked(cache, key, fn, arg, out);
-    pthread_mutex_unlock(&cache->lock);
+    pthread_mutex_lock(&cache->serial);
+    r = get_serial(cache, key, fn, arg, out);
+    pthread_mutex_unlock(&cache->serial);
     return r;
 }
 
+void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release, void *arg)
+{
+    pthread_mutex_lock(&cache->serial);
+    if (--mr->refs == 0) {
+        int r;
+
+        pthread_mutex_lock(&cache->lock);
+        remove_locked(cache, mr); /* from here on nobody uses it */
+        pthread_mutex_unlock(&cache->lock);
+        r = release(arg, &mr->registered);
+        if (r)
+            PRS_WARN("deregistering %#llx-%#llx failed: %s", (unsigned long long)mr->key.start,
+                     (unsigned long long)mr->key.end, strerror(-r));
+        free(mr);
+    }
+    pthread_mutex_unlock(&cache->serial);
+}
+
+/* ---- looking up, for signals ---- */
+
 bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint64_t *rkey)
 {
-    bool found = false;
+    struct prs_mr *mr;
+    uint32_t at;
 
     pthread_mutex_lock(&cache->lock);
-    for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
-        const struct prs_mr *mr = cache->entry[at];
-
-        found = mr->key.kind != PRS_MEM_HOST && addr < mr->key.end && len_bytes <= mr->key.end - addr;
-        if (found)
-            *rkey = mr->registered.remote_key;
-    }
+    at = count_upto(cache, addr);
+    while ((mr = next_cover(cache, addr, addr + len_bytes, &at)))
+        if (mr->key.kind != PRS_MEM_HOST)
+            break;
+    if (mr)
+        *rkey = mr->registered.remote_key;
     pthread_mutex_unlock(&cache->lock);
-    return found;
+    return mr;
 }
 
 bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t record_key,
                       prs_mr_use_fn *fn, void *arg)
 {
-    bool found = false;
+    struct prs_mr *mr;
+    uint32_t at;
 
     pthread_mutex_lock(&cache->lock);
-    for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
-        const struct prs_mr *mr = cache->entry[at];
-
-        found = prs_record_key(mr->registered.remote_key) == record_key && addr < mr->key.end &&
-                len_bytes <= mr->key.end - addr;
-        if (found)
-            fn(arg, mr);
-    }
+    at = count_upto(cache, addr);
+    while ((mr = next_cover(cache, addr, addr + len_bytes, &at)))
+        if (prs_record_key(mr->registered.remote_key) == record_key)
+            break;
+    if (mr)
+        fn(arg, mr);
     pthread_mutex_unlock(&cache->lock);
-    return found;
-}
-
-static void remove_locked(struct prs_mr_cache *cache, struct prs_mr *mr)
-{
-    uint32_t at = 0;
-
-    while (cache->entry[at] != mr)
-        at++;
-    cache->count--;
-    memmove(&cache->entry[at], &cache->entry[at + 1], (cache->count - at) * sizeof(struct prs_mr *));
-}
-
-void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release, void *arg)
-{
-    pthread_mutex_lock(&cache->lock);
-    if (--mr->refs == 0) {
-        int r = release(arg, &mr->registered);
-
-        if (r)
-            PRS_WARN("deregistering %#llx-%#llx failed: %s", (unsigned long long)mr->key.start,
-                     (unsigned long long)mr->key.end, strerror(-r));
-        remove_locked(cache, mr);
-        free(mr);
-    }
-    pthread_mutex_unlock(&cache->lock);
+    return mr;
 }

@@ -20,11 +20,14 @@ struct prs_mr_key {
 struct prs_mr {
     struct prs_mr_key key;
     struct prs_registration registered;
+    uint64_t upto; /* the largest key.end of this entry and all before it */
     uint32_t refs;
 };
 
 struct prs_mr_cache {
-    pthread_mutex_t lock;  /* protects the members below, and serialises registering and releasing the same range */
+    pthread_mutex_t serial; /* held while memory is registered or released, which may take seconds; taken first */
+    /* Held for a moment only: signals look registrations up. Changes of what follows hold both locks. */
+    pthread_mutex_t lock;
     struct prs_mr **entry; /* sorted by key.start */
     uint32_t count, room;
     bool wide; /* atomic: there was a remote key of more than 32 bits */
