@@ -89,13 +89,17 @@ static inline uint32_t choose_queue(struct prs_order *order, const struct prs_pu
     return choose_small_queue(order, put->len_bytes);
 }
 
-static inline void fill_write(const struct prs_order_queue *queue, struct prs_wr *wr, const struct prs_put *put,
-                              const uint32_t *local_keys, uint64_t offset, uint32_t bytes)
+static inline void fill_write(const struct prs_order *order, const struct prs_order_queue *queue, struct prs_wr *wr,
+                              const struct prs_put *put, const uint32_t *local_keys, uint64_t offset, uint32_t bytes)
 {
     wr->local_addr = (uintptr_t)put->src_addr + offset;
     wr->remote_addr = put->dst_addr + offset;
     wr->local_key = local_keys ? local_keys[queue->local_rail] : 0;
-    wr->remote_key = put->dst ? put->dst->rkey[queue->remote_rail] : 0;
+    /* MUTANT(order) a put without keys names memory of the peer: s/name_records(order, queue, wr)/wr->remote_key = 0/ */
+    if (likely(put->dst))
+        wr->remote_key = put->dst->rkey[queue->remote_rail];
+    else
+        name_records(order, queue, wr);
     wr->len_bytes = bytes;
     wr->opcode = PRS_WR_WRITE;
     wr->flags = 0;
@@ -197,7 +201,7 @@ static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op,
         struct prs_order_queue *queue = &order->queue[part.queue];
         struct prs_wr *wr = admit_request(order, part.queue, apart ? &order->no_op : op);
 
-        fill_write(queue, wr, put, local_keys, part.offset, part.bytes);
+        fill_write(order, queue, wr, put, local_keys, part.offset, part.bytes);
         set_aim(queue, local_keys, NULL, put->dst);
         add_backlog(order, part.queue, part.bytes);
         if (apart) {
@@ -243,7 +247,7 @@ static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op,
         return PRS_BUSY;
     prs_op_start(op, 1);
     wr = admit_lazily(order, index, op);
-    fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
+    fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     /* MUTANT(order) a put of no group stays lazy: s/&& put->group != PRS_GROUP_NONE// */
     /* MUTANT(order) what a held signal waits for is signaled:
      * s/|| (!one_in_order && order->may_hold && put->group != PRS_GROUP_NONE)// */
@@ -418,12 +422,16 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t
 int prs_order_touch(struct prs_order *order)
 {
     struct prs_order_queue *queue = &order->queue[order->word_queue];
+    struct prs_wr *wr;
 
     /* MUTANT(order) one touch at a time: s/|| queue_has(queue, order->last_touch - 1)// */
     if (queue_full(queue) || queue_has(queue, order->last_touch - 1) || path_is_stopped(order, order->word_queue))
         return PRS_BUSY;
-    *admit_request(order, order->word_queue, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
-    set_aim(queue, NULL, NULL, NULL);
+    wr = admit_request(order, order->word_queue, &order->no_op);
+    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    /* MUTANT(order) a touch names memory of the peer: delete */
+    name_records(order, queue, wr);
+    set_aim(queue, NULL, order->record_key, NULL);
     order->last_touch = queue->head;
     end_run(queue);
     return 0;

@@ -322,6 +322,8 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
     /* MUTANT(order) a replay shows the remote key of its rail: s/if (wr->len_bytes)/if (0)/ */
     if (wr->len_bytes)
         wr->remote_key = aim->path_keys ? aim->path_keys[to->path] : aim->remote_keys.rkey[to->remote_rail];
+    else if (wr->remote_addr == order->record_addr)
+        name_records(order, to, wr);
     end_run(to);
     if (wr->opcode == PRS_WR_READ)
         /* MUTANT(order) a strong signal knows where reads are replayed: delete */

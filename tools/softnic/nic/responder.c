@@ -166,7 +166,8 @@ static struct refusal request_check(const struct sn_qp_shm *target, const struct
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                 "the target queue pair does not allow it"};
     *span = (struct sn_span){0};
-    if (w->length &&
+    /* An EFA wants a registered address even for no bytes. */
+    if ((w->length || target->transport == SN_TRANSPORT_SRD) &&
         !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, w->dest_qpn, span))
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                 "remote access error: no such key, out of its bounds, or without the right"};
