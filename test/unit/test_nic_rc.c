@@ -546,3 +546,41 @@ Test(nic_rc, links_keep_the_completion_queues_that_they_share)
     s.cqs = NULL;
     close_three(&s);
 }
+
+/* ---- a driver that is told which requests will come ---- */
+
+static struct ibv_qp_init_attr_ex asked;
+static int refused_sized;
+
+static struct ibv_qp *make_sized(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+    asked = *attr;
+    errno = EOPNOTSUPP;
+    if (refused_sized)
+        return NULL;
+    fake_verbs.qp.qp_base.context = context;
+    return &fake_verbs.qp.qp_base;
+}
+
+Test(nic_rc, a_send_ring_is_for_the_requests_that_will_come)
+{
+    struct prs_verbs_device device = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &device.base, .port = 1};
+    struct prs_rail_address own = {0};
+    struct prs_link *link;
+
+    fake_verbs_install();
+    fake_verbs.extended.create_qp_ex = make_sized;
+    for (refused_sized = 0; refused_sized < 2; refused_sized++) {
+        fake_verbs.asked_receives = 0;
+        link = open_queue(&rail, &own, 0);
+        cr_assert(asked.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS && asked.cap.max_send_wr == 64 &&
+                  asked.cap.max_inline_data == PRS_INLINE_BYTES && asked.qp_type == IBV_QPT_RC);
+        cr_assert_eq(asked.send_ops_flags, (uint64_t)(IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                                      IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD));
+        cr_assert(link->queue[0]->takes_inline);
+        cr_assert_eq(fake_verbs.asked_receives > 0, refused_sized,
+                     "the other call is for drivers that refuse this one");
+        prs_nic_rc.close(link);
+    }
+}

@@ -454,3 +454,22 @@ Test(order, a_message_that_fills_its_queue_keeps_its_immediates)
     cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0, "it would never fit with 40");
     cr_assert_eq(bench->order.queue[0].head, 20);
 }
+
+/* EFA wants a registered address even where no byte is written. */
+Test(order, what_writes_nothing_names_memory_of_the_peer)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
+    struct prs_put put = {.notify_id = 1, .flags = PRS_PUT_NOTIFY};
+    struct prs_op op;
+
+    cr_assert_eq(prs_order_touch(&bench->order), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, NULL), 0);
+    for (uint32_t q = 0; q < 2; q++)
+        for (uint32_t at = 0; at != bench->order.queue[q].head; at++) {
+            const struct prs_wr *wr = &bench->order.queue[q].wr[at];
+
+            cr_assert(!wr->len_bytes && bench->order.record_addr && wr->remote_addr == bench->order.record_addr);
+            cr_assert_eq(wr->remote_key, bench->order.record_key[bench->order.queue[q].path], "queue %u", q);
+        }
+    cr_assert_eq(bench->order.queue[0].head + bench->order.queue[1].head, 2u);
+}

@@ -527,25 +527,6 @@ Test(order_limits, one_touch_at_a_time_writes_nothing)
     cr_assert_eq(prs_order_touch(&bench->order), 0, "the one before is complete");
 }
 
-/* EFA wants a registered address even where no byte is written. */
-Test(order_limits, what_writes_nothing_names_memory_of_the_peer)
-{
-    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
-    struct prs_put put = {.notify_id = 1, .flags = PRS_PUT_NOTIFY};
-    struct prs_op op;
-
-    cr_assert_eq(prs_order_touch(&bench->order), 0);
-    cr_assert_eq(prs_order_put(&bench->order, &op, &put, NULL), 0);
-    for (uint32_t q = 0; q < 2; q++)
-        for (uint32_t at = 0; at != bench->order.queue[q].head; at++) {
-            const struct prs_wr *wr = &bench->order.queue[q].wr[at];
-
-            cr_assert(!wr->len_bytes && bench->order.record_addr && wr->remote_addr == bench->order.record_addr);
-            cr_assert_eq(wr->remote_key, bench->order.record_key[bench->order.queue[q].path], "queue %u", q);
-        }
-    cr_assert_eq(bench->order.queue[0].head + bench->order.queue[1].head, 2u);
-}
-
 /* ---- positions wrap ---- */
 
 /* The request after which something waits has each of these positions. */

@@ -95,7 +95,8 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
     wr->local_addr = (uintptr_t)put->src_addr + offset;
     wr->remote_addr = put->dst_addr + offset;
     wr->local_key = local_keys ? local_keys[queue->local_rail] : 0;
-    /* MUTANT(order) a put without keys names memory of the peer: s/name_records(order, queue, wr)/wr->remote_key = 0/ */
+    /* MUTANT(order) a put without keys names memory of the peer:
+     * s/name_records(order, queue, wr)/wr->remote_key = 0/ */
     if (likely(put->dst))
         wr->remote_key = put->dst->rkey[queue->remote_rail];
     else

@@ -39,8 +39,32 @@ static void prepare_flags(struct rc_queue *queue)
                               (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
 }
 
+/* Drivers that are told which requests will come make the send ring as large as these need: for mlx5 a quarter of what
+ * all kinds of requests need. Posting is the same. Drivers that cannot be told it get the other call. */
+static struct ibv_qp *create_sized(struct prs_verbs_device *device, struct ibv_qp_init_attr *attr)
+{
+    struct verbs_context *extended = verbs_get_ctx_op(device->context, create_qp_ex);
+    struct ibv_qp_init_attr_ex ex = {
+        .send_cq = attr->send_cq,
+        .recv_cq = attr->recv_cq,
+        .cap = attr->cap,
+        .qp_type = attr->qp_type,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .pd = device->pd,
+        .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+                          IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+    };
+    struct ibv_qp *qp = extended ? extended->create_qp_ex(device->context, &ex) : NULL;
+
+    if (!qp)
+        return prs_verbs.create_qp(device->pd, attr);
+    attr->cap = ex.cap;
+    return qp;
+}
+
 static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t depth, uint32_t receive_depth)
 {
+    struct prs_verbs_device *device = prs_verbs_device(link->base.rail->domain);
     struct ibv_qp_init_attr attr = {
         .send_cq = link->cq->cq,
         .recv_cq = link->cq->cq,
@@ -55,11 +79,11 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t dept
     /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
     if (link->base.queue_count && !link->base.queue[0]->takes_inline)
         attr.cap.max_inline_data = 0;
-    queue->qp = prs_verbs.create_qp(prs_verbs_device(link->base.rail->domain)->pd, &attr);
+    queue->qp = create_sized(device, &attr);
     if (!queue->qp && !link->base.queue_count) { /* some devices have no inline data at all */
         attr.cap.max_inline_data = 0;
         errno = 0;
-        queue->qp = prs_verbs.create_qp(prs_verbs_device(link->base.rail->domain)->pd, &attr);
+        queue->qp = create_sized(device, &attr);
     }
     if (queue->qp)
         queue->base.number = queue->qp->qp_num;
