@@ -166,7 +166,7 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
     uint32_t i = 0;
 
     for (;;) {
-        r = handle_events(peer, peer->link[i], peer->events, count);
+        r = count ? handle_events(peer, peer->link[i], peer->events, count) : 0; /* which reads the clock */
         if (unlikely(r))
             return r;
         handled += count;
