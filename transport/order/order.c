@@ -44,14 +44,18 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
     size_t positions = (size_t)(groups + held + 1) * data;
     size_t slots = (size_t)data * options->depth + (size_t)paths * probe_depth;
     size_t state_bytes, slot_bytes;
+    uint32_t aim_keys = 0;
     uint32_t *position;
     char *at;
 
     positions += positions % 2; /* to a whole word */
     state_bytes = queues * sizeof(*order->queue) + paths * sizeof(*order->path) + groups * sizeof(*order->group) +
                   held * sizeof(*order->held) + positions * sizeof(*position);
+    for (uint32_t i = 0; i < paths; i++)
+        if (options->path[i].remote_rail >= aim_keys)
+            aim_keys = options->path[i].remote_rail + 1;
     slot_bytes = slots * (sizeof(struct prs_wr) + sizeof(struct prs_op *)) +
-                 (fails_over ? (size_t)data * options->depth * sizeof(struct prs_order_aim) : 0);
+                 (fails_over ? (size_t)data * options->depth * aim_bytes(aim_keys) : 0);
     order->room = at = malloc(state_bytes + slot_bytes);
     if (!at)
         return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", queues, options->depth);
@@ -73,7 +77,8 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
         queue->mask = depth - 1;
         queue->wr = carve(&at, depth, sizeof(*queue->wr));
         queue->owner = carve(&at, depth, sizeof(*queue->owner));
-        queue->aim = carve(&at, fails_over && i < data ? depth : 0, sizeof(*queue->aim));
+        queue->aim_keys = aim_keys;
+        queue->aim = carve(&at, fails_over && i < data ? depth : 0, aim_bytes(aim_keys));
     }
     return 0;
 }

@@ -94,17 +94,17 @@ struct prs_order_path {   /* one rail to the peer */
 /* What a request needs to leave over another path than its own. */
 struct prs_order_aim {
     const uint32_t *local_keys; /* by local rail; NULL: the payload is in inline_bytes, or there is none */
-    const uint64_t *path_keys;  /* remote keys by path; NULL: those in remote_keys */
-    struct prs_keys remote_keys;
+    const uint64_t *path_keys;  /* remote keys by path; NULL: those in key */
+    uint64_t key[];             /* [prs_order_queue.aim_keys] remote keys by remote rail */
 };
 
 struct prs_order_queue {
     /* Rings of mask + 1 slots, indexed by position. */
     struct prs_wr *wr;
     struct prs_op **owner;
-    struct prs_order_aim *aim; /* NULL: a lost path is not replaced by another */
-    uint8_t *inline_bytes;     /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
-    uint32_t inline_key;       /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
+    char *aim;             /* of order_aim(); NULL: a lost path is not replaced by another */
+    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
+    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
     uint32_t mask;
     uint32_t head;     /* next position to admit */
     uint32_t posted;   /* next to post */
@@ -122,6 +122,7 @@ struct prs_order_queue {
     uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
     uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
+    uint32_t aim_keys;   /* keys that an aim has room for */
     uint32_t immediates; /* admitted since the queue was connected */
     uint32_t carrier;    /* of a lost path: the queue that replays its requests */
 };

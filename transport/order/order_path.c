@@ -303,14 +303,14 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
 {
     uint32_t index = from->carrier;
     struct prs_order_queue *to = &order->queue[index];
-    const struct prs_order_aim *aim = &from->aim[slot];
+    const struct prs_order_aim *aim = order_aim(from, slot);
     const struct prs_wr *old = &from->wr[slot];
     struct prs_wr *wr = admit_request(order, index, from->owner[slot]);
 
     *wr = *old;
     /* MUTANT(order) a replayed record still follows its reads: s/old->flags & PRS_WR_FENCE/0/ */
     wr->flags = old->flags & PRS_WR_FENCE;
-    to->aim[wr - to->wr] = *aim;
+    memcpy(order_aim(to, (uint32_t)(wr - to->wr)), aim, aim_bytes(from->aim_keys));
     /* MUTANT(order) a replayed immediate counts: delete */
     to->immediates += wr->opcode == PRS_WR_WRITE_IMM;
     /* MUTANT(order) a replay has its own copy of the payload: s/old->flags & PRS_WR_INLINE/0/ */
@@ -321,7 +321,7 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
         wr->local_key = aim->local_keys[to->local_rail];
     /* MUTANT(order) a replay shows the remote key of its rail: s/if (wr->len_bytes)/if (0)/ */
     if (wr->len_bytes)
-        wr->remote_key = aim->path_keys ? aim->path_keys[to->path] : aim->remote_keys.rkey[to->remote_rail];
+        wr->remote_key = aim->path_keys ? aim->path_keys[to->path] : aim->key[to->remote_rail];
     else if (wr->remote_addr == order->record_addr)
         name_records(order, to, wr);
     end_run(to);

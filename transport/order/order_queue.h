@@ -118,6 +118,16 @@ static inline bool path_is_stopped(const struct prs_order *order, uint32_t index
     return order->path[order->queue[index].path].use >= PRS_PATH_STOPPED;
 }
 
+static inline size_t aim_bytes(uint32_t keys)
+{
+    return sizeof(struct prs_order_aim) + keys * sizeof(uint64_t);
+}
+
+static inline struct prs_order_aim *order_aim(const struct prs_order_queue *queue, uint32_t slot)
+{
+    return (struct prs_order_aim *)(void *)(queue->aim + slot * aim_bytes(queue->aim_keys));
+}
+
 /* Remember how the request before head could leave over another path: with remote keys by path, or those of a caller's
  * op (NULL: it names no remote memory). */
 static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *local_keys, const uint64_t *path_keys,
@@ -127,11 +137,11 @@ static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *
 
     if (!queue->aim)
         return;
-    aim = &queue->aim[(queue->head - 1) & queue->mask];
+    aim = order_aim(queue, (queue->head - 1) & queue->mask);
     aim->local_keys = local_keys;
     aim->path_keys = path_keys;
-    if (remote_keys)
-        aim->remote_keys = *remote_keys;
+    for (uint32_t i = 0; remote_keys && i < queue->aim_keys; i++)
+        aim->key[i] = remote_keys->rkey[i];
 }
 
 /* A request of no bytes needs no memory. Some NICs (EFA) look at the key all the same, so it names the peer's ring. */
