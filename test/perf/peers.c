@@ -3,7 +3,7 @@
  * process, so N connections are 2 N peers. Memory is what libperseus allocates, and what of the process is resident,
  * which includes the software NIC's queues. Prints one JSON object; exits with 1 if a word is wrong.
  *
- * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS]]. Policy net: peers as the plugin's net comms, without signals.
+ * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS]]]. Policy net: peers as the plugin's net comms, without signals.
  * Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context. Exits with 1
  * also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. */
 #include <perseus/perseus.h>
@@ -258,7 +258,7 @@ static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer
 
 int main(int argc, char **argv)
 {
-    int count = argc >= 3 && argc <= 5 ? atoi(argv[1]) : 0;
+    int count = argc >= 3 && argc <= 6 ? atoi(argv[1]) : 0;
     bool is_net = count > 0 && !strcmp(argv[2], "net"), is_team = count > 0 && !strncmp(argv[2], "team-", 5);
     struct prs_peer_options options = {.traffic_class = -1, .max_ops = MAX_OPS};
     struct rlimit files = {0};
@@ -273,13 +273,17 @@ int main(int argc, char **argv)
     struct prs_keys keys;
     long before, connected, used, allocated_before, allocated_after;
     int files_before, files_after;
-    double rounds_s = 1e9, kib;
+    double rounds_s = 1e9, connect_s, close_s, kib;
 
-    if (argc == 5)
+    if (argc >= 5)
         signals = atoi(argv[4]);
-    if (count < 2 || signals < 1 || signals > SIGNALS) {
-        fprintf(stderr,
-                "usage: peers CONNECTIONS POLICY|net|team-POLICY [MOST_KIB [SIGNALS]]; at least 2 connections\n");
+    if (argc == 6)
+        rails.count = atoi(argv[5]);
+    for (int i = 0; i < rails.count && i < PRS_MAX_RAILS; i++)
+        rails.rail[i] = i;
+    if (count < 2 || signals < 1 || signals > SIGNALS || rails.count < 1 || rails.count > PRS_MAX_RAILS) {
+        fprintf(stderr, "usage: peers CONNECTIONS POLICY|net|team-POLICY [MOST_KIB [SIGNALS [RAILS]]]; at least 2 "
+                        "connections\n");
         return 2;
     }
     options.policy = is_net ? NULL : is_team ? argv[2] + 5 : argv[2];
@@ -304,12 +308,14 @@ int main(int argc, char **argv)
     before = own_kib();
     allocated_before = allocated;
     files_before = open_files();
+    connect_s = now_s();
     for (int i = 1; i < count; i++) {
         if (team)
             connect_rank(team, i + 1, listener, &options, peer[i]);
         else
             connect_pair(fabric, &rails, listener, &handle, &options, peer[i]);
     }
+    connect_s = now_s() - connect_s;
     connected = own_kib();
     allocated_after = allocated;
     files_after = open_files();
@@ -324,12 +330,23 @@ int main(int argc, char **argv)
         rounds_s = took < rounds_s ? took : rounds_s;
     }
     kib = (double)(allocated_after - allocated_before) / 1024 / (2 * (count - 1));
-    printf("{\"peers\": %d, \"policy\": \"%s\", \"allocated_kib_a_peer\": %.1f, \"connected_kib_a_peer\": %.1f, "
+    close_s = now_s();
+    prs_team_close(team); /* its peers with it */
+    for (int i = 0; i < count; i++) {
+        if (!team)
+            prs_peer_close(peer[i][0]);
+        prs_peer_close(peer[i][1]);
+    }
+    close_s = now_s() - close_s;
+    printf("{\"peers\": %d, \"policy\": \"%s\", \"rails\": %d, \"allocated_kib_a_peer\": %.1f, "
+           "\"connected_kib_a_peer\": %.1f, "
            "\"used_kib_a_peer\": %.1f, "
-           "\"files_a_peer\": %.2f, \"round_us\": %.2f, \"round_ns_a_peer\": %.1f}\n",
-           2 * count, argv[2], kib, (double)(connected - before) / (2 * (count - 1)),
+           "\"files_a_peer\": %.2f, \"round_us\": %.2f, \"round_ns_a_peer\": %.1f, \"connect_us_a_peer\": %.0f, "
+           "\"close_us_a_peer\": %.0f}\n",
+           2 * count, argv[2], rails.count, kib, (double)(connected - before) / (2 * (count - 1)),
            (double)(used - before) / (2 * (count - 1)), (double)(files_after - files_before) / (2 * (count - 1)),
-           rounds_s * 1e6, rounds_s / (team ? count : 2 * count) * 1e9);
+           rounds_s * 1e6, rounds_s / (team ? count : 2 * count) * 1e9, connect_s / (2 * (count - 1)) * 1e6,
+           close_s / (2 * count) * 1e6);
     fflush(stdout);
     if (argc >= 4 && kib > atof(argv[3])) {
         fprintf(stderr, "a peer allocates %.1f KiB, more than %s\n", kib, argv[3]);
