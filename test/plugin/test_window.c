@@ -14,6 +14,7 @@ enum { RANKS = 3, OWN = 1 };
 static struct gin_comm comm = {.base = {GIN_COMM, &comm}, .rank = OWN, .ranks = RANKS, .relaxed = true};
 static int gathers, told, left_out, regions, fail_alloc, fail_region, bad_rank = -1;
 static char region[2];
+static struct prs_mem asked[2]; /* of each region */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -56,7 +57,7 @@ int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *ra
 {
     (void)fabric;
     (void)rails;
-    (void)mem;
+    asked[regions % 2] = *mem;
     if (fail_region && --fail_region == 0)
         return prs_fail(-EFAULT, "no such memory");
     *out = (struct prs_region *)(void *)&region[regions++];
@@ -126,4 +127,37 @@ Test(window, a_rank_that_cannot_register_takes_part_in_the_gather_and_leaves_not
     cr_assert_eq(regions, 2);
     gin_memory_release(&comm, mhandle);
     cr_assert_eq(regions, 0);
+}
+
+/* GPU memory comes as a file, an offset in it, and its address. What kernels and the proxy name must be one handle. */
+Test(window, device_memory_is_registered_by_its_file, .timeout = 60)
+{
+    static char memory[64];
+    enum { FILE_OF_IT = 7, OFFSET = 4096 };
+
+    for (int table = 0; table < 2; table++) { /* RMA, GIN */
+        void *mhandle = NULL, *for_kernels = NULL;
+        struct gin_memory *window;
+        net_result r;
+
+        gathers = 0;
+        r = table ? gin_memory_reg_dmabuf(&comm, memory, sizeof(memory), NET_PTR_CUDA, OFFSET, FILE_OF_IT, 0, &mhandle,
+                                          &for_kernels)
+                  : rma_memory_reg_dmabuf(&comm, memory, sizeof(memory), NET_PTR_CUDA, OFFSET, FILE_OF_IT, 0, &mhandle);
+        cr_assert_eq(r, NET_SUCCESS, "%s", prs_error_last());
+        window = mhandle;
+        cr_assert(gathers == 1 && regions == 2 && window->is_device && window->base == (uintptr_t)memory);
+        cr_assert(!table || for_kernels == mhandle);
+        for (int i = 0; i < 2; i++) /* data, and signals in strict order */
+            cr_assert(asked[i].kind == PRS_MEM_DMABUF && asked[i].dmabuf_fd == FILE_OF_IT &&
+                          asked[i].dmabuf_offset == OFFSET && asked[i].addr == memory &&
+                          asked[i].len_bytes == sizeof(memory),
+                      "region %d", i);
+        cr_assert_neq(asked[0].flags & PRS_MEM_STRICT, asked[1].flags & PRS_MEM_STRICT);
+        gin_memory_release(&comm, mhandle);
+        cr_assert_eq(regions, 0);
+        fail_region = 1;
+        r = rma_memory_reg_dmabuf(&comm, memory, sizeof(memory), NET_PTR_CUDA, OFFSET, FILE_OF_IT, 0, &mhandle);
+        cr_assert(r == NET_INVALID_ARGUMENT && !mhandle && regions == 0, "a file that cannot be registered");
+    }
 }
