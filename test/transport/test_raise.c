@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "test/transport/pair.h"
+#include "transport/nic/nic.h"
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
+#include "transport/util/clock.h"
 
 enum { ADDS = 600 };
 
@@ -244,4 +247,72 @@ Test(raise, an_add_to_device_memory_that_others_may_add_to_is_refused_without_at
         cr_skip_test("these rails have atomics");
     pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .b_dies = true}, add_once,
              refuse_to_add);
+}
+
+/* ---- a lost rail, and memory that the other one does not know ---- */
+
+static void wait_until_rail_0_is_lost(struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+
+    while (!prs_peer_lost_path(pair->peer, 0)) {
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(prs_clock_ms() < give_up, "the loss was not agreed upon");
+    }
+}
+
+static void signal_after_a_loss(struct pair *pair)
+{
+    struct prs_signal signal = {
+        .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1, .kind = PRS_SIGNAL_SET};
+    struct prs_keys keys = {{0}};
+    uint64_t addr = pair_swap(pair, 0);
+    struct prs_op op;
+    int r;
+
+    keys.rkey[0] = pair_swap(pair, 0);
+    wait_until_rail_0_is_lost(pair);
+    pair_signal(pair, &op, &signal); /* the other rail knows this word */
+    pair_wait_op(pair, &op);
+    while ((r = prs_peer_settle(pair->peer)) == PRS_AGAIN)
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    must(r == 0, "%s", prs_error_text());
+    signal.dst_addr = addr;
+    signal.dst = &keys;
+    pair_signal(pair, &op, &signal);
+    r = pair_wait_error(pair);
+    must(r < 0 && strstr(prs_peer_error(pair->peer), "that is not registered on"), "%d %s", r,
+         prs_peer_error(pair->peer));
+}
+
+static void lose_the_rail_that_knows(struct pair *pair)
+{
+    static const struct prs_rail_set first = {1, {0}};
+    struct prs_mem memory = {
+        .addr = pair->buffer, .len_bytes = 4096, .kind = PRS_MEM_CUDA, .dmabuf_fd = -1, .flags = PRS_MEM_STRICT};
+    struct prs_region *region;
+    struct prs_keys keys;
+    int r;
+
+    must(prs_region_register(pair->fabric, &first, &memory, &region) == 0, "%s", prs_error_text());
+    prs_region_keys(region, &keys);
+    pair_swap(pair, (uintptr_t)pair->buffer);
+    pair_swap(pair, keys.rkey[0]);
+    prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
+    pair->peer->nic->kill(pair->peer->link[0]);
+    prs_peer_unlock(pair->peer);
+    r = pair_wait_error(pair);
+    must(r == -ENETDOWN && strstr(prs_peer_error(pair->peer), "a rail is lost, and a signal goes to device memory"),
+         "%d %s", r, prs_peer_error(pair->peer));
+    must(pair->words[0] == 1, "the word that both rails know was set");
+    prs_region_release(region);
+}
+
+Test(raise, a_signal_to_memory_of_a_lost_rail_alone_is_an_error_that_names_the_other)
+{
+    if (!pair_rails_keep("in_order"))
+        cr_skip_test("queues that keep no order: a lost rail ends the peer");
+    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
+    pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}, .words_on_device = true}, signal_after_a_loss,
+             lose_the_rail_that_knows);
 }
