@@ -17,8 +17,8 @@
 #ifndef PERSEUS_FUSED_ROUTE_CUH
 #define PERSEUS_FUSED_ROUTE_CUH
 
-#include "fused/moe/args.h"
 #include "fused/core/far.cuh"
+#include "fused/moe/choices.cuh"
 
 struct route_memory {
     uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
@@ -82,13 +82,6 @@ PRS_DEVICE uint32_t claim_for_cta(const struct route_memory &m, uint32_t *counte
     return *m.claimed;
 }
 
-/* The tokens of this rank in this launch. */
-PRS_DEVICE uint32_t token_count(const struct prs_moe_args &args)
-{
-    uint32_t count = args.count_on_device ? *args.count_on_device : args.count;
-    return count < args.route.tokens ? count : args.route.tokens;
-}
-
 PRS_DEVICE struct routing_chunk chunk_at(const struct prs_moe_args &args, uint32_t epoch, uint32_t chunk)
 {
     uint32_t count = token_count(args), each = prs_route_chunk_tokens(&args.route, count), first = chunk * each;
@@ -97,19 +90,6 @@ PRS_DEVICE struct routing_chunk chunk_at(const struct prs_moe_args &args, uint32
 }
 
 /* ---- count ---- */
-/* For the status. */
-PRS_DEVICE void count_without_place(const struct prs_moe_args &args, int32_t place, uint32_t token)
-{
-    if (place == PRS_ROUTE_NO_CHOICE)
-        return;
-    if (place == PRS_ROUTE_ABSENT) {
-        atomicAdd(&args.claims->absent, 1u);
-        return;
-    }
-    atomicAdd(place == PRS_ROUTE_WRONG_PLACE ? &args.claims->wrong_places : &args.claims->wrong, 1u);
-    atomicMax(&args.claims->wrong_token, ~token);
-}
-
 /* First finds the expert of each choice, then which of them are leads. Choices without a place are counted in the first
  * reading. */
 PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
@@ -379,16 +359,6 @@ PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routi
                               at.epoch);
     if (r->place.nodes > 1)
         put_messages(args, at.epoch);
-}
-
-PRS_DEVICE void write_send_status(const struct prs_moe_args &args)
-{
-    uint32_t count = args.count_on_device ? *args.count_on_device : args.count;
-    args.status->wrong_choices = *(volatile uint32_t *)&args.claims->wrong;
-    args.status->wrong_token = ~*(volatile uint32_t *)&args.claims->wrong_token;
-    args.status->tokens_dropped = count - token_count(args);
-    args.status->absent_choices = *(volatile uint32_t *)&args.claims->absent;
-    args.status->wrong_places = *(volatile uint32_t *)&args.claims->wrong_places;
 }
 
 /* Sends a chunk that is in shared memory. */

@@ -3,29 +3,13 @@
 #ifndef PERSEUS_FUSED_INBOX_CUH
 #define PERSEUS_FUSED_INBOX_CUH
 
+#include "fused/core/inbox_word.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/inbox.h"
 #include "fused/gemm/unfused/unfused.h"
 #include "fused/gemm/unfused/vector.cuh"
 
 enum { SEND_AHEAD = 4 /* items that a thread loads before it stores them */ };
-
-PRS_DEVICE uint4 sent_vector(uint4 x)
-{
-    return make_uint4(prs_inbox_sent(x.x), prs_inbox_sent(x.y), prs_inbox_sent(x.z), prs_inbox_sent(x.w));
-}
-
-PRS_DEVICE uint4 received_vector(uint4 x)
-{
-    return make_uint4(prs_inbox_received(x.x), prs_inbox_received(x.y), prs_inbox_received(x.z),
-                      prs_inbox_received(x.w));
-}
-
-PRS_DEVICE bool has_arrived(uint4 x)
-{
-    /* MUTANT(emulator few_rows_are_summed_in_one_hop) every word of a vector arrives by itself: s/x.x != 0 &&// */
-    return x.x != 0 && x.y != 0 && x.z != 0 && x.w != 0;
-}
 
 /* For the whole CTA: thread 0 draws a number, which is the launch in multiples of PRS_INBOX_LAUNCH plus the number of
  * this CTA in it. The last CTA of a launch begins the next one. */

@@ -24,7 +24,7 @@
 #ifndef PERSEUS_FUSED_INBOX_H
 #define PERSEUS_FUSED_INBOX_H
 
-#include "fused/core/geometry.h"
+#include "fused/core/inbox_word.h"
 
 enum {
     PRS_INBOX_ITEM = 8,       /* elements that a thread adds up at a time: 16 bytes of partial sums */
@@ -38,17 +38,6 @@ struct prs_inbox {
     uint32_t drawn;
 };
 enum { PRS_INBOX_LAUNCH = 256 };
-
-/* What travels for a word: never 0. */
-PRS_SHARED uint32_t prs_inbox_sent(uint32_t word)
-{
-    return word == 0xffffffffu ? ~0x7fff7fffu : ~word;
-}
-
-PRS_SHARED uint32_t prs_inbox_received(uint32_t sent)
-{
-    return ~sent;
-}
 
 /* Items of `elements` elements; the last may be in part. */
 PRS_SHARED uint64_t prs_inbox_items(uint64_t elements)
