@@ -45,6 +45,18 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
     {
         wgmma_m64n64k16_bf16<N_MAJOR>(d, a, b, add);
     }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n32k16_bf16<N_MAJOR>(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n16k16_bf16<N_MAJOR>(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n8k16_bf16<N_MAJOR>(d, a, b, add);
+    }
     /* A in registers, as pack() makes it of accumulators. */
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[64], const uint32_t *a, uint64_t b, uint32_t add)
     {

@@ -229,6 +229,11 @@ static int launch_both(struct prs_plan *p, prs_launch_step_fn *const *steps, cud
     return r;
 }
 
+int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
+{
+    return enqueue(p, steps, stream);
+}
+
 int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
     if (p->scratch.at)

@@ -94,5 +94,7 @@ int prs_plan_enter(struct prs_plan *p, int *before);
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 /* The same for a launch that reaches no other rank, and so may be one that other ranks do not make. */
 int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
+/* The same for a launch that uses no memory of prs_plan_shares() and prs_plan_scratch(), of a plan without copies. */
+int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 
 #endif

@@ -536,6 +536,33 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uin
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
+/* The same for as few columns as decoding has tokens. */
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+                 "%11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, %19;\n}"
+                 : PRS_REGISTERS_8(d, 0), PRS_REGISTERS_8(d, 8)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n16k16_bf16(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "%8, %9, p, 1, 1, 0, %11;\n}"
+                 : PRS_REGISTERS_8(d, 0)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n8k16_bf16(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, %7;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
 /* A[64 x 16] in registers, as mma fragments: rows lane / 4 and + 8 (a1, a3), columns 2 * (lane % 4) and + 8 (a2, a3).
  * They must not change until the product has been waited for. */
 template <int TRANS_B>

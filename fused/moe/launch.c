@@ -282,6 +282,12 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
     return r;
 }
 
+static int layer_of_kernels(struct prs_moe_plan *p, const struct prs_moe_batch *b, cudaStream_t stream)
+{
+    int r = encode_layer(p, b);
+    return r != 0 ? r : prs_moe_launch(p, b->kept_rows ? kept_layer_steps : layer_steps, true, 0, stream);
+}
+
 int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
 {
     int before, r = check_layer(p, b);
@@ -300,9 +306,7 @@ int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct 
     p->args.residual = b->residual;
     p->args.combined = b->out;
     p->args.unweighted = 0;
-    r = encode_layer(p, b);
-    if (!r)
-        r = prs_moe_launch(p, b->kept_rows ? kept_layer_steps : layer_steps, true, 0, stream);
+    r = prs_few_runs(p, b) ? prs_few_layer(p, b, stream) : layer_of_kernels(p, b, stream);
     prs_cuda_leave(before);
     return r;
 }

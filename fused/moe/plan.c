@@ -108,6 +108,8 @@ static void choose(struct prs_moe_plan *p)
     prs_route_put_sizes(p->shape.tokens, row_bytes(&p->shape), &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
+    if (t->path == PRS_MOE_PATH_AUTO)
+        t->path = PRS_MOE_PATH_KERNELS;
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
@@ -248,8 +250,8 @@ static int open_tables(struct prs_moe_plan *p)
 
 /* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones,
  * for which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for
- * each row of staging, and of returns. Between nodes also tokens on their way, and signal words. */
-enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH };
+ * each row of staging, and of returns. Between nodes also tokens on their way, and signal words. FEW: few.h. */
+enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH, FEW };
 
 /* Memory that the plans of a context share. Messages are a plan's own: a launch that gave up may read there what no
  * rank has written in it, and finds what an earlier launch of the same sizes has left. */
@@ -296,6 +298,8 @@ static int place(struct prs_plan *base)
         a->returns[q] = memory[RETURNS] ? memory[RETURNS]->at[q] : a->staging[q];
         a->return_flags[q] = a->staging_flags[q] + (memory[RETURNS] ? prs_route_row_flag(r, r->place.world, 0) : 0);
     }
+    if (memory[FEW])
+        prs_few_place(prs_moe_self(base), memory[FEW]);
     if (r->place.nodes == 1)
         return 0;
     a->far.device = base->ctx->network->device;
@@ -323,6 +327,7 @@ static void add_terms(struct prs_moe_plan *p)
     prs_plan_term(&p->base, "rows_per_put", far ? t->rows_per_put : 0);
     prs_plan_term(&p->base, "passes", far ? t->passes : 0);
     prs_plan_term(&p->base, "layer", s->layer != 0);
+    prs_plan_term(&p->base, "path", t->path);
     prs_plan_term(&p->base, "bytes of arguments", sizeof(p->args));
 }
 
@@ -352,7 +357,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     predict(p);
     need_shared(p);
     add_terms(p);
-    return open_tables(p);
+    r = prs_few_decide(p, FEW);
+    return r != 0 ? r : open_tables(p);
 }
 
 static const char *awaited(uint32_t what)

@@ -8,7 +8,7 @@
 
 #include "fused/core/element.h"
 #include "fused/core/plan.h"
-#include "fused/moe/args.h"
+#include "fused/moe/few.h"
 
 /* Of tokens, rows, weights and results. */
 enum { PRS_MOE_TYPE = PRS_DTYPE_BF16 };
@@ -23,6 +23,8 @@ struct prs_moe_plan {
     bool first_is_n_k;         /* of the latter */
     uint8_t *activations;      /* [capacity, I], in scratch memory: between a layer's products */
     struct prs_moe_tuning wanted;
+    struct prs_few few; /* of a plan whose layer is one kernel */
+    uint32_t few_ctas;
 };
 
 static inline struct prs_moe_plan *prs_moe_self(struct prs_plan *p)
@@ -60,5 +62,16 @@ int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *ar
 int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
                          const struct prs_moe_matrices *m, void *to);
 int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, bool n_k, cudaStream_t stream);
+
+/* ---- few.c ---- */
+/* For decide(): checks whether the layer can be one kernel, prepares it, and says what memory it needs, as need number
+ * `need`. Nothing if the plan's layer is several kernels. */
+int prs_few_decide(struct prs_moe_plan *p, uint32_t need);
+/* For place(). */
+void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory);
+/* Whether prs_few_layer() runs this layer. All ranks must agree. */
+bool prs_few_runs(const struct prs_moe_plan *p, const struct prs_moe_batch *b);
+/* Enqueues a layer, with the operands that p->args has. */
+int prs_few_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, cudaStream_t stream);
 
 #endif

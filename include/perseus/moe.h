@@ -47,6 +47,13 @@ struct prs_moe_shape {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
+/** How prs_moe_layer() runs. */
+enum prs_moe_path {
+    PRS_MOE_PATH_AUTO = 0, /**< chosen by the plan: PRS_MOE_PATH_KERNELS */
+    PRS_MOE_PATH_KERNELS = 1,
+    PRS_MOE_PATH_ONE = 2 /**< one kernel, for few tokens: see prs_moe_layer() */
+};
+
 /** A field that is 0 is chosen by the plan. */
 struct prs_moe_tuning {
     uint32_t ctas;    /**< SMs that work */
@@ -58,6 +65,7 @@ struct prs_moe_tuning {
     uint32_t rows_per_put;    /**< at most rows_per_signal */
     /** 2: blocks without rows of other nodes are computed first, for half of the experts; 1: expert by expert. */
     uint32_t passes;
+    uint32_t path;                         /**< enum prs_moe_path, the same on all ranks */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -229,7 +237,12 @@ PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_mo
  * activation (and gate) is applied before its only rounding; the second product; combine, which adds batch->residual.
  * For a plan with shape.layer. By the rules of launches, and of prs_moe_combine().
  *
- * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own. */
+ * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own.
+ *
+ * With PRS_MOE_PATH_ONE the layer is one kernel, made for few tokens: no kernel of a single warp comes before it, no
+ * counts are exchanged, and a token's results are not rounded to travel. The plan needs one node, weights_transposed,
+ * capacity 0 and W * tokens * top_k of at most 4096; opening it is refused otherwise. A launch with rows, expert_rows,
+ * maps or kept_rows takes the kernels of the other path, so all ranks must have these, or none. */
 PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** What prs_moe_multiply() works on: device memory, 16-byte aligned. */

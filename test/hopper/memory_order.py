@@ -26,6 +26,7 @@ TESTS = {
     "test_hopper_order_attention_backward": ["attention_backward_order/*"],
     "test_hopper_order_moe": ["moe_order/*"],
     "test_hopper_order_moe_combine": ["moe_combine_order/*"],
+    "test_hopper_order_moe_few": ["moe_few_order/*"],
     "test_hopper_order_moe_gradients": ["moe_gradients_order/*"],
     "test_hopper_order_moe_activation": ["moe_activation_order/*"],
     "test_hopper_order_sharing": ["sharing_order/*"],

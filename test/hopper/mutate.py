@@ -23,10 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c.
-SHARING, BACKWARD, FP8 = "sharing/", "attention_backward/", "fp8/"
+# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c, of test_moe_few.c.
+SHARING, BACKWARD, FP8, FEW = "sharing/", "attention_backward/", "fp8/", "moe_few/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
-            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8"}
+            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8", FEW: "moe_few"}
 
 
 def link_command(build, test, kernels):
@@ -40,7 +40,12 @@ def link_command(build, test, kernels):
 
 def kernels_of(rule):
     """The object that has the rule's kernels is named after the folder in which they stand."""
-    room = pathlib.PurePath(rule.edits[0].file).parts[-2]
+    file = pathlib.PurePath(rule.edits[0].file)
+    room = file.parts[-2]
+    if rule.target.startswith(FEW):
+        return "moe_few"
+    if file.stem == "inbox_word":
+        return "unfused"
     if room != "core":
         return room
     if rule.target.startswith((MOE, SHARING + "moe")):

@@ -13,7 +13,8 @@ are there. They alternate; a figure is the median over rounds of the slowest ran
 same bits over poison each time. With --nodes, under softnic-run, ranks are on emulated nodes, NCCL's way may use the
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
-of the result, `error_ratio` ours over theirs. JSON, one row each. Exit status 77 without GPUs or torch.
+of the result, `error_ratio` ours over theirs. With --path 2 (one kernel, for few tokens) "kernels" is our other path,
+--path 1. JSON, one row each. Exit status 77 without GPUs or torch.
 """
 import argparse
 import json
@@ -28,6 +29,7 @@ from timed import Way, time_all  # noqa: E402
 
 SAMPLED_TOKENS = 16
 SILU = 4  # enum prs_activation
+KERNELS, ONE = 1, 2  # enum prs_moe_path
 MOST_ERROR = 1.2  # of NCCL's way
 
 
@@ -175,6 +177,12 @@ def measure(args, preset, count, zipf, hosts):
     own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,),
               lambda _: relative_error(ours.out[picked], exact), lambda: ours.out[picked[0], :1], (tokens,))
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
+    kernels = None
+    if args.path == ONE:
+        kernels = OurLayer(argparse.Namespace(**{**vars(args), "path": KERNELS}),
+                           Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1), hosts)
+        kernels.layer_batch(tokens, chosen, router_weights, gate_up, down)
+        ways["kernels"] = Way(kernels.layer)
     try:
         if args.nodes > 1:
             raise NotImplementedError("not between emulated nodes")
@@ -200,6 +208,9 @@ def measure(args, preset, count, zipf, hosts):
            "predicted_usec": round(ours.info.predicted_us, 1), "ctas": ours.info.tuning.ctas, "error": error,
            "nccl_error": theirs, "error_ratio": round(error / theirs, 3), "checked_launches": own.checked,
            "differing_elements": differing, "rows_dropped": dropped, "commit": args.commit}
+    if kernels:
+        row |= {"path": args.path, "kernels_usec": round(usec["kernels"], 1)}
+        kernels.close()
     ours.close()
     if rank == 0:
         print(json.dumps(row), flush=True)

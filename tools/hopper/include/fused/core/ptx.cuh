@@ -387,6 +387,21 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n64k16_bf16(float (&d)[32], uint
     wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
 }
 
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n16k16_bf16(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n8k16_bf16(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
 template <int TRANS_B>
 PRS_DEVICE void wgmma_m64n128k16_bf16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                 uint64_t b, uint32_t add)

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The host's part of few.h: memory, tensor maps, launch. */
+#include <errno.h>
+
+#include "fused/core/tensor_map.h"
+#include "fused/moe/plan.h"
+#include "transport/util/error.h"
+
+static int check(const struct prs_moe_plan *p)
+{
+    const struct prs_moe_shape *s = &p->shape;
+    const struct prs_route *r = &p->args.route;
+    if (!s->layer || !s->weights_transposed || s->capacity != 0)
+        return prs_fail(-EINVAL,
+                        "fused: a MoE layer as one kernel: layer %u, weights_transposed %u, capacity %u: 1, 1 and 0",
+                        s->layer, s->weights_transposed, s->capacity);
+    if (p->args.type != PRS_MOE_TYPE)
+        return prs_fail(-EINVAL, "fused: a MoE layer as one kernel of %s: it is of bf16",
+                        prs_element_find(p->args.type)->name);
+    if (r->place.nodes > 1)
+        return prs_fail(-EINVAL, "fused: a MoE layer as one kernel over %u nodes: it runs on one", r->place.nodes);
+    if ((uint64_t)r->place.world * s->tokens * s->top_k > PRS_FEW_MOST_CHOICES)
+        return prs_fail(-EINVAL,
+                        "fused: a MoE layer as one kernel for %u ranks of %u tokens, top %u: at most %d choices",
+                        r->place.world, s->tokens, s->top_k, PRS_FEW_MOST_CHOICES);
+    return 0;
+}
+
+/* ---- memory ---- */
+static uint64_t take(uint64_t *used, uint64_t bytes)
+{
+    uint64_t at = *used;
+    *used += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* Byte offsets in the plan's symmetric memory. What comes after `results` only its own rank uses. */
+struct layout {
+    uint64_t places, flags, rows, results, state, done, inner, bytes;
+};
+
+static struct layout lay_out(const struct prs_route *r, uint32_t inner_columns)
+{
+    struct layout l = {0};
+    uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r);
+    uint64_t tiles = choices / PRS_FEW_TILE + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
+    l.places = take(&l.bytes, slots * prs_few_place_words(r) * sizeof(uint32_t));
+    l.flags = take(&l.bytes, slots * prs_few_pieces(r) * sizeof(uint32_t));
+    l.rows = take(&l.bytes, slots * r->row_bytes);
+    l.results = take(&l.bytes, prs_few_results_at(r, 2, 0));
+    l.state = take(&l.bytes, sizeof(struct prs_few_state));
+    l.done = take(&l.bytes, tiles * sizeof(uint32_t));
+    l.inner = take(&l.bytes, choices * inner_columns * prs_element_bytes(PRS_MOE_TYPE));
+    return l;
+}
+
+int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
+{
+    const struct prs_moe_args *a = &p->args;
+    struct prs_few *few = &p->few;
+    uint32_t ctas;
+    int r;
+    if (p->info.tuning.path != PRS_MOE_PATH_KERNELS && p->info.tuning.path != PRS_MOE_PATH_ONE)
+        return prs_fail(-EINVAL, "fused: MoE tuning: path %u is not known", p->info.tuning.path);
+    if (p->info.tuning.path != PRS_MOE_PATH_ONE)
+        return 0;
+    r = check(p);
+    if (r)
+        return r;
+    r = prs_few_kernel_prepare(a->type, &ctas);
+    if (r)
+        return prs_fail(r, "fused: the MoE kernel for few tokens does not fit device %d: built for another GPU?",
+                        p->base.ctx->config.device);
+    ctas = prs_context_clusters(p->base.ctx, ctas, 1);
+    p->few_ctas = p->info.tuning.ctas < ctas ? p->info.tuning.ctas : ctas;
+    few->inputs[0] = few->columns[1] = p->shape.hidden;
+    few->inputs[1] = few->columns[0] = a->n;
+    for (uint32_t i = 0; i < 2; i++) {
+        few->unit[i] = i == 0 && a->epilogue.gated ? PRS_FEW_WEIGHTS / 2 : PRS_FEW_WEIGHTS;
+        few->units[i] = prs_ceil_div(few->columns[i], few->unit[i]);
+    }
+    prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(&a->route, a->n).bytes);
+    return 0;
+}
+
+void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory)
+{
+    struct prs_few *few = &p->few;
+    struct layout l = lay_out(&p->args.route, p->args.n);
+    for (uint32_t q = 0; q < p->args.route.place.local_ranks; q++) {
+        uint8_t *at = memory->at[q];
+        few->places[q] = (uint32_t *)(at + l.places);
+        few->row_flags[q] = (uint32_t *)(at + l.flags);
+        few->rows[q] = at + l.rows;
+        few->results[q] = at + l.results;
+    }
+    few->state = (struct prs_few_state *)(memory->at[0] + l.state);
+    few->done = (uint32_t *)(memory->at[0] + l.done);
+    few->inner = memory->at[0] + l.inner;
+}
+
+/* ---- launch ---- */
+/* The experts' matrices, [n, k] each. A box has PRS_FEW_WEIGHTS rows, in groups of PRS_FEW_GROUP; gated, a group of up
+ * follows each of the gate. */
+static int encode(const struct prs_moe_plan *p, uint32_t product, const void *at, CUtensorMap *map)
+{
+    const struct prs_few *few = &p->few;
+    uint32_t halves = product == 0 && p->args.epilogue.gated ? 2 : 1, n = few->columns[product];
+    uint64_t row = (uint64_t)few->inputs[product] * prs_element_bytes(PRS_MOE_TYPE);
+    struct prs_tensor_view v = {
+        .base = at,
+        .type = PRS_MOE_TYPE,
+        .size = {few->inputs[product], PRS_FEW_GROUP, halves, n / PRS_FEW_GROUP, p->args.route.experts_per_rank},
+        .stride = {row, n * row, PRS_FEW_GROUP * row, halves * n * row},
+        .box = {prs_element_step(PRS_MOE_TYPE), PRS_FEW_GROUP, halves, PRS_FEW_WEIGHTS / PRS_FEW_GROUP / halves, 1},
+        .swizzled = true};
+    return prs_tensor_view_encode(&v, map);
+}
+
+static int run(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    struct prs_few_args args = {p->args, p->few};
+    return prs_few_kernel_launch(&args, p->few_ctas, stream);
+}
+
+static prs_launch_step_fn *const steps[] = {run, NULL};
+
+bool prs_few_runs(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    return p->info.tuning.path == PRS_MOE_PATH_ONE && !b->rows && !b->expert_rows && !b->maps && !b->kept_rows;
+}
+
+int prs_few_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, cudaStream_t stream)
+{
+    int r = encode(p, 0, b->weights, &p->few.weights[0]);
+    if (!r)
+        r = encode(p, 1, b->down, &p->few.weights[1]);
+    return r ? r : prs_plan_launch_own(&p->base, steps, stream);
+}

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The whole layer in one kernel, for few tokens (few.h).
+ *
+ * All warps of a CTA send: they claim pieces of tokens. Then they read the places of all ranks and find the tiles of
+ * this rank's experts. Then each has a role:
+ *   warp 0        load_weights   fills the stages, ahead of the rows: it waits for no token
+ *   warps 1..3    gather_rows    put the rows of a tile beside the weights
+ *   warps 4..7    multiply_units the tensor cores: weights are A (64 rows), tokens are B (8, 16 or 32 rows)
+ * At last all warps claim parts of this rank's tokens, and add up the results that have come.
+ *
+ * Any residency. CTAs claim everything, in this order: pieces, units of the first product, those of the second, parts
+ * of results. Sending waits for nothing. What a claim waits for was claimed before it, on this rank by a CTA that runs,
+ * on another by the same rule. */
+#ifndef PERSEUS_FUSED_MOE_FEW_CUH
+#define PERSEUS_FUSED_MOE_FEW_CUH
+
+#include "fused/core/epilogue.cuh"
+#include "fused/core/inbox_word.cuh"
+#include "fused/moe/few_route.cuh"
+#include "fused/moe/rows.cuh"
+
+PRS_DEVICE uint32_t few_units(const struct prs_few_args &args, const struct few_memory &m)
+{
+    return *m.tiles * (args.few.units[0] + args.few.units[1]);
+}
+
+/* Tile by tile, so that an expert's weights are read once and its first results are complete first. */
+PRS_DEVICE struct few_unit few_unit_at(const struct prs_few_args &args, const struct few_memory &m, uint32_t unit)
+{
+    uint32_t first = *m.tiles * args.few.units[0];
+    struct few_unit u;
+    u.product = unit >= first;
+    unit -= u.product != 0 ? first : 0;
+    u.index = unit / args.few.units[u.product];
+    u.block = unit % args.few.units[u.product];
+    u.tile = m.tile[u.index];
+    return u;
+}
+
+/* ---- warp 0 ---- */
+PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
+{
+    uint32_t lane = threadIdx.x % 32, units = few_units(args, m);
+    struct cta_position at = {blockIdx.x, gridDim.x, 0, 0};
+    struct unit_pipeline taken = {0};
+    struct pipeline r = {0, 0};
+    for (;;) {
+        if (lane == 0)
+            unit_fetch<few_engine>(&args.moe.claims->units, m.units, at, taken.taken);
+        __syncwarp();
+        uint32_t unit = unit_take(m.units, &taken, true);
+        if (unit >= units)
+            return;
+        struct few_unit u = few_unit_at(args, m, unit);
+        int32_t group = (int32_t)(u.block * (args.few.unit[u.product] / PRS_FEW_GROUP));
+        for (uint32_t k = 0; k < args.few.inputs[u.product]; k += PRS_FEW_STEP) {
+            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+            __syncwarp(); /* as in load_blocks() */
+            if (lane == 0) {
+                uint8_t *to = m.base + r.stage * PRS_FEW_STAGE;
+                mbarrier_expect(&m.full[r.stage], PRS_FEW_STAGE_WEIGHTS);
+                for (uint32_t half = 0; half < 2; half++)
+                    tma_load_5d(to + half * (PRS_FEW_STAGE_WEIGHTS / 2), &args.few.weights[u.product], &m.full[r.stage],
+                                (int32_t)(k + half * (PRS_FEW_STEP / 2)), 0, 0, group, u.tile.expert);
+            }
+            pipeline_next<PRS_FEW_STAGES>(&r);
+        }
+    }
+}
+
+/* ---- warps 1 to 3 ---- */
+/* Until the rows of the tile are there: all pieces of its tokens, or all units of the first product. */
+PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                             const struct few_unit &u)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t pieces = prs_few_pieces(r), lane = threadIdx.x % 32;
+    if (u.product != 0) {
+        /* MUTANT(emulator moe_few/few_tokens_take_one_launch) wait for the first product: delete */
+        wait_flag(&args.moe.sync, args.few.done + u.index, args.few.units[0], PRS_AWAIT_BLOCK, r->place.rank, u.index);
+    } else {
+        for (uint32_t i = lane; i < u.tile.rows * pieces; i += 32) {
+            uint32_t slot = m.list[u.tile.first + i / pieces] / r->choices;
+            uint32_t flag = (prs_few_slot(r, l.bank, 0, 0) + slot) * pieces + i % pieces;
+            await_word(args.moe, args.few.row_flags[0] + flag, l.number, PRS_AWAIT_TOKEN, slot / r->tokens, flag);
+        }
+    }
+    __syncwarp(); /* what one lane has waited for, all lanes read */
+}
+
+/* Where a lane's rows of a tile begin, in vectors; NO_ROW: the tile has fewer. Half of the warp loads a row, the other
+ * half the next one. ROWS: as many as the tensor cores multiply. */
+enum { NO_ROW = ~0u };
+
+template <uint32_t ROWS>
+PRS_DEVICE void find_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_unit &u,
+                          uint32_t (&at)[ROWS / 2])
+{
+    uint32_t vectors = args.few.inputs[u.product] / 8, choices = u.product != 0 ? 1 : args.moe.route.choices;
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++) {
+        uint32_t row = i * 2 + threadIdx.x % 32 / FEW_ROW_VECTORS;
+        at[i] = row < u.tile.rows ? m.list[u.tile.first + row] / choices * vectors : NO_ROW;
+    }
+}
+
+/* One step of the rows, into a stage, swizzled as the tensor cores want it. Rows that the tile does not have are
+ * zeros. */
+template <uint32_t ROWS>
+PRS_DEVICE void gather_stage(const struct few_memory &m, const uint4 *from, const uint32_t (&at)[ROWS / 2],
+                             const struct pipeline &p, uint32_t vector, bool inside)
+{
+    uint32_t lane = threadIdx.x % 32, mine = lane % FEW_ROW_VECTORS;
+    uint32_t to =
+        smem_address(m.base) + p.stage * PRS_FEW_STAGE + PRS_FEW_STAGE_WEIGHTS + mine / 8 * (PRS_FEW_STAGE_ROWS / 2);
+    uint4 x[ROWS / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++)
+        x[i] = inside && at[i] != NO_ROW ? from[at[i] + vector] : make_uint4(0, 0, 0, 0);
+    mbarrier_wait(&m.empty[p.stage], p.phase ^ 1);
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++) {
+        uint32_t row = i * 2 + lane / FEW_ROW_VECTORS;
+        store_shared_v4(to + row * PRS_STAGE_ROW + ((mine % 8 ^ row % 8) << 4), x[i].x, x[i].y, x[i].z, x[i].w);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0)
+        mbarrier_arrive(&m.full[p.stage]);
+}
+
+/* The gatherers take turns from stage to stage. */
+struct gather_turn {
+    struct pipeline p;
+    uint32_t others; /* stages of other warps before the next one of this warp */
+};
+
+template <uint32_t ROWS>
+PRS_DEVICE void gather_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                            const struct few_unit &u, struct gather_turn *turn)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t vectors = args.few.inputs[u.product] / 8, at[ROWS / 2];
+    const uint8_t *slots = args.few.rows[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * r->row_bytes;
+    const uint4 *from = (const uint4 *)(u.product != 0 ? args.few.inner : slots);
+    find_rows<ROWS>(args, m, u, at);
+    for (uint32_t first = 0; first < vectors; first += FEW_ROW_VECTORS, pipeline_next<PRS_FEW_STAGES>(&turn->p)) {
+        uint32_t vector = first + threadIdx.x % FEW_ROW_VECTORS;
+        if (turn->others-- != 0)
+            continue;
+        turn->others = FEW_GATHERERS - 1;
+        gather_stage<ROWS>(m, from, at, turn->p, vector, vector < vectors);
+    }
+}
+
+PRS_DEVICE void gather_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    uint32_t units = few_units(args, m);
+    struct unit_pipeline taken = {0};
+    struct gather_turn turn = {{0, 0}, threadIdx.x / 32 - 1};
+    for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
+        struct few_unit u = few_unit_at(args, m, unit);
+        await_inputs(args, m, l, u);
+        if (u.tile.rows <= 8)
+            gather_unit<8>(args, m, l, u, &turn);
+        else if (u.tile.rows <= 16)
+            gather_unit<16>(args, m, l, u, &turn);
+        else
+            gather_unit<32>(args, m, l, u, &turn);
+    }
+}
+
+/* ---- warps 4 to 7 ---- */
+/* d: thread t holds, of rows of weights t / 32 * 16 + t % 32 / 4 and 8 further down, two tokens of every eight. Gated,
+ * the first of them is a gate's, and the other one the same row of up. */
+template <int TYPE, uint32_t ROWS>
+PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_unit &u,
+                            const float (&d)[ROWS / 2])
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    bool gated = u.product == 0 && args.moe.epilogue.gated != 0;
+    float x[2][ROWS / 4];
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 4; i++)
+        x[0][i] = d[i / 2 * 4 + i % 2], x[1][i] = d[i / 2 * 4 + i % 2 + 2];
+    if (u.product == 0) {
+        activate(args.moe.epilogue.activation, x[0]);
+        if (!gated)
+            activate(args.moe.epilogue.activation, x[1]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 4; i++) {
+        uint8_t *row = m.out + (i / 2 * 8 + lane % 4 * 2 + i % 2) * PRS_FEW_OUT_PITCH;
+        if (gated) {
+            store_element<TYPE>(row, warp * 8 + lane / 4, x[0][i] * x[1][i]);
+        } else {
+            store_element<TYPE>(row, warp * 16 + lane / 4, x[0][i]);
+            store_element<TYPE>(row, warp * 16 + lane / 4 + 8, x[1][i]);
+        }
+    }
+}
+
+/* Where a vector of the result of a choice goes: to the second product, or to the inbox of the token's rank. */
+PRS_DEVICE void deliver_vector(const struct prs_few_args &args, const struct few_launch &l, const struct few_unit &u,
+                               uint32_t choice, uint32_t vector, uint4 x)
+{
+    const struct prs_route *r = &args.moe.route;
+    if (u.product == 0) {
+        ((uint4 *)args.few.inner)[(uint64_t)choice * (args.few.columns[0] / 8) + vector] = x;
+        return;
+    }
+    uint32_t slot = choice / r->choices, q = prs_place_distance(&r->place, slot / r->tokens);
+    uint8_t *to = args.few.results[q] + prs_few_results_at(r, l.bank, slot % r->tokens) +
+                  (uint64_t)(choice % r->choices) * r->row_bytes;
+    store_relaxed_sys_v4((uint4 *)to + vector, sent_vector(x));
+}
+
+PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                             const struct few_unit &u)
+{
+    uint32_t t = threadIdx.x % 128, vectors = args.few.unit[u.product] / 8, first = u.block * vectors;
+    barrier_sync(FEW_BARRIER, FEW_CONSUMERS * 32);
+    for (uint32_t i = t; i < u.tile.rows * vectors; i += FEW_CONSUMERS * 32) {
+        uint32_t row = i / vectors, vector = i % vectors;
+        if (first + vector < args.few.columns[u.product] / 8)
+            deliver_vector(args, l, u, m.list[u.tile.first + row], first + vector,
+                           *(const uint4 *)(m.out + row * PRS_FEW_OUT_PITCH + vector * 16));
+    }
+    barrier_sync(FEW_BARRIER, FEW_CONSUMERS * 32); /* all have read the results, and stored them */
+    if (u.product == 0 && t == 0) {
+        fence_release_gpu(); /* [few-inner]: the unit's results, before the count that await_inputs() waits for */
+        add_relaxed_gpu(args.few.done + u.index, 1);
+    }
+}
+
+template <int TYPE, uint32_t ROWS>
+PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                              const struct few_unit &u, struct pipeline *p)
+{
+    typedef element<TYPE> in;
+    constexpr uint32_t across = in::product_k * in::bytes / 16, of_half = in::in_row / in::product_k;
+    uint32_t steps = __reduce_max_sync(~0u, prs_ceil_div(args.few.inputs[u.product], PRS_FEW_STEP));
+    float d[ROWS / 2];
+    for (uint32_t step = 0; step < steps; step++, pipeline_next<PRS_FEW_STAGES>(p)) {
+        uint32_t stage = smem_address(m.base) + p->stage * PRS_FEW_STAGE;
+        uint64_t a = matrix_descriptor(stage, 16), b = matrix_descriptor(stage + PRS_FEW_STAGE_WEIGHTS, 16);
+        mbarrier_wait(&m.full[p->stage], p->phase);
+        wgmma_fence();
+#pragma unroll
+        for (uint32_t k = 0; k < 2 * of_half; k++)
+            in::template multiply<0>(d, a + k / of_half * (PRS_FEW_STAGE_WEIGHTS / 2 / 16) + k % of_half * across,
+                                     b + k / of_half * (PRS_FEW_STAGE_ROWS / 2 / 16) + k % of_half * across,
+                                     step != 0 || k != 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0)
+            mbarrier_arrive(&m.empty[p->stage]);
+    }
+    registers_pin(d);
+    finish_unit<TYPE, ROWS>(args, m, u, d);
+    deliver_unit(args, m, l, u);
+}
+
+template <int TYPE>
+PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    uint32_t units = few_units(args, m);
+    struct unit_pipeline taken = {0};
+    struct pipeline p = {0, 0};
+    for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
+        struct few_unit u = few_unit_at(args, m, unit);
+        if (u.tile.rows <= 8)
+            multiply_unit<TYPE, 8>(args, m, l, u, &p);
+        else if (u.tile.rows <= 16)
+            multiply_unit<TYPE, 16>(args, m, l, u, &p);
+        else
+            multiply_unit<TYPE, 32>(args, m, l, u, &p);
+    }
+}
+
+/* ---- results ---- */
+/* A lane's vector of the results of up to FEW_TERMS choices. All are read before one is waited for. terms: bits of the
+ * choices that have an expert. */
+PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const uint4 *at,
+                              uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
+{
+    const struct prs_route *r = &args.moe.route;
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t missing = FEW_TERMS;
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_TERMS; i++)
+            if ((terms >> i & 1) != 0)
+                x[i] = load_relaxed_sys_v4(at + (uint64_t)i * (r->row_bytes / 16));
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_TERMS; i++)
+            if ((terms >> i & 1) != 0 && !has_arrived(x[i]))
+                missing = i;
+        /* MUTANT(emulator moe_few/few_tokens_take_one_launch) results are awaited: s/missing == FEW_TERMS/true/ */
+        if (missing == FEW_TERMS ||
+            !keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_SUM, m.code[choice + missing] / r->experts_per_rank,
+                          choice + missing, 1, 0))
+            return;
+    }
+}
+
+/* A part of a token's result: a vector of each lane, in fp32 and in the order of choices. */
+template <int TYPE>
+PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                            uint32_t token, uint32_t vector)
+{
+    constexpr uint32_t each = element<TYPE>::in_vector;
+    const struct prs_route *r = &args.moe.route;
+    uint32_t vectors = r->row_bytes / 16, of_token = token * r->choices;
+    uint32_t choice = prs_few_slot(r, 0, r->place.rank, token) * r->choices;
+    uint4 *at = (uint4 *)(args.few.results[0] + prs_few_results_at(r, l.bank, token)) + vector;
+    float sum[each] = {}, y[each];
+    if (vector >= vectors)
+        return;
+    for (uint32_t first = 0; first < r->choices; first += FEW_TERMS, at += (uint64_t)FEW_TERMS * vectors) {
+        uint4 x[FEW_TERMS] = {};
+        uint32_t terms = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_TERMS; i++)
+            if (first + i < r->choices && m.code[choice + first + i] != PRS_ROUTE_NONE)
+                terms |= 1u << i;
+        await_results(args, m, at, terms, choice + first, x);
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_TERMS; i++) {
+            if ((terms >> i & 1) == 0)
+                continue;
+            float weight = args.moe.weights[of_token + first + i];
+            /* MUTANT(emulator moe_few/few_tokens_take_one_launch) what is read is cleared:
+             * s/make_uint4(0, 0, 0, 0)/x[i]/ */
+            store_relaxed_sys_v4(at + (uint64_t)i * vectors, make_uint4(0, 0, 0, 0));
+            unpack_vector<TYPE>(received_vector(x[i]), y);
+#pragma unroll
+            for (uint32_t j = 0; j < each; j++)
+                sum[j] += y[j] * weight;
+        }
+    }
+    uint64_t of_row = (uint64_t)token * vectors + vector;
+    if (args.moe.residual) {
+        unpack_vector<TYPE>(((const uint4 *)args.moe.residual)[of_row], y);
+#pragma unroll
+        for (uint32_t j = 0; j < each; j++)
+            sum[j] += y[j];
+    }
+    ((uint4 *)args.moe.combined)[of_row] = pack_vector<TYPE>(sum);
+}
+
+template <int TYPE>
+PRS_DEVICE void combine_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    uint32_t parts = prs_ceil_div(args.moe.route.row_bytes / 16, 32), all = token_count(args.moe) * parts;
+    for (uint32_t part; (part = claim_for_warp(&args.moe.claims->combined)) < all;)
+        add_results<TYPE>(args, m, l, part / parts, part % parts * 32 + threadIdx.x % 32);
+}
+
+/* ---- the end ---- */
+/* The launch has ended on this rank: prepares the next one. */
+PRS_DEVICE void end_few(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    for (uint32_t tile = 0; tile < *m.tiles; tile++)
+        args.few.done[tile] = 0;
+    *(volatile uint32_t *)&args.few.state->launches = l.number;
+    if (args.moe.status) {
+        write_send_status(args.moe);
+        args.moe.status->rows_needed = *m.blocks * PRS_TILE_M;
+        args.moe.status->rows_dropped = 0;
+    }
+    *args.moe.claims = {};
+}
+
+/* One thread of each CTA calls it after all of its CTA. As leave_moe() of a launch without routing. */
+PRS_DEVICE void leave_few(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    uint32_t epoch = launch_epoch(&args.moe.sync) + 1;
+    /* [few-results]: what this CTA has read, before it looks for an alarm of the ranks that sent it */
+    fence_release_sys();
+    if (!leave_epoch(&args.moe.sync, epoch, gridDim.x))
+        return;
+    end_few(args, m, l);
+    tell_end(args.moe, epoch);
+}
+
+/* ---- the kernel ---- */
+template <int TYPE>
+__global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_constant__ struct prs_few_args args)
+{
+    struct few_memory m = few_memory_map(dynamic_shared());
+    uint32_t number = *(volatile uint32_t *)&args.few.state->launches + 1;
+    struct few_launch l = {number, number & 1};
+    few_memory_init(args, m);
+    send_tokens(args, m, l); /* its first barrier lets all threads see what was initialised */
+    take_places(args, m, l);
+    __syncthreads();
+    if (threadIdx.x < 32)
+        make_tiles(args, m);
+    __syncthreads();
+    list_rows(args, m);
+    __syncthreads();
+    order_rows(args, m);
+    __syncthreads();
+    __syncthreads();
+    if (threadIdx.x < 32)
+        load_weights(args, m);
+    else if (threadIdx.x < 128)
+        gather_rows(args, m, l);
+    else
+        multiply_units<TYPE>(args, m, l);
+    __syncthreads();
+    combine_results<TYPE>(args, m, l);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        leave_few(args, m, l);
+}
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The whole layer in one kernel, for few tokens: what the host passes to it, and where everything lies. few.cuh has the
+ * kernel, doc/fused-notes.md ("One launch for few tokens") the reasons.
+ *
+ *   choices --> places: a word for each choice of every rank, at every rank
+ *   tokens ---> rows: at each rank that has one of its experts; fixed slots, by source rank and token
+ *   rows of an expert, in tiles of up to 32 --> first product, activation --> inner --> second product
+ *   results --> the inbox of the token's rank: a row for each choice; that rank adds them up
+ *
+ * No counts are exchanged: the slots are fixed, and each CTA finds the rows of its rank's experts in the places. A
+ * *choice* is numbered over all ranks: (source rank * tokens + token) * top_k + slot.
+ *
+ * Arrival. A place holds the low half of the launch's number, so it is its own flag; every rank writes all places in
+ * every launch, those of tokens that it does not have as PRS_ROUTE_NONE, so a word is never older than two launches. A
+ * row has a flag for each piece of it, which holds the launch's number. Words of results are never 0 (inbox_word.h);
+ * their only reader clears them.
+ *
+ * Reuse. All of this has two banks, which launches use in turn. A rank that is in launch t + 2 has ended t + 1, for
+ * which it needed the places of every rank; and a rank sends those of t + 1 when it has ended t, and so has read and
+ * cleared all that was sent to it in t. Launches of this kernel count here alone: other launches of the plan may come
+ * between them. The memory is the plan's own, so other plans do not matter. */
+#ifndef PERSEUS_FUSED_MOE_FEW_H
+#define PERSEUS_FUSED_MOE_FEW_H
+
+#include "fused/moe/args.h"
+
+enum {
+    PRS_FEW_MOST_CHOICES = 4096, /* of all ranks in one launch: shared memory holds them */
+    PRS_FEW_TILE = 32,           /* rows of an expert that are multiplied at a time: the N of the tensor cores */
+    PRS_FEW_WEIGHTS = 64,        /* rows of weights in a unit: their M */
+    PRS_FEW_STEP = 128,          /* columns of rows and weights in a stage: two rows of PRS_STAGE_ROW bytes */
+    PRS_FEW_GROUP = 8,           /* rows of weights that come together: a gate's and an up's, by turns */
+    PRS_FEW_PIECE = 2048,        /* bytes of a token that a warp sends */
+    PRS_FEW_WARPS = 8,
+};
+
+/* Shared memory. */
+enum {
+    PRS_FEW_STAGES = 8,
+    PRS_FEW_STAGE_WEIGHTS = PRS_FEW_WEIGHTS * PRS_FEW_STEP * 2,
+    PRS_FEW_STAGE_ROWS = PRS_FEW_TILE * PRS_FEW_STEP * 2,
+    PRS_FEW_STAGE = PRS_FEW_STAGE_WEIGHTS + PRS_FEW_STAGE_ROWS,
+    PRS_FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16, /* of a row of a unit's results; 16: other banks for the next row */
+    PRS_FEW_MOST_TILES = PRS_FEW_MOST_CHOICES / PRS_FEW_TILE + PRS_ROUTE_MAX_EXPERTS,
+    PRS_FEW_SMEM_OUT = PRS_FEW_STAGES * PRS_FEW_STAGE,
+    PRS_FEW_SMEM_BARRIERS = PRS_FEW_SMEM_OUT + PRS_FEW_TILE * PRS_FEW_OUT_PITCH,
+    PRS_FEW_SMEM_TILES = PRS_FEW_SMEM_BARRIERS + 512,
+    PRS_FEW_SMEM_COUNTS = PRS_FEW_SMEM_TILES + PRS_FEW_MOST_TILES * 8,
+    PRS_FEW_SMEM_CODES = PRS_FEW_SMEM_COUNTS + PRS_ROUTE_MAX_EXPERTS * 4,
+    PRS_FEW_SMEM_LIST = PRS_FEW_SMEM_CODES + PRS_FEW_MOST_CHOICES * 2,
+    PRS_FEW_SMEM_BYTES = PRS_FEW_SMEM_LIST + PRS_FEW_MOST_CHOICES * 2
+};
+static_assert(PRS_FEW_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");
+
+/* This rank's; zero before the first launch. */
+struct prs_few_state {
+    uint32_t launches; /* that have ended */
+};
+
+/* [2]: of the first and the second product. */
+struct prs_few {
+    CUtensorMap weights[2]; /* columns; a group's rows; gate and up; groups; experts */
+    uint32_t inputs[2];     /* columns of its rows: H and I */
+    uint32_t columns[2];    /* of its results: I and H */
+    uint32_t unit[2];       /* of them in a unit: as many as it has rows of weights; gated: half as many */
+    uint32_t units[2];      /* of a tile */
+    struct prs_few_state *state;
+    uint32_t *done; /* [tile]: units of the first product whose results are stored; zero between launches */
+    uint8_t *inner; /* [choice][I]: results of the first product */
+    /* Symmetric memory; [q]: at neighbour q. */
+    uint32_t *places[PRS_MAX_LOCAL_RANKS];
+    uint8_t *rows[PRS_MAX_LOCAL_RANKS];
+    uint32_t *row_flags[PRS_MAX_LOCAL_RANKS];
+    uint8_t *results[PRS_MAX_LOCAL_RANKS];
+};
+
+/* moe: tokens, choices, weights of the router, count, status, residual, combined; route, sync, claims. */
+struct prs_few_args {
+    struct prs_moe_args moe;
+    struct prs_few few;
+};
+static_assert(sizeof(struct prs_few_args) <= 4096, "kernel arguments");
+
+/* ---- places and slots; source: rank of the token; bank: 0 or 1 ---- */
+PRS_SHARED uint32_t prs_few_slot(const struct prs_route *r, uint32_t bank, uint32_t source, uint32_t token)
+{
+    return (bank * r->place.world + source) * r->tokens + token;
+}
+
+/* Words of a token: read four at a time. */
+PRS_SHARED uint32_t prs_few_place_words(const struct prs_route *r)
+{
+    return (r->choices + 3) / 4 * 4;
+}
+
+PRS_SHARED uint32_t prs_few_pieces(const struct prs_route *r)
+{
+    return prs_ceil_div(r->row_bytes, PRS_FEW_PIECE);
+}
+
+/* The first of the results of a token, in the inbox of its rank. */
+PRS_SHARED uint64_t prs_few_results_at(const struct prs_route *r, uint32_t bank, uint32_t token)
+{
+    return ((uint64_t)bank * r->tokens + token) * r->choices * r->row_bytes;
+}
+
+PRS_SHARED uint32_t prs_few_choices(const struct prs_route *r)
+{
+    return r->place.world * r->tokens * r->choices;
+}
+
+/* What a place says in this launch. */
+PRS_SHARED uint32_t prs_few_word(uint32_t launch, uint32_t expert)
+{
+    return launch << 16 | expert;
+}
+
+PRS_SHARED int prs_few_has_come(uint32_t word, uint32_t launch)
+{
+    return word >> 16 == (launch & 0xffff);
+}
+
+PRS_SHARED uint32_t prs_few_expert(uint32_t word)
+{
+    return word & 0xffff;
+}
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Prepares the kernel of a type on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
+int prs_few_kernel_prepare(uint32_t type, uint32_t *ctas);
+/* 0 or -EIO. */
+int prs_few_kernel_launch(const struct prs_few_args *args, uint32_t ctas, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first part of the kernel of few.cuh, by all warps: a rank sends its tokens to their slots, and finds the rows of
+ * its experts in what the ranks have chosen. */
+#ifndef PERSEUS_FUSED_MOE_FEW_ROUTE_CUH
+#define PERSEUS_FUSED_MOE_FEW_ROUTE_CUH
+
+#include "fused/core/units.cuh"
+#include "fused/moe/choices.cuh"
+#include "fused/moe/few.h"
+
+enum {
+    FEW_THREADS = PRS_FEW_WARPS * 32,
+    FEW_GATHERERS = 3, /* warps 1 .. 3 */
+    FEW_CONSUMERS = 4, /* warps 4 .. 7 */
+    FEW_PIECE_VECTORS = PRS_FEW_PIECE / 16 / 32,
+    FEW_ROW_VECTORS = PRS_FEW_STEP * 2 / 16, /* of a row in a stage */
+    FEW_TERMS = 8,                           /* results that a lane reads at a time */
+    FEW_BARRIER = 1                          /* the consumers' named barrier */
+};
+
+/* For units.cuh. */
+struct few_engine {
+    static constexpr int cluster = 1;
+    static constexpr int unit_readers = 1 + FEW_GATHERERS + FEW_CONSUMERS;
+};
+
+/* Up to PRS_FEW_TILE rows of one expert. */
+struct few_tile {
+    uint16_t expert, first, rows, pad; /* expert: among this rank's; first: in the list */
+};
+
+struct few_memory {
+    uint8_t *base, *out;
+    uint64_t *full, *empty; /* [PRS_FEW_STAGES] */
+    struct unit_memory units;
+    uint32_t *claimed, *tiles, *blocks; /* blocks: of PRS_TILE_M rows, for the status */
+    struct few_tile *tile;
+    uint32_t *count; /* [expert here] */
+    uint16_t *code;  /* [choice]: its expert, of all ranks */
+    uint16_t *list;  /* choices of this rank's experts, expert by expert */
+};
+
+/* What is the same in all of a launch. */
+struct few_launch {
+    uint32_t number, bank;
+};
+
+struct few_unit {
+    struct few_tile tile;
+    uint32_t product, block, index; /* block: of columns; index: of the tile */
+};
+
+PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
+{
+    struct few_memory m;
+    m.base = base;
+    m.out = base + PRS_FEW_SMEM_OUT;
+    m.full = (uint64_t *)(base + PRS_FEW_SMEM_BARRIERS);
+    m.empty = m.full + PRS_FEW_STAGES;
+    m.units.full = m.empty + PRS_FEW_STAGES;
+    m.units.empty = m.units.full + UNIT_SLOTS;
+    m.units.slot = (uint8_t *)(m.units.empty + UNIT_SLOTS);
+    m.units.out = m.units.slot + UNIT_SLOTS * UNIT_BYTES;
+    m.claimed = (uint32_t *)(m.units.out + UNIT_BYTES);
+    m.tiles = m.claimed + 1;
+    m.blocks = m.tiles + 1;
+    m.tile = (struct few_tile *)(base + PRS_FEW_SMEM_TILES);
+    m.count = (uint32_t *)(base + PRS_FEW_SMEM_COUNTS);
+    m.code = (uint16_t *)(base + PRS_FEW_SMEM_CODES);
+    m.list = (uint16_t *)(base + PRS_FEW_SMEM_LIST);
+    return m;
+}
+
+PRS_DEVICE void few_memory_init(const struct prs_few_args &args, const struct few_memory &m)
+{
+    for (uint32_t e = threadIdx.x; e < args.moe.route.experts_per_rank; e += FEW_THREADS)
+        m.count[e] = 0;
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(&args.few.weights[0]);
+        tensor_map_prefetch(&args.few.weights[1]);
+    }
+    if (threadIdx.x != 0)
+        return;
+    unit_memory_init<few_engine>(m.units);
+    for (int i = 0; i < PRS_FEW_STAGES; i++) {
+        mbarrier_init(&m.full[i], 2); /* the weights, and the rows */
+        mbarrier_init(&m.empty[i], FEW_CONSUMERS);
+    }
+    mbarrier_init_fence();
+}
+
+/* ---- sending ---- */
+/* Lane i has the expert of choice i. All ranks get the places, also those that no choice falls on. */
+PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t token,
+                            uint32_t expert)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t lane = threadIdx.x % 32, words = prs_few_place_words(r), four[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        four[i] = prs_few_word(l.number, __shfl_sync(~0u, expert, (lane * 4 + i) % 32));
+    if (lane >= words / 4)
+        return;
+    uint64_t at = (uint64_t)prs_few_slot(r, l.bank, r->place.rank, token) * words + lane * 4;
+    for (uint32_t q = 0; q < r->place.world; q++)
+        store_relaxed_sys_v4(args.few.places[q] + at, make_uint4(four[0], four[1], four[2], four[3]));
+}
+
+/* A piece of a row, to the ranks in the mask, and the flags of it. */
+PRS_DEVICE void send_piece(const struct prs_few_args &args, const struct few_launch &l, uint32_t token, uint32_t piece,
+                           uint32_t ranks)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t lane = threadIdx.x % 32, vectors = r->row_bytes / 16, first = piece * (PRS_FEW_PIECE / 16) + lane;
+    uint32_t slot = prs_few_slot(r, l.bank, r->place.rank, token);
+    const uint4 *from = (const uint4 *)(args.moe.tokens + (uint64_t)token * r->row_bytes);
+    uint4 x[FEW_PIECE_VECTORS];
+#pragma unroll
+    for (uint32_t i = 0; i < FEW_PIECE_VECTORS; i++)
+        x[i] = first + i * 32 < vectors ? from[first + i * 32] : make_uint4(0, 0, 0, 0);
+    for (uint32_t rank = 0; rank < r->place.world; rank++) {
+        if ((ranks >> rank & 1) == 0)
+            continue;
+        uint4 *to = (uint4 *)(args.few.rows[prs_place_distance(&r->place, rank)] + (uint64_t)slot * r->row_bytes);
+#pragma unroll
+        for (uint32_t i = 0; i < FEW_PIECE_VECTORS; i++)
+            if (first + i * 32 < vectors)
+                to[first + i * 32] = x[i];
+    }
+    __syncwarp();                                          /* all lanes have stored the piece before it is flagged */
+    if (lane < r->place.world && (ranks >> lane & 1) != 0) /* [few-row]: pairs with await_inputs() */
+        store_release_sys(args.few.row_flags[prs_place_distance(&r->place, lane)] + slot * prs_few_pieces(r) + piece,
+                          l.number);
+}
+
+PRS_DEVICE void send_token(const struct prs_few_args &args, const struct few_launch &l, uint32_t token, uint32_t piece)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t lane = threadIdx.x % 32, expert = PRS_ROUTE_NONE, ranks = 0;
+    if (lane < r->choices && token < token_count(args.moe)) {
+        int64_t choice = args.moe.chosen[(uint64_t)token * r->choices + lane];
+        int32_t place = prs_route_place(r, args.moe.placement, choice, token);
+        if (place < 0 && piece == 0)
+            count_without_place(args.moe, place, token);
+        expert = prs_route_expert(place);
+        ranks = place < 0 ? 0 : 1u << expert / r->experts_per_rank;
+    }
+    ranks = __reduce_or_sync(~0u, ranks);
+    if (piece == 0)
+        send_places(args, l, token, expert);
+    if (ranks != 0)
+        send_piece(args, l, token, piece, ranks);
+}
+
+/* A CTA claims a piece for each warp. The first pieces of all tokens come first: they bring the places. */
+PRS_DEVICE void send_tokens(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    uint32_t tokens = args.moe.route.tokens, all = tokens * prs_few_pieces(&args.moe.route);
+    for (;;) {
+        if (threadIdx.x == 0)
+            *m.claimed = atomicAdd(&args.moe.claims->pushed, (uint32_t)PRS_FEW_WARPS);
+        __syncthreads();
+        uint32_t first = *m.claimed, at = first + threadIdx.x / 32;
+        if (at < all)
+            send_token(args, l, at % tokens, at / tokens);
+        if (first + PRS_FEW_WARPS >= all)
+            return;
+        __syncthreads(); /* all have read the number */
+    }
+}
+
+/* ---- tiles ---- */
+PRS_DEVICE bool places_have_come(uint4 v, uint32_t launch)
+{
+    /* MUTANT(emulator moe_few/few_tokens_take_one_launch) a place is its own flag:
+     * s/prs_few_has_come(v.x, launch) &&// */
+    return prs_few_has_come(v.x, launch) && prs_few_has_come(v.y, launch) && prs_few_has_come(v.z, launch) &&
+           prs_few_has_come(v.w, launch);
+}
+
+/* Waits for four places of a token; vector: of all. Those that do not come are of no expert. */
+PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t source = vector / (r->tokens * (prs_few_place_words(r) / 4));
+    const uint4 *at =
+        (const uint4 *)(args.few.places[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * prs_few_place_words(r)) + vector;
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint4 v = load_relaxed_sys_v4(at);
+        if (places_have_come(v, l.number))
+            return v;
+        if (!keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_ROUTES, source, vector, l.number & 0xffff, v.x >> 16)) {
+            uint32_t none = prs_few_word(l.number, PRS_ROUTE_NONE);
+            return make_uint4(none, none, none, none);
+        }
+    }
+}
+
+PRS_DEVICE bool is_here(const struct prs_route *r, uint32_t expert)
+{
+    return expert != PRS_ROUTE_NONE && expert / r->experts_per_rank == r->place.rank;
+}
+
+/* Keeps the expert of every choice, and counts the rows of those here. */
+PRS_DEVICE void take_places(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t of_token = prs_few_place_words(r) / 4, all = r->place.world * r->tokens * of_token;
+    for (uint32_t i = threadIdx.x; i < all; i += FEW_THREADS) {
+        uint4 v = await_places(args, l, i);
+        uint32_t four[4] = {v.x, v.y, v.z, v.w}, first = i % of_token * 4;
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t expert = prs_few_expert(four[j]);
+            if (first + j >= r->choices)
+                continue;
+            m.code[i / of_token * r->choices + first + j] = (uint16_t)expert;
+            if (is_here(r, expert))
+                atomicAdd(&m.count[expert % r->experts_per_rank], 1u);
+        }
+    }
+}
+
+/* One warp turns counts into tiles, and each count into the place of its expert's first row in the list. */
+PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_memory &m)
+{
+    uint32_t lane = threadIdx.x % 32, experts = args.moe.route.experts_per_rank, carry = 0, blocks = 0;
+    for (uint32_t first = 0; first < experts; first += 32) { /* rows in the low half of a word, tiles in the high one */
+        uint32_t e = first + lane, rows = e < experts ? m.count[e] : 0;
+        uint32_t mine = rows | prs_ceil_div(rows, PRS_FEW_TILE) << 16, sum = mine;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            uint32_t before = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? before : 0;
+        }
+        uint32_t at = carry + sum - mine, row = at & 0xffff, tile = at >> 16;
+        for (uint32_t i = 0; i < rows; i += PRS_FEW_TILE)
+            m.tile[tile++] = {(uint16_t)e, (uint16_t)(row + i),
+                              (uint16_t)(rows - i < PRS_FEW_TILE ? rows - i : PRS_FEW_TILE), 0};
+        if (e < experts)
+            m.count[e] = row;
+        carry += __shfl_sync(~0u, sum, 31);
+        blocks += __reduce_add_sync(~0u, prs_ceil_div(rows, PRS_TILE_M));
+    }
+    if (lane == 0) {
+        *m.tiles = carry >> 16;
+        *m.blocks = blocks;
+    }
+}
+
+/* In any order: no result depends on it, while an expert has one tile. */
+PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
+{
+    const struct prs_route *r = &args.moe.route;
+    for (uint32_t choice = threadIdx.x; choice < prs_few_choices(r); choice += FEW_THREADS)
+        if (is_here(r, m.code[choice]))
+            m.list[atomicAdd(&m.count[m.code[choice] % r->experts_per_rank], 1u)] = (uint16_t)choice;
+}
+
+/* Where an expert has several tiles, all CTAs must have the same rows in each. */
+PRS_DEVICE void order_rows(const struct prs_few_args &args, const struct few_memory &m)
+{
+    const struct prs_route *r = &args.moe.route;
+    uint32_t lane = threadIdx.x % 32, choices = prs_few_choices(r);
+    for (uint32_t tile = threadIdx.x / 32; tile + 1 < *m.tiles; tile += PRS_FEW_WARPS) {
+        uint32_t expert = m.tile[tile].expert, at = m.tile[tile].first;
+        /* MUTANT(emulator moe_few/experts_with_many_rows_have_several_tiles) rows of several tiles are in order:
+         * s/m.tile[tile + 1].expert != expert/true/ */
+        if (m.tile[tile + 1].expert != expert || (tile != 0 && m.tile[tile - 1].expert == expert))
+            continue;
+        expert += r->place.rank * r->experts_per_rank;
+        for (uint32_t first = 0; first < choices; first += 32) {
+            bool mine = first + lane < choices && m.code[first + lane] == expert;
+            uint32_t all = __ballot_sync(~0u, mine);
+            if (mine)
+                m.list[at + __popc(all & ((1u << lane) - 1))] = (uint16_t)(first + lane);
+            at += __popc(all);
+        }
+    }
+}
+
+#endif
