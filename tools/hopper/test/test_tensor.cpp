@@ -185,6 +185,8 @@ template <int N> static void check_products(void)
 Test(tensor, products_of_any_width_and_layout_are_right, .timeout = 900)
 {
     check_products<8>();
+    check_products<16>();
+    check_products<32>();
     check_products<40>();
     check_products<64>();
     check_products<176>();
