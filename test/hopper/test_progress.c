@@ -31,11 +31,14 @@ static const struct kernel gemm_kernels[] = {
     {"all-reduce", GEMM, PRS_GEMM_ALLREDUCE, 0, 0},
 };
 
-/* What MoE launches, as `mode`. THERE_AND_BACK: dispatch, combine, and both again for gradients. */
-enum { PRODUCT, LAYER, THERE_AND_BACK };
+/* What MoE launches, as `mode`. THERE_AND_BACK: dispatch, combine, and both again for gradients. ONE: a layer as one
+ * kernel. */
+enum { PRODUCT, LAYER, THERE_AND_BACK, ONE };
 
-static const struct kernel moe_kernels[] = {
-    {"MoE", MOE, 0, 0, PRODUCT}, {"a layer of MoE", MOE, 0, 0, LAYER}, {"rows of MoE", MOE, 0, 0, THERE_AND_BACK}};
+static const struct kernel moe_kernels[] = {{"MoE", MOE, 0, 0, PRODUCT},
+                                            {"a layer of MoE", MOE, 0, 0, LAYER},
+                                            {"rows of MoE", MOE, 0, 0, THERE_AND_BACK},
+                                            {"a layer of MoE as one kernel", MOE, 0, 0, ONE}};
 
 static const struct kernel attention_kernels[] = {
     {"attention by CTAs", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RESIDENT},
@@ -105,11 +108,13 @@ static void open_moe_rows(struct work *w, uint32_t capacity)
 
 static int open_moe(struct work *w, uint32_t rank, uint32_t world)
 {
-    struct prs_moe_shape shape = {TOKENS, HIDDEN, COLUMNS, 2 * world, TOP, 0, 1, .layer = w->kernel->mode == LAYER};
+    bool one = w->kernel->mode == ONE, layer = one || w->kernel->mode == LAYER;
+    struct prs_moe_shape shape = {TOKENS, HIDDEN, COLUMNS, 2 * world, TOP, 0, 1, .layer = layer};
+    struct prs_moe_tuning tuning = {.path = one ? PRS_MOE_PATH_ONE : PRS_MOE_PATH_KERNELS};
     struct prs_moe_info info;
     int64_t chosen[TOKENS * TOP];
     float weights[TOKENS * TOP];
-    int r = prs_moe_plan_open(w->ctx, &shape, NULL, &w->moe);
+    int r = prs_moe_plan_open(w->ctx, &shape, &tuning, &w->moe);
     if (r)
         return r;
     prs_moe_plan_query(w->moe, &info);
@@ -117,7 +122,7 @@ static int open_moe(struct work *w, uint32_t rank, uint32_t world)
         chosen[i] = (i / TOP * 7 + i % TOP * world + rank) % shape.experts;
         weights[i] = ranks_element(200 + rank, i);
     }
-    w->bytes = w->kernel->mode == LAYER ? (size_t)TOKENS * HIDDEN * 2 : (size_t)info.capacity * COLUMNS * 2;
+    w->bytes = layer ? (size_t)TOKENS * HIDDEN * 2 : (size_t)info.capacity * COLUMNS * 2;
     w->result = device(w->bytes);
     w->batch = (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
                                       .count = TOKENS,
@@ -126,8 +131,8 @@ static int open_moe(struct work *w, uint32_t rank, uint32_t world)
                                       .weights = ranks_upload(100 + rank, 2 * HIDDEN * COLUMNS),
                                       .down = ranks_upload(150 + rank, 2 * HIDDEN * COLUMNS),
                                       .out = w->result,
-                                      .rows = device(info.capacity * sizeof(struct prs_moe_row)),
-                                      .expert_rows = device(2 * sizeof(struct prs_moe_expert_rows))};
+                                      .rows = one ? NULL : device(info.capacity * sizeof(struct prs_moe_row)),
+                                      .expert_rows = one ? NULL : device(2 * sizeof(struct prs_moe_expert_rows))};
     cr_assert_eq(cudaMemcpy((void *)w->batch.chosen, chosen, sizeof(chosen), cudaMemcpyHostToDevice), cudaSuccess);
     cr_assert_eq(cudaMemcpy((void *)w->batch.router_weights, weights, sizeof(weights), cudaMemcpyHostToDevice),
                  cudaSuccess);
@@ -141,7 +146,7 @@ static int launch_moe(const struct work *w, cudaStream_t stream)
     int r;
     if (w->kernel->mode == PRODUCT)
         return prs_moe_dispatch_gemm(w->moe, &w->batch, stream);
-    if (w->kernel->mode == LAYER)
+    if (w->kernel->mode == LAYER || w->kernel->mode == ONE)
         return prs_moe_layer(w->moe, &w->batch, stream);
     r = prs_moe_dispatch(w->moe, &w->batch, stream);
     if (!r)
