@@ -381,6 +381,14 @@ PRS_DEVICE float f16_high(uint32_t v)
     return f16_low(v >> 16);
 }
 
+/* The same for e4m3x2, in the low 16 bits; what is too large becomes 448, and infinities do. */
+PRS_DEVICE uint32_t pack_e4m3x2(float lo, float hi)
+{
+    uint16_t v;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
 /* 2^x, 2 ulp; -infinity gives 0. */
 PRS_DEVICE float exp2_fast(float x)
 {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
 #include <sched.h>
 #include <tuple>

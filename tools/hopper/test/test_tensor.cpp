@@ -370,6 +370,27 @@ Test(tensor, f16_is_rounded_as_ieee_says, .timeout = 900)
     }
 }
 
+/* Every e4m3 number, what is beside and half-way to the next one; and what saturates. */
+Test(tensor, e4m3_is_rounded_and_saturates)
+{
+    for (uint32_t i = 0; i < 0x100; i++) {
+        float value = ranks_value(PRS_DTYPE_E4M3, (uint16_t)i);
+        if (value != value) {
+            cr_assert_eq(pack_e4m3x2(value, 1) & 0x7f, 0x7f, "%#x", i);
+            continue;
+        }
+        cr_assert_eq(pack_e4m3x2(value, 1), i | 0x3800);
+        cr_assert_eq(pack_e4m3x2(1, value), i << 8 | 0x38);
+        float next = (i & 0x7f) == 0x7e ? copysignf(480, value) : ranks_value(PRS_DTYPE_E4M3, (uint16_t)(i + 1));
+        float middle = (value + next) / 2;
+        for (float between : {nextafterf(middle, value), middle, nextafterf(middle, next)})
+            cr_assert_eq(pack_e4m3x2(between, 0), ranks_bits(PRS_DTYPE_E4M3, between), "%a after %#x: %#x", between, i,
+                         pack_e4m3x2(between, 0));
+    }
+    for (float most : {449.0f, 1e30f, INFINITY})
+        cr_assert_eq(pack_e4m3x2(most, -most), 0xfe7e);
+}
+
 /* ---- tensor copies ---- */
 struct boxes {
     CUtensorMap from, to;

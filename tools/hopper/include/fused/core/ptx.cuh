@@ -297,6 +297,11 @@ PRS_DEVICE float f16_high(uint32_t v)
     return f16_low(v >> 16);
 }
 
+PRS_DEVICE uint32_t pack_e4m3x2(float lo, float hi)
+{
+    return __nv_cvt_float2_to_fp8x2(make_float2(lo, hi), __NV_SATFINITE, __NV_E4M3);
+}
+
 PRS_DEVICE float exp2_fast(float x)
 {
     return exp2f(x);

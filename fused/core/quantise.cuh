@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Quantising to e4m3. Numbers that share a scale are divided by it: it is their largest magnitude / 448, and at least
+ * 2^-126. So zeros stay zeros, with the scale 2^-126, and no number of a finite block saturates. The magnitudes of
+ * not-a-numbers do not count: each stays one by itself. An infinity makes the scale infinite, and itself a
+ * not-a-number: so all products with the block are not-a-numbers. In torch:
+ *     scale = (x.float().abs().nan_to_num(0, float("inf")).amax(...) / 448).clamp(min=2**-126)
+ *     (x.float() * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+ * bit by bit: both divisions round correctly, there and here. */
+#ifndef PERSEUS_FUSED_QUANTISE_CUH
+#define PERSEUS_FUSED_QUANTISE_CUH
+
+#include "fused/core/ptx.cuh"
+
+static constexpr float E4M3_MOST = 448, LEAST_SCALE = 0x1p-126f;
+
+/* The larger magnitude; that of a not-a-number is smaller than any. */
+template <int N> PRS_DEVICE float largest_magnitude(const float (&x)[N])
+{
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+/* Of LANES lanes of a warp, a power of two, that begin at a multiple of it. All lanes of the warp call it. */
+template <int LANES> PRS_DEVICE float largest_of_lanes(float most)
+{
+#pragma unroll
+    for (int d = LANES / 2; d != 0; d /= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+    return most;
+}
+
+/* most: the largest magnitude of the numbers that share the scale. */
+PRS_DEVICE float scale_of_largest(float most)
+{
+    return fmaxf(most / E4M3_MOST, LEAST_SCALE);
+}
+
+/* Packs numbers, times the inverse of their scale, in order; N: a multiple of 4. */
+template <int N> PRS_DEVICE void quantise(const float (&x)[N], float inverse, uint32_t (&to)[N / 4])
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        to[i] = pack_e4m3x2(x[4 * i] * inverse, x[4 * i + 1] * inverse) |
+                pack_e4m3x2(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
+}
+
+/* A warp quantises 256 numbers, 8 of each lane, whose first and second 128 have a scale each, which all lanes of a half
+ * get. */
+PRS_DEVICE uint2 quantise_blocks(const float (&x)[8], float *scale)
+{
+    uint32_t to[2];
+    *scale = scale_of_largest(largest_of_lanes<16>(largest_magnitude(x)));
+    quantise(x, 1.0f / *scale, to);
+    return make_uint2(to[0], to[1]);
+}
+
+#endif
