@@ -335,6 +335,18 @@ PRS_DEVICE void store_shared_v4(uint32_t address, uint32_t r0, uint32_t r1, uint
                  : "memory");
 }
 
+/* Stores to the offset of `to` in the shared memory of CTA `cta` of the cluster. */
+PRS_DEVICE void store_shared_at(uint32_t *to, uint32_t v, uint32_t cta)
+{
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "st.shared::cluster.u32 [there], %2;\n"
+                 "}" ::"r"(smem_address(to)),
+                 "r"(cta), "r"(v)
+                 : "memory");
+}
+
 PRS_DEVICE uint4 load_shared_v4(uint32_t address)
 {
     uint4 v;

@@ -227,6 +227,8 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
     int before, r;
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
+    if (shape->k == 0)
+        return prs_fail(-EINVAL, "fused: autotune: k is 0: there is no product that could be tuned");
     prs_gemm_shape_fill(&own);
     t.until_ns = UINT64_MAX;
     r = prs_cuda_enter(ctx, &before);
@@ -311,7 +313,7 @@ static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
 static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape) &&
-           shape->dtype != PRS_DTYPE_E4M3;
+           shape->dtype != PRS_DTYPE_E4M3 && shape->k != 0;
 }
 
 /* Collective: times candidates on memory of its own for ctx->measure_ms, and one candidate longer. Waits for all work
@@ -327,6 +329,7 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     int before, r;
     prs_gemm_shape_fill(&own);
     own.c_anywhere = shape->op == PRS_GEMM_ALLREDUCE;
+    own.norm = PRS_NORM_NONE; /* the same after each candidate */
     x = matrices_of(ctx, &own);
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
     r = prs_cuda_enter(ctx, &before);

@@ -9,6 +9,7 @@
 #include "fused/core/tensor_map.h"
 #include "fused/gemm/copies.h"
 #include "fused/gemm/kernels.h"
+#include "fused/gemm/norm.h"
 #include "fused/gemm/scales.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
@@ -190,8 +191,12 @@ int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shap
         r = check_types(ctx, shape);
     if (r)
         return r;
-    if (shape->m == 0 || shape->n == 0 || shape->k == 0)
-        return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
+    if (shape->m == 0 || shape->n == 0 || (shape->k == 0 && !prs_may_lack_product(shape)))
+        return prs_fail(
+            -EINVAL,
+            "fused: empty product %u x %u x %u: only k may be 0, of a REDUCE_SCATTER or ALLREDUCE without a "
+            "gate, e4m3 or gaps between rows",
+            shape->m, shape->n, shape->k);
     if (shape->m > MOST_DIMENSION || shape->n > MOST_DIMENSION || shape->k > MOST_DIMENSION)
         return prs_fail(-EINVAL, "fused: product %u x %u x %u: no dimension may exceed %u", shape->m, shape->n,
                         shape->k, MOST_DIMENSION);
@@ -209,6 +214,8 @@ int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shap
         return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
                         shape->ldc, prs_result_columns(shape));
     r = prs_scales_check_shape(ctx, shape);
+    if (!r)
+        r = prs_norm_check_shape(shape);
     return r ? r : check_strides(ctx, shape);
 }
 
@@ -257,6 +264,7 @@ static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const
     prs_plan_term(p, "c_dtype", sh->c_dtype);
     prs_plan_term(p, "scaling", sh->scaling);
     prs_plan_term(p, "fast_accumulation", sh->fast_accumulation != 0);
+    prs_plan_term(p, "norm", sh->norm);
     prs_plan_term(p, "path", t->path);
     prs_plan_term(p, "clusters", t->clusters);
     prs_plan_term(p, "band", t->band);
@@ -525,9 +533,14 @@ static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_o
     int r = prs_check_reserved(x, "struct prs_gemm_operands");
     if (r)
         return r;
-    if (!x->a || !x->b || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
-        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", x->a, x->b,
-                        x->c);
+    if (!x->a || !x->b != (p->shape.k == 0) || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
+        return prs_fail(
+            -EINVAL,
+            "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL but for B where k is 0 "
+            "(here %u)",
+            x->a, x->b, x->c, p->shape.k);
+    if (x->a == x->c && p->shape.k == 0)
+        return prs_fail(-EINVAL, "fused: C (%p) is A, which other threads of the launch still read", x->c);
     if (((uintptr_t)x->bias | (uintptr_t)x->residual) % 16 != 0)
         return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
     if ((uintptr_t)x->gathered % 16 != 0)
@@ -537,6 +550,8 @@ static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_o
     if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
         return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
     r = prs_scales_check_operands(p, x);
+    if (!r)
+        r = prs_norm_check_operands(p, x);
     return r ? r : check_rows(p, x);
 }
 
@@ -560,7 +575,9 @@ int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, 
         r = prs_unfused_launch(p, stream);
     else
         r = launch_fused(p, stream);
-    if (r == 0 && copies)
+    if (r == 0 && p->shape.norm && !prs_unfused_norms(p))
+        r = prs_norm_launch(p, copies ? x->c : NULL, stream);
+    else if (r == 0 && copies)
         r = prs_unfused_copy_rows(p->operands.c, x->c, (uint64_t)p->rows * p->args.n * prs_result_bytes(&p->shape),
                                   stream);
     prs_cuda_leave(before);

@@ -74,6 +74,13 @@ static inline bool prs_has_gaps(const struct prs_gemm_shape *s)
            (s->ldc != 0 && s->ldc != prs_result_columns(s));
 }
 
+/* Whether k may be 0: A is then what the rank adds to the sum. */
+static inline bool prs_may_lack_product(const struct prs_gemm_shape *s)
+{
+    return (s->op == PRS_GEMM_REDUCE_SCATTER || s->op == PRS_GEMM_ALLREDUCE) && !s->gated &&
+           s->dtype != PRS_DTYPE_E4M3 && !s->lda && !s->ldb && !s->ldc;
+}
+
 /* Numbers of a plan's needs. */
 enum prs_gemm_need {
     PRS_GEMM_STAGING,

@@ -131,7 +131,7 @@ static void search_file(struct search *s, const char *path)
 /* Lines do not say the type: all are of 16-bit ones, whose times differ little. */
 static bool is_timed(const struct prs_gemm_shape *shape)
 {
-    return shape->dtype != PRS_DTYPE_E4M3;
+    return shape->dtype != PRS_DTYPE_E4M3 && shape->k != 0;
 }
 
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)

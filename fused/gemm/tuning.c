@@ -99,7 +99,8 @@ uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct 
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
-    double more = (double)shape->n * prs_sum_bytes(shape) * (at->world - 1) * (1 - 2.0 / at->world);
+    double back = shape->norm ? 2 : 1; /* what an element takes on its second hop, compared with its first: fp32 */
+    double more = (double)shape->n * prs_sum_bytes(shape) * (at->world - 1) * (1 - (1 + back) / at->world);
     if (shape->op != PRS_GEMM_ALLREDUCE || more <= 0)
         return most;
     rows = at_most(SECOND_HOP_US * PRS_STORE_BYTES_PER_US / more, shape);
@@ -233,6 +234,8 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
 static const char *obstacle(const struct prs_gemm_shape *shape, uint32_t world)
 {
     uint32_t operands = prs_element_vector(shape->dtype), results = prs_element_vector(shape->sum_dtype);
+    if (shape->k == 0)
+        return "k is 0: there is no product";
     if ((!shape->b_transposed && shape->n % operands != 0) || shape->k % operands != 0 ||
         prs_result_columns(shape) % results != 0)
         return "rows of A, B or C are no multiple of 16 bytes, as the copy engine needs";

@@ -18,6 +18,12 @@
  * different ones. On one node, by the fused path.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
+ *
+ * Norm. With shape.norm a launch also writes the rows of C divided by their root mean square, which the next layer of a
+ * transformer reads, and C is its residual stream. On one node, and for few rows, the kernel that adds up over the
+ * ranks does it, before the sum is rounded.
+ *
+ * No product. With k = 0 a REDUCE_SCATTER or ALLREDUCE adds up rows that are there: A is [m, n], and there is no B.
  */
 #ifndef PERSEUS_GEMM_H
 #define PERSEUS_GEMM_H
@@ -40,10 +46,16 @@ enum prs_scaling {
     PRS_SCALING_BLOCKS = 3
 };
 
+/** What is made of finished rows of C, in addition to C: the row / sqrt(mean(row^2) + eps), times a weight for each
+ * column. */
+enum prs_norm { PRS_NORM_NONE = 0, PRS_NORM_RMS = 1 };
+
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_gemm_shape {
     enum prs_gemm_op op;
-    uint32_t m, n, k;      /**< W divides m for REDUCE_SCATTER and ALLGATHER */
+    /** W divides m for REDUCE_SCATTER and ALLGATHER. k may be 0 for REDUCE_SCATTER and ALLREDUCE, but not of e4m3 or
+     * gated: A is [m, n] then, of sum_dtype, without gaps, and what the rank adds to the sum. */
+    uint32_t m, n, k;
     uint32_t b_transposed; /**< B is [n, k] */
     uint32_t activation;   /**< enum prs_activation */
     /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps
@@ -67,6 +79,12 @@ struct prs_gemm_shape {
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
      * promoted to fp32 every 128 of k. Not with PRS_SCALING_BLOCKS. */
     uint32_t fast_accumulation;
+    /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144.
+     * Roundings. Sums by inboxes (few rows on one node, unfused path: up to 16 MB of sums) are normalised as they are,
+     * in fp32: from there C, `normed` and `quantised` are rounded once each. Otherwise a kernel after the product
+     * reads C: `normed` and `quantised` are then made from what was rounded. All ranks of an ALLREDUCE get the same
+     * bits. */
+    uint32_t norm;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -124,8 +142,8 @@ PRS_API void prs_gemm_plan_query(const struct prs_gemm_plan *plan, struct prs_ge
 
 /** What one launch works on: device memory, 16-byte aligned, not NULL. */
 struct prs_gemm_operands {
-    const void *a, *b;
-    void *c;
+    const void *a, *b; /**< k = 0: b is NULL */
+    void *c;           /**< not A */
     /** [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
     const void *bias;
     /** As many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
@@ -155,6 +173,21 @@ struct prs_gemm_operands {
     const float *scale_a, *scale_b;
     /** A multiple of 4. 0: the rows of A in this launch, with m_on_device those of shape.m. */
     uint64_t scale_a_pitch;
+    /** With shape.norm only, else 0. At least one of `normed` and `quantised` is set; both have as many rows as C on
+     * this rank, and its columns, without gaps. */
+    const void *norm_weight; /**< [columns of C], of sum_dtype; or NULL: ones. ALLREDUCE: the same on all ranks */
+    /** The normed rows, of sum_dtype; or NULL. With k = 0 it may be A. */
+    void *normed;
+    /** The normed rows as e4m3, or NULL: not rounded before, each number divided by its scale. They and their scales
+     * are what a product takes as a and scale_a. */
+    void *quantised;
+    /** fp32. PRS_SCALING_TENSOR: one, which the launch reads. PRS_SCALING_ROWS: one for each row, PRS_SCALING_BLOCKS:
+     * [columns / 128][rows], rows contiguous, quantised_scale_pitch floats from one block to the next; the launch
+     * writes these: the largest magnitude / 448, at least 2^-126. */
+    float *quantised_scale;
+    uint64_t quantised_scale_pitch; /**< 0: the rows of C on this rank in this launch, with m_on_device the most */
+    uint32_t quantised_scaling;     /**< enum prs_scaling; with `quantised` */
+    float norm_eps;                 /**< added to the mean; finite, not negative */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 

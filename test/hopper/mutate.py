@@ -23,10 +23,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c, of test_moe_few.c.
-SHARING, BACKWARD, FP8, FEW = "sharing/", "attention_backward/", "fp8/", "moe_few/"
+# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c, of test_moe_few.c, of
+# test_norm.c.
+SHARING, BACKWARD, FP8, FEW, NORM = "sharing/", "attention_backward/", "fp8/", "moe_few/", "norm/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
-            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8", FEW: "moe_few"}
+            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8", FEW: "moe_few", NORM: "norm"}
 
 
 def link_command(build, test, kernels):
@@ -109,7 +110,7 @@ def main():
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     for rule in rules(ROOT, "emulator", files(ROOT)):
-        if options.only not in rule.name:
+        if options.only not in f"{rule.target} {rule.name}":
             continue
         with tempfile.TemporaryDirectory() as folder:
             program = make(options.build.resolve(), pathlib.Path(folder), rule)

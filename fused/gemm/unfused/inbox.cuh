@@ -11,17 +11,22 @@
 
 enum { SEND_AHEAD = 4 /* items that a thread loads before it stores them */ };
 
-/* For the whole CTA: thread 0 draws a number, which is the launch in multiples of PRS_INBOX_LAUNCH plus the number of
- * this CTA in it. The last CTA of a launch begins the next one. */
+/* One of `all` draws of a launch. The number is the launch in multiples of PRS_INBOX_LAUNCH plus that of the draw in
+ * it. The last draw of a launch begins the next one. */
+PRS_DEVICE uint32_t draw_one(uint32_t *drawn, uint32_t all)
+{
+    uint32_t number = atomicAdd(drawn, 1u);
+    if (number % PRS_INBOX_LAUNCH + 1 == all)
+        atomicAdd(drawn, PRS_INBOX_LAUNCH - all);
+    return number;
+}
+
+/* For the whole CTA: thread 0 draws its number. */
 PRS_DEVICE uint32_t draw_number(uint32_t *drawn)
 {
     volatile uint32_t *shared = (volatile uint32_t *)dynamic_shared();
-    if (threadIdx.x == 0) {
-        uint32_t number = atomicAdd(drawn, 1u);
-        if (number % PRS_INBOX_LAUNCH + 1 == gridDim.x)
-            atomicAdd(drawn, PRS_INBOX_LAUNCH - gridDim.x);
-        *shared = number;
-    }
+    if (threadIdx.x == 0)
+        *shared = draw_one(drawn, gridDim.x);
     __syncthreads();
     return *shared;
 }
@@ -32,13 +37,19 @@ struct inbox_share {
     uint32_t items, first, count;
 };
 
+/* Where the bank of a launch begins, by a number that was drawn in it. */
+PRS_DEVICE uint64_t bank_of(const struct prs_unfused_inbox_sum &a, uint32_t number)
+{
+    /* MUTANT(emulator few_rows_are_summed_in_one_hop) an inbox has two banks: s/& 1/& 0/ */
+    return PRS_INBOX_BANKS + (number / PRS_INBOX_LAUNCH & 1) * a.bank_step;
+}
+
 PRS_DEVICE struct inbox_share inbox_share_of(const struct prs_unfused_inbox_sum &a, uint32_t number)
 {
     struct inbox_share share;
     uint32_t items = (uint32_t)prs_inbox_items(a.part), each = prs_ceil_div(items, gridDim.x);
     uint32_t first = number % PRS_INBOX_LAUNCH * each, left = first < items ? items - first : 0;
-    /* MUTANT(emulator few_rows_are_summed_in_one_hop) an inbox has two banks: s/& 1/& 0/ */
-    share.bank = PRS_INBOX_BANKS + (number / PRS_INBOX_LAUNCH & 1) * a.bank_step;
+    share.bank = bank_of(a, number);
     share.items = items;
     share.first = first;
     share.count = left < each ? left : each;
@@ -150,18 +161,14 @@ PRS_DEVICE void check_alarm(const struct prs_unfused_inbox_sum &a, const uint4 *
         record_alarm(&a.sync);
 }
 
-/* Adds up item i in fp32, in rank order, so that all ranks get the same bits, and rounds once. In two hops the result
- * goes to the others, too. */
-template <int TYPE, int RESULT, bool WIDE>
-PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i)
+/* Adds the partial sums of item i, of `count` elements, to s: in fp32, in rank order, so that all ranks get the same
+ * bits. Clears what it has read. */
+template <int TYPE, bool WIDE>
+PRS_DEVICE void add_partials(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
+                             uint32_t count, float (&s)[PRS_INBOX_ITEM])
 {
-    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
-    uint32_t ranks = a.place.local_ranks, me = a.place.local_rank, count = item_elements(a, me, i);
-    uint32_t at = a.c_first + i * PRS_INBOX_ITEM;
-    uint4 x[PRS_MAX_LOCAL_RANKS], y[2];
-    float s[PRS_INBOX_ITEM] = {};
-    if (count == 0)
-        return;
+    uint32_t ranks = a.place.local_ranks, me = a.place.local_rank;
+    uint4 x[PRS_MAX_LOCAL_RANKS];
     x[0] = sent_vector(load_eight<TYPE, WIDE>(a.product, item_first(a, me, i), count));
 #pragma unroll
     for (uint32_t r = 1; r < PRS_MAX_LOCAL_RANKS; r++)
@@ -177,34 +184,37 @@ PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inb
     for (uint32_t r = 0; r < PRS_MAX_LOCAL_RANKS; r++)
         if (r < ranks)
             add_eight<TYPE>(s, received_vector(x[r]));
-    finish_elements<TYPE, RESULT>(a.epilogue, s, at, count, a.columns);
-    if (a.hops == 2) {
-#pragma unroll
-        for (uint32_t v = 0; v < VECTORS; v++)
-            y[v] = pack_vector<RESULT>(&s[v * element<RESULT>::in_vector]);
-        for (uint32_t p = 1; p < ranks; p++) {
-            uint32_t rank = me + p < ranks ? me + p : me + p - ranks;
-#pragma unroll
-            for (uint32_t v = 0; v < VECTORS; v++)
-                store_relaxed_sys_v4(result_at(a, share, p, prs_inbox_slot(me, rank), i, v, VECTORS),
-                                     sent_vector(y[v]));
-        }
-    }
-    store_eight<RESULT, WIDE>(a.c, at, s, count);
 }
 
-/* The second hop: results of item k of the others, to C. */
-template <int RESULT, bool WIDE>
-PRS_DEVICE void take_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t k)
+/* The second hop: item i of this rank's part to the others. WIRE: the type in which results travel. */
+template <int WIRE>
+PRS_DEVICE void send_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
+                             const float (&s)[PRS_INBOX_ITEM])
 {
-    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
-    struct inbox_letter l = letter_of(a, share, k);
-    uint32_t count = item_elements(a, l.rank, l.i), slot = prs_inbox_slot(l.rank, a.place.local_rank);
+    enum { VECTORS = PRS_INBOX_ITEM / element<WIRE>::in_vector };
+    uint32_t ranks = a.place.local_ranks, me = a.place.local_rank;
+    uint4 y[VECTORS];
+#pragma unroll
+    for (uint32_t v = 0; v < VECTORS; v++)
+        y[v] = pack_vector<WIRE>(&s[v * element<WIRE>::in_vector]);
+    for (uint32_t p = 1; p < ranks; p++) {
+        uint32_t rank = me + p < ranks ? me + p : me + p - ranks;
+#pragma unroll
+        for (uint32_t v = 0; v < VECTORS; v++)
+            store_relaxed_sys_v4(result_at(a, share, p, prs_inbox_slot(me, rank), i, v, VECTORS), sent_vector(y[v]));
+    }
+}
+
+/* The second hop: an item of another rank's part, which is awaited and cleared. alone: one thread of each launch has
+ * it. */
+template <int WIRE>
+PRS_DEVICE void receive_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share,
+                                const struct inbox_letter &l, bool alone, float (&s)[PRS_INBOX_ITEM])
+{
+    enum { VECTORS = PRS_INBOX_ITEM / element<WIRE>::in_vector };
+    uint32_t slot = prs_inbox_slot(l.rank, a.place.local_rank);
     struct wait_clock clock = {0, 0};
-    uint4 y[2] = {};
-    float s[PRS_INBOX_ITEM];
-    if (count == 0)
-        return;
+    uint4 y[VECTORS];
     for (;;) {
         bool arrived = true;
 #pragma unroll
@@ -217,13 +227,40 @@ PRS_DEVICE void take_results(const struct prs_unfused_inbox_sum &a, const struct
                                      prs_place_rank(&a.place, a.place.node, l.rank), l.i, 1, 0))
             break;
     }
-    if (k == 0)
+    if (alone)
         check_alarm(a, result_at(a, share, 0, slot, l.i, 0, VECTORS));
 #pragma unroll
     for (uint32_t v = 0; v < VECTORS; v++) {
         store_relaxed_sys_v4(result_at(a, share, 0, slot, l.i, v, VECTORS), make_uint4(0, 0, 0, 0));
-        unpack_vector<RESULT>(received_vector(y[v]), &s[v * element<RESULT>::in_vector]);
+        unpack_vector<WIRE>(received_vector(y[v]), &s[v * element<WIRE>::in_vector]);
     }
+}
+
+/* Adds up item i, finishes it, and rounds once. In two hops the result goes to the others, too. */
+template <int TYPE, int RESULT, bool WIDE>
+PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i)
+{
+    uint32_t count = item_elements(a, a.place.local_rank, i), at = a.c_first + i * PRS_INBOX_ITEM;
+    float s[PRS_INBOX_ITEM] = {};
+    if (count == 0)
+        return;
+    add_partials<TYPE, WIDE>(a, share, i, count, s);
+    finish_elements<TYPE, RESULT>(a.epilogue, s, at, count, a.columns);
+    if (a.hops == 2)
+        send_results<RESULT>(a, share, i, s);
+    store_eight<RESULT, WIDE>(a.c, at, s, count);
+}
+
+/* The second hop: item k of the others, to C. */
+template <int RESULT, bool WIDE>
+PRS_DEVICE void take_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t k)
+{
+    struct inbox_letter l = letter_of(a, share, k);
+    uint32_t count = item_elements(a, l.rank, l.i);
+    float s[PRS_INBOX_ITEM];
+    if (count == 0)
+        return;
+    receive_results<RESULT>(a, share, l, k == 0, s);
     store_eight<RESULT, WIDE>(a.c, item_first(a, l.rank, l.i), s, count);
 }
 
@@ -236,7 +273,7 @@ static __global__ void sum_by_inbox(const __grid_constant__ struct prs_unfused_i
     for (uint32_t i = threadIdx.x; i < share.count; i += blockDim.x)
         sum_item<TYPE, RESULT, WIDE>(a, share, share.first + i);
     for (uint32_t k = threadIdx.x; k < others; k += blockDim.x)
-        take_results<RESULT, WIDE>(a, share, k);
+        take_item<RESULT, WIDE>(a, share, k);
 }
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "fused/gemm/norm.h"
 #include "fused/gemm/tuning.h"
 #include "fused/gemm/unfused/lt.h"
 #include "fused/gemm/unfused/inbox.h"
@@ -88,7 +89,10 @@ static int open_lt(struct prs_gemm_plan *p)
     struct prs_fused *ctx = p->base.ctx;
     struct prs_gemm_shape shape = p->shape;
     struct lt_shared *shared;
-    int r = share_lt(ctx, &shared);
+    int r;
+    if (shape.k == 0)
+        return 0;
+    r = share_lt(ctx, &shared);
     if (p->args.schedule.place.world == 1)
         shape.op = PRS_GEMM_ALONE; /* no other rank adds to it */
     if (!r)
@@ -106,13 +110,14 @@ struct inbox_parts {
 static struct inbox_parts inbox_parts(const struct prs_gemm_plan *p, uint32_t rows)
 {
     const struct prs_place *at = &p->args.schedule.place;
-    uint32_t all = rows * p->shape.n,
-             slice = (uint32_t)prs_slice_of(all, at->world, PRS_INBOX_ITEM).each; /* 16 MB at most */
+    uint32_t all = rows * p->shape.n, step = p->shape.norm ? p->shape.n : PRS_INBOX_ITEM,
+             slice = (uint32_t)prs_slice_of(all, at->world, step).each; /* 16 MB at most */
     if (p->shape.op == PRS_GEMM_REDUCE_SCATTER)
         return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
     if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
         return (struct inbox_parts){all, all, 0, 1, 1};
-    return (struct inbox_parts){all, slice, slice, 2, 1 + PRS_INBOX_ITEM * prs_result_bytes(&p->shape) / 16};
+    return (struct inbox_parts){all, slice, slice, 2,
+                                1 + PRS_INBOX_ITEM * (p->shape.norm ? 4 : prs_result_bytes(&p->shape)) / 16};
 }
 
 static uint64_t inbox_bytes(const struct prs_gemm_plan *p, uint32_t rows)
@@ -290,6 +295,12 @@ static int check_result(const struct prs_gemm_plan *p)
                     p->operands.c);
 }
 
+/* This rank's part of the sum. */
+static uint8_t *summand_of(const struct prs_gemm_plan *p)
+{
+    return p->shape.k == 0 ? (uint8_t *)p->operands.a : p->args.staging[0];
+}
+
 /* On one node, after the product, nothing else is needed. */
 static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
 {
@@ -298,7 +309,7 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
     int r = check_result(p);
     struct prs_unfused_inbox_sum a = {.sync = p->args.sync,
                                       .place = p->args.schedule.place,
-                                      .product = p->args.staging[0],
+                                      .product = summand_of(p),
                                       .all = parts.all,
                                       .part = parts.part,
                                       .part_step = parts.part_step,
@@ -312,6 +323,10 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
                                       .most_ctas = 2 * p->info.tuning.clusters};
     a.c_first = parts.hops == 2 ? a.place.rank * parts.part_step : 0;
     memcpy(a.inbox, inbox->at, sizeof(a.inbox));
+    if (r == 0 && p->shape.norm) {
+        struct prs_unfused_row_sum rows = {.sum = a, .norm = prs_norm_of(p)};
+        return launched(prs_unfused_sum_rows_by_inbox(&rows, stream), "a sum over ranks by inboxes, with a norm");
+    }
     return r ? r : launched(prs_unfused_sum_by_inbox(&a, stream), "a sum over ranks by inboxes");
 }
 
@@ -359,6 +374,17 @@ static void *product_of(const struct prs_gemm_plan *p)
     return p->args.schedule.place.world == 1 ? p->base.own.at : p->args.staging[0] + product_place(p);
 }
 
+/* Product, and where no other rank adds to it residual, of A or of what was gathered. Without a product A is copied to
+ * where other ranks read it. */
+static int multiply(struct prs_gemm_plan *p, const void *a, const void *residual, void *to, cudaStream_t stream)
+{
+    uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_sum_bytes(&p->shape);
+    if (p->shape.k != 0)
+        return prs_lt_run(p->lt, p->rows, a, p->operands.b, residual, to, stream);
+    return prs_unfused_has_inbox(p) || p->args.schedule.place.world == 1 ? 0
+                                                                         : prs_unfused_copy_rows(a, to, bytes, stream);
+}
+
 /* The rest of the epilogue of a product to which no other rank adds. */
 static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
 {
@@ -370,6 +396,10 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
                                    .type = p->shape.sum_dtype,
                                    .from_type = p->shape.gated ? p->shape.sum_dtype : p->shape.c_dtype,
                                    .result = p->shape.c_dtype};
+    if (p->shape.k == 0) {
+        f.from = p->operands.a, f.from_type = p->shape.sum_dtype;
+        return launched(prs_unfused_finish_result(&f, stream), "an epilogue");
+    }
     if (added_by_lt(p))
         f.epilogue.residual = NULL;
     f.epilogue.any =
@@ -379,12 +409,12 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
 
 int prs_unfused_launch(struct prs_gemm_plan *p, cudaStream_t stream)
 {
-    const void *a = p->operands.a, *b = p->operands.b;
+    const void *a = p->operands.a;
     void *c = p->operands.c;
     bool gathers = p->shape.op == PRS_GEMM_ALLGATHER;
     int r = 0;
     if (p->args.schedule.place.world == 1) {
-        r = prs_lt_run(p->lt, p->rows, a, b, added_by_lt(p), product_of(p), stream);
+        r = multiply(p, a, added_by_lt(p), product_of(p), stream);
         if (!r)
             r = finish_result(p, stream);
         return r || !gathers ? r : keep(p, a, stream);
@@ -392,8 +422,8 @@ int prs_unfused_launch(struct prs_gemm_plan *p, cudaStream_t stream)
     if (gathers)
         r = gather(p, a, stream);
     if (!r)
-        r = prs_lt_run(p->lt, p->rows, gathers ? p->args.staging[0] : a, b, gathers ? added_by_lt(p) : NULL,
-                       gathers ? product_of(p) : p->args.staging[0], stream);
+        r = multiply(p, gathers ? p->args.staging[0] : a, gathers ? added_by_lt(p) : NULL,
+                     gathers ? product_of(p) : p->args.staging[0], stream);
     if (r == 0 && gathers)
         r = finish_result(p, stream);
     if (r || prs_unfused_has_inbox(p))

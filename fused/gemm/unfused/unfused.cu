@@ -6,6 +6,7 @@
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/inbox.cuh"
+#include "fused/gemm/unfused/norm.cuh"
 #include "fused/gemm/unfused/unfused.h"
 #include "fused/gemm/unfused/vector.cuh"
 
@@ -90,6 +91,8 @@ struct instances {
     uint32_t type, result; /* enum prs_dtype */
     void (*sum[2])(const struct prs_unfused_sum);
     void (*inbox[2])(const struct prs_unfused_inbox_sum);
+    void (*inbox_rows)(const struct prs_unfused_row_sum);
+    void (*norm)(const struct prs_unfused_norm_rows);
     void (*finish)(const struct prs_unfused_finish);     /* of a product of type `result` */
     void (*finish_sum)(const struct prs_unfused_finish); /* of one of type `type` */
 };
@@ -100,6 +103,8 @@ template <int TYPE, int RESULT> static constexpr struct instances make(void)
             RESULT,
             {sum<TYPE, RESULT, false>, sum<TYPE, RESULT, true>},
             {sum_by_inbox<TYPE, RESULT, false>, sum_by_inbox<TYPE, RESULT, true>},
+            sum_rows_by_inbox<TYPE, RESULT>,
+            norm_rows<TYPE, RESULT>,
             finish_result<TYPE, RESULT, RESULT>,
             finish_result<TYPE, TYPE, RESULT>};
 }
@@ -183,8 +188,14 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     }
 }
 
+enum { ROW_MOST_BYTES = 200 << 10 }; /* of shared memory */
+static_assert((ROW_MOST_BYTES - ROW_ITEMS) / ROW_ITEM_BYTES * PRS_INBOX_ITEM * ROW_MOST_CTAS >= PRS_NORM_MOST_COLUMNS,
+              "the longest row fits a cluster");
+
 static int load(void)
 {
+    const struct launch_shape most = {1, ROW_MOST_WARPS * 32, ROW_MOST_BYTES};
+    uint32_t clusters;
     int r = launch_load(meet);
     r = r ? r : launch_load(copy<uint16_t>);
     r = r ? r : launch_load(copy<uint4>);
@@ -193,6 +204,8 @@ static int load(void)
             r = r ? r : launch_load(i.sum[wide]);
             r = r ? r : launch_load(i.inbox[wide]);
         }
+        r = r ? r : launch_prepare(i.inbox_rows, &most, &clusters);
+        r = r ? r : launch_prepare(i.norm, &most, &clusters);
         r = r ? r : launch_load(i.finish);
         r = r ? r : launch_load(i.finish_sum);
     }
@@ -253,6 +266,43 @@ extern "C" int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, c
                                        sizeof(uint32_t)};
     bool wide = a->part % PRS_INBOX_ITEM == 0 && a->all % PRS_INBOX_ITEM == 0;
     return launch_kernel(instances_of(a->type, a->result)->inbox[wide], &shape, (uint32_t)ctas, stream, *a);
+}
+
+static uint32_t row_bytes(const struct prs_row_norm *n, uint32_t ctas)
+{
+    return ROW_ITEMS + row_step(n->columns / PRS_INBOX_ITEM, ctas) * ROW_ITEM_BYTES;
+}
+
+/* Clusters of several CTAs where rows are few, so that a row takes less time, or where it does not fit one. Returns how
+ * many clusters there are work for; they have at most `most` CTAs in all, if that is at least one cluster. */
+static uint32_t choose_clusters(struct prs_row_norm *n, uint32_t rows, uint32_t most, struct launch_shape *shape)
+{
+    enum { LEAST_ITEMS = 64 /* of a CTA */ };
+    uint32_t items = n->columns / PRS_INBOX_ITEM, clusters, threads;
+    n->ctas = 1;
+    while (n->ctas < ROW_MOST_CTAS && (row_bytes(n, n->ctas) > ROW_MOST_BYTES ||
+                                       (2 * n->ctas * (uint64_t)rows <= most && 2 * n->ctas * LEAST_ITEMS <= items)))
+        n->ctas *= 2;
+    threads = prs_ceil_div(row_step(items, n->ctas), 32) * 32;
+    *shape = {n->ctas, threads < ROW_MOST_WARPS * 32 ? threads : ROW_MOST_WARPS * 32, row_bytes(n, n->ctas)};
+    clusters = most / n->ctas != 0 ? most / n->ctas : 1;
+    clusters = prs_ceil_div(rows, prs_ceil_div(rows, clusters));
+    return clusters;
+}
+
+extern "C" int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cudaStream_t stream)
+{
+    struct launch_shape shape;
+    uint32_t most = a->sum.most_ctas < PRS_INBOX_MOST_CTAS ? a->sum.most_ctas : PRS_INBOX_MOST_CTAS;
+    uint32_t clusters = choose_clusters(&a->norm, a->sum.part / a->norm.columns, most, &shape);
+    return launch_kernel(instances_of(a->sum.type, a->sum.result)->inbox_rows, &shape, clusters, stream, *a);
+}
+
+extern "C" int prs_unfused_norm_rows(struct prs_unfused_norm_rows *a, cudaStream_t stream)
+{
+    struct launch_shape shape;
+    uint32_t clusters = choose_clusters(&a->norm, a->rows, 528, &shape);
+    return launch_kernel(instances_of(a->type, a->result)->norm, &shape, clusters, stream, *a);
 }
 
 extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)

@@ -29,6 +29,11 @@ static inline bool prs_unfused_has_inbox(const struct prs_gemm_plan *plan)
 {
     return plan->rows <= plan->inbox_rows;
 }
+/* Whether that launch makes the norm of its rows, too. */
+static inline bool prs_unfused_norms(const struct prs_gemm_plan *plan)
+{
+    return plan->info.tuning.path == PRS_GEMM_PATH_UNFUSED && prs_unfused_has_inbox(plan);
+}
 /* Enqueues a copy inside this rank's memory, of an even number of bytes. 0 or -EIO (logged). */
 int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
 
@@ -85,6 +90,44 @@ struct prs_unfused_inbox_sum {
 };
 /* 0 or -EIO. */
 int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream);
+
+/* What is made of finished rows of the result, besides the rows themselves (norm.cuh). Fields that are 0 have no
+ * effect. */
+struct prs_row_norm {
+    const void *weight; /* of the type of sums */
+    uint8_t *normed;    /* of the type of sums */
+    uint8_t *quantised; /* e4m3 */
+    float *scale;
+    uint64_t scale_pitch;
+    uint32_t scaling; /* enum prs_scaling, of `quantised` */
+    float eps;
+    uint32_t columns; /* a multiple of PRS_INBOX_ITEM */
+    uint32_t ctas;    /* of a cluster, which has a row at a time; chosen by the launch */
+};
+/* The most columns whose rows fit the shared memory of a cluster. */
+enum { PRS_NORM_MOST_COLUMNS = 1 << 18 };
+
+/* The same as a sum by inboxes, of whole rows: part and part_step are multiples of the columns. */
+struct prs_unfused_row_sum {
+    struct prs_unfused_inbox_sum sum;
+    struct prs_row_norm norm;
+};
+/* 0 or -EIO. */
+int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cudaStream_t stream);
+
+/* The norm of rows that are there. */
+struct prs_unfused_norm_rows {
+    struct prs_row_norm norm;
+    const uint8_t *from;
+    uint8_t *copy; /* or NULL: where the rows go too */
+    uint64_t pitch;
+    uint32_t rows;
+    const uint32_t *rows_on_device; /* or NULL: how many of them, after the division */
+    uint32_t rows_divisor;
+    uint32_t type, result; /* enum prs_dtype: of sums, and of the rows */
+};
+/* 0 or -EIO. */
+int prs_unfused_norm_rows(struct prs_unfused_norm_rows *a, cudaStream_t stream);
 
 /* Applies the epilogue to a matrix without gaps. `to` may be `from` unless the epilogue is gated. elements, columns: of
  * the result. 0 or -EIO. */

@@ -264,6 +264,11 @@ PRS_DEVICE void store_shared_v4(uint32_t address, uint32_t r0, uint32_t r1, uint
     hopper::shared_store(address, registers, 16);
 }
 
+PRS_DEVICE void store_shared_at(uint32_t *to, uint32_t v, uint32_t cta)
+{
+    hopper::shared_store(hopper::shared_map(smem_address(to), cta), &v, 4);
+}
+
 PRS_DEVICE uint4 load_shared_v4(uint32_t address)
 {
     uint4 v;
