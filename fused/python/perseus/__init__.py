@@ -23,6 +23,8 @@ from ._registry import close_all, find, init
 from ._version import __version__
 from .inductor import enable_inductor, keep_order
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
+from .norm import (all_reduce, all_reduce_rms_norm, all_reduce_rms_norm_quant, matmul_all_reduce_rms_norm,
+                   matmul_all_reduce_rms_norm_quant)
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
                   moe_dispatch_gemm, replicated_matmul, ring_attention)
 from .scaled import all_gather_scaled_matmul, scaled_matmul_all_reduce, scaled_matmul_reduce_scatter
@@ -30,10 +32,11 @@ from .tuning import tune
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
-           "all_gather_scaled_matmul", "bundled", "close_all", "enable_inductor", "find", "init", "keep_order",
-           "library", "matmul_all_reduce", "matmul_reduce_scatter", "moe_balance", "moe_capacity", "moe_combine",
-           "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_survivors", "nn", "parallel",
-           "plugin_path", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
+           "all_gather_scaled_matmul", "all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "bundled",
+           "close_all", "enable_inductor", "find", "init", "keep_order", "library", "matmul_all_reduce",
+           "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "moe_balance",
+           "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_survivors",
+           "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
            "scaled_matmul_reduce_scatter", "tune", "unwatch", "watch"]
 
 

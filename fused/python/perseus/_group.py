@@ -112,15 +112,16 @@ class Group:
         return plan
 
     def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool, dtype: int, c_dtype: int, scaling: int = 0,
-                fast_accumulation: int = 0) -> Plan:
-        """The plan of a product; one serves all m up to the next power of two of rows a rank."""
-        key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, self.rows(m))
+                fast_accumulation: int = 0, norm: int = 0) -> Plan:
+        """The plan of a product; one serves all m up to the next power of two of rows a rank. k 0: of a sum alone."""
+        key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, norm, self.rows(m))
         plan = self._plans.get(key)
         if plan is None:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
-                                       c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation)
-            plan = self._new_plan(key, "gemm", f"{PRODUCTS[op]} with at most {key[-1]} rows, n {n}, k {k}", shape,
+                                       c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation, norm=norm)
+            what = ("all_reduce" if k == 0 else PRODUCTS[op]) + ("_rms_norm" if norm else "")
+            plan = self._new_plan(key, "gemm", f"{what} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])
         return plan
 
