@@ -18,6 +18,7 @@ KERNELS = {  # arguments, rows of output, and how many of our kernels a row time
                      4, 1),
     "e4m3 products": (["--kernel", "all", "--dtype", "e4m3", "--layout", "nk", "--scaling", "blocks", "--shape",
                        "512x264x256"], 4, 1),
+    "normed products": (["--kernel", "allreduce", "--norm", "--residual", "--shape", "20x264x72"], 1, 1),
     "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
     "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
 }

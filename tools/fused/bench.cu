@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
+/* With a norm: APART is our sum with the residual, and the norm as a kernel of its own; UNFUSED ends with a kernel that
+ * adds the residual and normalises. */
+enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3, APART = 4 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
 static const double PORT_BYTES_PER_US = 50e3;  /* between nodes: 400 Gb/s */
@@ -26,6 +28,9 @@ struct run {
     cudaStream_t stream;
     void *a, *b, *c, *bias, *residual, *all_a; /* all_a: the gathered A as a second result; each may be NULL */
     float *scale_a, *scale_b;                  /* or NULL */
+    struct prs_gemm_plan *plain;               /* or NULL: the same without a norm */
+    void *weight, *normed, *kept_normed;       /* of a norm, or NULL */
+    float *scratch;                            /* of a norm of its own, or NULL */
     void *kept;                                /* C of a warm-up launch, which the timed ones must equal */
     void *gathered, *partial;                  /* for the unfused method */
     struct bench_start start;
@@ -39,6 +44,7 @@ static struct prs_gemm_operands operands_of(const struct run *r)
 {
     struct prs_gemm_operands x = {r->a, r->b, r->c, r->bias, r->residual, r->all_a};
     x.scale_a = r->scale_a, x.scale_b = r->scale_b;
+    x.norm_weight = r->weight, x.normed = r->normed, x.norm_eps = r->normed ? BENCH_NORM_EPS : 0;
     return x;
 }
 
@@ -46,6 +52,14 @@ static void run_own(struct run *r)
 {
     struct prs_gemm_operands operands = operands_of(r);
     BENCH_CALL(prs_gemm_launch(r->plan, &operands, r->stream));
+}
+
+static void run_apart(struct run *r)
+{
+    struct prs_gemm_operands operands = operands_of(r);
+    operands.norm_weight = operands.normed = NULL, operands.norm_eps = 0;
+    BENCH_CALL(prs_gemm_launch(r->plain, &operands, r->stream));
+    bench_norm(&r->problem, r->c, NULL, r->weight, r->normed, r->scratch, r->stream);
 }
 
 /* For --kill-rank-after: after a launch has failed, later ones are refused. bench_lose_rank() checks for the error. */
@@ -89,6 +103,10 @@ static void run_method(void *user, uint32_t method)
         run_compute(r);
     if (method == UNFUSED && !gathers)
         run_communicate(r);
+    if (method == UNFUSED && r->normed)
+        bench_norm(&r->problem, r->c, r->residual, r->weight, r->normed, r->scratch, r->stream);
+    if (method == APART)
+        run_apart(r);
 }
 
 /* ---- measuring ---- */
@@ -113,6 +131,8 @@ static void prepare(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
     bench_poison(r->c, c_bytes(r), r->stream);
+    if (r->normed)
+        bench_poison(r->normed, c_bytes(r), r->stream);
     if (r->all_a)
         bench_poison(r->all_a, all_a_bytes(r), r->stream);
     if (method == OWN)
@@ -124,6 +144,8 @@ static void keep(void *user, uint32_t method)
     struct run *r = (struct run *)user;
     (void)method; /* there is one own kernel */
     BENCH_CUDA(cudaMemcpyAsync(r->kept, r->c, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
+    if (r->normed)
+        BENCH_CUDA(cudaMemcpyAsync(r->kept_normed, r->normed, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
 }
 
 static void compare(void *user, uint32_t method, unsigned long long *differences)
@@ -131,6 +153,8 @@ static void compare(void *user, uint32_t method, unsigned long long *differences
     struct run *r = (struct run *)user;
     (void)method;
     bench_count_differences(r->c, r->kept, c_bytes(r), differences, r->stream);
+    if (r->normed)
+        bench_count_differences(r->normed, r->kept_normed, c_bytes(r), differences, r->stream);
 }
 
 static uint16_t *sampled(void *user)
@@ -158,6 +182,8 @@ static void check(void *user, uint32_t method)
     (void)method;
     r->traffic = traffic_since(r, &r->before);
     r->verdict = bench_check(&r->problem, r->c, r->stream);
+    if (r->normed)
+        r->verdict.beyond += bench_check_norm(&r->problem, r->c, r->weight, r->normed, r->stream);
     if (r->all_a)
         r->verdict.beyond += bench_check_gathered(&r->problem, r->all_a, r->stream);
 }
@@ -166,16 +192,22 @@ static const struct bench_timed_calls CALLS = {negate, prepare, run_method, keep
 
 static void measure(struct run *r)
 {
-    /* Work other than product and communication has no baseline here. */
-    uint32_t talks = r->problem.shape.op != PRS_GEMM_ALONE && r->nccl != NULL && !bench_finishes(&r->problem);
+    /* Work other than product, communication and a norm has no baseline here. */
+    bool compares =
+        r->normed ? !r->bias && r->problem.shape.activation == PRS_ACTIVATION_NONE : !bench_finishes(&r->problem);
+    uint32_t talks = r->problem.shape.op != PRS_GEMM_ALONE && r->nccl != NULL && compares;
     r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
     r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;
-    r->timed.methods = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
+    r->timed.methods =
+        1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED | (r->plain != NULL) << APART;
     if (r->options->iterations > 0)
         BENCH_CUDA(cudaMalloc(&r->kept, c_bytes(r)));
+    if (r->options->iterations > 0 && r->normed)
+        BENCH_CUDA(cudaMalloc(&r->kept_normed, c_bytes(r)));
     bench_timed_run(&r->timed);
     BENCH_CUDA(cudaFree(r->kept));
-    r->kept = NULL;
+    BENCH_CUDA(cudaFree(r->kept_normed));
+    r->kept = r->kept_normed = NULL;
 }
 
 static bool report(struct run *r)
@@ -189,14 +221,15 @@ static bool report(struct run *r)
     prs_gemm_plan_query(r->plan, &row.info);
     row.gpus = r->problem.world;
     row.own_us = usec[OWN], row.compute_us = usec[COMPUTE];
-    row.comm_us = usec[COMMUNICATE], row.unfused_us = usec[UNFUSED];
+    row.comm_us = usec[COMMUNICATE], row.unfused_us = usec[UNFUSED], row.apart_us = usec[APART];
     row.traffic = r->traffic;
     row.floor_us = fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US,
                         row.traffic.rails ? (double)row.info.far_bytes / (PORT_BYTES_PER_US * row.traffic.rails) : 0);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* NaN, which is never larger, means not measured */
-    row.speedup =
-        bench_finishes(&r->problem) ? NAN : (s->op == PRS_GEMM_ALONE ? row.compute_us : row.unfused_us) / row.own_us;
+    row.speedup = bench_finishes(&r->problem) && !r->normed
+                      ? NAN
+                      : (s->op == PRS_GEMM_ALONE ? row.compute_us : row.unfused_us) / row.own_us;
     row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
     row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)) + r->timed.differing;
     row.max_rel_error = bench_max(r->rank, v->max_rel_error);
@@ -290,6 +323,13 @@ static void open_run(struct run *r)
         BENCH_CUDA(cudaMalloc(&r->bias, (size_t)p->shape.n * 2));
     if (p->residual)
         BENCH_CUDA(cudaMalloc(&r->residual, c));
+    if (p->shape.norm) {
+        BENCH_CUDA(cudaMalloc(&r->normed, c));
+        BENCH_CUDA(cudaMalloc(&r->weight, (size_t)p->shape.n * 2));
+        BENCH_CUDA(cudaMalloc((void **)&r->scratch, BENCH_NORM_SCRATCH * sizeof(*r->scratch)));
+        bench_fill(r->weight, p->shape.n, p->shape.dtype == PRS_DTYPE_FP16 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16, p->seed_b,
+                   0, BENCH_BIAS, r->stream);
+    }
     if (o->keep_gathered && p->shape.op == PRS_GEMM_ALLGATHER)
         BENCH_CUDA(cudaMalloc(&r->all_a, all_a_bytes(r)));
     bench_fill_inputs(p, r->a, r->b, r->stream);
@@ -314,14 +354,17 @@ static void close_run(struct run *r)
 {
     BENCH_CUDA(cudaDeviceSynchronize());
     prs_gemm_plan_close(r->plan);
+    prs_gemm_plan_close(r->plain);
     prs_fused_free(r->ctx, r->c);
     bench_lt_close(r->lt);
     BENCH_CUDA(cudaFree(r->a));
     BENCH_CUDA(cudaFree(r->b));
-    for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a, (void *)r->scale_a, (void *)r->scale_b})
+    for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a, r->weight, r->normed, (void *)r->scratch,
+                    (void *)r->scale_a, (void *)r->scale_b})
         BENCH_CUDA(cudaFree(p));
     r->lt = NULL;
-    r->gathered = r->partial = r->bias = r->residual = r->all_a = NULL;
+    r->plain = NULL, r->scratch = NULL;
+    r->gathered = r->partial = r->bias = r->residual = r->all_a = r->weight = r->normed = NULL;
 }
 
 static bool run_shape(struct run *r)
@@ -335,6 +378,11 @@ static bool run_shape(struct run *r)
     if (r->options->autotune)
         BENCH_CALL(prs_gemm_autotune(r->ctx, &r->problem.shape, &operands, 10, r->stream, &tuning));
     BENCH_CALL(prs_gemm_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
+    if (r->normed) {
+        struct prs_gemm_shape plain = r->problem.shape;
+        plain.norm = PRS_NORM_NONE;
+        BENCH_CALL(prs_gemm_plan_open(r->ctx, &plain, &tuning, &r->plain));
+    }
     if (r->options->kill_after != 0)
         bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
     measure(r);
@@ -383,7 +431,7 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape.op = (enum prs_gemm_op)op;
                     r.problem.shape.b_transposed = layout, r.problem.shape.dtype = DTYPES[o->dtype];
                     r.problem.shape.scaling = o->dtype == BENCH_DTYPE_E4M3 ? o->scaling : 0;
-                    r.problem.shape.fast_accumulation = o->fast;
+                    r.problem.shape.fast_accumulation = o->fast, r.problem.shape.norm = o->norm ? PRS_NORM_RMS : 0;
                     r.problem.shape.c_dtype = o->wide ? PRS_DTYPE_FP32 : 0;
                     r.problem.shape.activation = o->activation, r.problem.shape.gated = o->gated;
                     r.problem.bias = o->bias, r.problem.residual = o->residual;

@@ -52,6 +52,7 @@ struct bench_options {
     struct prs_gemm_tuning tuning;
     struct prs_gemm_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
+    uint32_t norm;                                    /* of every product but all-gathers: its rows are normalised */
     uint32_t activation, gated, bias, residual, wide; /* of every product; wide: C is fp32 */
     uint32_t dtype, scaling, fast; /* dtype: 0 bf16, 1 fp16, BENCH_DTYPE_E4M3; scaling: enum prs_scaling, of e4m3 */
     uint32_t keep_gathered;        /* the all-gather also keeps the A of all ranks */
@@ -140,6 +141,17 @@ struct bench_verdict bench_check(const struct bench_problem *p, const void *c, c
 /* Return how many elements of a gathered A [m, k] differ from those that their rank sent. */
 uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathered, cudaStream_t stream);
 
+/* ---- norms (norm.cu) ---- */
+static const float BENCH_NORM_EPS = 1e-5f;
+enum { BENCH_NORM_SCRATCH = 1056 * 16 };
+/* A kernel of its own: adds the residual to c, if there is one, and writes the normed rows. scratch: of so many
+ * numbers. */
+void bench_norm(const struct bench_problem *p, void *c, const void *residual, const void *weight, void *normed,
+                float *scratch, cudaStream_t stream);
+/* Return how many elements are not those of C's rows, within three roundings. */
+uint64_t bench_check_norm(const struct bench_problem *p, const void *c, const void *weight, const void *normed,
+                          cudaStream_t stream);
+
 /* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
 /* wide: C is fp32. */
@@ -162,6 +174,7 @@ struct bench_row {
     struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
+    double apart_us; /* with a norm: our sum with the residual, then the norm as a kernel of its own */
     double speedup, tflops, max_rel_error, beyond;
     double differing; /* part of beyond */
     uint64_t sampled, checked;

@@ -32,6 +32,8 @@ static void print_json(const struct bench_row *r)
                s->b_transposed ? "nk" : "kn", s->m, s->n, s->k, r->gpus, r->traffic.nodes, r->traffic.rails);
     if (s->scaling)
         json_print(stdout, "scaling:%s,fast_accumulation:%u,", BENCH_SCALINGS[s->scaling], s->fast_accumulation);
+    if (s->norm)
+        json_print(stdout, "norm:rms,norm_apart_usec:%.1f,", r->apart_us);
     json_print(stdout, "activation:%s,gated:%u,bias:%u,residual:%u,gathered:%u,", BENCH_ACTIVATIONS[s->activation],
                s->gated, r->bias, r->residual, r->keeps);
     json_print(stdout, "puts:%llu,signals:%llu,fences:%llu,far_bytes:%llu,", (unsigned long long)r->traffic.puts,
@@ -68,6 +70,8 @@ static void print_line(const struct bench_row *r)
            t->path == PRS_GEMM_PATH_FUSED ? "fused" : "unfused", t->band, t->paced, t->spread,
            t->mover == PRS_MOVED_BY_COPY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
            (unsigned long long)r->checked);
+    if (s->norm)
+        printf("%-14s     with the norm as a kernel of its own: %s us\n", "", number(r->apart_us, 1).t);
 }
 
 void bench_report(const struct bench_row *r, bool json)

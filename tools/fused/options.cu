@@ -110,6 +110,8 @@ static const struct option_row ROWS[] = {
     {OPTION_SET, "gated", NULL, "products: the first half of B's columns is the gate", FIELD(gated), 1},
     {OPTION_SET, "bias", NULL, "products: add a bias to each row", FIELD(bias), 1},
     {OPTION_SET, "residual", NULL, "products: add a matrix to the result", FIELD(residual), 1},
+    {OPTION_SET, "norm", NULL, "products but all-gathers, C as A and B: RMS norm of the rows; wants --residual",
+     FIELD(norm), 1},
     {OPTION_SET, "keep-gathered", NULL, "all-gather: store the A of all ranks, too", FIELD(keep_gathered), 1},
     {OPTION_TEXT, "commit", "TEXT", "text for the rows", FIELD(commit)},
     {OPTION_NUMBER, "gpus", "N", "ranks, one thread and GPU each (torchrun and mpirun bring their own)", FIELD(world),
@@ -216,6 +218,10 @@ static void check_kernels(struct bench_options *o)
         option_table_refuse(&TABLE, "--scaling, --fast-accumulation: want --dtype e4m3");
     if (o->dtype == BENCH_DTYPE_E4M3 && o->layouts != 1)
         option_table_refuse(&TABLE, "--dtype e4m3: wants --layout nk");
+    if (o->norm && (!o->residual || o->wide || o->gated))
+        option_table_refuse(&TABLE, "--norm: wants --residual, and neither --c-dtype fp32 nor --gated");
+    if (o->norm && (!o->kernels || (o->kernels >> PRS_GEMM_ALLGATHER & 1) != 0))
+        option_table_refuse(&TABLE, "--norm: wants --kernel gemm, reduce_scatter or allreduce");
     if (o->loopback && o->keep_gathered)
         option_table_refuse(&TABLE, "--loopback: not with --keep-gathered, since one rank's rows come from it alone");
     if (a->causal && o->loopback)
