@@ -184,13 +184,11 @@ static struct buffers bytes_end(const struct norm_case *t, uint32_t rows)
                             .scale = (float *)(scales * blocks * 4)};
 }
 
-/* A copy of what a launch wrote. Nothing may be written behind. Returns a hash of all. */
-static uint64_t fetch(const struct norm_case *t, const struct buffers *x, uint32_t rows, void **host, uint64_t bytes,
-                      uint64_t most, uint64_t hash)
+/* Replaces what a launch wrote by a copy in host memory, and returns a hash of it. Nothing may be written behind. */
+static uint64_t fetch(void **host, uint64_t bytes, uint64_t most, uint64_t hash)
 {
     uint64_t room = most + MARGIN;
     uint8_t *to = malloc(room);
-    (void)x, (void)t, (void)rows;
     cr_assert_eq(cudaMemcpy(to, *host, room, cudaMemcpyDeviceToHost), cudaSuccess);
     for (uint64_t i = bytes; i < room; i++)
         cr_assert_eq(to[i], 0xff, "byte %llu after %llu was written", (unsigned long long)i, (unsigned long long)bytes);
@@ -203,19 +201,18 @@ static uint64_t fetch(const struct norm_case *t, const struct buffers *x, uint32
 /* Ranks of an all-reduce have the same bits. */
 static void check_launch(const struct norm_case *t, struct ranks_self *self, const struct buffers *x, uint32_t epoch)
 {
-    uint32_t rows = launch_rows(t, epoch), most_rows = t->on_device ? rows : t->shape.m;
+    uint32_t rows = launch_rows(t, epoch);
     struct buffers have = *x, end = bytes_end(t, rows), most = bytes_end(t, t->shape.m);
     uint64_t hash = 0xcbf29ce484222325ull, hashes[RANKS_MAX];
     if (t->on_device) /* rows behind are undefined up to a multiple of 64 */
         end.c = most.c;
-    (void)most_rows;
-    hash = fetch(t, x, rows, (void **)&have.c, (uint64_t)end.c, (uint64_t)most.c, hash);
+    hash = fetch((void **)&have.c, (uint64_t)end.c, (uint64_t)most.c, hash);
     if (end.normed)
-        hash = fetch(t, x, rows, (void **)&have.normed, (uint64_t)end.normed, (uint64_t)most.normed, hash);
+        hash = fetch((void **)&have.normed, (uint64_t)end.normed, (uint64_t)most.normed, hash);
     if (end.quantised)
-        hash = fetch(t, x, rows, (void **)&have.quantised, (uint64_t)end.quantised, (uint64_t)most.quantised, hash);
+        hash = fetch((void **)&have.quantised, (uint64_t)end.quantised, (uint64_t)most.quantised, hash);
     if (t->scaling && t->scaling != PRS_SCALING_TENSOR)
-        hash = fetch(t, x, rows, (void **)&have.scale, (uint64_t)end.scale, (uint64_t)most.scale, hash);
+        hash = fetch((void **)&have.scale, (uint64_t)end.scale, (uint64_t)most.scale, hash);
     cr_assert_eq(ranks_allgather(self, &hash, hashes, sizeof(hash)), 0);
     for (uint32_t r = 0; r < t->world && t->shape.op == PRS_GEMM_ALLREDUCE; r++)
         cr_assert_eq(hashes[r], hash, "launch %u: ranks %u and %u differ", epoch, r, self->rank);
@@ -441,9 +438,7 @@ Test(norm, many_rows_and_few_are_normalised_in_turn, .timeout = 600)
 {
     static const uint32_t ROWS[] = {1040, 3};
     assert_right((struct norm_case){
-        .shape = SUM(1040, 8192), .world = 2, .rows = ROWS, .epochs = 1, .residual = true, .rounded = true});
-    assert_right(
-        (struct norm_case){.shape = SUM(1040, 8192), .world = 2, .rows = ROWS + 1, .epochs = 1, .residual = true});
+        .shape = SUM(1040, 8192), .world = 2, .rows = ROWS, .epochs = 2, .residual = true, .rounded = true});
 }
 
 Test(norm, a_rank_alone_normalises, .timeout = 600)
@@ -497,76 +492,4 @@ Test(norm_nodes, rows_are_summed_and_normalised, .timeout = 600)
     assert_right(t);
     t.shape.norm = PRS_NORM_NONE, t.rounded = false;
     assert_right(t);
-}
-
-/* ---- what is refused ---- */
-static void refused(int r, const char *text)
-{
-    cr_expect_eq(r, -EINVAL, "%s: %d", text, r);
-    cr_expect_not_null(strstr(prs_fused_error_text(), text), "%s is not in: %s", text, prs_fused_error_text());
-}
-
-static void refuse_launches(struct prs_fused *ctx)
-{
-    struct prs_gemm_shape shape = SUM(4, 264);
-    struct prs_gemm_operands good = {.a = ranks_device(4 * 264 * 2, 0),
-                                     .c = ranks_device(4 * 264 * 2, 0),
-                                     .normed = ranks_device(4 * 264 * 2, 0)},
-                             x = good;
-    struct prs_gemm_plan *plan;
-    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
-    cr_assert_eq(prs_gemm_launch(plan, &good, NULL), 0, "%s", prs_fused_error_text());
-    x.normed = NULL;
-    refused(prs_gemm_launch(plan, &x, NULL), "neither normed nor quantised is set");
-    x = good, x.b = good.normed;
-    refused(prs_gemm_launch(plan, &x, NULL), "not NULL but for B where k is 0");
-    x = good, x.c = (void *)good.a;
-    refused(prs_gemm_launch(plan, &x, NULL), "is A, which other threads");
-    x = good, x.normed = good.c;
-    refused(prs_gemm_launch(plan, &x, NULL), "neither may be C");
-    x = good, x.norm_eps = NAN;
-    refused(prs_gemm_launch(plan, &x, NULL), "norm_eps nan");
-    x = good, x.norm_weight = (char *)good.a + 2;
-    refused(prs_gemm_launch(plan, &x, NULL), "norm_weight");
-    x = good, x.quantised = good.c;
-    refused(prs_gemm_launch(plan, &x, NULL), "neither may be C");
-    x = good, x.quantised = good.normed, x.quantised_scale = (float *)good.c;
-    refused(prs_gemm_launch(plan, &x, NULL), "all are set, or none");
-    x.quantised_scaling = PRS_SCALING_BLOCKS;
-    refused(prs_gemm_launch(plan, &x, NULL), "blocks of 128 columns, which do not divide 264");
-    x.quantised_scaling = 4;
-    refused(prs_gemm_launch(plan, &x, NULL), "quantised_scaling 4 is not known");
-    x.quantised_scaling = PRS_SCALING_ROWS, x.quantised_scale_pitch = 4;
-    refused(prs_gemm_launch(plan, &x, NULL), "quantised_scale_pitch 4");
-    prs_gemm_plan_close(plan);
-    shape.norm = PRS_NORM_NONE;
-    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
-    refused(prs_gemm_launch(plan, &good, NULL), "the plan's shape has no norm");
-    prs_gemm_plan_close(plan);
-}
-
-Test(norm, what_has_no_norm_is_refused_by_name, .timeout = 60)
-{
-    struct prs_fused_config config = {.world = 1};
-    struct prs_gemm_tuning best;
-    struct prs_gemm_operands none = {0};
-    struct prs_gemm_plan *plan;
-    struct prs_fused *ctx;
-    struct prs_gemm_shape s = SUM(4, 264);
-    hopper_setup(1, 4, 0);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    refuse_launches(ctx);
-    refused(prs_gemm_autotune(ctx, &s, &none, 1, NULL, &best), "k is 0");
-    s.norm = 2;
-    refused(prs_gemm_plan_open(ctx, &s, NULL, &plan), "norm 2 is not known");
-    s.norm = PRS_NORM_RMS, s.n = 260;
-    refused(prs_gemm_plan_open(ctx, &s, NULL, &plan), "a norm of 260 columns");
-    s.n = 264, s.op = PRS_GEMM_ALONE;
-    refused(prs_gemm_plan_open(ctx, &s, NULL, &plan), "only k may be 0");
-    s.k = 64, s.op = PRS_GEMM_ALLGATHER;
-    refused(prs_gemm_plan_open(ctx, &s, NULL, &plan), "an ALLGATHER has no norm");
-    s.k = 0, s.op = PRS_GEMM_ALLREDUCE;
-    refused(prs_gemm_plan_open(ctx, &s, &(struct prs_gemm_tuning){.path = PRS_GEMM_PATH_FUSED}, &plan),
-            "there is no product");
-    prs_fused_close(ctx);
 }

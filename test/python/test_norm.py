@@ -136,6 +136,34 @@ class Norm(unittest.TestCase):
                 perseus.all_reduce_rms_norm(x.requires_grad_(), residual, weight, EPS, group)[0].sum().backward()
         run(1, body)
 
+    def test_a_frozen_group_serves_by_what_is_open(self):
+        def body(group):
+            group.prepare([1, 5, 100], ("all_reduce_rms_norm", N, 0), ("matmul_all_reduce", N, K))
+            group.freeze()
+            opened, found = len(group._plans), []
+            for rows in (1, 40, 128):  # 40: no plan of its own
+                parts = [inputs(r, rows)[0].double() for r in range(2)]
+                x, residual, weight, _ = inputs(group.rank, rows)
+                normed, _ = perseus.all_reduce_rms_norm(x, residual, weight, EPS, group)
+                found.append(wrong(normed, reference(parts, residual, weight)[1]))
+            for call, what in ((lambda: perseus.all_reduce(inputs(0, 129)[0], group), "all_reduce"),
+                               (lambda: perseus.all_reduce_rms_norm(inputs(0, 129)[0], None, None, EPS, group),
+                                "all_reduce_rms_norm with at most 256 rows")):
+                with self.assertRaises(perseus.PerseusError) as caught:
+                    call()
+                self.assertIn(what, str(caught.exception))
+                self.assertIn("is frozen", str(caught.exception))
+            return found, len(group._plans) - opened
+        self.assertEqual(run(2, body), [([0, 0, 0], 0)] * 2)
+
+    def test_prepare_refuses_what_it_does_not_know(self):
+        def body(group):
+            for product in (("matmul", N, K), ("all_reduce", N, K), ("matmul_all_reduce", N, 0)):
+                with self.assertRaises(ValueError) as caught:
+                    group.prepare([1], product)
+                self.assertIn(repr(product[0]), str(caught.exception))
+        run(1, body)
+
     def test_torch_compiles_it(self):
         def body(group):
             x, residual, weight, _ = inputs(0, 5)

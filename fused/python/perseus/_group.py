@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from ._library import Library, PerseusError, library
 
 LEAST_ROWS = 16  # of a rank, in the smallest class of plans
 DEFAULT_TIMEOUT_MS = 600000  # the library's, where timeout_ms is 0
+# Ops that prepare() knows: enum prs_gemm_op, and whether rows are normalised. _quant shares the plans of its op.
+PREPARED = {"matmul_reduce_scatter": (1, 0), "all_gather_matmul": (2, 0), "matmul_all_reduce": (3, 0),
+            "all_reduce": (3, 0), "all_reduce_rms_norm": (3, 1), "matmul_all_reduce_rms_norm": (3, 1)}
 PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_gemm_op
 
 
@@ -55,6 +59,7 @@ class Group:
         dummy = isinstance(threading.current_thread(), threading._DummyThread)
         self.thread = threading.main_thread().ident if dummy else threading.get_ident()
         self._plans: dict[Any, Plan] = {}
+        self.frozen = False
         self.ended: Any = None  # called by close()
         self._handle: int | None = None
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
@@ -97,6 +102,9 @@ class Group:
     def _new_plan(self, key: Any, kind: str, what: str, shape: ctypes.Structure, operands: ctypes.Structure,
                   rows: int) -> Plan:
         """what: the op and its sizes, for errors."""
+        if self.frozen:
+            raise PerseusError(f"perseus: {what} has no plan, no larger plan serves it, and group {self.name} is "
+                               "frozen: open it before freeze(), by prepare() or by running the op", -errno.EPERM)
         if self.place.capturing():
             raise PerseusError(f"perseus: {what} has no plan yet, and none can be opened while a CUDA graph is "
                                "captured: run the op once with these sizes before the capture, on all ranks")
@@ -116,6 +124,8 @@ class Group:
         """The plan of a product; one serves all m up to the next power of two of rows a rank. k 0: of a sum alone."""
         key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, norm, self.rows(m))
         plan = self._plans.get(key)
+        if plan is None and self.frozen:
+            plan = self._plans.get(self._larger(key, m))
         if plan is None:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
@@ -124,6 +134,42 @@ class Group:
             plan = self._new_plan(key, "gemm", f"{what} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])
         return plan
+
+    def _larger(self, key: tuple, m: int) -> Any:
+        """The key of the smallest plan of that product for more rows than key's; None: there is none. Between nodes as
+        rows() says."""
+        divided = m % self.world == 0
+        return min((other for other in self._plans if len(other) == len(key) and other[:-1] == key[:-1]
+                    and other[-1] > key[-1] and (self.nodes == 1 or (other[-1] % self.world == 0) == divided)),
+                   key=lambda other: other[-1], default=None)
+
+    def prepare(self, rows: Iterable[int], *products: tuple[str, int, int], dtype: torch.dtype = torch.bfloat16,
+                transposed: bool = True) -> None:
+        """*Collective.* Opens the plans of ops for all these numbers of rows, before a server captures its graphs.
+
+        rows: of the op's largest side: of the result of all_gather_matmul, of a in the others. products: (op, n, k),
+        as ("matmul_all_reduce_rms_norm", hidden, inner // world); k is 0 for all_reduce and all_reduce_rms_norm.
+        transposed: b is weight.t().
+
+        Example::
+
+            group.prepare([1, 2, 4, 8, 16, 32], ("matmul_all_reduce_rms_norm", 8192, 2048), ("all_reduce", 8192, 0))
+            group.freeze()
+        """
+        for op, n, k in products:
+            if op not in PREPARED or (k == 0) != op.startswith("all_reduce"):
+                raise ValueError(f"perseus.Group.prepare: ({op!r}, {n}, {k}): op is one of {', '.join(PREPARED)}, and "
+                                 "k is 0 for those without a product only")
+            number, norm = PREPARED[op]
+            for m in sorted({self.rows(m) for m in rows}):
+                self.product(number, m, n, k, transposed or k == 0, {torch.bfloat16: 1, torch.float16: 2}[dtype], 0,
+                             norm=norm)
+
+    def freeze(self) -> None:
+        """From now on no plan is opened, so no op is collective beyond its launch. A product of a size that has no plan
+        is served by the smallest larger one of its kind, n and k; what none serves is refused by name. All ranks freeze
+        after the same ops."""
+        self.frozen = True
 
     def rows(self, m: int) -> int:
         """The most rows of the plans that serve m: a power of two for each rank. Between nodes a plan whose rows the
