@@ -451,6 +451,7 @@ Test(norm, a_norm_needs_one_resident_cluster, .timeout = 600)
 {
     hopper_limit_clusters(1);
     assert_right((struct norm_case){.shape = SUM(30, 264), .world = 3, .sms = 16, .epochs = 4, .residual = true});
+    assert_right((struct norm_case){.shape = SUM(23, 2048), .world = 8, .sms = 16, .epochs = 2, .residual = true});
 }
 
 /* ---- sums without a product or a norm ---- */

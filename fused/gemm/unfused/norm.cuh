@@ -197,15 +197,15 @@ PRS_DEVICE void finish_row(const struct prs_row_norm &n, struct row_cta *c, uint
 }
 
 /* ---- a sum by inboxes ---- */
-/* Rows of every rank's part that a cluster has. */
+/* Rows of every rank's part that a cluster has at a time. */
 struct row_range {
     uint32_t first, count;
 };
 
-PRS_DEVICE struct row_range rows_of_cluster(const struct prs_unfused_row_sum &a, uint32_t number)
+PRS_DEVICE struct row_range row_range_of(const struct prs_unfused_row_sum &a, uint32_t number)
 {
-    uint32_t rows = a.sum.part / a.norm.columns, each = prs_ceil_div(rows, gridDim.x / a.norm.ctas);
-    uint32_t first = number % PRS_INBOX_LAUNCH * each, left = first < rows ? rows - first : 0;
+    uint32_t rows = a.sum.part / a.norm.columns, each = prs_ceil_div(rows, a.summing);
+    uint32_t first = number * each, left = first < rows ? rows - first : 0;
     return {first, min(each, left)};
 }
 
@@ -270,23 +270,32 @@ PRS_DEVICE void take_row(const struct prs_unfused_row_sum &a, const struct inbox
     finish_row<TYPE>(a.norm, c, row, squares);
 }
 
+/* The first a.summing units of a launch send and add up rows of this rank's part, each for the same rows of every part;
+ * in two hops as many follow for each neighbour, and take what it has added up. There are a multiple of a.summing
+ * clusters: all units of a cluster are of the same rows, and wait only for clusters of the same or of a lower number of
+ * other ranks. So any number of resident clusters makes progress. */
 template <int TYPE, int RESULT>
 static __global__ void sum_rows_by_inbox(const __grid_constant__ struct prs_unfused_row_sum a)
 {
     struct row_cta c = row_cta_here(a.norm);
     uint32_t number = begin_and_draw(c, a.norm, &((struct prs_inbox *)a.sum.inbox[0])->drawn);
-    uint32_t ranks = a.sum.place.local_ranks, me = a.sum.place.local_rank;
-    struct row_range rows = rows_of_cluster(a, number);
-    struct inbox_share share = row_share_of(a, c, rows, number);
-    /* The normed rows may lie where the partial sums were: the first are stored after the barrier of row_total(). */
-    send_partials<TYPE, true>(a.sum, share);
-    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
-        if (item_elements(a.sum, me, r * c.items) != 0)
-            sum_row<TYPE, RESULT>(a, share, &c, r);
-    for (uint32_t p = 1; a.sum.hops == 2 && p < ranks; p++)
-        for (uint32_t r = rows.first, rank = (me + p) % ranks; r < rows.first + rows.count; r++)
-            if (item_elements(a.sum, rank, r * c.items) != 0)
+    uint32_t ranks = a.sum.place.local_ranks, units = a.summing * (a.sum.hops == 2 ? ranks : 1);
+    for (uint32_t u = number % PRS_INBOX_LAUNCH; u < units; u += gridDim.x / c.ctas) {
+        uint32_t p = u / a.summing, rank = (a.sum.place.local_rank + p) % ranks;
+        struct row_range rows = row_range_of(a, u % a.summing);
+        struct inbox_share share = row_share_of(a, c, rows, number);
+        if (p ==
+            0) /* The normed rows may lie where the partial sums were: row_total() has a barrier before the first. */
+            send_partials<TYPE, true>(a.sum, share);
+        for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
+            if (item_elements(a.sum, rank, r * c.items) == 0)
+                continue;
+            if (p == 0)
+                sum_row<TYPE, RESULT>(a, share, &c, r);
+            else
                 take_row<TYPE, RESULT>(a, share, &c, p, rank, r);
+        }
+    }
 }
 
 /* ---- rows that are there ---- */

@@ -111,6 +111,7 @@ enum { PRS_NORM_MOST_COLUMNS = 1 << 18 };
 struct prs_unfused_row_sum {
     struct prs_unfused_inbox_sum sum;
     struct prs_row_norm norm;
+    uint32_t summing; /* clusters that add up; chosen by the launch */
 };
 /* 0 or -EIO. */
 int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cudaStream_t stream);
