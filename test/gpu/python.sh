@@ -17,6 +17,7 @@ many="torchrun --nproc-per-node $gpus"
 
 step info 60 python3 -m perseus.info --json
 claim ops_are_right 120
+claim norms_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 claim gradients_of_attention_are_right 120
