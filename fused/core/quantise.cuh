@@ -35,6 +35,7 @@ template <int LANES> PRS_DEVICE float largest_of_lanes(float most)
 /* most: the largest magnitude of the numbers that share the scale. */
 PRS_DEVICE float scale_of_largest(float most)
 {
+    /* MUTANT(emulator moe_fp8/rows_travel_with_their_scales) zeros have a scale: s/, LEAST_SCALE/, 0.0f/ */
     return fmaxf(most / E4M3_MOST, LEAST_SCALE);
 }
 
@@ -52,6 +53,7 @@ template <int N> PRS_DEVICE void quantise(const float (&x)[N], float inverse, ui
 PRS_DEVICE uint2 quantise_blocks(const float (&x)[8], float *scale)
 {
     uint32_t to[2];
+    /* MUTANT(emulator moe_fp8/rows_travel_with_their_scales) 128 numbers share a scale: s/<16>/<8>/ */
     *scale = scale_of_largest(largest_of_lanes<16>(largest_magnitude(x)));
     quantise(x, 1.0f / *scale, to);
     return make_uint2(to[0], to[1]);

@@ -12,6 +12,7 @@
 struct scaled_tile {
     const float *a; /* of this rank's rows, or of rows that another rank has sent */
     uint64_t pitch; /* as a_pitch */
+    uint32_t next;  /* blocks: floats from the scale of one row to that of the next */
     uint32_t row, last_row;
     uint32_t column[2], last_column; /* column: of B, where the two halves of the tile begin */
 };
@@ -58,7 +59,7 @@ PRS_DEVICE void load_factors(const struct prs_scales &s, const struct scaled_til
 {
     for (uint32_t i = 0; i < 2; i++)
         /* MUTANT(emulator fp8/fp8_blocks_are_scaled) each block of K has its scales: s/step/0/ */
-        f->row[i] = at.a[step * at.pitch + scaled_row(at, i)];
+        f->row[i] = at.a[step * at.pitch + (uint64_t)scaled_row(at, i) * at.next];
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++)
         /* MUTANT(emulator fp8/fp8_blocks_are_scaled) each block of columns has its scales: s/at.column[i]/0/ */

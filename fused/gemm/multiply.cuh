@@ -34,6 +34,7 @@ PRS_DEVICE struct scaled_tile find_scales(const struct prs_kernel_args &args, co
     struct scaled_tile at;
     at.a = args.scales.a;
     at.pitch = args.scales.a_pitch;
+    at.next = 1;
     at.row = u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64;
     at.last_row = (E::reduces ? launch->m : s->block_rows) - 1;
     /* MUTANT(emulator fp8/fp8_products_are_right) scales of the block's rows: delete */

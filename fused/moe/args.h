@@ -10,6 +10,7 @@
 #include <perseus/device.h>
 #include "fused/core/epilogue.h"
 #include "fused/core/plan_switch.h"
+#include "fused/core/scales.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/moe/route.h"
@@ -124,8 +125,22 @@ struct prs_moe_args {
     struct prs_moe_far far; /* several nodes only */
 
     uint32_t type; /* enum prs_dtype: of rows and weights; for the host, which chooses the kernels by it */
+
+    /* e4m3: rows travel with their scales (prs_moe_scaled_bytes()). */
+    const void *unscaled;      /* the caller's tokens: bf16; with token_scales e4m3 */
+    const float *token_scales; /* [token][block of H], or NULL */
+    uint8_t *scaled_tokens;    /* this rank's memory: `tokens` */
+    uint32_t hidden;           /* columns of a token */
+    struct prs_scales scales;  /* of the product; b: of all experts here */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
+
+/* A row of e4m3: the numbers, a scale for each 128 of them, and a gap up to the next line of memory. So they travel and
+ * lie in one piece, whatever moves the row, and no two rows share a line, of which one may come later. */
+PRS_SHARED uint32_t prs_moe_scaled_bytes(uint32_t columns)
+{
+    return (columns + columns / PRS_SCALE_BLOCK * 4 + 127) / 128 * 128;
+}
 
 /* Shared memory of the routing kernel: six tables of experts, a few totals, the chunks of a CTA, the choices of one. */
 enum {
@@ -168,6 +183,7 @@ int prs_moe_kernels_switch_plan(const struct prs_switch_args *args, cudaStream_t
 int prs_moe_kernels_route(const struct prs_moe_args *args, cudaStream_t stream);
 int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
                             cudaStream_t stream);
+int prs_moe_kernels_scale_tokens(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream);
 int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 int prs_moe_kernels_combine(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);
 int prs_moe_kernels_dispatch_again(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream);

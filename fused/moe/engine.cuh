@@ -12,6 +12,7 @@
 
 #include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
+#include "fused/core/scales.cuh"
 #include "fused/core/units.cuh"
 #include "fused/moe/rows.cuh"
 
@@ -19,6 +20,7 @@ template <int TYPE, int B_N_MAJOR, int CLUSTER, bool FAR>
 struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
     static constexpr int type = TYPE; /* of rows and weights: enum prs_dtype */
     static constexpr int b_n_major = B_N_MAJOR;
+    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3; /* with scales of blocks */
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
@@ -123,6 +125,23 @@ template <class E> PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &ar
     finish_tile<E::sum>(e, d, {0, 0, 0, 0});
 }
 
+/* Multiplies a tile of e4m3. Rows that only fill the block have the scales of its last row. */
+template <class E>
+PRS_DEVICE void multiply_scaled_tile(const struct prs_moe_args &args, const struct moe_tile &t,
+                                     float (&d)[E::accumulators], const struct cta_memory &m, struct pipeline *r,
+                                     uint32_t half)
+{
+    struct prs_scales s = args.scales;
+    uint32_t columns = args.epilogue.gated ? 2 * args.n : args.n, first = t.unit.block * PRS_TILE_M;
+    /* MUTANT(emulator moe_fp8/rows_travel_with_their_scales) a half has the scales of its rows: s/half * 64/0/ */
+    struct scaled_tile at = {s.a, s.a_pitch, s.a_step, first + half * 64, first + t.unit.rows - 1, {0, 0}, columns - 1};
+    for (uint32_t i = 0; i < 2; i++)
+        at.column[i] = prs_epilogue_half(&args.epilogue, E::columns, args.n, t.column, i);
+    /* MUTANT(emulator moe_fp8/layers_are_right) each expert has its scales: delete */
+    s.b += (uint64_t)t.unit.expert * prs_ceil_div(columns, PRS_SCALE_BLOCK) * s.k_blocks;
+    multiply_tile_promoted<E>(d, m, r, half, args.k_steps, s, at);
+}
+
 /* This half has nothing to compute: it releases the stages of the tile unread. Meanwhile it hands over the rest of the
  * previous tile, but only into slabs that are free. It waits for a slab only after it has released all stages of this
  * tile: the store warp may be waiting for a slab of the other half, which needs those stages. It does so before the
@@ -158,12 +177,18 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
         if (tile_has_half(t, half)) {
-            multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
+            if constexpr (E::scaled)
+                multiply_scaled_tile<E>(args, t, d, m, &r, half);
+            else
+                multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
             if (args.epilogue.any) {
                 hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
                 finish_moe_tile<E>(args, d);
             }
-            hand_over_tile<E>(d, m, half, &slabs, false, &left, args.epilogue.gated != 0);
+            if constexpr (E::scaled)
+                hand_over_whole_tile<E>(d, m, half, &slabs, false, args.epilogue.gated != 0);
+            else
+                hand_over_tile<E>(d, m, half, &slabs, false, &left, args.epilogue.gated != 0);
         } else {
             skip_tile<E>(m, &r, half, args.k_steps, &left, &slabs);
         }

@@ -6,6 +6,13 @@
 #include "fused/moe/plan.h"
 #include "transport/util/error.h"
 
+int prs_moe_check_gradients(const struct prs_moe_plan *p, const char *what)
+{
+    if (prs_moe_is_scaled(p))
+        return prs_fail(-EINVAL, "fused: %s of a MoE plan of e4m3, which has no gradients: use a plan of bf16", what);
+    return 0;
+}
+
 static int dispatch_again(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
@@ -21,7 +28,9 @@ int prs_moe_dispatch_again(struct prs_moe_plan *p, const struct prs_moe_again *x
 {
     uintptr_t all = (uintptr_t)x->tokens | (uintptr_t)x->out | (uintptr_t)x->beside | (uintptr_t)x->products;
     uint8_t *own_rows = p->args.row_bytes;
-    int before, r;
+    int before, r = prs_moe_check_gradients(p, "prs_moe_dispatch_again()");
+    if (r)
+        return r;
     if (all % 16 != 0 || !x->out)
         return prs_fail(
             -EINVAL,
@@ -87,7 +96,9 @@ static prs_launch_step_fn *const value_steps[] = {split_values, combine_values, 
 int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x, struct CUstream_st *stream)
 {
     uintptr_t all = (uintptr_t)x->values | (uintptr_t)x->rows | (uintptr_t)x->out;
-    int before, r;
+    int before, r = prs_moe_check_gradients(p, "prs_moe_return_values()");
+    if (r)
+        return r;
     if (all % 16 != 0 || !x->values || !x->rows)
         return prs_fail(-EINVAL,
                         "fused: MoE values: values %p, rows %p, out %p: 16-byte aligned; values, rows not NULL",
@@ -123,7 +134,9 @@ static prs_launch_step_fn *const activation_back_steps[] = {activation_back, NUL
 int prs_moe_activation_back(struct prs_moe_plan *p, const struct prs_moe_activation *x, struct CUstream_st *stream)
 {
     const void *all[] = {x->columns, x->gradients, x->rows, x->of_columns, x->weighted, x->products};
-    int before, r;
+    int before, r = prs_moe_check_gradients(p, "prs_moe_activation_back()");
+    if (r)
+        return r;
     if (p->shape.columns == 0)
         return prs_fail(-EINVAL, "fused: an activation in a MoE plan without columns: only dispatch and combine");
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)

@@ -8,16 +8,19 @@
 #include "fused/moe/dispatch.cuh"
 #include "fused/moe/engine.cuh"
 #include "fused/moe/route.cuh"
+#include "fused/moe/scaled_rows.cuh"
 #include "fused/moe/values.cuh"
 
 typedef void (*moe_kernel_fn)(const struct prs_moe_args);
 
-/* The kernels that depend on the type of rows and weights. [nodes]: 0 for one node, 1 for several. */
+/* The kernels that depend on the type of rows and weights; NULL: the type has none. [nodes]: 0 for one node, 1 for
+ * several. */
 struct instances {
     uint32_t type;                  /* enum prs_dtype */
     moe_kernel_fn product[2][2][2]; /* [nodes][b_n_major][cluster - 1] */
     moe_kernel_fn dispatch[2], dispatch_again[2], combine[2];
     moe_kernel_fn activate, activation_back;
+    moe_kernel_fn scale_tokens[2]; /* [whether they have scales] */
 };
 
 template <int TYPE> static constexpr struct instances make(void)
@@ -32,12 +35,29 @@ template <int TYPE> static constexpr struct instances make(void)
             {dispatch_kernel<SUM, false, true>, dispatch_kernel<SUM, true, true>},
             {combine_kernel<SUM, false>, combine_kernel<SUM, true>},
             activate_kernel<SUM>,
-            activation_back_kernel<SUM>};
+            activation_back_kernel<SUM>,
+            {NULL, NULL}};
+}
+
+/* With scales: on one node, weights K-major, without gradients. Rows move as bytes, and results are of type SUM. */
+template <int TYPE> static constexpr struct instances make_scaled(void)
+{
+    constexpr int SUM = element<TYPE>::sum;
+    return {TYPE,
+            {{{moe_kernel<moe_engine<TYPE, 0, 1, false>>, moe_kernel<moe_engine<TYPE, 0, 2, false>>}, {NULL, NULL}},
+             {{NULL, NULL}, {NULL, NULL}}},
+            {dispatch_kernel<SUM, false, false>, NULL},
+            {NULL, NULL},
+            {combine_kernel<SUM, false>, NULL},
+            activate_scaled_kernel<SUM>,
+            NULL,
+            {scale_tokens_kernel<SUM>, scale_tokens_kernel<TYPE>}};
 }
 
 /* A line for each type. */
 static const struct instances instances[] = {
     make<PRS_DTYPE_BF16>(),
+    make_scaled<PRS_DTYPE_E4M3>(),
 };
 
 static const struct instances *instances_of(uint32_t type)
@@ -53,19 +73,24 @@ static uint32_t nodes_of(const struct prs_route *route)
     return route->place.nodes > 1;
 }
 
+static int load_if_any(moe_kernel_fn kernel)
+{
+    return kernel ? launch_load(kernel) : 0;
+}
+
 static int load_type(const struct instances *k)
 {
-    const moe_kernel_fn others[] = {k->activate, k->activation_back};
+    const moe_kernel_fn others[] = {k->activate, k->activation_back, k->scale_tokens[0], k->scale_tokens[1]};
     int r = 0;
     for (uint32_t i = 0; i < 8 && r == 0; i++)
-        r = launch_load(k->product[i >> 2][i >> 1 & 1][i & 1]);
+        r = load_if_any(k->product[i >> 2][i >> 1 & 1][i & 1]);
     for (uint32_t nodes = 0; nodes < 2 && r == 0; nodes++) {
-        r = launch_load(k->dispatch[nodes]);
-        r = r ? r : launch_load(k->dispatch_again[nodes]);
-        r = r ? r : launch_load(k->combine[nodes]);
+        r = load_if_any(k->dispatch[nodes]);
+        r = r ? r : load_if_any(k->dispatch_again[nodes]);
+        r = r ? r : load_if_any(k->combine[nodes]);
     }
     for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
-        r = launch_load(others[i]);
+        r = load_if_any(others[i]);
     return r;
 }
 
@@ -106,20 +131,22 @@ extern "C" int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *ro
     struct launch_shape routing = shape_of_routing(route), product = shape_of(cluster);
     uint32_t ctas; /* per GPU; the plan asks for fewer than there are SMs, and each fits one */
     int r;
-    if (!k)
+    if (!k || !k->dispatch[nodes])
         return -ENOTSUP;
     if (routing.shared_bytes < PRS_SMEM_BYTES) /* the limit is the kernel's, and serves all plans of the process */
         routing.shared_bytes = PRS_SMEM_BYTES;
     r = launch_prepare(route_kernel, &routing, &ctas);
     if (!r)
         r = launch_prepare(k->dispatch[nodes], &shape_of_dispatch, &ctas);
-    if (!r)
+    if (!r && k->dispatch_again[nodes])
         r = launch_prepare(k->dispatch_again[nodes], &shape_of_dispatch, &ctas);
     if (!r)
         r = launch_prepare(k->combine[nodes], &shape_of_combine, &ctas);
     *clusters = UINT32_MAX;
     for (int b_n_major = 0; b_n_major < 2 && r == 0; b_n_major++) {
         uint32_t fit;
+        if (!k->product[nodes][b_n_major][cluster - 1])
+            continue;
         r = launch_prepare(k->product[nodes][b_n_major][cluster - 1], &product, &fit);
         *clusters = r == 0 && fit < *clusters ? fit : *clusters;
     }
@@ -150,6 +177,14 @@ extern "C" int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_
     struct launch_shape product = shape_of(cluster);
     const struct instances *k = instances_of(args->type);
     return launch_kernel(k->product[nodes_of(&args->route)][b_n_major][cluster - 1], &product, clusters, stream, *args);
+}
+
+extern "C" int prs_moe_kernels_scale_tokens(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)
+{
+    uint32_t ctas = prs_ceil_div(scaled_parts(args->route.tokens, args->hidden), PRS_ACTIVATION_THREADS / 32);
+    uint32_t most = sms * PRS_ACTIVATION_CTAS;
+    return launch_kernel(instances_of(args->type)->scale_tokens[args->token_scales != NULL], &shape_of_activation,
+                         ctas < most ? ctas : most, stream, *args);
 }
 
 extern "C" int prs_moe_kernels_dispatch(const struct prs_moe_args *args, uint32_t ctas, cudaStream_t stream)

@@ -17,6 +17,13 @@ static int route(struct prs_plan *base, cudaStream_t stream)
     return prs_moe_kernels_route(&prs_moe_self(base)->args, stream);
 }
 
+/* e4m3: this rank's tokens become rows that travel with their scales. */
+static int scale_tokens(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = prs_moe_self(base);
+    return prs_moe_kernels_scale_tokens(&p->args, p->info.tuning.ctas, stream);
+}
+
 static int multiply(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
@@ -61,17 +68,26 @@ static int dispatch(struct prs_plan *base, cudaStream_t stream)
     return prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
 }
 
+/* The rows that come back are results. */
+static struct prs_moe_args args_of_combine(const struct prs_moe_plan *p)
+{
+    struct prs_moe_args a = p->args;
+    a.route.row_bytes = prs_moe_result_bytes(p);
+    return a;
+}
+
 static int combine(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
-    return prs_moe_kernels_combine(&p->args, p->info.tuning.ctas, stream);
+    struct prs_moe_args a = args_of_combine(p);
+    return prs_moe_kernels_combine(&a, p->info.tuning.ctas, stream);
 }
 
 /* Of a layer: the last kernel ends the launch. */
 static int combine_and_end(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
-    struct prs_moe_args last = p->args;
+    struct prs_moe_args last = args_of_combine(p);
     last.ends = 1;
     return prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
 }
@@ -85,35 +101,66 @@ static prs_launch_step_fn *const combine_steps[] = {combine, NULL};
 static prs_launch_step_fn *const layer_steps[] = {route, multiply, multiply_down, combine_and_end, NULL};
 static prs_launch_step_fn *const kept_layer_steps[] = {route,         clear_kept_fill, multiply_kept, activate,
                                                        multiply_down, combine_and_end, NULL};
+/* e4m3. A layer's first product is rounded before its activation: a scale needs 128 columns of the result, and a tile
+ * has 64. */
+static prs_launch_step_fn *const scaled_dispatch_gemm_steps[] = {scale_tokens, route, multiply, NULL};
+static prs_launch_step_fn *const scaled_dispatch_steps[] = {scale_tokens, route, dispatch, NULL};
+static prs_launch_step_fn *const scaled_clear_dispatch_steps[] = {scale_tokens, route, dispatch, prs_moe_clear_fill,
+                                                                  NULL};
+static prs_launch_step_fn *const scaled_layer_steps[] = {scale_tokens,  route,           multiply_kept, activate,
+                                                         multiply_down, combine_and_end, NULL};
 
 static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_transposed != 0};
+    return (struct prs_moe_matrices){b->weights, p->shape.hidden, p->shape.columns, p->shape.weights_transposed != 0,
+                                     b->weight_scales};
 }
 
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     struct prs_moe_matrices first = first_of(p, b);
-    return prs_moe_encode_product(p, &p->args, &first, b->out);
+    return prs_moe_encode_product(p, &p->args, p->args.row_bytes, &first, b->out);
+}
+
+/* A layer's first product without its activation, which is a kernel of its own. rows: where the tokens go; columns: the
+ * product. */
+static int encode_apart(struct prs_moe_plan *p, const struct prs_moe_matrices *first, void *rows, void *columns)
+{
+    p->args.columns = columns, p->args.activated = p->activations;
+    p->first = p->args;
+    p->first.dispatches = 1;
+    p->first.row_bytes = rows;
+    return prs_moe_encode_plain(p, &p->first, rows, first, columns);
 }
 
 /* A layer's two products. The results of the second take the place of the tokens' rows, which the first has read. */
 static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
-    struct prs_moe_matrices first = first_of(p, b), second = {b->down, p->args.n, p->shape.hidden, first.n_k};
+    struct prs_moe_matrices first = first_of(p, b),
+                            second = {b->down, p->args.n, p->shape.hidden, first.n_k, b->down_scales};
     int r;
     p->down = p->args;
     p->down.dispatches = 0;
     r = prs_moe_encode_plain(p, &p->down, p->activations, &second, p->args.row_bytes);
     if (r)
         return r;
-    if (!b->kept_rows)
-        return prs_moe_encode_product(p, &p->args, &first, p->activations);
-    p->args.columns = b->kept_columns, p->args.activated = p->activations;
-    p->first = p->args;
-    p->first.dispatches = 1;
-    p->first.row_bytes = b->kept_rows;
-    return prs_moe_encode_plain(p, &p->first, b->kept_rows, &first, b->kept_columns);
+    if (prs_moe_is_scaled(p))
+        return encode_apart(p, &first, p->args.row_bytes, p->columns);
+    if (b->kept_rows)
+        return encode_apart(p, &first, b->kept_rows, b->kept_columns);
+    return prs_moe_encode_product(p, &p->args, p->args.row_bytes, &first, p->activations);
+}
+
+/* needed: whether the call multiplies with such weights. */
+static int check_weight_scales(const struct prs_moe_plan *p, const float *scales, const char *what, bool needed)
+{
+    if (!prs_moe_is_scaled(p) && scales)
+        return prs_fail(-EINVAL, "fused: MoE batch: %s %p in a plan of bf16, which has no scales", what,
+                        (const void *)scales);
+    if (prs_moe_is_scaled(p) && needed && (!scales || (uintptr_t)scales % sizeof(float) != 0))
+        return prs_fail(-EINVAL, "fused: MoE batch of e4m3: %s %p: 4-byte aligned, not NULL", what,
+                        (const void *)scales);
+    return 0;
 }
 
 static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
@@ -122,7 +169,7 @@ static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batc
         return prs_fail(-EINVAL, "fused: a product in a MoE plan without columns: only dispatch and combine");
     if ((uintptr_t)b->weights % 16 != 0 || !b->weights)
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p: 16-byte aligned, not NULL", b->weights);
-    return 0;
+    return check_weight_scales(p, b->weight_scales, "weight_scales", true);
 }
 
 /* What every call with a batch needs of it. */
@@ -167,6 +214,9 @@ static int check_routing(const struct prs_moe_plan *p, const struct prs_moe_batc
                         (const void *)b->placement, p->shape.logical_experts);
     if (!b->count_on_device && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
+    if ((!prs_moe_is_scaled(p) && b->token_scales) || (uintptr_t)b->token_scales % sizeof(float) != 0)
+        return prs_fail(-EINVAL, "fused: MoE batch: token_scales %p: 4-byte aligned in a plan of e4m3, else NULL",
+                        (const void *)b->token_scales);
     return 0;
 }
 
@@ -180,14 +230,17 @@ static int check_layer(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if (((uintptr_t)b->kept_rows | (uintptr_t)b->kept_columns) % 16 != 0 || !b->kept_rows != !b->kept_columns)
         return prs_fail(-EINVAL, "fused: MoE layer: kept_rows %p, kept_columns %p: 16-byte aligned, both or neither",
                         b->kept_rows, b->kept_columns);
-    return 0;
+    if (b->kept_rows && prs_moe_is_scaled(p))
+        return prs_moe_check_gradients(p, "kept_rows and kept_columns");
+    return check_weight_scales(p, b->down_scales, "down_scales", true);
 }
 
 static void set_routing(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     struct prs_moe_args *a = &p->args;
     prs_moe_use_maps(p, b->maps);
-    a->tokens = b->tokens;
+    a->tokens = prs_moe_is_scaled(p) ? a->scaled_tokens : b->tokens;
+    a->unscaled = b->tokens, a->token_scales = b->token_scales;
     a->count = b->count, a->count_on_device = b->count_on_device;
     a->status = b->status;
     a->chosen = b->chosen, a->weights = b->router_weights;
@@ -212,7 +265,7 @@ int prs_moe_dispatch_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b,
     set_routing(p, b);
     r = encode(p, b);
     if (!r)
-        r = prs_moe_launch(p, dispatch_gemm_steps, true, 1, stream);
+        r = prs_moe_launch(p, prs_moe_is_scaled(p) ? scaled_dispatch_gemm_steps : dispatch_gemm_steps, true, 1, stream);
     prs_cuda_leave(before);
     return r;
 }
@@ -237,6 +290,20 @@ int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct C
     return r;
 }
 
+static prs_launch_step_fn *const *steps_of_dispatch(const struct prs_moe_plan *p, bool clears)
+{
+    if (prs_moe_is_scaled(p))
+        return clears ? scaled_clear_dispatch_steps : scaled_dispatch_steps;
+    return clears ? clear_dispatch_steps : dispatch_steps;
+}
+
+static prs_launch_step_fn *const *steps_of_layer(const struct prs_moe_plan *p, bool keeps)
+{
+    if (prs_moe_is_scaled(p))
+        return scaled_layer_steps;
+    return keeps ? kept_layer_steps : layer_steps;
+}
+
 int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)
 {
     uint8_t *own_rows = p->args.row_bytes;
@@ -251,7 +318,7 @@ int prs_moe_dispatch(struct prs_moe_plan *p, const struct prs_moe_batch *b, stru
         return r;
     set_routing(p, b);
     p->args.row_bytes = b->out;
-    r = prs_moe_launch(p, b->clear_fill ? clear_dispatch_steps : dispatch_steps, true, 1, stream);
+    r = prs_moe_launch(p, steps_of_dispatch(p, b->clear_fill != 0), true, 1, stream);
     p->args.row_bytes = own_rows;
     prs_cuda_leave(before);
     return r;
@@ -285,7 +352,7 @@ int prs_moe_combine(struct prs_moe_plan *p, const struct prs_moe_results *x, str
 static int layer_of_kernels(struct prs_moe_plan *p, const struct prs_moe_batch *b, cudaStream_t stream)
 {
     int r = encode_layer(p, b);
-    return r != 0 ? r : prs_moe_launch(p, b->kept_rows ? kept_layer_steps : layer_steps, true, 0, stream);
+    return r != 0 ? r : prs_moe_launch(p, steps_of_layer(p, b->kept_rows != NULL), true, 0, stream);
 }
 
 int prs_moe_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct CUstream_st *stream)

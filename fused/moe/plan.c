@@ -19,9 +19,40 @@ enum {
 static const double ROUTING_US = 25; /* counts, offsets, maps */
 
 /* ---- choices ---- */
+static uint32_t type_of(const struct prs_moe_shape *s)
+{
+    return s->dtype == PRS_DTYPE_DEFAULT ? (uint32_t)PRS_MOE_TYPE : s->dtype;
+}
+
+/* What e4m3 cannot do yet, by name. */
+static int check_type(const struct prs_fused *ctx, const struct prs_moe_shape *s)
+{
+    const struct prs_element *type = prs_element_find(type_of(s));
+    uint32_t columns = s->gated ? 2 * PRS_SCALE_BLOCK : PRS_SCALE_BLOCK;
+    if (type_of(s) == PRS_MOE_TYPE)
+        return 0;
+    if (s->dtype != PRS_DTYPE_E4M3)
+        return prs_fail(-EINVAL, "fused: MoE of dtype %u (%s): tokens and weights are bf16 or e4m3", s->dtype,
+                        type ? type->name : "not known");
+    if (!s->weights_transposed && s->columns != 0)
+        return prs_fail(-EINVAL, "fused: the weights of a MoE of e4m3 must be [E / W, N, H] (weights_transposed): the "
+                                 "tensor cores take no other layout of one-byte types");
+    if (s->hidden % PRS_SCALE_BLOCK != 0 || s->columns % columns != 0)
+        return prs_fail(-EINVAL,
+                        "fused: MoE of e4m3 with rows of %u and %u columns: they must be multiples of %u and %u, so "
+                        "that whole blocks have a scale",
+                        s->hidden, s->columns, PRS_SCALE_BLOCK, columns);
+    if (ctx->place.nodes > 1)
+        return prs_fail(-EINVAL, "fused: MoE of e4m3 runs on one node only, and the ranks are on %u", ctx->place.nodes);
+    return 0;
+}
+
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t world = ctx->config.world, vector = prs_element_vector(PRS_MOE_TYPE);
+    int r = check_type(ctx, s);
+    if (r)
+        return r;
     if (s->tokens == 0 || s->hidden == 0 || s->experts == 0 || s->top_k == 0)
         return prs_fail(-EINVAL, "fused: MoE without tokens or experts: %u tokens of %u, %u experts, top %u", s->tokens,
                         s->hidden, s->experts, s->top_k);
@@ -66,7 +97,7 @@ static uint64_t most_rows(const struct prs_fused *ctx, const struct prs_moe_shap
 /* Of a token. */
 static uint32_t row_bytes(const struct prs_moe_shape *s)
 {
-    return s->hidden * prs_element_bytes(PRS_MOE_TYPE);
+    return prs_moe_row_bytes(type_of(s), s->hidden);
 }
 
 static uint32_t at_most(uint32_t v, uint32_t most)
@@ -113,6 +144,7 @@ static void choose(struct prs_moe_plan *p)
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
+    p->info.row_bytes = row_bytes(&p->shape);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->base.ctx, &p->shape);
 }
 
@@ -130,11 +162,14 @@ static void predict(struct prs_moe_plan *p)
                              PRS_MOE_FLOPS_PER_US, PRS_SMS);
     weights = (local * s->columns + rows * 3) * row_bytes(s) / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     link = (double)p->info.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
+    /* The tensor cores take as long for as many bytes; not measured for e4m3. */
+    compute *= prs_element_bytes(type_of(s)) / 2.0;
     compute = compute > weights ? compute : weights;
     if (s->layer) { /* the second product; then results are read, and sums travel */
         down = compute * result_columns(s) / s->columns;
-        double read = rows * row_bytes(s) / PRS_MEMORY_BYTES_PER_US;
-        down += read > link ? read : link;
+        double read = rows * prs_moe_result_bytes(p) / PRS_MEMORY_BYTES_PER_US;
+        double back = link * prs_moe_result_bytes(p) / row_bytes(s);
+        down += read > back ? read : back;
     }
     if (p->info.tuning.spread > 1)
         p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * PRS_CLOCKS_PER_US * p->info.tuning.ctas /
@@ -145,7 +180,8 @@ static void predict(struct prs_moe_plan *p)
 static void init_route(struct prs_moe_plan *p)
 {
     struct prs_route *r = &p->args.route;
-    p->args.type = PRS_MOE_TYPE;
+    p->args.type = type_of(&p->shape);
+    p->args.hidden = p->shape.hidden;
     r->place = p->base.ctx->place;
     r->experts = p->shape.experts, r->experts_per_rank = p->shape.experts / r->place.world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
@@ -161,7 +197,7 @@ static void init_route(struct prs_moe_plan *p)
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
     r->logical = p->shape.logical_experts, r->replicas = p->shape.replicas;
-    p->args.k_steps = prs_ceil_div(p->shape.hidden, prs_element_step(PRS_MOE_TYPE));
+    p->args.k_steps = prs_ceil_div(p->shape.hidden, prs_element_step(p->args.type));
 }
 
 /* ---- memory ---- */
@@ -210,6 +246,13 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     return used;
 }
 
+/* Bytes of a row of tokens or of results. */
+static uint32_t wider_row(const struct prs_moe_plan *p)
+{
+    uint32_t token = p->args.route.row_bytes, result = prs_moe_result_bytes(p);
+    return token > result ? token : result;
+}
+
 /* What is written and read in one launch, but for the rows of prs_moe_gemm(): plans share it. Dispatch alone has no
  * rows: they go to the caller. */
 static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
@@ -219,10 +262,14 @@ static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
     uint64_t used = 0, rows = (uint64_t)r->blocks * PRS_TILE_M;
     a->value_rows = take(base, &used, rows * prs_moe_value_bytes(r));
     a->value_sums = take(base, &used, (uint64_t)r->tokens * prs_moe_value_bytes(r));
-    if (a->n != 0)
-        a->row_bytes = take(base, &used, rows * r->row_bytes);
+    if (a->n != 0) /* of a layer: then its results */
+        a->row_bytes = take(base, &used, rows * (p->shape.layer ? wider_row(p) : r->row_bytes));
     if (p->shape.layer)
-        p->activations = take(base, &used, rows * a->n * prs_element_bytes(PRS_MOE_TYPE));
+        p->activations = take(base, &used, rows * prs_moe_row_bytes(a->type, a->n));
+    if (prs_moe_is_scaled(p))
+        a->scaled_tokens = take(base, &used, (uint64_t)r->tokens * r->row_bytes);
+    if (prs_moe_is_scaled(p) && p->shape.layer)
+        p->columns = take(base, &used, rows * p->shape.columns * prs_element_bytes(PRS_MOE_TYPE));
     return used;
 }
 
@@ -230,8 +277,6 @@ static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
     uint64_t tables = lay_out(a, NULL);
-    struct prs_tensor t = {
-        .type = PRS_MOE_TYPE, .columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r;
     r = prs_plan_local(&p->base, tables, tables); /* the tables must be empty before the first launch */
     if (!r)
@@ -243,9 +288,7 @@ static int open_tables(struct prs_moe_plan *p)
     p->info.maps_bytes = lay_out_maps(a, p->base.own.at);
     if (a->n == 0)
         return 0;
-    t.base = a->row_bytes;
-    t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
-    return prs_tensor_map_encode(&t, &a->rows);
+    return prs_moe_encode_rows(p, a->row_bytes, p->shape.hidden, &a->rows);
 }
 
 /* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones,
@@ -260,25 +303,33 @@ enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH, FEW };
 #define PRS_POOL_RELAY   "MoE: rows on their way between nodes"
 #define PRS_POOL_SWITCH  "MoE: plan_switch.h"
 
+/* Of a row from each token of each other rank. */
+static uint64_t staging_bytes(const struct prs_route *r, uint32_t row_bytes)
+{
+    struct prs_route rows = *r;
+    rows.row_bytes = row_bytes;
+    return prs_route_staging_at(&rows, r->place.world, 0);
+}
+
 static void need_shared(struct prs_moe_plan *p)
 {
     const struct prs_route *r = &p->args.route;
-    bool several = r->place.world > 1;
+    bool several = r->place.world > 1, layer = p->shape.layer != 0;
     uint64_t rows = several ? prs_route_row_flag(r, r->place.world, 0) : 0;
     /* Zeros at first: a launch that gives up continues with the counts and places that are there. */
     prs_plan_need(&p->base, MESSAGES, (struct prs_need){PRS_SYMMETRIC_CLEAN, true, NULL}, prs_route_messages_bytes(r));
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_STAGING},
-                  several ? prs_route_staging_at(r, r->place.world, 0) : 0);
+                  several ? staging_bytes(r, layer ? r->row_bytes : wider_row(p)) : 0);
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
-                  (2 * r->place.world + (p->shape.layer ? 2 : 1) * rows) * sizeof(uint32_t));
+                  (2 * r->place.world + (layer ? 2 : 1) * rows) * sizeof(uint32_t));
     prs_plan_need(&p->base, RETURNS, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_RETURNS},
-                  several && p->shape.layer ? prs_route_staging_at(r, r->place.world, 0) : 0);
+                  several && layer ? staging_bytes(r, prs_moe_result_bytes(p)) : 0);
     if (several)
         prs_plan_shares(&p->base, SWITCH, PRS_POOL_SWITCH);
     if (r->place.nodes == 1)
         return;
     prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RELAY},
-                  prs_route_relay_at(r, p->shape.layer ? 4 : 2, 1, 0));
+                  prs_route_relay_at(r, layer ? 4 : 2, 1, 0));
     prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                   prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
 }
@@ -321,6 +372,7 @@ static void add_terms(struct prs_moe_plan *p)
     bool far = p->base.ctx->place.nodes > 1;
     prs_plan_term(&p->base, "tokens", s->tokens);
     prs_plan_term(&p->base, "hidden", s->hidden);
+    prs_plan_term(&p->base, "dtype", type_of(s));
     prs_plan_term(&p->base, "experts", s->experts);
     prs_plan_term(&p->base, "top_k", s->top_k);
     prs_plan_term(&p->base, "rows_per_signal", far ? t->rows_per_signal : 0);

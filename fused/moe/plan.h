@@ -10,7 +10,7 @@
 #include "fused/core/plan.h"
 #include "fused/moe/few.h"
 
-/* Of tokens, rows, weights and results. */
+/* Of results, and of tokens, rows and weights unless they are e4m3. */
 enum { PRS_MOE_TYPE = PRS_DTYPE_BF16 };
 
 struct prs_moe_plan {
@@ -21,6 +21,7 @@ struct prs_moe_plan {
     struct prs_moe_args down;  /* a layer's second product */
     struct prs_moe_args first; /* its first one, where that is kept; or a product of prs_moe_multiply() */
     bool first_is_n_k;         /* of the latter */
+    uint8_t *columns;          /* e4m3: [capacity, N], in scratch memory: a layer's first product */
     uint8_t *activations;      /* [capacity, I], in scratch memory: between a layer's products */
     struct prs_moe_tuning wanted;
     struct prs_few few; /* of a plan whose layer is one kernel */
@@ -32,11 +33,32 @@ static inline struct prs_moe_plan *prs_moe_self(struct prs_plan *p)
     return (struct prs_moe_plan *)p;
 }
 
+/* Whether tokens, rows and weights are e4m3, with scales of blocks. */
+static inline bool prs_moe_is_scaled(const struct prs_moe_plan *p)
+{
+    return p->args.type == PRS_DTYPE_E4M3;
+}
+
 /* Columns of a tile of the product. */
 static inline uint32_t prs_moe_tile_columns(void)
 {
     return PRS_TILE_N;
 }
+
+/* Bytes of a row of the product's A. */
+static inline uint32_t prs_moe_row_bytes(uint32_t type, uint32_t columns)
+{
+    return type == PRS_DTYPE_E4M3 ? prs_moe_scaled_bytes(columns) : columns * prs_element_bytes(type);
+}
+
+/* Bytes of a row of results. */
+static inline uint32_t prs_moe_result_bytes(const struct prs_moe_plan *p)
+{
+    return p->shape.hidden * prs_element_bytes(PRS_MOE_TYPE);
+}
+
+/* 0, or -EINVAL: the plan is of e4m3, which has no gradients. what: the call. */
+int prs_moe_check_gradients(const struct prs_moe_plan *p, const char *what);
 
 /* Takes the caller's maps; NULL: the plan's own. */
 void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
@@ -53,11 +75,15 @@ struct prs_moe_matrices {
     const void *at;
     uint32_t k, n;
     bool n_k;
+    const float *scales; /* e4m3: [n / 128, k / 128] each */
 };
 
-/* Tensor maps of the matrices and of the results, which have args->n columns. */
-int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const struct prs_moe_matrices *m,
-                           void *to);
+/* Tensor maps of the matrices and of the results, which have args->n columns, and the scales. rows: memory of the
+ * product's A. */
+int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
+                           const struct prs_moe_matrices *m, void *to);
+/* The tensor map of the product's A. */
+int prs_moe_encode_rows(const struct prs_moe_plan *p, const void *rows, uint32_t columns, CUtensorMap *map);
 /* All of a product of rows [capacity, k] without an epilogue. */
 int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
                          const struct prs_moe_matrices *m, void *to);

@@ -12,11 +12,33 @@ int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *a
     return prs_moe_kernels_product(args, !n_k, t->cluster, t->ctas / t->cluster, stream);
 }
 
-int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const struct prs_moe_matrices *m,
-                           void *to)
+int prs_moe_encode_rows(const struct prs_moe_plan *p, const void *rows, uint32_t columns, CUtensorMap *map)
 {
-    struct prs_tensor weights = {
-        .base = m->at, .type = PRS_MOE_TYPE, .planes = args->route.experts_per_rank, .swizzled = true};
+    uint32_t type = p->args.type;
+    struct prs_tensor t = {.base = rows,
+                           .type = type,
+                           .columns = columns,
+                           .rows = p->info.capacity,
+                           .pitch = prs_moe_row_bytes(type, columns) / prs_element_bytes(type),
+                           .box_rows = PRS_TILE_M / p->info.tuning.cluster,
+                           .swizzled = true};
+    return prs_tensor_map_encode(&t, map);
+}
+
+static void set_scales(struct prs_moe_args *args, const void *rows, const struct prs_moe_matrices *m)
+{
+    args->scales = (struct prs_scales){.a = (const float *)((const uint8_t *)rows + m->k),
+                                       .b = m->scales,
+                                       .a_pitch = 1,
+                                       .a_step = prs_moe_scaled_bytes(m->k) / sizeof(float),
+                                       .k_blocks = m->k / PRS_SCALE_BLOCK};
+}
+
+int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
+                           const struct prs_moe_matrices *m, void *to)
+{
+    uint32_t type = p->args.type;
+    struct prs_tensor weights = {.base = m->at, .type = type, .planes = args->route.experts_per_rank, .swizzled = true};
     struct prs_tensor out = {.base = to,
                              .type = PRS_MOE_TYPE,
                              .columns = args->n,
@@ -28,7 +50,9 @@ int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *ar
         weights.columns = m->k, weights.rows = m->n,
         weights.box_rows = prs_epilogue_columns(&args->epilogue, prs_moe_tile_columns());
     else
-        weights.columns = m->n, weights.rows = m->k, weights.box_rows = prs_element_step(PRS_MOE_TYPE);
+        weights.columns = m->n, weights.rows = m->k, weights.box_rows = prs_element_step(type);
+    if (prs_moe_is_scaled(p))
+        set_scales(args, rows, m);
     r = prs_tensor_map_encode(&weights, &args->experts);
     return r != 0 ? r : prs_tensor_map_encode(&out, &args->out);
 }
@@ -36,19 +60,13 @@ int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *ar
 int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
                          const struct prs_moe_matrices *m, void *to)
 {
-    struct prs_tensor t = {.base = rows,
-                           .type = PRS_MOE_TYPE,
-                           .columns = m->k,
-                           .rows = p->info.capacity,
-                           .box_rows = PRS_TILE_M / p->info.tuning.cluster,
-                           .swizzled = true};
-    int r = prs_tensor_map_encode(&t, &args->rows);
+    int r = prs_moe_encode_rows(p, rows, m->k, &args->rows);
     args->epilogue = (struct prs_epilogue){0};
     args->n = m->n;
-    args->k_steps = prs_ceil_div(m->k, prs_element_step(PRS_MOE_TYPE));
+    args->k_steps = prs_ceil_div(m->k, prs_element_step(args->type));
     args->route.columns = prs_ceil_div(m->n, prs_moe_tile_columns() * p->info.tuning.cluster);
     args->ends = 0;
-    return r != 0 ? r : prs_moe_encode_product(p, args, m, to);
+    return r != 0 ? r : prs_moe_encode_product(p, args, rows, m, to);
 }
 
 static int multiply(struct prs_plan *base, cudaStream_t stream)
@@ -61,9 +79,11 @@ static prs_launch_step_fn *const multiply_steps[] = {multiply, NULL};
 
 int prs_moe_multiply(struct prs_moe_plan *p, const struct prs_moe_product *x, struct CUstream_st *stream)
 {
-    struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_transposed != 0};
+    struct prs_moe_matrices m = {x->weights, x->k, x->n, x->weights_transposed != 0, NULL};
     uint32_t vector = prs_element_vector(PRS_MOE_TYPE);
-    int before, r;
+    int before, r = prs_moe_check_gradients(p, "prs_moe_multiply()");
+    if (r)
+        return r;
     if (((uintptr_t)x->rows | (uintptr_t)x->weights | (uintptr_t)x->out) % 16 != 0 || !x->rows || !x->weights ||
         !x->out)
         return prs_fail(-EINVAL, "fused: MoE product: rows %p, weights %p, out %p: 16-byte aligned, not NULL", x->rows,

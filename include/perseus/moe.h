@@ -14,7 +14,16 @@
  *
  * A launch is two kernels in one stream, after one of a single warp. Routing computes counts, offsets and maps on the
  * GPU. The product starts each block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
- */
+ *
+ * FP8. In a plan with dtype PRS_DTYPE_E4M3, weights are e4m3 [E/W, N, H] (weights_transposed), with a float for each
+ * 128 x 128 of them. Tokens are quantised, by the launch or by the caller, with a float for each 128 of a row; a row
+ * and its scales travel together. A number stands for itself times its scale. Sums of 128 products are scaled and
+ * added in fp32. In a layer, the first product is rounded to bf16; its activation is applied in fp32 and quantised
+ * again, in one pass. What is computed is bf16 from there on: results, what combine adds up, the residual. H is a
+ * multiple of 128, N of 128, gated of 256. On one node, and without gradients.
+ * Quantising: the scale of 128 numbers is their largest magnitude / 448, and at least 2^-126, so that zeros stay zeros
+ * and no number saturates. A number that is not one stays so, alone. An infinity makes its scale infinite, and all
+ * products with its block not-a-numbers. */
 #ifndef PERSEUS_MOE_H
 #define PERSEUS_MOE_H
 
@@ -44,6 +53,7 @@ struct prs_moe_shape {
      * to E places. 0: no map, an expert's number is its place. May differ between ranks, as `replicas` may. */
     uint32_t logical_experts;
     uint32_t replicas; /**< R, at most 64: places that the map has for each expert. 0 without a map */
+    uint32_t dtype;    /**< enum prs_dtype: of tokens and weights. Default: bf16; e4m3: see the top */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -79,6 +89,7 @@ struct prs_moe_info {
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
     uint64_t maps_bytes; /**< of the maps of one dispatch */
+    uint32_t row_bytes;  /**< of a row of prs_moe_dispatch()'s out */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
@@ -110,11 +121,11 @@ struct prs_moe_status {
 /** Device memory of one launch, 16-byte aligned. What is const must not change, and the results must not be read, until
  * the launch is done in stream order. */
 struct prs_moe_batch {
-    const void *tokens;          /**< bf16 [count, H] */
+    const void *tokens;          /**< bf16 [count, H]; with token_scales e4m3 */
     uint32_t count;              /**< 0 ... shape.tokens, may differ between ranks */
     const int64_t *chosen;       /**< [count, top_k], as from torch.topk; negative: no expert in this slot */
     const float *router_weights; /**< [count, top_k] */
-    const void *weights;         /**< bf16, of this rank's experts */
+    const void *weights;         /**< of this rank's experts */
     void *out;                   /**< bf16 [capacity, N], gated: [capacity, N / 2]; of a layer: [count, H] */
     struct prs_moe_row *rows;    /**< [capacity]; of a layer or a dispatch alone it may be NULL */
     struct prs_moe_expert_rows *expert_rows; /**< [E/W]; of a layer it may be NULL */
@@ -125,7 +136,7 @@ struct prs_moe_batch {
     /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
      * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
     void *maps;
-    /** Of a layer: the second product's weights, bf16 [E/W, I, H], or [E/W, H, I] with weights_transposed; I is N,
+    /** Of a layer: the second product's weights, [E/W, I, H], or [E/W, H, I] with weights_transposed; I is N,
      * gated N / 2. */
     const void *down;
     const void *residual; /**< of a layer: bf16 [count, H], which is added; it may be out itself; or NULL */
@@ -144,6 +155,10 @@ struct prs_moe_batch {
      * activation, rounded, bf16 [capacity, N], where such rows are not defined. Both or neither. */
     void *kept_rows;
     void *kept_columns;
+    /** Of a plan of e4m3, else NULL; 4-byte aligned. token_scales: [count, H / 128], and tokens are e4m3; NULL: tokens
+     * are bf16, and the launch quantises them. weight_scales: [E/W, N / 128, H / 128]; down_scales, of a layer: [E/W,
+     * H / 128, I / 128]. As checkpoints have them (weight_scale_inv). */
+    const float *token_scales, *weight_scales, *down_scales;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -171,7 +186,8 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
- * above. batch->weights is not used. By the rules of launches. */
+ * above. Of a plan of e4m3: [capacity] rows of info.row_bytes bytes, each H of e4m3, then H / 128 floats, its scales.
+ * batch->weights is not used. By the rules of launches. */
 PRS_API int prs_moe_dispatch(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** What prs_moe_combine() works on: device memory, 16-byte aligned. */

@@ -29,6 +29,7 @@ TESTS = {
     "test_hopper_order_moe_few": ["moe_few_order/*"],
     "test_hopper_order_moe_gradients": ["moe_gradients_order/*"],
     "test_hopper_order_moe_activation": ["moe_activation_order/*"],
+    "test_hopper_order_moe_fp8": ["moe_fp8_order/*"],
     "test_hopper_order_sharing": ["sharing_order/*"],
 }
 WIDEST = {"sys": "gpu", "gpu": "cta"}
