@@ -15,6 +15,11 @@ same NICs, and a row says what our launch puts, signals, fences and sends under 
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
 of the result, `error_ratio` ours over theirs. With --path 2 (one kernel, for few tokens) "kernels" is our other path,
 --path 1. JSON, one row each. Exit status 77 without GPUs or torch.
+
+With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
+peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
+quantised operands, and `whole_error` that from the layer without quantising. `weights_usec`: reading the weights once,
+at 4.3 TB/s.
 """
 import argparse
 import json
@@ -28,9 +33,13 @@ from moe_peers import (OPTIONS, PRESETS, Batch, Ours, Peer, Shape, choices, dist
 from timed import Way, time_all  # noqa: E402
 
 SAMPLED_TOKENS = 16
-SILU = 4  # enum prs_activation
+SILU, E4M3 = 4, 4  # enum prs_activation, enum prs_dtype
 KERNELS, ONE = 1, 2  # enum prs_moe_path
 MOST_ERROR = 1.2  # of NCCL's way
+# Of e4m3: an activation between two of its numbers may become either, because sums before it were rounded. Some in a
+# hundred do, by a tenth.
+MOST_SCALED_ERROR = 0.02
+MEMORY_BYTES_PER_US = 4.3e6
 
 
 def expert_weights(expert, hidden, inner):
@@ -40,13 +49,33 @@ def expert_weights(expert, hidden, inner):
     return gate_up, torch.randn(hidden, inner, generator=generator, device="cuda", dtype=torch.bfloat16) * inner ** -0.5
 
 
+def scaled(x, rows):
+    """x in e4m3, with a scale for each rows x 128: fused/core/quantise.cuh says how."""
+    blocks = x.float().unflatten(-2, (-1, rows)).unflatten(-1, (-1, 128))
+    scale = (blocks.abs().amax((-3, -1), keepdim=True) / 448).clamp(min=2 ** -126)
+    numbers = (blocks * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return numbers.flatten(-2).flatten(-3, -2), scale.squeeze(-1).squeeze(-2)
+
+
+def values(numbers, scale, rows):
+    blocks = numbers.double().unflatten(-2, (-1, rows)).unflatten(-1, (-1, 128))
+    return (blocks * scale.double().unsqueeze(-2).unsqueeze(-1)).flatten(-2).flatten(-3, -2)
+
+
+def quantised(x, rows):
+    """What x stands for once it is in e4m3."""
+    return values(*scaled(x, rows), rows)
+
+
 class OurLayer(Ours):
-    def layer_batch(self, tokens, chosen, router_weights, gate_up, down):
+    def layer_batch(self, tokens, chosen, router_weights, gate_up, down, gate_up_scales=None, down_scales=None):
         self.out = torch.empty_like(tokens)
         self.status = torch.zeros(8, dtype=torch.int32, device="cuda")
-        self.keep = (tokens, chosen, router_weights, gate_up, down)
+        self.keep = (tokens, chosen, router_weights, gate_up, down, gate_up_scales, down_scales)
         at = [t.data_ptr() for t in (tokens, chosen, router_weights, gate_up, self.out)]
         self.given = Batch(at[0], tokens.shape[0], *at[1:], down=down.data_ptr(), status=self.status.data_ptr())
+        if gate_up_scales is not None:
+            self.given.weight_scales, self.given.down_scales = gate_up_scales.data_ptr(), down_scales.data_ptr()
 
     def layer(self):
         self.run(self.lib.prs_moe_layer, "prs_moe_layer")
@@ -137,13 +166,23 @@ class SymmMemLayer:
         self.out = out.bfloat16()
 
 
-def exact_results(tokens, chosen, router_weights, picked, hidden, inner):
+def exact_results(tokens, chosen, router_weights, picked, hidden, inner, dtype="bf16"):
+    """e4m3: with tokens, weights and activated columns quantised, these after the rounding to bf16 before them."""
     out = torch.zeros(len(picked), hidden, dtype=torch.float64, device="cuda")
     for i, t in enumerate(picked):
         for slot in range(chosen.shape[1]):
-            gate_up, down = (w.double() for w in expert_weights(int(chosen[t, slot]), hidden, inner))
-            gate, up = (gate_up @ tokens[t].double()).chunk(2)
-            out[i] += float(router_weights[t, slot]) * (down @ (torch.nn.functional.silu(gate) * up))
+            gate_up, down = expert_weights(int(chosen[t, slot]), hidden, inner)
+            x = tokens[t]
+            if dtype == "e4m3":
+                gate_up, down, x = quantised(gate_up, 128), quantised(down, 128), quantised(x[None], 1)[0]
+            columns = gate_up.double() @ x.double()
+            if dtype == "e4m3":
+                columns = columns.bfloat16().double()
+            gate, up = columns.chunk(2)
+            active = torch.nn.functional.silu(gate) * up
+            if dtype == "e4m3":
+                active = quantised(active[None], 1)[0]
+            out[i] += float(router_weights[t, slot]) * (down.double() @ active)
     return out
 
 
@@ -159,6 +198,20 @@ def between_nodes(args, ours):
             **{name: slowest(n) for name, n in ours.traffic(ours.layer).items()}}
 
 
+def open_ours(args, hosts, sizes, dtype, tensors):
+    """Our layer, of weights that it quantises where its type wants it."""
+    count, hidden, inner, experts, top_k = sizes
+    shape = Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1)
+    if dtype == "e4m3":
+        shape.dtype = E4M3
+        tokens, chosen, router_weights, *weights = tensors
+        made = [[torch.stack(parts) for parts in zip(*(scaled(expert, 128) for expert in w))] for w in weights]
+        tensors = (tokens, chosen, router_weights, made[0][0], made[1][0], made[0][1], made[1][1])
+    ours = OurLayer(args, shape, hosts)
+    ours.layer_batch(*tensors)
+    return ours
+
+
 def measure(args, preset, count, zipf, hosts):
     hidden, inner, experts, top_k = PRESETS[preset]
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -169,20 +222,22 @@ def measure(args, preset, count, zipf, hosts):
                      torch.empty(local, hidden, inner, dtype=torch.bfloat16, device="cuda"))
     for e in range(local):
         gate_up[e], down[e] = expert_weights(rank * local + e, hidden, inner)
-    ours = OurLayer(args, Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1), hosts)
-    ours.layer_batch(tokens, chosen, router_weights, gate_up, down)
+    sizes, tensors = (count, hidden, inner, experts, top_k), (tokens, chosen, router_weights, gate_up, down)
+    ours = open_ours(args, hosts, sizes, args.dtype, tensors)
     nccl = NcclLayer(tokens, chosen, router_weights, gate_up, down, experts)
     picked = torch.randint(count, (min(SAMPLED_TOKENS, count),), generator=torch.Generator().manual_seed(5)).tolist()
-    exact = exact_results(tokens, chosen, router_weights, picked, hidden, inner)
+    whole = exact_results(tokens, chosen, router_weights, picked, hidden, inner)
+    exact = exact_results(tokens, chosen, router_weights, picked, hidden, inner, args.dtype)
     own = Way(ours.layer, lambda: ours.out.fill_(float("nan")), lambda: (ours.out,),
               lambda _: relative_error(ours.out[picked], exact), lambda: ours.out[picked[0], :1], (tokens,))
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
     kernels = None
     if args.path == ONE:
-        kernels = OurLayer(argparse.Namespace(**{**vars(args), "path": KERNELS}),
-                           Shape(count, hidden, 2 * inner, experts, top_k, args.capacity, 1, SILU, 1, 1), hosts)
-        kernels.layer_batch(tokens, chosen, router_weights, gate_up, down)
+        kernels = open_ours(argparse.Namespace(**{**vars(args), "path": KERNELS}), hosts, sizes, args.dtype, tensors)
         ways["kernels"] = Way(kernels.layer)
+    plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
+    if plain:
+        ways["bf16"] = Way(plain.layer)
     try:
         if args.nodes > 1:
             raise NotImplementedError("not between emulated nodes")
@@ -197,7 +252,8 @@ def measure(args, preset, count, zipf, hosts):
     if text:
         print(f"moe_layer_peers: rank {rank}: {text}", file=sys.stderr)
     nccl.both()
-    error, theirs = slowest(own.found), slowest(relative_error(nccl.out[picked], exact))
+    error, theirs = slowest(own.found), slowest(relative_error(nccl.out[picked], whole))
+    limit = MOST_ERROR * theirs if args.dtype == "bf16" else MOST_SCALED_ERROR
     differing, dropped = int(slowest(own.differing)), int(slowest(int(ours.status[1])))
     row = {"kernel": "moe_layer", "preset": preset, "H": hidden, "I": inner, "E": experts, "top_k": top_k,
            "tokens": count, "zipf": zipf, "gpus": world, "usec": round(usec["own"], 1),
@@ -211,10 +267,16 @@ def measure(args, preset, count, zipf, hosts):
     if kernels:
         row |= {"path": args.path, "kernels_usec": round(usec["kernels"], 1)}
         kernels.close()
+    if plain:
+        ours.layer()
+        weights = local * 3 * hidden * inner / MEMORY_BYTES_PER_US
+        row |= {"dtype": args.dtype, "bf16_usec": round(usec["bf16"], 1), "weights_usec": round(weights, 1),
+                "whole_error": slowest(relative_error(ours.out[picked], whole))}
+        plain.close()
     ours.close()
     if rank == 0:
         print(json.dumps(row), flush=True)
-    return differing == 0 and dropped == 0 and error <= MOST_ERROR * theirs
+    return differing == 0 and dropped == 0 and error <= limit
 
 
 def main():
@@ -222,6 +284,7 @@ def main():
     parser.add_argument("--library", default="build/fused/libperseus-fused.so")
     parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["deepseek-v3"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
+    parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of our tokens and weights")
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--capacity", type=int, default=0, help="rows of each rank; 0: as many as can ever come")
     parser.add_argument("--rounds", type=int, default=12)
