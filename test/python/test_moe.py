@@ -395,7 +395,7 @@ class Fake(unittest.TestCase):
             back = [torch.ops.perseus.moe_multiply(d.rows, first, False, d.maps, plan.sizes, plan.group_name)]
             back += torch.ops.perseus.moe_activation_back(layer[-1], layer[-1][:, :INNER].contiguous(), d.origins,
                                                           d.maps, plan.sizes, plan.group_name)
-            mapped = plan._replace(sizes=(*plan.sizes[:moe.LOGICAL_EXPERTS], 2 * EXPERTS, 1))  # the same memory
+            mapped = plan._replace(sizes=(*plan.sizes[:moe.LOGICAL_EXPERTS], 2 * EXPERTS, 1, 0))  # the same memory
             placement = torch.arange(2 * EXPERTS, dtype=torch.int32, device=tokens.device)[:, None] // 2
             placed = perseus.moe_dispatch(tokens, chosen, router, mapped, placement)
             return [(tuple(t.shape), t.dtype, t.stride())
@@ -465,7 +465,7 @@ class Refused(unittest.TestCase):
                         random(0, 9, 64), torch.zeros(9, 2, dtype=torch.int64), torch.ones(9, 2), plan)),
                     (ValueError, "capacity 128 and maps of .* bytes; the plan has",
                      lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(capacity=128))),
-                    (ValueError, "3 sizes; they are the 12",
+                    (ValueError, "3 sizes; they are the 13",
                      lambda: perseus.moe_dispatch(x, chosen, router, plan._replace(sizes=(1, 2, 3)))),
                     (ValueError, r"rows has shape \(128, 64\)", lambda: perseus.moe_combine(random(0, 128, 64), d)),
                     (ValueError, r"residual has shape \(7, 64\)",
@@ -491,9 +491,9 @@ class Refused(unittest.TestCase):
         names = [name for name, _ in lib.prs_moe_shape._fields_ if name != "reserved"]
         self.assertEqual([names[i] for i in (moe.TOKENS, moe.HIDDEN, moe.COLUMNS, moe.EXPERTS, moe.TOP_K, moe.CAPACITY,
                                              moe.LINEAR_LAYOUT, moe.ACTIVATION, moe.GATED, moe.LAYER,
-                                             moe.LOGICAL_EXPERTS, moe.REPLICAS)],
+                                             moe.LOGICAL_EXPERTS, moe.REPLICAS, moe.DTYPE)],
                          ["tokens", "hidden", "columns", "experts", "top_k", "capacity", "weights_transposed",
-                          "activation", "gated", "layer", "logical_experts", "replicas"])
+                          "activation", "gated", "layer", "logical_experts", "replicas", "dtype"])
         self.assertEqual(len(names), moe.SIZES)
         self.assertEqual(len(lib.prs_moe_row._fields_), moe.ORIGIN_WORDS)
         self.assertEqual(moe.ACTIVATIONS,

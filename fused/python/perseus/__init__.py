@@ -23,6 +23,7 @@ from ._registry import close_all, find, init
 from ._version import __version__
 from .inductor import enable_inductor, keep_order
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
+from .moe_scaled import moe_scaled_dispatch, moe_scaled_layer
 from .norm import (all_reduce, all_reduce_rms_norm, all_reduce_rms_norm_quant, matmul_all_reduce_rms_norm,
                    matmul_all_reduce_rms_norm_quant)
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
@@ -35,9 +36,10 @@ __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gat
            "all_gather_scaled_matmul", "all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "bundled",
            "close_all", "enable_inductor", "find", "init", "keep_order", "library", "matmul_all_reduce",
            "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "moe_balance",
-           "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_survivors",
-           "nn", "parallel", "plugin_path", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
-           "scaled_matmul_reduce_scatter", "tune", "unwatch", "watch"]
+           "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
+           "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors", "nn", "parallel", "plugin_path",
+           "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "tune",
+           "unwatch", "watch"]
 
 
 def plugin_path() -> str:

@@ -30,7 +30,8 @@ from .ops import MOE_STATUS_WORDS
 
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares
 (TOKENS, HIDDEN, COLUMNS, EXPERTS, TOP_K, CAPACITY, LINEAR_LAYOUT, ACTIVATION, GATED, LAYER, LOGICAL_EXPERTS, REPLICAS,
- SIZES) = range(13)  # in `sizes`: struct prs_moe_shape
+ DTYPE, SIZES) = range(14)  # in `sizes`: struct prs_moe_shape
+DTYPES = {_bf16: 0, torch.float8_e4m3fn: 4}  # enum prs_dtype, 0 its default
 ORIGIN_WORDS = 4  # of struct prs_moe_row
 BLOCK = 128  # each expert's rows begin at a multiple of it
 
@@ -56,13 +57,19 @@ class Dispatched(NamedTuple):
     router_weights: torch.Tensor
     maps: torch.Tensor
     plan: MoePlan
+    scales: torch.Tensor | None = None  # of moe_scaled_dispatch(): fp32 [capacity, H / 128]
 
 
 # ---- launches ----
 
-def _plan_of(op: str, group: Group, sizes: list[int]) -> Plan:
+def _plan_of(op: str, group: Group, sizes: list[int], dtype: torch.dtype | None = _bf16) -> Plan:
+    """dtype: of tokens and weights; None: any."""
     if len(sizes) != SIZES:
         raise ValueError(f"perseus.{op}: {len(sizes)} sizes; they are the {SIZES} of perseus.moe_plan().sizes")
+    if dtype is not None and sizes[DTYPE] != DTYPES[dtype]:
+        raise TypeError(f"perseus.{op}: the plan's dtype is not {dtype}: perseus.moe_plan(dtype=) says which it is. "
+                        "moe_scaled_dispatch() and moe_scaled_layer() take plans of torch.float8_e4m3fn, moe_combine() "
+                        "takes any, all others take plans of torch.bfloat16")
     return group.moe_of(tuple(sizes))
 
 
@@ -89,11 +96,12 @@ def _check_placement(op: str, group: Group, sizes: list[int], placement: torch.T
 
 
 def _batch(op: str, group: Group, sizes: list[int], capacity: int, maps_bytes: int, tokens: torch.Tensor,
-           chosen: torch.Tensor, router_weights: torch.Tensor,
-           placement: torch.Tensor | None) -> tuple[Plan, Any, tuple[torch.Tensor, ...]]:
-    """What dispatch and layer have in common: the plan, the operands, and new origins, expert_rows, status and maps."""
-    plan = _plan_of(op, group, sizes)
-    _check_tensor(group, op, "tokens", tokens, _bf16, (-1, sizes[HIDDEN]))
+           chosen: torch.Tensor, router_weights: torch.Tensor, placement: torch.Tensor | None,
+           of_plan: torch.dtype = _bf16, of_tokens: torch.dtype = _bf16) -> tuple[Plan, Any, tuple[torch.Tensor, ...]]:
+    """What dispatch and layer have in common: the plan, the operands, and new origins, expert_rows, status and maps.
+    of_plan, of_tokens: their dtypes."""
+    plan = _plan_of(op, group, sizes, of_plan)
+    _check_tensor(group, op, "tokens", tokens, of_tokens, (-1, sizes[HIDDEN]))
     count, place = tokens.shape[0], group.place
     _check_tensor(group, op, "chosen", chosen, torch.int64, (count, sizes[TOP_K]))
     _check_tensor(group, op, "router_weights", router_weights, torch.float32, (count, sizes[TOP_K]))
@@ -142,7 +150,7 @@ def _moe_dispatch_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
 def _moe_combine(rows: torch.Tensor, router_weights: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
                  residual: torch.Tensor | None, weighted: bool, sizes: list[int], group_name: str) -> torch.Tensor:
     group, op = find(group_name), "moe_combine"
-    plan, count, hidden, place = _plan_of(op, group, sizes), router_weights.shape[0], sizes[HIDDEN], group.place
+    plan, count, hidden, place = _plan_of(op, group, sizes, None), router_weights.shape[0], sizes[HIDDEN], group.place
     _check_tensor(group, op, "rows", rows, _bf16, (plan.info.capacity, hidden))
     _check_maps(op, group, plan, maps)
     if residual is not None:
@@ -397,7 +405,7 @@ _autocast("moe_layer", (0, 3, 4, 5), (_bf16,))
 
 def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity: int = 0, inner: int = 0,
              activation: str = "silu", gated: bool = True, linear_layout: bool = False, logical_experts: int = 0,
-             replicas: int = 0, group: GroupLike = None) -> MoePlan:
+             replicas: int = 0, dtype: torch.dtype = _bf16, group: GroupLike = None) -> MoePlan:
     """*Collective.* Opens a plan, or finds the one of these sizes. All arguments but capacity are the same on all
     ranks.
 
@@ -405,17 +413,21 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
     as can ever arrive, so that nothing is dropped. inner: for moe_layer(), the columns between its products; activation
     ("none", "relu", "gelu", "gelu_tanh", "silu"), gated and linear_layout say what its weights are. logical_experts,
     replicas: dispatches then take `placement`, a map of so many experts to `experts` places, with so many places for
-    each; see moe_balance().
+    each; see moe_balance(). dtype: torch.float8_e4m3fn for moe_scaled_layer() and moe_scaled_dispatch(), whose weights
+    always have the linear layout.
 
     Example::
 
         plan = perseus.moe_plan(max_tokens=4096, hidden=7168, experts=256, top_k=8, inner=2048)
     """
+    if dtype not in DTYPES:
+        raise TypeError(f"perseus.moe_plan: dtype is {dtype}; it must be torch.bfloat16 or torch.float8_e4m3fn")
     if activation not in ACTIVATIONS:
         raise ValueError(f"perseus.moe_plan: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
     opened, layer = find(group), int(inner != 0)
-    sizes = (max_tokens, hidden, inner * (2 if gated else 1), experts, top_k, capacity, int(linear_layout),
-             layer * ACTIVATIONS[activation], layer * int(gated), layer, logical_experts, replicas)
+    sizes = (max_tokens, hidden, inner * (2 if gated else 1), experts, top_k, capacity,
+             int(linear_layout or dtype is not _bf16), layer * ACTIVATIONS[activation], layer * int(gated), layer,
+             logical_experts, replicas, DTYPES[dtype])
     info = opened.moe_of(sizes).info
     return MoePlan(opened.name, sizes, info.capacity, info.maps_bytes)
 
