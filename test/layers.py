@@ -33,6 +33,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "fused/core": ({"fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/moe": ({"fused/moe", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
+    "fused/quantise": ({"fused/quantise", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/attention": ({"fused/attention", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "tools/hopper": ({"tools/hopper", "fused/core/element", "fused/core/launch", "fused/gemm/unfused/lt"},
                      ("infiniband/", "nccl")),

@@ -59,4 +59,31 @@ PRS_DEVICE uint2 quantise_blocks(const float (&x)[8], float *scale)
     return make_uint2(to[0], to[1]);
 }
 
+/* A warp takes 1024 columns of a row, so that few rows are many warps' work. */
+enum { QUANTISE_STEP = 256, QUANTISE_STEPS = 4, QUANTISE_PART = QUANTISE_STEP * QUANTISE_STEPS };
+
+/* A warp quantises a part of a row of `columns` columns, a multiple of 128, from `first` on. load(column, x) gives
+ * eight numbers; store(column, packed) takes them back, and store_scale(block, scale) the scale of each 128. */
+template <class Load, class Store, class StoreScale>
+PRS_DEVICE void quantise_part(uint32_t columns, uint32_t first, Load load, Store store, StoreScale store_scale)
+{
+    float x[QUANTISE_STEPS][8] = {};
+    uint32_t lane = threadIdx.x % 32, mine = first + lane * 8;
+#pragma unroll
+    for (int i = 0; i < QUANTISE_STEPS; i++)
+        if (mine + i * QUANTISE_STEP < columns)
+            load(mine + i * QUANTISE_STEP, x[i]);
+#pragma unroll
+    for (int i = 0; i < QUANTISE_STEPS; i++) {
+        uint32_t column = mine + i * QUANTISE_STEP;
+        float scale;
+        uint2 packed = quantise_blocks(x[i], &scale);
+        if (column < columns)
+            store(column, packed);
+        /* MUTANT(emulator moe_fp8/layers_are_right) each block of a row has its scale: s#column / 128#0# */
+        if (column < columns && lane % 16 == 0)
+            store_scale(column / 128, scale);
+    }
+}
+
 #endif

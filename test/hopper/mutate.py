@@ -24,12 +24,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
 # Of test_sharing.c, of test_attention_backward.c, of test_fp8.c, of test_moe_few.c, of
-# test_norm.c, of test_moe_fp8.c.
+# test_norm.c, of test_moe_fp8.c, of test_quantise.c.
 SHARING, BACKWARD, FP8, FEW, NORM = "sharing/", "attention_backward/", "fp8/", "moe_few/", "norm/"
-MOE_FP8 = "moe_fp8/"
+MOE_FP8, QUANTISE = "moe_fp8/", "quantise/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
             SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8", FEW: "moe_few", NORM: "norm",
-            MOE_FP8: "moe_fp8"}
+            MOE_FP8: "moe_fp8", QUANTISE: "quantise"}
 
 
 def link_command(build, test, kernels):

@@ -23,7 +23,7 @@ def load(name):
 def compiled(header):
     """Sizes, offsets and constants, by the names that the C program below gives them."""
     lines = ["#include <stdio.h>", "#include <perseus/attention.h>", "#include <perseus/gemm.h>",
-             "#include <perseus/moe.h>", "int main(void) {"]
+             "#include <perseus/moe.h>", "#include <perseus/quantise.h>", "int main(void) {"]
     for name, kind in header.structs.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         for field, _ in kind._fields_:
@@ -53,7 +53,7 @@ def read(header):
 def main():
     module = load("_header")
     text = "".join((SOURCE / f"include/perseus/{name}.h").read_text()
-                   for name in ("common", "fused", "gemm", "moe", "attention"))
+                   for name in ("common", "fused", "gemm", "moe", "attention", "quantise"))
     header = module.Header(text)
     bad = [f"{name}: read {have}, compiled {want}"
            for (name, have), want in zip(read(header).items(), compiled(header).values()) if have != want]

@@ -14,11 +14,7 @@ COUNTS = (9, 6)
 
 
 def quantised(x, rows):
-    """x in blocks of rows x 128: numbers and scales, as moe.h says."""
-    blocks = x.float().unflatten(-2, (-1, rows)).unflatten(-1, (-1, 128))
-    scale = (blocks.abs().amax((-3, -1), keepdim=True) / 448).clamp(min=2**-126)
-    numbers = (blocks * (1 / scale)).clamp(-448, 448).to(E4M3)
-    return numbers.flatten(-2).flatten(-3, -2), scale.squeeze(-1).squeeze(-2)
+    return perseus.quantise_reference(x, (rows, 128))
 
 
 def whole(numbers, scale, rows):
@@ -48,7 +44,7 @@ def reference(rank, residual):
             if expert < 0:
                 continue
             gate, up = (w13[expert] @ x[token]).bfloat16().double().chunk(2)
-            h = whole(*quantised((F.silu(gate) * up)[None], 1), 1)[0]
+            h = whole(*quantised((F.silu(gate) * up)[None].float(), 1), 1)[0]
             out[token] += float(weights[token, slot]) * (w2[expert] @ h)
     return out
 

@@ -13,7 +13,7 @@ header = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(header)
 
 pointer, ALLGATHER = ctypes.c_void_p, header.ALLGATHER
-HEADERS = ("common", "fused", "gemm", "moe", "attention")
+HEADERS = ("common", "fused", "gemm", "moe", "attention", "quantise")
 # The structs of the public headers, by name: read from their text, as the Python package does.
 structs = header.Header("".join((ROOT / f"include/perseus/{name}.h").read_text() for name in HEADERS)).structs
 Config, Error = structs["prs_fused_config"], structs["prs_fused_error"]

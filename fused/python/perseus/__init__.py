@@ -28,6 +28,7 @@ from .norm import (all_reduce, all_reduce_rms_norm, all_reduce_rms_norm_quant, m
                    matmul_all_reduce_rms_norm_quant)
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
                   moe_dispatch_gemm, replicated_matmul, ring_attention)
+from .quantisers import quantise, quantise_reference
 from .scaled import all_gather_scaled_matmul, scaled_matmul_all_reduce, scaled_matmul_reduce_scatter
 from .tuning import tune
 from .watchdog import unwatch, watch
@@ -37,7 +38,8 @@ __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gat
            "close_all", "enable_inductor", "find", "init", "keep_order", "library", "matmul_all_reduce",
            "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "moe_balance",
            "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
-           "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors", "nn", "parallel", "plugin_path",
+           "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors", "nn", "parallel", "plugin_path", "quantise",
+           "quantise_reference",
            "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "tune",
            "unwatch", "watch"]
 
