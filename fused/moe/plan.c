@@ -29,6 +29,10 @@ static int check_type(const struct prs_fused *ctx, const struct prs_moe_shape *s
 {
     const struct prs_element *type = prs_element_find(type_of(s));
     uint32_t columns = s->gated ? 2 * PRS_SCALE_BLOCK : PRS_SCALE_BLOCK;
+    if (s->scaling != PRS_SCALING_NONE && (s->dtype != PRS_DTYPE_E4M3 || s->scaling != PRS_SCALING_BLOCKS))
+        return prs_fail(-EINVAL,
+                        "fused: MoE of dtype %u with scaling %u: only e4m3 has scales, those of PRS_SCALING_BLOCKS",
+                        s->dtype, s->scaling);
     if (type_of(s) == PRS_MOE_TYPE)
         return 0;
     if (s->dtype != PRS_DTYPE_E4M3)

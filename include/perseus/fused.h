@@ -123,6 +123,16 @@ enum prs_dtype {
     PRS_DTYPE_E4M3 = 4 /**< FP8, as OCP defines it: up to 448, no infinity; A and B of scaled products (gemm.h) */
 };
 
+/** Which numbers of A and B share a scale. A number of type e4m3 stands for itself times its scale; scales are fp32. */
+enum prs_scaling {
+    PRS_SCALING_NONE = 0,
+    /** One for A, one for B. ALLGATHER: that of A is the same on all ranks. */
+    PRS_SCALING_TENSOR = 1,
+    PRS_SCALING_ROWS = 2, /**< one for each row of A, and for each column of B (row of [n, k]) */
+    /** One for 1 row x 128 columns of A, and for 128 x 128 of B. 128 divides k; 256 divides n of a gated product. */
+    PRS_SCALING_BLOCKS = 3
+};
+
 /** What moves data that all ranks get: the blocks of an all-gather, the keys and values of attention.
  *
  * Copy engines move one piece after the other, to one rank after the other. Each piece and rank takes some 3 us of host

@@ -36,16 +36,6 @@ extern "C" {
 
 enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
 
-/** Which numbers of A and B share a scale. A number of type e4m3 stands for itself times its scale; scales are fp32. */
-enum prs_scaling {
-    PRS_SCALING_NONE = 0,
-    /** One for A, one for B. ALLGATHER: that of A is the same on all ranks. */
-    PRS_SCALING_TENSOR = 1,
-    PRS_SCALING_ROWS = 2, /**< one for each row of A, and for each column of B (row of [n, k]) */
-    /** One for 1 row x 128 columns of A, and for 128 x 128 of B. 128 divides k; 256 divides n of a gated product. */
-    PRS_SCALING_BLOCKS = 3
-};
-
 /** What is made of finished rows of C, in addition to C: the row / sqrt(mean(row^2) + eps), times a weight for each
  * column. */
 enum prs_norm { PRS_NORM_NONE = 0, PRS_NORM_RMS = 1 };

@@ -54,7 +54,8 @@ struct prs_moe_shape {
     uint32_t logical_experts;
     uint32_t replicas; /**< R, at most 64: places that the map has for each expert. 0 without a map */
     uint32_t dtype;    /**< enum prs_dtype: of tokens and weights. Default: bf16; e4m3: see the top */
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    uint32_t scaling;  /**< enum prs_scaling; e4m3: PRS_SCALING_BLOCKS, also by default; bf16: 0 */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** How prs_moe_layer() runs. */
@@ -89,8 +90,8 @@ struct prs_moe_info {
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
     uint64_t maps_bytes; /**< of the maps of one dispatch */
-    uint32_t row_bytes;  /**< of a row of prs_moe_dispatch()'s out */
-    uint64_t reserved[PRS_RESERVED_WORDS];
+    uint64_t row_bytes;  /**< of a row of prs_moe_dispatch()'s out */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
 /** Where a row of out came from. Rows that only fill an expert's last 128 have rank, token and slot UINT32_MAX. */
@@ -159,7 +160,7 @@ struct prs_moe_batch {
      * are bf16, and the launch quantises them. weight_scales: [E/W, N / 128, H / 128]; down_scales, of a layer: [E/W,
      * H / 128, I / 128]. As checkpoints have them (weight_scale_inv). */
     const float *token_scales, *weight_scales, *down_scales;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    uint64_t reserved[PRS_RESERVED_WORDS - 3]; /**< 0 */
 };
 
 struct prs_moe_plan;

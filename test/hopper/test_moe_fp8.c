@@ -431,7 +431,8 @@ static struct prs_moe_shape shape_of(const struct row *w)
                                   .activation = w->activation,
                                   .gated = w->gated,
                                   .layer = !w->parts,
-                                  .dtype = PRS_DTYPE_E4M3};
+                                  .dtype = PRS_DTYPE_E4M3,
+                                  .scaling = w->parts ? 0 : PRS_SCALING_BLOCKS};
 }
 
 static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
@@ -512,6 +513,9 @@ Test(moe_fp8, what_e4m3_cannot_do_is_refused_by_name, .timeout = 60)
     } shapes[] = {
         {{8, 128, 128, 2, 1, .weights_transposed = 1, .dtype = PRS_DTYPE_FP16}, "MoE of dtype 2 (fp16)"},
         {{8, 128, 128, 2, 1, .weights_transposed = 1, .dtype = 9}, "MoE of dtype 9 (not known)"},
+        {{8, 128, 128, 2, 1, .scaling = 3}, "MoE of dtype 0 with scaling 3"},
+        {{8, 128, 128, 2, 1, .weights_transposed = 1, .dtype = PRS_DTYPE_E4M3, .scaling = 2},
+         "MoE of dtype 4 with scaling 2: only e4m3 has scales, those of PRS_SCALING_BLOCKS"},
         {{8, 128, 128, 2, 1, .dtype = PRS_DTYPE_E4M3}, "must be [E / W, N, H] (weights_transposed)"},
         {{8, 192, 128, 2, 1, .weights_transposed = 1, .dtype = PRS_DTYPE_E4M3}, "rows of 192 and 128 columns"},
         {{8, 128, 128, 2, 1, .weights_transposed = 1, .gated = 1, .dtype = PRS_DTYPE_E4M3}, "multiples of 128 and 256"},

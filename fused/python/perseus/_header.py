@@ -58,7 +58,8 @@ class Header:
         return fields
 
     def _count(self, text: str) -> int:
-        return self.constants[text] if text in self.constants else int(text, 0)
+        name, _, less = (part.strip() for part in text.partition("-"))
+        return (self.constants[name] if name in self.constants else int(name, 0)) - int(less or 0)
 
     def _kind(self, keyword: str | None, base: str, pointer: bool) -> Any:
         if pointer:
