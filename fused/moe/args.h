@@ -132,6 +132,7 @@ struct prs_moe_args {
     uint8_t *scaled_tokens;    /* this rank's memory: `tokens` */
     uint32_t hidden;           /* columns of a token */
     struct prs_scales scales;  /* of the product; b: of all experts here */
+    uint32_t quantises;        /* the product's result becomes rows of e4m3, at `activated`; for the host */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 

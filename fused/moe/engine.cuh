@@ -15,8 +15,10 @@
 #include "fused/core/scales.cuh"
 #include "fused/core/units.cuh"
 #include "fused/moe/rows.cuh"
+#include "fused/moe/scaled_rows.cuh"
 
-template <int TYPE, int B_N_MAJOR, int CLUSTER, bool FAR>
+/* QUANTISES: the result is not stored as it is, but becomes rows of e4m3 (quantise.cuh). */
+template <int TYPE, int B_N_MAJOR, int CLUSTER, bool FAR, bool QUANTISES = false>
 struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
     static constexpr int type = TYPE; /* of rows and weights: enum prs_dtype */
     static constexpr int b_n_major = B_N_MAJOR;
@@ -24,8 +26,10 @@ struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
-    static constexpr int unit_readers = CONSUMER_WARPS + 2; /* the loading and the storing warp */
-    static constexpr bool far = FAR;                        /* several nodes */
+    /* The loading and the storing warp, of which there is none without results to store. */
+    static constexpr int unit_readers = CONSUMER_WARPS + (QUANTISES ? 1 : 2);
+    static constexpr bool far = FAR; /* several nodes */
+    static constexpr bool quantises = QUANTISES;
 };
 
 /* The part of a unit that one CTA computes. */
@@ -160,6 +164,29 @@ PRS_DEVICE void skip_tile(const struct cta_memory &m, struct pipeline *r, uint32
     hand_over_rest<E>(left, m, half, slabs);
 }
 
+/* Makes rows of e4m3 of a finished sum: a gated tile has 128 columns of them, others have twice as many. */
+template <class E>
+PRS_DEVICE void quantise_tile(const struct prs_moe_args &args, const struct moe_tile &t, uint32_t half,
+                              const float (&d)[E::accumulators])
+{
+    constexpr int side = E::accumulators / 2;
+    bool gated = args.epilogue.gated != 0;
+    for (uint32_t part = 0; part < (gated ? 1 : 2); part++) {
+        uint32_t block = gated ? t.column : t.column * 2 + part;
+        float x[side];
+#pragma unroll
+        for (int i = 0; i < side; i++)
+            x[i] = part == 0 ? d[i] : d[side + i];
+        activate(args.epilogue.activation, x);
+#pragma unroll
+        for (int i = 0; i < side; i++)
+            /* MUTANT(emulator moe_fp8/layers_are_right) the gate's other half: s/gated ? d[side + i] :// */
+            x[i] *= gated ? d[side + i] : 1.0f;
+        if (block * PRS_SCALE_BLOCK < args.n)
+            store_scaled_rows(args, t.unit, block, half, x);
+    }
+}
+
 template <class E>
 PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct cta_memory &m,
                                 const struct cta_position &at)
@@ -181,6 +208,10 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
                 multiply_scaled_tile<E>(args, t, d, m, &r, half);
             else
                 multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
+            if constexpr (E::quantises) {
+                quantise_tile<E>(args, t, half, d);
+                continue;
+            }
             if (args.epilogue.any) {
                 hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
                 finish_moe_tile<E>(args, d);
@@ -239,7 +270,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
         load_blocks<E>(args, m, at);
         break;
     case 1:
-        if (first)
+        if (first && !E::quantises)
             store_blocks<E>(args, m, at);
         break;
     case 2:

@@ -36,7 +36,7 @@ static int multiply_down(struct prs_plan *base, cudaStream_t stream)
     return enqueue_product(p, &p->down, stream);
 }
 
-static int multiply_kept(struct prs_plan *base, cudaStream_t stream)
+static int multiply_first(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
     return enqueue_product(p, &p->first, stream);
@@ -99,15 +99,14 @@ static prs_launch_step_fn *const dispatch_steps[] = {route, dispatch, NULL};
 static prs_launch_step_fn *const clear_dispatch_steps[] = {route, dispatch, prs_moe_clear_fill, NULL};
 static prs_launch_step_fn *const combine_steps[] = {combine, NULL};
 static prs_launch_step_fn *const layer_steps[] = {route, multiply, multiply_down, combine_and_end, NULL};
-static prs_launch_step_fn *const kept_layer_steps[] = {route,         clear_kept_fill, multiply_kept, activate,
-                                                       multiply_down, combine_and_end, NULL};
-/* e4m3. A layer's first product is rounded before its activation: a scale needs 128 columns of the result, and a tile
- * has 64. */
+static prs_launch_step_fn *const kept_layer_steps[] = {
+    route, clear_kept_fill, multiply_first, activate, multiply_down, combine_and_end, NULL};
+/* e4m3 */
 static prs_launch_step_fn *const scaled_dispatch_gemm_steps[] = {scale_tokens, route, multiply, NULL};
 static prs_launch_step_fn *const scaled_dispatch_steps[] = {scale_tokens, route, dispatch, NULL};
 static prs_launch_step_fn *const scaled_clear_dispatch_steps[] = {scale_tokens, route, dispatch, prs_moe_clear_fill,
                                                                   NULL};
-static prs_launch_step_fn *const scaled_layer_steps[] = {scale_tokens,  route,           multiply_kept, activate,
+static prs_launch_step_fn *const scaled_layer_steps[] = {scale_tokens,  route,           multiply_first,
                                                          multiply_down, combine_and_end, NULL};
 
 static struct prs_moe_matrices first_of(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
@@ -122,15 +121,14 @@ static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     return prs_moe_encode_product(p, &p->args, p->args.row_bytes, &first, b->out);
 }
 
-/* A layer's first product without its activation, which is a kernel of its own. rows: where the tokens go; columns: the
- * product. */
-static int encode_apart(struct prs_moe_plan *p, const struct prs_moe_matrices *first, void *rows, void *columns)
+/* A layer's first product, whose result becomes rows of e4m3. */
+static int encode_quantising(struct prs_moe_plan *p, const struct prs_moe_matrices *first)
 {
-    p->args.columns = columns, p->args.activated = p->activations;
     p->first = p->args;
-    p->first.dispatches = 1;
-    p->first.row_bytes = rows;
-    return prs_moe_encode_plain(p, &p->first, rows, first, columns);
+    p->first.dispatches = 1, p->first.ends = 0;
+    p->first.quantises = 1;
+    p->first.activated = p->activations;
+    return prs_moe_encode_product(p, &p->first, p->args.row_bytes, first, p->activations);
 }
 
 /* A layer's two products. The results of the second take the place of the tokens' rows, which the first has read. */
@@ -145,10 +143,14 @@ static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     if (r)
         return r;
     if (prs_moe_is_scaled(p))
-        return encode_apart(p, &first, p->args.row_bytes, p->columns);
-    if (b->kept_rows)
-        return encode_apart(p, &first, b->kept_rows, b->kept_columns);
-    return prs_moe_encode_product(p, &p->args, p->args.row_bytes, &first, p->activations);
+        return encode_quantising(p, &first);
+    if (!b->kept_rows)
+        return prs_moe_encode_product(p, &p->args, p->args.row_bytes, &first, p->activations);
+    p->args.columns = b->kept_columns, p->args.activated = p->activations;
+    p->first = p->args;
+    p->first.dispatches = 1;
+    p->first.row_bytes = b->kept_rows;
+    return prs_moe_encode_plain(p, &p->first, b->kept_rows, &first, b->kept_columns);
 }
 
 /* needed: whether the call multiplies with such weights. */

@@ -272,8 +272,6 @@ static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
         p->activations = take(base, &used, rows * prs_moe_row_bytes(a->type, a->n));
     if (prs_moe_is_scaled(p))
         a->scaled_tokens = take(base, &used, (uint64_t)r->tokens * r->row_bytes);
-    if (prs_moe_is_scaled(p) && p->shape.layer)
-        p->columns = take(base, &used, rows * p->shape.columns * prs_element_bytes(PRS_MOE_TYPE));
     return used;
 }
 

@@ -17,12 +17,12 @@ struct prs_moe_plan {
     struct prs_plan base;
     struct prs_moe_shape shape;
     struct prs_moe_info info;
-    struct prs_moe_args args;  /* without the caller's pointers and the maps of weights and out */
-    struct prs_moe_args down;  /* a layer's second product */
-    struct prs_moe_args first; /* its first one, where that is kept; or a product of prs_moe_multiply() */
-    bool first_is_n_k;         /* of the latter */
-    uint8_t *columns;          /* e4m3: [capacity, N], in scratch memory: a layer's first product */
-    uint8_t *activations;      /* [capacity, I], in scratch memory: between a layer's products */
+    struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
+    struct prs_moe_args down; /* a layer's second product */
+    /* Its first one, where that is kept, or quantises its result; or a product of prs_moe_multiply(). */
+    struct prs_moe_args first;
+    bool first_is_n_k;    /* of the latter */
+    uint8_t *activations; /* [capacity, I], in scratch memory: between a layer's products */
     struct prs_moe_tuning wanted;
     struct prs_few few; /* of a plan whose layer is one kernel */
     uint32_t few_ctas;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of e4m3 with a scale for each 128 columns (prs_moe_scaled_bytes()), made in one pass: of a rank's tokens before
- * they travel, and of the activated columns between a layer's products. */
+/* Rows of e4m3 with a scale for each 128 columns (prs_moe_scaled_bytes()), made of a rank's tokens before
+ * they travel, and of a layer's first product. */
 #ifndef PERSEUS_FUSED_SCALED_ROWS_CUH
 #define PERSEUS_FUSED_SCALED_ROWS_CUH
 
@@ -57,28 +57,52 @@ static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_
     }
 }
 
-/* ---- activation ---- */
-/* As activate_kernel(), to rows of e4m3. TYPE: of the first product's columns. */
-template <int TYPE>
-static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_CTAS)
-    activate_scaled_kernel(const __grid_constant__ struct prs_moe_args args)
+/* ---- sums of the tensor cores ---- */
+/* Of a quad of lanes each has two columns of every eight (epilogue.cuh): pair[i] are those of eight number i, of four
+ * that follow one another. Gives each lane one of the eights. */
+PRS_DEVICE uint2 gather_eight(const uint32_t (&pair)[4])
 {
-    uint32_t parts = prs_ceil_div(args.n, QUANTISE_PART), end = args.totals->blocks * PRS_TILE_M * parts;
-    for (uint32_t i = activation_warp(); i < end; i += activation_warps()) {
-        uint32_t row = i / parts;
-        const uint4 *columns = (const uint4 *)(args.columns + activation_row_at<TYPE>(args, row).wide);
-        make_scaled_part(args.n, i % parts * QUANTISE_PART,
-                         args.activated + (uint64_t)row * prs_moe_scaled_bytes(args.n),
-                         [&](uint32_t column, float(&x)[8]) {
-                             float up[8];
-                             unpack_vector<TYPE>(columns[column / 8], x);
-                             if (args.epilogue.gated)
-                                 unpack_vector<TYPE>(columns[(args.n + column) / 8], up);
-                             activate(args.epilogue.activation, x);
+    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    uint32_t low = pair[0] | pair[1] << 16, high = pair[2] | pair[3] << 16;
+    uint32_t mine = upper ? high : low, across = __shfl_xor_sync(~0u, upper ? low : high, 2);
+    /* Now of two eights; `across`: the columns of the lane two further. */
+    uint32_t keep = odd ? __byte_perm(mine, across, 0x7632) : __byte_perm(mine, across, 0x5410);
+    uint32_t give = odd ? __byte_perm(mine, across, 0x5410) : __byte_perm(mine, across, 0x7632);
+    uint32_t got = __shfl_xor_sync(~0u, give, 1);
+    uint32_t own = odd ? __byte_perm(got, keep, 0x5410) : __byte_perm(keep, got, 0x5410);
+    uint32_t other = odd ? __byte_perm(got, keep, 0x7632) : __byte_perm(keep, got, 0x7632);
+    return upper ? make_uint2(other, own) : make_uint2(own, other);
+}
+
+/* Columns block * 128 ... of a warpgroup's 64 rows of a block of rows, 64 numbers a thread. */
+PRS_DEVICE void store_scaled_rows(const struct prs_moe_args &args, const struct prs_route_unit &u, uint32_t block,
+                                  uint32_t half, const float (&x)[64])
+{
+    uint32_t lane = threadIdx.x % 32, bytes = prs_moe_scaled_bytes(args.n);
 #pragma unroll
-                             for (int j = 0; j < 8; j++)
-                                 x[j] *= args.epilogue.gated ? up[j] : 1.0f;
-                         });
+    for (int second = 0; second < 2; second++) {
+        uint32_t row = half * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + second * 8;
+        uint8_t *to = args.activated + ((uint64_t)u.block * PRS_TILE_M + row) * bytes;
+        float most = 0;
+#pragma unroll
+        for (int i = second * 2; i < 64; i += 4)
+            most = fmaxf(most, fmaxf(fabsf(x[i]), fabsf(x[i + 1])));
+        /* MUTANT(emulator moe_fp8/layers_are_right) four lanes have a row: s/<4>/<2>/ */
+        float scale = scale_of_largest(largest_of_lanes<4>(most)), inverse = 1.0f / scale;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int at = (i * 4 + j) * 4 + second * 2;
+                pair[j] = pack_e4m3x2(x[at] * inverse, x[at + 1] * inverse);
+            }
+            uint2 eight = gather_eight(pair);
+            if (row < u.rows)
+                *(uint2 *)(to + block * PRS_SCALE_BLOCK + i * 32 + lane % 4 * 8) = eight;
+        }
+        if (row < u.rows && lane % 4 == 0)
+            ((float *)(to + args.n))[block] = scale;
     }
 }
 

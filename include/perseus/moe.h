@@ -18,9 +18,9 @@
  * FP8. In a plan with dtype PRS_DTYPE_E4M3, weights are e4m3 [E/W, N, H] (weights_transposed), with a float for each
  * 128 x 128 of them. Tokens are quantised, by the launch or by the caller, with a float for each 128 of a row; a row
  * and its scales travel together. A number stands for itself times its scale. Sums of 128 products are scaled and
- * added in fp32. In a layer, the first product is rounded to bf16; its activation is applied in fp32 and quantised
- * again, in one pass. What is computed is bf16 from there on: results, what combine adds up, the residual. H is a
- * multiple of 128, N of 128, gated of 256. On one node, and without gradients.
+ * added in fp32. In a layer, the activation is applied to the sums of the first product, and its result is quantised
+ * again in the tensor cores' registers. Results, what combine adds up, and the residual are bf16. H is a multiple of
+ * 128, N of 128, gated of 256. On one node, and without gradients.
  * Quantising: the scale of 128 numbers is their largest magnitude / 448, and at least 2^-126, so that zeros stay zeros
  * and no number saturates. A number that is not one stays so, alone. An infinity makes its scale infinite, and all
  * products with its block not-a-numbers. */

@@ -248,12 +248,12 @@ static struct estimate activated(const struct row *w, struct estimate gate, stru
 }
 
 static struct estimate first_result(const struct row *w, uint32_t rank, uint32_t expert, uint32_t n,
-                                    const struct scaled_row *token, bool rounds)
+                                    const struct scaled_row *token)
 {
     struct estimate gate = first_product(w, rank, expert, n, token), up = {1, 0};
     if (w->gated)
         up = first_product(w, rank, expert, w->inner + n, token);
-    return rounds ? activated(w, rounded(gate), w->gated ? rounded(up) : up) : activated(w, gate, up);
+    return activated(w, gate, up);
 }
 
 static double nearest(double x)
@@ -295,7 +295,7 @@ static void second_product(const struct row *w, uint32_t launch, uint32_t from, 
     for (uint32_t b = 0; b < w->inner / BLOCK; b++) {
         struct estimate h[BLOCK];
         for (uint32_t i = 0; i < BLOCK; i++)
-            h[i] = first_result(w, rank, expert, b * BLOCK + i, &row, true);
+            h[i] = first_result(w, rank, expert, b * BLOCK + i, &row);
         scale[b] = quantised(h, x + b * BLOCK, slack + b * BLOCK);
     }
     for (uint32_t n = 0; n < w->hidden; n += 3)
@@ -368,7 +368,7 @@ static void check_parts(struct run *run, uint32_t rank, uint32_t l, const struct
                 check_row(run, rank, row, have, &token);
             for (uint32_t n = row % 5; i < experts[e].rows && n < w->inner && !w->odd; n += 5)
                 expect(run, "column", rank, row, n, ranks_float(out[(uint64_t)row * w->inner + n]),
-                       rounded(first_result(w, rank, e, n, &token, false)));
+                       rounded(first_result(w, rank, e, n, &token)));
         }
     free(origins);
     free(experts);

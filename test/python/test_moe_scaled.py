@@ -43,7 +43,7 @@ def reference(rank, residual):
             expert = int(chosen[token, slot])
             if expert < 0:
                 continue
-            gate, up = (w13[expert] @ x[token]).bfloat16().double().chunk(2)
+            gate, up = (w13[expert] @ x[token]).chunk(2)
             h = whole(*quantised((F.silu(gate) * up)[None].float(), 1), 1)[0]
             out[token] += float(weights[token, slot]) * (w2[expert] @ h)
     return out

@@ -167,7 +167,7 @@ class SymmMemLayer:
 
 
 def exact_results(tokens, chosen, router_weights, picked, hidden, inner, dtype="bf16"):
-    """e4m3: with tokens, weights and activated columns quantised, these after the rounding to bf16 before them."""
+    """e4m3: with tokens, weights and activated columns quantised."""
     out = torch.zeros(len(picked), hidden, dtype=torch.float64, device="cuda")
     for i, t in enumerate(picked):
         for slot in range(chosen.shape[1]):
@@ -175,10 +175,7 @@ def exact_results(tokens, chosen, router_weights, picked, hidden, inner, dtype="
             x = tokens[t]
             if dtype == "e4m3":
                 gate_up, down, x = quantised(gate_up, 128), quantised(down, 128), quantised(x[None], 1)[0]
-            columns = gate_up.double() @ x.double()
-            if dtype == "e4m3":
-                columns = columns.bfloat16().double()
-            gate, up = columns.chunk(2)
+            gate, up = (gate_up.double() @ x.double()).chunk(2)
             active = torch.nn.functional.silu(gate) * up
             if dtype == "e4m3":
                 active = quantised(active[None], 1)[0]

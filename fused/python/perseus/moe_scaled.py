@@ -144,8 +144,8 @@ def moe_scaled_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights:
 
     tokens, token_scales: as of moe_scaled_dispatch(). gate_up: float8_e4m3fn [E / W, 2 inner, H], the gate first, as
     checkpoints stack w1 and w3; not gated [E / W, inner, H]. down: [E / W, H, inner]. Their scales: fp32 [E / W, rows /
-    128, columns / 128], a checkpoint's weight_scale_inv. residual: bf16. The columns between the products are rounded
-    to bf16, activated, and quantised again. No gradients.
+    128, columns / 128], a checkpoint's weight_scale_inv. residual: bf16. The columns between the products are quantised
+    again. No gradients.
 
     Example::
 

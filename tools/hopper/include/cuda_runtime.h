@@ -283,6 +283,16 @@ HOPPER_DEVICE int __popc(unsigned v)
     return __builtin_popcount(v);
 }
 
+/* Four of the eight bytes of low and high, by the digits of `which`, the last digit first. */
+HOPPER_DEVICE unsigned __byte_perm(unsigned low, unsigned high, unsigned which)
+{
+    unsigned long long all = (unsigned long long)high << 32 | low;
+    unsigned v = 0;
+    for (int i = 0; i < 4; i++)
+        v |= (unsigned)(all >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return v;
+}
+
 HOPPER_DEVICE int __ffs(int v)
 {
     return __builtin_ffs(v);
