@@ -33,6 +33,7 @@ static void usage(FILE *to)
                 "  status                model, devices, processes, queue pairs of a world\n"
                 "  counters              what each device has done\n"
                 "  link DEVICE up|down   plug a port in, or pull it\n"
+                "  fatal DEVICE          let the NIC die: an event, EIO for each command, and silence\n"
                 "  set DEVICE rate|latency|loss VALUE\n"
                 "                        for requests posted from now on; values as for softnic-run\n"
                 "  qp-error QPN          put a queue pair into the error state, as a fatal NIC fault does\n"
@@ -158,6 +159,13 @@ static int link_command(struct sn_world *world, const char *device, const char *
     return r ? EXIT_FAILED : EXIT_OK;
 }
 
+static int fatal_command(struct sn_world *world, const char *device)
+{
+    int dev = find_device(world, "fatal", device);
+
+    return dev >= 0 && sn_device_kill(world, (uint32_t)dev) == 0 ? EXIT_OK : EXIT_FAILED;
+}
+
 static int qp_error_command(struct sn_world *world, const char *number)
 {
     uint64_t qpn;
@@ -190,6 +198,8 @@ static int in_world(const struct request *q)
         status = link_command(world, q->words[1], q->words[2]);
     } else if (!strcmp(q->words[0], "set")) {
         status = set_command(world, q->words[1], q->words[2], q->words[3]);
+    } else if (!strcmp(q->words[0], "fatal")) {
+        status = fatal_command(world, q->words[1]);
     } else {
         status = qp_error_command(world, q->words[1]);
     }
@@ -237,7 +247,7 @@ int main(int argc, char **argv)
     } commands[] = {
         {"worlds", "no argument", 1},   {"sweep", "no argument", 1},   {"status", "no argument", 1},
         {"counters", "no argument", 1}, {"link", "DEVICE up|down", 3}, {"set", "DEVICE rate|latency|loss VALUE", 4},
-        {"qp-error", "QPN", 2},
+        {"qp-error", "QPN", 2},         {"fatal", "DEVICE", 2},
     };
     struct request q = {0};
     int r;
@@ -266,9 +276,10 @@ int main(int argc, char **argv)
         return in_world(&q);
     }
     if (q.num_words)
-        fprintf(stderr,
-                "softnicctl: '%s' is not a command: want worlds, status, counters, link, set, qp-error or sweep\n",
-                q.words[0]);
+        fprintf(
+            stderr,
+            "softnicctl: '%s' is not a command: want worlds, status, counters, link, set, fatal, qp-error or sweep\n",
+            q.words[0]);
     else
         fprintf(stderr, "softnicctl: want a command (softnicctl --help lists them)\n");
     return EXIT_USAGE;

@@ -60,7 +60,8 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
                          .vendor_err = w->status ? w->opcode : 0,
                          .queue_upto = position + 1};
 
-    if (w->status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED))
+    if ((w->status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED)) ||
+        sn_device_is_dead(sn_self->world, qp->ctx->dev))
         return;
     if (sn_qp_is_srd(qp))
         sn_srd_cqe(w, &cqe);

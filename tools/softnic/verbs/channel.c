@@ -138,6 +138,7 @@ static enum sn_event_of event_of(uint32_t type)
     switch (type) {
     case IBV_EVENT_PORT_ACTIVE:
     case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_DEVICE_FATAL: /* of no object */
         return SN_EVENT_OF_PORT;
     case IBV_EVENT_CQ_ERR:
         return SN_EVENT_OF_CQ;

@@ -219,6 +219,10 @@ static struct ibv_qp *qp_create(struct ibv_context *context, struct ibv_qp_init_
     bool extended = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     struct sn_qp *qp;
 
+    if (sn_device_is_dead(sn_self->world, sn_ctx_of(context)->dev)) {
+        errno = EIO;
+        return NULL;
+    }
     if (attr->comp_mask &
             ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS) ||
         ((attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr->create_flags) ||

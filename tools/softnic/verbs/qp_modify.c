@@ -150,6 +150,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
     enum ibv_qp_state from = sn_qp_state(qp), to = mask & IBV_QP_STATE ? attr->qp_state : from;
     int r;
 
+    if (sn_device_is_dead(sn_self->world, qp->ctx->dev))
+        return EIO;
     if ((mask & IBV_QP_CUR_STATE) && attr->cur_qp_state != from) {
         sn_log("modify_qp %u: cur_qp_state %d, but it is in %d", qp->qpn, attr->cur_qp_state, from);
         return EINVAL;

@@ -149,7 +149,7 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
 {
     struct sn_recv recv;
 
-    if (qp->srq != SN_NONE || !qp->rq.capacity || !sn_qp_is_sound(world, qp))
+    if (qp->srq != SN_NONE || !qp->rq.capacity || !sn_qp_is_sound(world, qp) || sn_device_is_dead(world, qp->dev))
         return;
     while (sn_rq_pop(world, &qp->rq, &recv) != SN_RQ_EMPTY) {
         struct sn_cqe cqe = {.wr_id = recv.wr_id,

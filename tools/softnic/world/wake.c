@@ -126,11 +126,23 @@ int sn_cable_set(struct sn_world *world, uint32_t dev, bool up)
 {
     uint32_t was;
 
-    if (dev >= world->dev_count)
+    if (dev >= world->dev_count || sn_device_is_dead(world, dev))
         return -EINVAL;
     was = __atomic_exchange_n(&world->devs[dev].port_up, up, __ATOMIC_ACQ_REL);
     for (uint32_t i = 0; was != up && i < world->ctx_slots.fresh; i++)
         if (__atomic_load_n(&world->ctxs[i].owner, __ATOMIC_ACQUIRE) && world->ctxs[i].dev == dev)
             sn_async_raise(world, i, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, 1);
+    return 0;
+}
+
+int sn_device_kill(struct sn_world *world, uint32_t dev)
+{
+    if (dev >= world->dev_count)
+        return -EINVAL;
+    __atomic_store_n(&world->devs[dev].dead, 1, __ATOMIC_RELEASE); /* first: what fails now is silent */
+    __atomic_store_n(&world->devs[dev].port_up, 0, __ATOMIC_RELEASE);
+    for (uint32_t i = 0; i < world->ctx_slots.fresh; i++)
+        if (__atomic_load_n(&world->ctxs[i].owner, __ATOMIC_ACQUIRE) && world->ctxs[i].dev == dev)
+            sn_async_raise(world, i, IBV_EVENT_DEVICE_FATAL, 0);
     return 0;
 }

@@ -26,6 +26,10 @@ void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_
 
 /* Pull a port's cable or plug it in, and notify every process that has the device open. Return 0 or -EINVAL. */
 int sn_cable_set(struct sn_world *world, uint32_t dev, bool up);
+/* Let a NIC die, as one whose PCIe link or firmware fails: it says so (IBV_EVENT_DEVICE_FATAL) to every process that
+ * has it open, takes no command any more (EIO), reaches nobody, and completes and flushes nothing. For good. Return 0
+ * or -EINVAL. */
+int sn_device_kill(struct sn_world *world, uint32_t dev);
 
 /* Forget the sending socket, which a forked child must not share. */
 void sn_wake_forget(void);

@@ -102,8 +102,9 @@ struct sn_dev {
     uint64_t nic_free_at, tx_free_at, rx_free_at;
     uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
-    uint32_t efa; /* as in sn_config */
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 104 - 4];
+    uint32_t efa;  /* as in sn_config */
+    uint32_t dead; /* sn_device_kill() */
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 104 - 8];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -373,6 +374,12 @@ static inline bool sn_model_on(const struct sn_config *c)
 {
     return __atomic_load_n(&c->cables_differ, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
            c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
+}
+
+/* sn_device_kill(), wake.h */
+static inline bool sn_device_is_dead(const struct sn_world *world, uint32_t dev)
+{
+    return __atomic_load_n(&world->devs[dev].dead, __ATOMIC_ACQUIRE);
 }
 
 /* Give one cable another rate, latency or loss, even while it is in use: for requests posted from now on. */
