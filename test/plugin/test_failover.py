@@ -3,10 +3,11 @@
 """One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes
 on.
 
-usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue] [--recover] [--standby] [--runs N]
+usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue|nic] [--recover] [--standby] [--runs N]
                         [--seed S] [--limit-ms T] [--json]
 
-link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. The pause is the time of
+link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. nic: a NIC dies: it reports
+that, and then completes and flushes nothing. The pause is the time of
 the slowest iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again.
 --standby: each connection has one rail, and the other stands by: it carries data only while the first is lost. --json:
 the runs, one a line, for tools/dev/record.py.
@@ -29,7 +30,7 @@ ITERATIONS, ITERATIONS_RECOVER = 400, 1200
 # 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms.
 RETRY_MS, RETRY = 268, {"NCCL_IB_TIMEOUT": "13", "NCCL_IB_RETRY_CNT": "7"}
 FAILOVER = {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1"}
-SIDES = {"link": 4, "queue": 2}  # that lose it: of both connections between the ranks, or of one
+SIDES = {"link": 4, "nic": 4, "queue": 2}  # that lose it: of both connections between the ranks, or of one
 GROWN_BYTES = 1 << 20            # that each device must send after the rail is back
 USED_AGAIN = re.compile(r"(\S+) to \S+ at \S+ is used again, ([\d.]+) s after it was lost")
 
@@ -48,9 +49,9 @@ def rails_in_use(standby):
 
 
 def lose_rail(world, fault, chance, recover, standby):
-    if fault == "link":
+    if fault in ("link", "nic"):
         device = f"softnic{chance.choice(rails_in_use(standby))}"
-        world.control("link", device, "down")
+        world.control(*(["link", device, "down"] if fault == "link" else ["fatal", device]))
         return device
     number = queue_of_a_rail(world, chance, to_itself=not recover)
     world.control("qp-error", str(number))
@@ -139,7 +140,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for tool in ("softnic_run", "softnicctl", "netbench", "plugin"):
         parser.add_argument(tool)
-    parser.add_argument("--fault", choices=("link", "queue"), default="link")
+    parser.add_argument("--fault", choices=("link", "queue", "nic"), default="link")
     parser.add_argument("--recover", action="store_true", help="the rail comes back, and must be used again")
     parser.add_argument("--standby", action="store_true", help="one rail a connection, and another that stands by")
     parser.add_argument("--runs", type=int, default=5)

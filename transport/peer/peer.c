@@ -21,22 +21,36 @@ static PRS_COLD int fail_post(struct prs_peer *peer, const struct prs_chain *cha
                          chain->count, chain->queue, strerror(-error));
 }
 
+/* Of a peer with several rails. The thread of watch.c may be destroying the queue pairs of a NIC that has died. */
+static PRS_COLD uint64_t begin_measured(struct prs_peer *peer)
+{
+    prs_peer_lock(peer);
+    return prs_clock_ns();
+}
+
 int prs_peer_post(struct prs_peer *peer)
 {
-    uint64_t now_ns = peer->measured ? prs_clock_ns() : 0;
+    uint64_t now_ns = unlikely(peer->measured) ? begin_measured(peer) : 0; /* 0: one rail */
     struct prs_chain chain;
+    int r = 0;
 
     peer->unposted = 0;
     while (peer->order.dirty && prs_order_take(&peer->order, now_ns, &chain)) {
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
-        int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
 
-        if (unlikely(r))
-            return fail_post(peer, &chain, r);
+        if (unlikely(now_ns) && peer->link[queue->path]->unflushed)
+            continue; /* its queue pairs may be gone: what was to leave over them is replayed */
+        r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
+        if (unlikely(r)) {
+            r = fail_post(peer, &chain, r);
+            break;
+        }
         peer->doorbells++;
         peer->work_requests += chain.count;
     }
-    return 0;
+    if (unlikely(now_ns))
+        prs_peer_unlock(peer);
+    return r;
 }
 
 /* Nothing in flight would report an op that waits: post it at once, unless the caller has more for its doorbell. */
