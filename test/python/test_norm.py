@@ -71,6 +71,25 @@ class Norm(unittest.TestCase):
             return wrong(stream, total, more=off), wrong(normed, want, more=off)
         self.assertEqual(run(2, body), [(0, 0)] * 2)
 
+    def test_reduce_scatter_rms_norm_has_the_rows_of_a_rank(self):
+        def body(group):
+            mine = slice(group.rank * 3, group.rank * 3 + 3)
+            parts = [inputs(r, 6)[0].double() for r in range(2)]
+            x, residual, weight, _ = inputs(group.rank, 6)
+            normed, stream = perseus.reduce_scatter_rms_norm(x, residual[mine], weight, EPS, group)
+            total, want = reference(parts, residual, weight)
+            found = [wrong(normed, want[mine]), wrong(stream, total[mine]),
+                     wrong(perseus.reduce_scatter(x, group), sum(parts)[mine])]
+            products = [random(r, 6, K).double() @ random(r, N, K, seed=1).double().t() for r in range(2)]
+            off = sum(p.abs() for p in products).amax() * 2**-8
+            normed, _ = perseus.matmul_reduce_scatter_rms_norm(
+                random(group.rank, 6, K), random(group.rank, N, K, seed=1).t(), residual[mine], weight, EPS, group)
+            with self.assertRaises(ValueError) as caught:
+                perseus.reduce_scatter(x[:5], group)
+            self.assertIn("5 rows; the 2 ranks", str(caught.exception))
+            return [*found, wrong(normed, reference(products, residual, weight)[1][mine], more=off)]
+        self.assertEqual(run(2, body), [[0] * 4] * 2)
+
     def test_what_is_quantised_has_its_scales(self):
         n, fixed = 384, 0.02
 

@@ -25,7 +25,8 @@ from .inductor import enable_inductor, keep_order
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
 from .moe_scaled import moe_scaled_dispatch, moe_scaled_layer
 from .norm import (all_reduce, all_reduce_rms_norm, all_reduce_rms_norm_quant, matmul_all_reduce_rms_norm,
-                   matmul_all_reduce_rms_norm_quant)
+                   matmul_all_reduce_rms_norm_quant, matmul_reduce_scatter_rms_norm, reduce_scatter,
+                   reduce_scatter_rms_norm)
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
                   moe_dispatch_gemm, replicated_matmul, ring_attention)
 from .quantisers import quantise, quantise_reference
@@ -36,12 +37,12 @@ from .watchdog import unwatch, watch
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
            "all_gather_scaled_matmul", "all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "bundled",
            "close_all", "enable_inductor", "find", "init", "keep_order", "library", "matmul_all_reduce",
-           "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "moe_balance",
-           "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
-           "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors", "nn", "parallel", "plugin_path", "quantise",
-           "quantise_reference",
-           "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "tune",
-           "unwatch", "watch"]
+           "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter",
+           "matmul_reduce_scatter_rms_norm", "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch",
+           "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors",
+           "nn", "parallel", "plugin_path", "quantise", "quantise_reference", "reduce_scatter",
+           "reduce_scatter_rms_norm", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
+           "scaled_matmul_reduce_scatter", "tune", "unwatch", "watch"]
 
 
 def plugin_path() -> str:

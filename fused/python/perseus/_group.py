@@ -19,6 +19,7 @@ LEAST_ROWS = 16  # of a rank, in the smallest class of plans
 DEFAULT_TIMEOUT_MS = 600000  # the library's, where timeout_ms is 0
 # Ops that prepare() knows: enum prs_gemm_op, and whether rows are normalised. _quant shares the plans of its op.
 PREPARED = {"matmul_reduce_scatter": (1, 0), "all_gather_matmul": (2, 0), "matmul_all_reduce": (3, 0),
+            "reduce_scatter": (1, 0), "reduce_scatter_rms_norm": (1, 1), "matmul_reduce_scatter_rms_norm": (1, 1),
             "all_reduce": (3, 0), "all_reduce_rms_norm": (3, 1), "matmul_all_reduce_rms_norm": (3, 1)}
 PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_gemm_op
 
@@ -130,7 +131,7 @@ class Group:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
                                        c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation, norm=norm)
-            what = ("all_reduce" if k == 0 else PRODUCTS[op]) + ("_rms_norm" if norm else "")
+            what = PRODUCTS[op].removeprefix("matmul_" if k == 0 else "") + ("_rms_norm" if norm else "")
             plan = self._new_plan(key, "gemm", f"{what} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])
         return plan
@@ -148,7 +149,7 @@ class Group:
         """*Collective.* Opens the plans of ops for all these numbers of rows, before a server captures its graphs.
 
         rows: of the op's largest side: of the result of all_gather_matmul, of a in the others. products: (op, n, k),
-        as ("matmul_all_reduce_rms_norm", hidden, inner // world); k is 0 for all_reduce and all_reduce_rms_norm.
+        as ("matmul_all_reduce_rms_norm", hidden, inner // world); k is 0 for those without a product.
         transposed: b is weight.t().
 
         Example::
@@ -157,7 +158,7 @@ class Group:
             group.freeze()
         """
         for op, n, k in products:
-            if op not in PREPARED or (k == 0) != op.startswith("all_reduce"):
+            if op not in PREPARED or (k == 0) != ("matmul" not in op):
                 raise ValueError(f"perseus.Group.prepare: ({op!r}, {n}, {k}): op is one of {', '.join(PREPARED)}, and "
                                  "k is 0 for those without a product only")
             number, norm = PREPARED[op]

@@ -19,8 +19,8 @@ import torch
 from ._checks import _PRODUCTS, _check_bias, _check_rows, _check_tensor, _check_weights
 from ._dispatch import _define, _ops
 from ._group import Group
-from ._registry import GroupLike, find, name_of
-from .ops import ALLREDUCE, _forward_only
+from ._registry import GroupLike, find, name_of, world_of
+from .ops import ALLREDUCE, REDUCE_SCATTER, _forward_only
 
 _E4M3 = torch.float8_e4m3fn
 SCALES = {"tensor": 1, "rows": 2, "blocks": 3}  # enum prs_scaling; test/python/test_norm.py compares
@@ -40,23 +40,32 @@ def _scales_of(op: str, scales: str, scale: torch.Tensor | None, x: torch.Tensor
     return x.new_empty(shape, dtype=torch.float32)
 
 
+def _own_rows(group: Group, op: str, rows: int) -> int:
+    """Of the result on this rank."""
+    if "reduce_scatter" not in op:
+        return rows
+    if rows % group.world:
+        raise ValueError(f"perseus.{op}: {rows} rows; the {group.world} ranks of group {group.name} must divide them")
+    return rows // group.world
+
+
 def _check(group: Group, op: str, x: torch.Tensor, columns: int, residual: torch.Tensor | None,
            weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
     if columns % 8:
         raise ValueError(f"perseus.{op}: {columns} columns: they must be a multiple of 8")
     if residual is not None:
-        _check_tensor(group, op, "residual", residual, x.dtype, (x.shape[0], columns))
+        _check_tensor(group, op, "residual", residual, x.dtype, (_own_rows(group, op, x.shape[0]), columns))
     if weight is not None:
         _check_tensor(group, op, "weight", weight, x.dtype, (columns,))
     _check_bias(group, op, x, bias, columns)
 
 
-def _launch(group: Group, a: torch.Tensor, b: torch.Tensor | None, b_is_n_k: bool, c: torch.Tensor,
+def _launch(group: Group, op: str, a: torch.Tensor, b: torch.Tensor | None, b_is_n_k: bool, c: torch.Tensor,
             residual: torch.Tensor | None, bias: torch.Tensor | None, norm: tuple | None) -> None:
-    """norm: (weight, eps, normed, quantised, kind of scales, scales), the last four or the third of them."""
-    (m, n), place = c.shape, group.place
-    plan = group.product(ALLREDUCE, m, n, 0 if b is None else a.shape[1], b_is_n_k, _PRODUCTS[a.dtype], 0,
-                         norm=int(norm is not None))
+    """norm: (weight, eps, normed, quantised, kind of scales, scales), without the third or the last three."""
+    m, n, place = a.shape[0], c.shape[1], group.place
+    plan = group.product(REDUCE_SCATTER if "reduce_scatter" in op else ALLREDUCE, m, n,
+                         0 if b is None else a.shape[1], b_is_n_k, _PRODUCTS[a.dtype], 0, norm=int(norm is not None))
     x = plan.operands
     x.a, x.b, x.c, x.m = place.read(a), None if b is None else place.read(b), place.write(c), m
     x.residual = None if residual is None else place.read(residual)
@@ -73,17 +82,29 @@ def _launch(group: Group, a: torch.Tensor, b: torch.Tensor | None, b_is_n_k: boo
 
 # ---- the ops ----
 
-def _all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
+def _sum(op: str, x: torch.Tensor, group_name: str) -> torch.Tensor:
     group = find(group_name)
-    _check_rows(group, "all_reduce", "x", x)
-    c = torch.empty_like(x)
+    _check_rows(group, op, "x", x)
+    c = x.new_empty(_own_rows(group, op, x.shape[0]), x.shape[1])
     if c.numel():
-        _launch(group, x, None, True, c, None, None, None)
+        _launch(group, op, x, None, True, c, None, None, None)
     return c
+
+
+def _all_reduce(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    return _sum("all_reduce", x, group_name)
 
 
 def _all_reduce_fake(x: torch.Tensor, group_name: str) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+def _reduce_scatter(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    return _sum("reduce_scatter", x, group_name)
+
+
+def _reduce_scatter_fake(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    return x.new_empty(x.shape[0] // world_of(group_name), x.shape[1])
 
 
 def _normed(op: str, a: torch.Tensor, b: torch.Tensor | None, residual: torch.Tensor | None,
@@ -92,11 +113,14 @@ def _normed(op: str, a: torch.Tensor, b: torch.Tensor | None, residual: torch.Te
     group = find(group_name)
     _check_rows(group, op, "x" if b is None else "a", a)
     b_is_n_k = b is None or _check_weights(group, op, a, b)
+    if a.shape[1] == 0:
+        raise ValueError(f"perseus.{op}: {'x' if b is None else 'a'} has no columns")
     columns = a.shape[1] if b is None else b.shape[1]
     _check(group, op, a, columns, residual, weight, bias)
-    normed, c = a.new_empty(a.shape[0], columns), a.new_empty(a.shape[0], columns)
+    rows = _own_rows(group, op, a.shape[0])
+    normed, c = a.new_empty(rows, columns), a.new_empty(rows, columns)
     if c.numel():
-        _launch(group, a, b, b_is_n_k, c, residual, bias, (weight, eps, normed, None, 0, None))
+        _launch(group, op, a, b, b_is_n_k, c, residual, bias, (weight, eps, normed, None, 0, None))
     return normed, c
 
 
@@ -106,6 +130,8 @@ def _quantised(op: str, a: torch.Tensor, b: torch.Tensor | None, residual: torch
     group = find(group_name)
     _check_rows(group, op, "x" if b is None else "a", a)
     b_is_n_k = b is None or _check_weights(group, op, a, b)
+    if a.shape[1] == 0:
+        raise ValueError(f"perseus.{op}: {'x' if b is None else 'a'} has no columns")
     columns = a.shape[1] if b is None else b.shape[1]
     _check(group, op, a, columns, residual, weight, bias)
     written, c = _scales_of(op, scales, scale, a, columns), a.new_empty(a.shape[0], columns)
@@ -115,7 +141,7 @@ def _quantised(op: str, a: torch.Tensor, b: torch.Tensor | None, residual: torch
                          f"must be one torch.float32 on {group.device}")
     quantised = a.new_empty(a.shape[0], columns, dtype=_E4M3)
     if c.numel():
-        _launch(group, a, b, b_is_n_k, c, residual, bias,
+        _launch(group, op, a, b, b_is_n_k, c, residual, bias,
                 (weight, eps, None, quantised, SCALES[scales], written if scale is None else scale))
     return quantised, written.t() if scales == "blocks" else written, c
 
@@ -133,8 +159,6 @@ def _all_reduce_rms_norm_fake(x: torch.Tensor, residual: torch.Tensor | None, we
 def _matmul_all_reduce_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
                                 weight: torch.Tensor | None, eps: float, group_name: str,
                                 bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    if a.dim() == 2 and a.shape[1] == 0:
-        raise ValueError("perseus.matmul_all_reduce_rms_norm: a has no columns")
     return _normed("matmul_all_reduce_rms_norm", a, b, residual, weight, eps, group_name, bias)
 
 
@@ -142,6 +166,30 @@ def _matmul_all_reduce_rms_norm_fake(a: torch.Tensor, b: torch.Tensor, residual:
                                      weight: torch.Tensor | None, eps: float, group_name: str,
                                      bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     return a.new_empty(a.shape[0], b.shape[1]), a.new_empty(a.shape[0], b.shape[1])
+
+
+def _reduce_scatter_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float,
+                             group_name: str, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return _normed("reduce_scatter_rms_norm", x, None, residual, weight, eps, group_name, bias)
+
+
+def _reduce_scatter_rms_norm_fake(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None,
+                                  eps: float, group_name: str,
+                                  bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return _reduce_scatter_fake(x, group_name), _reduce_scatter_fake(x, group_name)
+
+
+def _matmul_reduce_scatter_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
+                                    weight: torch.Tensor | None, eps: float, group_name: str,
+                                    bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return _normed("matmul_reduce_scatter_rms_norm", a, b, residual, weight, eps, group_name, bias)
+
+
+def _matmul_reduce_scatter_rms_norm_fake(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
+                                         weight: torch.Tensor | None, eps: float, group_name: str,
+                                         bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = a.shape[0] // world_of(group_name)
+    return a.new_empty(rows, b.shape[1]), a.new_empty(rows, b.shape[1])
 
 
 def _all_reduce_rms_norm_quant(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float,
@@ -166,8 +214,6 @@ def _all_reduce_rms_norm_quant_fake(x: torch.Tensor, residual: torch.Tensor | No
 def _matmul_all_reduce_rms_norm_quant(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
                                       weight: torch.Tensor | None, eps: float, scales: str, group_name: str,
                                       scale: torch.Tensor | None = None, bias: torch.Tensor | None = None) -> tuple:
-    if a.dim() == 2 and a.shape[1] == 0:
-        raise ValueError("perseus.matmul_all_reduce_rms_norm_quant: a has no columns")
     return _quantised("matmul_all_reduce_rms_norm_quant", a, b, residual, weight, eps, scales, group_name, scale, bias)
 
 
@@ -178,14 +224,16 @@ def _matmul_all_reduce_rms_norm_quant_fake(a: torch.Tensor, b: torch.Tensor, res
     return _quantised_fake("matmul_all_reduce_rms_norm_quant", a, b.shape[1], scales, scale)
 
 
-_LAST = "Tensor? bias=None) -> "
+_NORM, _LAST = "Tensor? residual, Tensor? weight, float eps, str group_name, ", "Tensor? bias=None) -> "
 for _run, _fake, _schema in (
         (_all_reduce, _all_reduce_fake, "(Tensor x, str group_name) -> Tensor"),
-        (_all_reduce_rms_norm, _all_reduce_rms_norm_fake,
-         f"(Tensor x, Tensor? residual, Tensor? weight, float eps, str group_name, {_LAST}(Tensor, Tensor)"),
+        (_reduce_scatter, _reduce_scatter_fake, "(Tensor x, str group_name) -> Tensor"),
+        (_all_reduce_rms_norm, _all_reduce_rms_norm_fake, f"(Tensor x, {_NORM}{_LAST}(Tensor, Tensor)"),
+        (_reduce_scatter_rms_norm, _reduce_scatter_rms_norm_fake, f"(Tensor x, {_NORM}{_LAST}(Tensor, Tensor)"),
         (_matmul_all_reduce_rms_norm, _matmul_all_reduce_rms_norm_fake,
-         "(Tensor a, Tensor b, Tensor? residual, Tensor? weight, float eps, str group_name, "
-         f"{_LAST}(Tensor, Tensor)"),
+         f"(Tensor a, Tensor b, {_NORM}{_LAST}(Tensor, Tensor)"),
+        (_matmul_reduce_scatter_rms_norm, _matmul_reduce_scatter_rms_norm_fake,
+         f"(Tensor a, Tensor b, {_NORM}{_LAST}(Tensor, Tensor)"),
         (_all_reduce_rms_norm_quant, _all_reduce_rms_norm_quant_fake,
          "(Tensor x, Tensor? residual, Tensor? weight, float eps, str scales, str group_name, Tensor? scale=None, "
          f"{_LAST}(Tensor, Tensor, Tensor)"),
@@ -201,6 +249,11 @@ for _run, _fake, _schema in (
 def all_reduce(x: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
     """The sum of x [m, n] over all ranks, on every rank, in new memory. Added up in fp32, rounded once."""
     return _ops.all_reduce(x, name_of(group))
+
+
+def reduce_scatter(x: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
+    """Rows r m / W ... (r + 1) m / W of the sum of x [m, n] over all ranks. Added up in fp32, rounded once."""
+    return _ops.reduce_scatter(x, name_of(group))
 
 
 def all_reduce_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float = 1e-6,
@@ -230,6 +283,20 @@ def matmul_all_reduce_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch
     return _ops.matmul_all_reduce_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
 
 
+def reduce_scatter_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None,
+                            eps: float = 1e-6, group: GroupLike = None, *, bias: torch.Tensor | None = None,
+                            ) -> tuple[torch.Tensor, torch.Tensor]:
+    """all_reduce_rms_norm() of this rank's rows alone, which residual and the results have: [m / W, n]."""
+    return _ops.reduce_scatter_rms_norm(x, residual, weight, eps, name_of(group), bias)
+
+
+def matmul_reduce_scatter_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
+                                   weight: torch.Tensor | None, eps: float = 1e-6, group: GroupLike = None, *,
+                                   bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """reduce_scatter_rms_norm(a @ b, ...) in one call."""
+    return _ops.matmul_reduce_scatter_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
+
+
 def all_reduce_rms_norm_quant(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None,
                               eps: float = 1e-6, group: GroupLike = None, *, scales: str = "rows",
                               scale: torch.Tensor | None = None, bias: torch.Tensor | None = None,
@@ -256,4 +323,5 @@ def matmul_all_reduce_rms_norm_quant(a: torch.Tensor, b: torch.Tensor, residual:
 
 
 __all__ = ["all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "matmul_all_reduce_rms_norm",
-           "matmul_all_reduce_rms_norm_quant"]
+           "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter_rms_norm", "reduce_scatter",
+           "reduce_scatter_rms_norm"]
