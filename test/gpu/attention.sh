@@ -4,7 +4,7 @@
 #
 #   test/gpu/attention.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); STEP: only these
 # OUT (default .) gets one JSON file a step. Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many
-# failed. GPUS (default 4). All but `memcheck` and `soak` together take about three minutes.
+# failed. GPUS (default 4). All but `memcheck`, `soak` and `training` together take about three minutes.
 set -u
 cd "$(dirname "$0")/../.."
 prefix=attention_
@@ -41,6 +41,13 @@ step two_buffers 60 $ring --rounds 6 --variant 0:0:0:0:0:2 --variant 0:0:0:0:0:3
 step loopback 60 $bench --loopback "$gpus" --iterations 8 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
 # Models: Llama-3-8B and -70B heads, long and short.
 step models 60 $ring --rounds 6 --causal --shape 1x32x8x32768x128 --shape 1x64x8x131072x128 --shape 8x32x8x4096x128
+# Backward: right, a change is found, then a training step beside torch's context parallel and one GPU's step divided by the ranks. Goals:
+# 7700, 30300, 59500 us.
+step backward 60 bash -c "$bench --backward --gpus 1 $small && $bench --backward --gpus $gpus $small && $bench --backward --gpus $gpus $small --causal --heads-first && \
+    $bench --backward --gpus $gpus $small --causal --mode 3 --group 1"
+step backward_corrupt 60 bash -c "finds $bench --backward --gpus $gpus --shape 2x6x2x2048x128 --iterations 5 --corrupt 2"
+step training 300 torchrun --nproc-per-node $gpus tools/fused/attention_step_peers.py --library $build/fused/libperseus-fused.so --commit $commit \
+    --shape 4x16x16x16384x128 --shape 4x16x16x32768x128 --shape 4x16x16x65536x128
 # Long runs: random delays, other tensors each launch; a graph of three launches.
 step soak 150 bash -c "$bench --gpus $gpus --iterations 0 --soak 10000 --replay 1000 --shape 1x8x4x2048x128 && \
     $bench --gpus $gpus --iterations 0 --soak 3000 --replay 300 --causal --mode 3 --group 1 --shape 1x6x6x2048x64"

@@ -21,6 +21,8 @@ KERNELS = {  # arguments, rows of output, and how many of our kernels a row time
     "normed products": (["--kernel", "allreduce", "--norm", "--residual", "--shape", "20x264x72"], 1, 1),
     "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
     "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
+    "attention, backward": (["--kernel", "attention", "--backward", "--causal", "--attention-ctas", "2",
+                             "--shape", "1x2x1x128x64"], 1, 3),
 }
 
 

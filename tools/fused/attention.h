@@ -13,6 +13,12 @@ struct bench_attention {
 
 struct bench_attention_tensors {
     void *q, *k, *v;
+    void *dout; /* gradient of the result; NULL: not wanted */
+};
+
+/* What the backward pass knows of a query row: the logarithm of its sum of exponentials, and sum(out * dout). */
+struct bench_attention_term {
+    float lse, delta;
 };
 
 /* Elements of a rank's tensor with this many heads. */
@@ -24,9 +30,19 @@ void bench_attention_fill(const struct bench_attention *p, const struct bench_at
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream);
 
-/* An element of `out` that is in a sampled row. */
+/* An element of `out`, and of dq, that is in a sampled row. */
 uint64_t bench_attention_sampled(const struct bench_attention *p);
 
+/* ---- gradients (attention_gradients.cu) ---- */
+/* The terms of the own rows, [batch, query heads, rows], from what the forward pass wrote. */
+void bench_attention_terms(const struct bench_attention *p, const void *out, const float *lse,
+                           struct bench_attention_term *terms, cudaStream_t stream);
+
+/* Sampled rows of the gradients, against sums in double precision that begin with the terms of all ranks. */
+struct bench_verdict bench_attention_check_gradients(const struct bench_attention *p, const void *const gradients[3],
+                                                     const struct bench_attention_term *terms, cudaStream_t stream);
+
+/* ---- measuring (attention.cu) ---- */
 /* Measure and check one shape; true: no error. */
 bool bench_attention_run(const struct bench_options *o, struct bench_start *start, struct prs_fused *ctx,
                          const struct bench_attention *problem, cudaStream_t stream);

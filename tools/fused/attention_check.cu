@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs of ring attention that any rank can recompute, and a reference in double precision for sampled rows. */
-#include "tools/fused/attention.h"
-#include "tools/fused/element.cuh"
+#include "tools/fused/attention_rows.cuh"
 #include "tools/fused/launch.cuh"
 #include "tools/fused/sums.cuh"
 
@@ -10,41 +9,6 @@
 #include <stdlib.h>
 
 enum { SAMPLES = 128, THREADS = 256, MAX_HEAD_DIM = 128 };
-enum tensor { QUERIES = 0, KEYS = 1, VALUES = 2 };
-
-static __host__ __device__ uint64_t index_of(const struct bench_attention *p, uint32_t heads, uint32_t batch,
-                                             uint32_t head, uint32_t row)
-{
-    uint64_t rows = p->shape.seq / p->world;
-    return p->shape.heads_first != 0 ? ((uint64_t)batch * heads + head) * rows + row
-                                     : ((uint64_t)batch * rows + row) * heads + head;
-}
-
-static __device__ double input(const struct bench_attention *p, enum tensor which, uint32_t rank, uint64_t at)
-{
-    return bench_element(p->seed * 3 + (uint32_t)which, p->loopback != 0 ? p->rank : rank, 0, at);
-}
-
-/* Which rank has a position of the sequence, and in which row (perseus/fused.h: zigzag when causal). */
-static __device__ uint32_t holder_of(const struct bench_attention *p, uint32_t position, uint32_t *row)
-{
-    uint32_t rows = p->shape.seq / p->world, half = rows / 2, chunk;
-    if (p->shape.causal == 0 || p->world == 1) {
-        *row = position % rows;
-        return position / rows;
-    }
-    chunk = position / half;
-    *row = position % half + (chunk < p->world ? 0 : half);
-    return chunk < p->world ? chunk : 2 * p->world - 1 - chunk;
-}
-
-static __device__ uint32_t position_of(const struct bench_attention *p, uint32_t row)
-{
-    uint32_t rows = p->shape.seq / p->world, half = rows / 2;
-    if (p->shape.causal == 0 || p->world == 1)
-        return p->rank * rows + row;
-    return row < half ? p->rank * half + row : (2 * p->world - 1 - p->rank) * half + row - half;
-}
 
 /* Where a block's threads exchange values: in global memory, since the emulator has no static shared memory. */
 struct exchange {
@@ -136,10 +100,13 @@ uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t head
 void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t, cudaStream_t stream)
 {
     uint64_t kv = bench_attention_elements(p, p->shape.heads_kv);
-    bench_fill(t->q, bench_attention_elements(p, p->shape.heads_q), PRS_DTYPE_BF16, p->seed * 3 + QUERIES, p->rank, 0,
-               stream);
-    bench_fill(t->k, kv, PRS_DTYPE_BF16, p->seed * 3 + KEYS, p->rank, 0, stream);
-    bench_fill(t->v, kv, PRS_DTYPE_BF16, p->seed * 3 + VALUES, p->rank, 0, stream);
+    uint64_t q = bench_attention_elements(p, p->shape.heads_q);
+    uint32_t seed = p->seed * TENSORS;
+    bench_fill(t->q, q, PRS_DTYPE_BF16, seed + QUERIES, p->rank, 0, stream);
+    bench_fill(t->k, kv, PRS_DTYPE_BF16, seed + KEYS, p->rank, 0, stream);
+    bench_fill(t->v, kv, PRS_DTYPE_BF16, seed + VALUES, p->rank, 0, stream);
+    if (t->dout)
+        bench_fill(t->dout, q, PRS_DTYPE_BF16, seed + OF_RESULT, p->rank, 0, stream);
 }
 
 uint64_t bench_attention_sampled(const struct bench_attention *p)

@@ -34,7 +34,7 @@ struct bench_moe_options {
 };
 
 struct bench_attention_options {
-    uint32_t on, causal, heads_first;
+    uint32_t on, causal, heads_first, backward;
     struct prs_attention_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
     struct prs_attention_tuning tuning;

@@ -156,6 +156,8 @@ static const struct option_row ROWS[] = {
     {OPTION_NUMBER, "passes", "N", "MoE tuning, several nodes: 2: first what needs no other node; 1: expert by expert",
      FIELD(moe.tuning.passes), 0, UINT32_MAX},
     {OPTION_SET, "causal", NULL, "attention: causal, the sequence zigzag over the ranks", FIELD(attention.causal), 1},
+    {OPTION_SET, "backward", NULL, "attention: time the backward pass too, and both passes one after the other",
+     FIELD(attention.backward), 1},
     {OPTION_SET, "heads-first", NULL, "attention: tensors [B,H,S,D] instead of [B,S,H,D]", FIELD(attention.heads_first),
      1},
     {OPTION_SET, "json", NULL, "one JSON object per row instead of a table", FIELD(json), 1},
@@ -176,7 +178,7 @@ static const struct option_row ROWS[] = {
 static const struct option_table TABLE = {
     "perseus-fused-bench",
     "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
-    "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal]\n"
+    "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal] [--backward]\n"
     "       perseus-fused-bench --kernel moe --preset NAME [--preset ...] --tokens T [--tokens ...] [--zipf S ...]\n"
     "Times fused kernels, compared with their baselines, and checks their results.\n",
     "Example, two GPUs:\n"
@@ -226,6 +228,10 @@ static void check_kernels(struct bench_options *o)
         option_table_refuse(&TABLE, "--loopback: not with --keep-gathered, since one rank's rows come from it alone");
     if (a->causal && o->loopback)
         option_table_refuse(&TABLE, "--loopback: not with --causal, whose ranks do not send alike");
+    if (a->backward && !a->on)
+        option_table_refuse(&TABLE, "--backward: wants --kernel attention");
+    if (a->backward && (o->loopback || o->soak || o->replay || o->nodes > 1))
+        option_table_refuse(&TABLE, "--backward: not with --loopback, --soak, --replay or --nodes");
     for (uint32_t i = 0; i < a->shape_count; i++) {
         a->shapes[i].causal = a->causal;
         a->shapes[i].heads_first = a->heads_first;
