@@ -94,6 +94,24 @@ PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
 }
 
+/* Striped attention: caps the scores of a block, and masks those of keys that a row does not meet. */
+template <class E>
+PRS_DEVICE void mask_step(float (&s)[E::block / 2], const struct prs_attention_args &args,
+                          const struct prs_attention_task &t, const struct prs_attention_step &step)
+{
+    struct key_range rows[2];
+    uint32_t row =
+        prs_stripe_tile(&args.stripes, &args.schedule, &t) + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
+    if (args.cap != 0)
+        cap_scores(args, s);
+    if ((step.flags & PRS_STEP_MASKED) == 0)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        rows[h] = find_range(args, row + h * 8, step.position);
+    mask_ranges<false>(s, rows);
+}
+
 /* A task's state, all in registers. p: probabilities that are not multiplied by their values yet. So o is one block
  * late, and must be multiplied by shrink before that product is added. */
 template <class E> struct attention_state {
@@ -113,15 +131,22 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
                             const struct attention_memory &m, const struct prs_attention_task &t,
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
+    struct prs_attention_step step = {0, 0};
+    if constexpr (E::striped)
+        step = read_step(m, stage_of(c->step));
     release(&m.k_empty[stage_of(c->step)]);
-    if (x->walk.left == 1) /* the next piece's queries may be loaded during this softmax and product */
+    bool last = E::striped ? (step.flags & PRS_STEP_LAST) != 0 : x->walk.left == 1;
+    if (last) /* the next piece's queries may be loaded during this softmax and product */
         release(&m.q_empty[c->half]);
-    mask_block<E>(s, args, t, x->walk);
-    soften<E::keeps_top>(s, &x->rows, x->shrink, args.scale_log2);
+    if constexpr (E::striped)
+        mask_step<E>(s, args, t, step);
+    else
+        mask_block<E>(s, args, t, x->walk);
+    soften<E::keeps_top, E::striped>(s, &x->rows, x->shrink, args.scale_log2);
     if (E::keeps_top)
         x->shrinks = __any_sync(~0u, x->shrink[0] != 1 || x->shrink[1] != 1);
     registers_pin(s);
-    x->more = prs_attention_next(&args.schedule, &t, &x->walk);
+    x->more = E::striped ? !last : prs_attention_next(&args.schedule, &t, &x->walk);
 }
 
 /* Goes from the probabilities of one block to those of the next. The products of both run together: the next block's
@@ -195,7 +220,9 @@ PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct 
                             struct attention_state<E> *x)
 {
     uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
-    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
+    if (E::striped && args.sinks)
+        add_sink(args, args.sinks[piece.task.head], x->o, &x->rows);
+    if (E::striped || piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
         write_rows<E::type>(args, piece.task, first, x->o, x->rows);
 }
 

@@ -14,14 +14,15 @@
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
-template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int STRIPED> struct attention {
     static constexpr int type = TYPE; /* of queries, keys, values and results: enum prs_dtype */
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
-    static constexpr bool far = FAR != 0;   /* there are other nodes; the calls that reach them need registers */
-    static constexpr bool mirrored = false; /* segments are numbered backwards (backward/schedule.h) */
+    static constexpr bool far = FAR != 0;         /* there are other nodes; the calls that reach them need registers */
+    static constexpr bool striped = STRIPED != 0; /* stripes.h; with caps and sinks */
+    static constexpr bool mirrored = false;       /* segments are numbered backwards (backward/schedule.h) */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */
@@ -54,7 +55,8 @@ struct attention_memory {
     uint64_t *pushed;                              /* [PRS_ATTENTION_PUSH_SLOTS] */
     /* [PRS_ATTENTION_PIECE_SLOTS]: a piece is claimed; all roles know it; all its keys and values have been read. */
     uint64_t *piece_full, *piece_empty, *piece_read;
-    uint32_t *piece; /* its index */
+    uint32_t *piece;                  /* its index */
+    struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped only */
 };
 
 template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8_t *base)
@@ -72,11 +74,12 @@ template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8
     m.piece_empty = m.piece_full + PRS_ATTENTION_PIECE_SLOTS;
     m.piece_read = m.piece_empty + PRS_ATTENTION_PIECE_SLOTS;
     m.piece = (uint32_t *)(m.piece_read + PRS_ATTENTION_PIECE_SLOTS);
+    m.steps = (struct prs_attention_step *)(m.piece + PRS_ATTENTION_PIECE_SLOTS);
     static_assert(
         (2 * E::warpgroups + 4 * PRS_ATTENTION_STAGES + PRS_ATTENTION_PUSH_SLOTS + 3 * PRS_ATTENTION_PIECE_SLOTS) * 8 +
-                PRS_ATTENTION_PIECE_SLOTS * 4 <=
+                PRS_ATTENTION_PIECE_SLOTS * 4 + PRS_ATTENTION_STAGES * sizeof(struct prs_attention_step) <=
             PRS_ATTENTION_BARRIER_BYTES,
-        "barriers and pieces fit");
+        "barriers, pieces and steps fit");
     return m;
 }
 
@@ -134,6 +137,25 @@ PRS_DEVICE uint32_t take_piece(const struct attention_memory &m, uint32_t turn)
     if (threadIdx.x % 32 == 0)
         mbarrier_arrive(&m.piece_empty[turn % PRS_ATTENTION_PIECE_SLOTS]);
     return piece;
+}
+
+/* ---- steps of striped attention ----
+ * The loader knows the walk. It leaves what consumers need of a block in the block's stage, before it expects the keys;
+ * they read it after these have come, and before they release the stage. */
+PRS_DEVICE void pass_step(const struct attention_memory &m, uint32_t stage, const struct prs_attention_step &step)
+{
+    volatile struct prs_attention_step *to = &m.steps[stage];
+    to->position = step.position;
+    to->flags = step.flags;
+}
+
+/* A whole warp calls it. */
+PRS_DEVICE struct prs_attention_step read_step(const struct attention_memory &m, uint32_t stage)
+{
+    const volatile struct prs_attention_step *from = &m.steps[stage];
+    struct prs_attention_step step = {from->position, from->flags};
+    __syncwarp(); /* all lanes have read it before the stage is released */
+    return step;
 }
 
 /* An arrival counter of this launch. */

@@ -141,6 +141,23 @@ int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_at
     return prs_fail(r, "attention: no memory to deal %u tasks to %u CTAs", s->tasks, ctas);
 }
 
+int prs_attention_deal_whole(struct prs_attention_deal *deal, const struct prs_attention_schedule *s)
+{
+    memset(deal, 0, sizeof(*deal));
+    deal->pieces_of = calloc(s->groups, sizeof(*deal->pieces_of));
+    deal->pieces = calloc(s->tasks, sizeof(*deal->pieces));
+    if (!deal->pieces_of || !deal->pieces) {
+        prs_attention_deal_fini(deal);
+        return prs_fail(-ENOMEM, "attention: no memory for %u tasks", s->tasks);
+    }
+    deal->pieces_count = s->tasks;
+    for (uint32_t i = 0; i < s->tasks; i++) {
+        prs_attention_task_at(s, i, &deal->pieces[i].task);
+        deal->pieces_of[deal->pieces[i].task.group]++;
+    }
+    return 0;
+}
+
 void prs_attention_deal_fini(struct prs_attention_deal *deal)
 {
     free(deal->pieces_of);

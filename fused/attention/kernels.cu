@@ -3,6 +3,7 @@
 #include "fused/attention/engine.cuh"
 
 #include "fused/attention/kernels.h"
+#include "fused/attention/parts.cuh"
 #include "fused/core/begin_copies.cuh"
 #include "fused/core/load.h"
 #include "fused/core/plan_switch.cuh"
@@ -15,11 +16,11 @@ struct instance {
     struct launch_shape shape;
 };
 
-template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0>
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int STRIPED = 0>
 static constexpr struct instance make(void)
 {
-    using E = attention<TYPE, HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>;
-    return {{E::type, E::head_dim, E::block, OVERLAP, E::far, E::tile_rows},
+    using E = attention<TYPE, HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, STRIPED>;
+    return {{E::type, E::head_dim, E::block, OVERLAP, E::far, E::striped, E::tile_rows},
             attention_kernel<E>,
             {1, E::threads, E::shared_bytes}};
 }
@@ -36,12 +37,15 @@ static const struct instance instances[] = {
     make<PRS_DTYPE_BF16, 64, 128, 3, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
     make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH, 1>(),
     make<PRS_DTYPE_BF16, 64, 128, 2, OVERLAP_BOTH, 1>(),
+    make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH, 0, 1>(),
+    make<PRS_DTYPE_BF16, 64, 128, 2, OVERLAP_BOTH, 0, 1>(),
 };
 
 static int load(void)
 {
     int r = launch_load(switch_plan);
     r = r ? r : launch_load(begin_copies);
+    r = r ? r : launch_load(find_parts);
     for (const struct instance &i : instances)
         r = r ? r : launch_load(i.fn);
     return r;
@@ -52,6 +56,7 @@ static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
         if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
+            i.choices.striped == wanted->striped &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
             return &i;
@@ -78,6 +83,13 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
 {
     const struct instance *i = find(kernel);
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
+}
+
+extern "C" int prs_attention_kernel_find_parts(const int32_t *bounds, uint32_t sequences, struct prs_span *parts,
+                                               uint32_t positions, cudaStream_t stream)
+{
+    return launch_kernel(find_parts, &find_parts_shape, prs_ceil_div(positions, FIND_PARTS_THREADS), stream,
+                         {bounds, parts, sequences, positions});
 }
 
 extern "C" int prs_attention_kernel_switch_plan(const struct prs_switch_args *args, cudaStream_t stream)

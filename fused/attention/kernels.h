@@ -12,6 +12,7 @@ struct prs_attention_kernel {
     uint32_t type;                          /* enum prs_dtype: of queries, keys, values and results */
     uint32_t head_dim, block_rows, overlap; /* compile-time choices */
     uint32_t far;                           /* 1: for several nodes */
+    uint32_t striped;                       /* 1: stripes.h */
     uint32_t tile_rows;                     /* of a task */
 };
 
@@ -25,6 +26,11 @@ int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 
 /* Prepares the kernel on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);
+
+/* Striped attention of packed sequences, before a launch: enqueues the kernel that finds the sequence of each position.
+ * bounds: [sequences + 1], as operands.cu_seqlens. 0 or -EIO. */
+int prs_attention_kernel_find_parts(const int32_t *bounds, uint32_t sequences, struct prs_span *parts,
+                                    uint32_t positions, cudaStream_t stream);
 
 /* Enqueues one launch. 0 or -EIO. */
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,

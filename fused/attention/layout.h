@@ -5,7 +5,7 @@
 
 #include <cuda.h>
 
-#include "fused/attention/schedule.h"
+#include "fused/attention/stripes.h"
 #include "fused/core/far.h"
 #include "fused/core/sync.h"
 
@@ -34,6 +34,16 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
  * are then beyond the tensor: they read as zero. */
 struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
+};
+
+/* What the loader tells the consumers of a block, with its keys. Striped attention only. */
+struct prs_attention_step {
+    uint32_t position; /* of its first row */
+    uint32_t flags;    /* enum prs_attention_step_flags */
+};
+enum prs_attention_step_flags {
+    PRS_STEP_LAST = 1,  /* of the task */
+    PRS_STEP_MASKED = 2 /* some row does not meet some row of the block */
 };
 
 /* What the CTAs of a rank claim and count. Zero between launches, except `before`. */
@@ -72,6 +82,10 @@ struct prs_attention_args {
     uint32_t row_bytes;      /* of one position of one head */
     uint32_t planes;         /* size of a copied tensor in the last dimension; 0: pushed */
     uint32_t pieces_count, arrival_words, push_gap;
+    /* Striped attention only. */
+    struct prs_attention_stripes stripes;
+    float cap, cap_inner; /* a score x, before its scale, becomes cap * tanh(x * cap_inner / 2), in log2; 0: it stays */
+    const float *sinks;   /* [heads_q], or NULL */
 };
 
 #endif

@@ -5,6 +5,59 @@
 
 #include "fused/attention/cta.cuh"
 
+/* ---- walks: of a task whose pieces the host has cut, or of a striped one, which begins here ---- */
+PRS_DEVICE void begin_walk(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
+                           uint32_t heads, struct prs_attention_walk *w)
+{
+    *w = piece.begin;
+}
+
+PRS_DEVICE void begin_walk(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
+                           uint32_t heads, struct prs_stripe_walk *w)
+{
+    prs_stripe_begin(&args.stripes, &args.schedule, &piece.task, heads, w);
+}
+
+PRS_DEVICE bool next_step(const struct prs_attention_args &args, const struct prs_attention_task &t,
+                          struct prs_attention_walk *w)
+{
+    return prs_attention_next(&args.schedule, &t, w);
+}
+
+PRS_DEVICE bool next_step(const struct prs_attention_args &args, const struct prs_attention_task &t,
+                          struct prs_stripe_walk *w)
+{
+    return prs_stripe_next(&args.stripes, &args.schedule, w);
+}
+
+PRS_DEVICE const struct prs_attention_walk &place_of(const struct prs_attention_walk &w)
+{
+    return w;
+}
+
+PRS_DEVICE const struct prs_attention_walk &place_of(const struct prs_stripe_walk &w)
+{
+    return w.at;
+}
+
+template <bool STRIPED> struct walk_of {
+    typedef struct prs_attention_walk type;
+};
+template <> struct walk_of<true> {
+    typedef struct prs_stripe_walk type;
+};
+
+/* Tells the consumers of the block that is loaded next. One thread calls it. */
+PRS_DEVICE void tell_step(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t stage,
+                          struct prs_stripe_walk w)
+{
+    uint32_t position = prs_stripe_look(&args.stripes, &args.schedule, &w);
+    pass_step(m, stage,
+              {position,
+               (w.at.left == 1 ? (uint32_t)PRS_STEP_LAST : 0) | (w.at.diagonal != 0 ? (uint32_t)PRS_STEP_MASKED : 0)});
+}
+
+/* ---- waiting ---- */
 /* Waits, and returns how many slabs have arrived, counted from `slab`; at least 1. Each lane reads one counter, so a
  * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. WHAT: of which tensors. */
 template <uint32_t WHAT>
@@ -57,23 +110,56 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
+/* The same for a striped walk. A segment is a slab, and those that the task reads of a slice are consecutive; others may
+ * never come. *ready: the first segment, counted over slices and their heads, that may not have arrived. */
+template <uint32_t WHAT>
+PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
+                            const struct prs_stripe_walk &w, uint32_t *ready)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t segment = w.at.span % s->segments, at = (w.order * w.heads + w.head) * s->segments + segment;
+    uint32_t mine = segment + threadIdx.x % 32, epoch = launch_epoch(&args.sync);
+    uint32_t index = prs_attention_arrival(s, w.order, t.pair, kind, mine, 0), want = prs_attention_arrivals(s, 0);
+    struct wait_clock clock = {0, 0};
+    if (*ready > at)
+        return;
+    for (bool go = true; go;) {
+        uint32_t seen = mine < w.end ? load_acquire_sys(arrival_at(args, 0, epoch, index)) : want;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        /* MUTANT(emulator attention_striped/several_ranks_are_right) stripes are awaited: s/missing & 1/0/ */
+        if ((missing & 1) == 0) {
+            uint32_t have = missing == 0 ? 32 : __ffs(missing) - 1;
+            /* MUTANT(emulator attention_striped/up_to_eight_ranks_are_right) not those of the next slice:
+             * s/have < w.end - segment ? have : w.end - segment/have/ */
+            *ready = at + (have < w.end - segment ? have : w.end - segment);
+            break;
+        }
+        go = keep_waiting(&args.sync, &clock, WHAT, prs_place_in_order(&s->place, w.order), index, want, seen);
+        go = __shfl_sync(~0u, go, 0);
+    }
+    fence_async_global(); /* as above */
+}
+
 /* step: how many blocks were loaded before. */
 template <class E, int KIND>
 PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
-                           const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step,
-                           uint32_t *ready)
+                           const struct prs_attention_task &t, const typename walk_of<E::striped>::type &walk,
+                           uint32_t step, uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
+    const struct prs_attention_walk &w = place_of(walk);
     uint32_t stage = stage_of(step), order = w.span / s->segments, segment = w.span % s->segments;
     uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
     if (order != 0)
-        await_block<PRS_AWAIT_KEYS>(args, t, KIND, w, ready);
+        await_block<PRS_AWAIT_KEYS>(args, t, KIND, walk, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
     __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)
         return;
+    if constexpr (E::striped && KIND == PRS_KEYS)
+        tell_step(args, m, stage, walk);
     mbarrier_expect(full, E::block_bytes);
     const CUtensorMap *map = &args.received;
     struct attention_coordinate at = {0, 0};
@@ -107,7 +193,6 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
 /* Claims pieces and loads in the order in which the consumers use the data: keys one block ahead of values. */
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
-    const struct prs_attention_schedule *s = &args.schedule;
     bool claims = threadIdx.x == 0;
     uint32_t step = 0; /* of the next block of keys */
     uint32_t piece = claims ? claim_piece(args) : 0;
@@ -118,7 +203,8 @@ template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &a
         if (piece >= args.pieces_count)
             break;
         struct prs_attention_task t = args.pieces[piece].task;
-        struct prs_attention_walk w = args.pieces[piece].begin, before;
+        typename walk_of<E::striped>::type w, before;
+        begin_walk(args, args.pieces[piece], 1, &w);
         uint32_t keys_ready = 0, values_ready = 0;
         bool first = true, more = true;
         for (;;) {
@@ -135,7 +221,7 @@ template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &a
             step++;
             first = false;
             before = w;
-            more = prs_attention_next(s, &t, &w);
+            more = next_step(args, t, &w);
         }
     }
 }

@@ -20,6 +20,8 @@ struct prs_attention_plan {
     struct prs_attention_kernel kernel;
     struct prs_attention_args args; /* all but what each launch brings */
     const void *k, *v;              /* of the launch that is being enqueued */
+    const int32_t *cu_seqlens;      /* the same; packed sequences */
+    struct prs_span *parts;         /* what args.stripes.parts has */
     struct prs_attention_tuning wanted;
 };
 
@@ -50,8 +52,8 @@ static int encode_received(struct prs_attention_plan *p)
                                 p->shape.heads_kv, box, &p->args.received);
 }
 
-/* One piece of memory: pieces, claims, parts, the parts' counters, finished groups, pieces of each group. And what
- * plans share: partial results of parts. */
+/* One piece of memory: pieces, claims, parts, the parts' counters, finished groups, pieces of each group, and the
+ * sequence of each position. And what plans share: partial results of parts. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
@@ -62,7 +64,9 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
     size_t at_claims = (pieces + 127) / 128 * 128;
     size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
-    size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups, all = at_groups + groups;
+    size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups;
+    size_t at_sequences = (at_groups + groups + 127) / 128 * 128;
+    size_t all = at_sequences + prs_attention_parts_bytes(&p->shape);
     struct prs_fused *ctx = p->base.ctx;
     int r = prs_plan_local(&p->base, all, all);
     uint8_t *deal = p->base.own.at;
@@ -83,13 +87,16 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     a->finished = (uint32_t *)(deal + at_finished);
     a->pieces_of = (const uint32_t *)(deal + at_groups);
     a->pieces_count = d->pieces_count;
+    p->parts = p->shape.sequences != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
+    a->stripes.parts = p->parts;
     return r;
 }
 
 static int open_deal(struct prs_attention_plan *p)
 {
     struct prs_attention_deal deal;
-    int r = prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
+    int r = p->shape.stripe != 0 ? prs_attention_deal_whole(&deal, &p->args.schedule)
+                                 : prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
     if (r)
         return r;
     r = upload_deal(p, &deal);
@@ -109,6 +116,7 @@ static int need_workspace(struct prs_attention_plan *p)
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
                   prs_attention_tuning_staging(&p->shape, s));
     prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
+    p->base.switching.always = p->shape.stripe != 0;
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   (2ull * prs_attention_arrival_words(s) + prs_attention_credit(s, s->place.local_ranks, 0)) *
                       sizeof(uint32_t));
@@ -141,19 +149,27 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
     struct prs_attention_tuning *t = &p->info.tuning;
     struct prs_attention_schedule *s = &p->args.schedule;
     int r;
-    if (t->block_rows == 0 && t->overlap == 0)
+    if (p->shape.stripe != 0 && p->base.ctx->place.nodes > 1)
+        return prs_fail(-ENOTSUP, "attention: striped, it runs on one node, and the ranks are on %u",
+                        p->base.ctx->place.nodes);
+    if (p->shape.stripe != 0 && t->mover == PRS_MOVED_BY_COPY_ENGINES)
+        return prs_fail(-EINVAL, "attention: mover %u of the tuning: striped, only CTAs move data", t->mover);
+    if (p->shape.stripe == 0 && t->block_rows == 0 && t->overlap == 0)
         t->overlap = prs_attention_tuning_overlap(&p->shape, &p->base.ctx->place);
-    if (t->block_rows == 0)
+    if (p->shape.stripe == 0 && t->block_rows == 0)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->base.ctx->place);
     p->kernel = (struct prs_attention_kernel){.type = PRS_ATTENTION_TYPE,
                                               .head_dim = p->shape.head_dim,
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,
-                                              .far = p->base.ctx->place.nodes > 1};
+                                              .far = p->base.ctx->place.nodes > 1,
+                                              .striped = p->shape.stripe != 0};
     r = prs_attention_kernel_find(&p->kernel);
     if (r)
-        return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes",
-                        p->shape.head_dim, t->block_rows, t->overlap, p->base.ctx->place.nodes);
+        return prs_fail(-EINVAL,
+                        "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes%s",
+                        p->shape.head_dim, t->block_rows, t->overlap, p->base.ctx->place.nodes,
+                        p->kernel.striped ? ", striped" : "");
     r = prs_attention_kernel_prepare(&p->kernel, ctas);
     if (r)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
@@ -190,6 +206,9 @@ static void fill_args(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
     prs_attention_set_scale(&p->shape, a);
+    prs_attention_set_stripes(&p->shape, a);
+    if (a->cap != 0)
+        a->scale = 0.69314718f; /* lse is made of capped scores, in log2 */
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides = prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q);
     a->row_bytes = prs_attention_row_bytes(&p->shape);
@@ -201,6 +220,7 @@ static void fill_args(struct prs_attention_plan *p)
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
 {
+    prs_attention_striped_terms(p, sh);
     prs_plan_term(p, "batch", sh->batch);
     prs_plan_term(p, "heads_q", sh->heads_q);
     prs_plan_term(p, "heads_kv", sh->heads_kv);
@@ -244,7 +264,14 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
     return prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
 }
 
-static prs_launch_step_fn *const forward_steps[] = {launch_kernel, NULL};
+static int find_parts(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_plan *p = self(base);
+    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->shape.sequences, p->parts, p->shape.seq, stream)
+                    : 0;
+}
+
+static prs_launch_step_fn *const forward_steps[] = {find_parts, launch_kernel, NULL};
 
 static int begin_copies(struct prs_plan *base, cudaStream_t stream)
 {
@@ -324,11 +351,15 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
 {
     int before, r = check_operands(x);
     if (!r)
+        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sinks);
+    if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     p->args.out = x->out;
     p->args.lse = x->lse;
+    p->args.sinks = x->sinks;
+    p->cu_seqlens = x->cu_seqlens;
     p->k = x->k, p->v = x->v;
     r = encode_inputs(p, x);
     if (!r)

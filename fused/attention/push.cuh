@@ -195,6 +195,18 @@ PRS_DEVICE uint32_t claim_message(const struct prs_attention_args &args)
     return atomicAdd(&args.claims->messages, 1u);
 }
 
+/* Message number `at`; false: it is not sent. */
+template <class E>
+PRS_DEVICE bool find_message(const struct prs_attention_args &args, uint32_t at, struct prs_attention_message *x)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    if constexpr (!E::striped)
+        return prs_attention_message_at(s, at, x);
+    return prs_attention_any_message(s, at, x) &&
+           prs_stripe_wanted(&args.stripes, &s->place,
+                             prs_place_neighbour(&s->place, s->place.local_ranks - x->distance), x->segment);
+}
+
 /* Each message is counted at its receiver once it has landed, while the next message is being sent. */
 template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &args, struct attention_memory m)
 {
@@ -205,7 +217,7 @@ template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &a
     for (uint32_t i = claim_message(args); i < prs_attention_messages(s); i = next) {
         struct prs_attention_message x;
         next = claim_message(args);
-        if (!prs_attention_message_at(s, i, &x))
+        if (!find_message<E>(args, i, &x))
             continue;
         if (!E::far)
             x.way = 0; /* tells the compiler */

@@ -8,6 +8,9 @@
  * of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in registers.
  * Only the last few tasks are cut into pieces, so that all CTAs end together.
  *
+ * Striped (stripes.h), a slice has many segments, also not causal, and its ranks are dealt otherwise. A task then walks
+ * by the rules of that header; groups, messages, slabs and staging memory are as here.
+ *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks need them:
  * group by group, and within a group first to the rank before this one, which needs this slice first. They are stored
  * in `depth` group buffers: one for each group (everything resident), or two. With two, a sender writes a buffer again
@@ -63,6 +66,7 @@ struct prs_attention_task {
 struct prs_attention_slice {
     uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's slice */
     uint32_t nodes;                                  /* 0: 1 */
+    uint32_t stripe; /* rows of a segment, of which a slice then has any number (stripes.h); 0: not striped */
 };
 
 /* Call this after tile, block, group, depth, chunk and slab sizes have been set. */
@@ -74,7 +78,7 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
     s->heads_q = slice->heads_q;
     s->heads_kv = slice->heads_kv;
     s->causal = slice->causal;
-    s->segments = slice->causal && world > 1 ? 2 : 1;
+    s->segments = slice->stripe != 0 ? slice->rows / slice->stripe : slice->causal && world > 1 ? 2 : 1;
     s->segment_rows = slice->rows / s->segments;
     s->tiles = prs_ceil_div(s->segment_rows, s->tile_rows);
     s->pairs = s->batch * s->heads_kv;
@@ -319,10 +323,10 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     return m->group < s->groups;
 }
 
-/* Gives message `at`; false: there is none at this position. Messages come lot by lot, segment by segment, slab by slab
- * and pair by pair, the chunks of keys before those of values. */
-PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
-                                         struct prs_attention_message *m)
+/* Gives message `at`, of all that a whole slice would be; false: there is none at this position. Messages come lot by
+ * lot, segment by segment, slab by slab and pair by pair, the chunks of keys before those of values. */
+PRS_SHARED bool prs_attention_any_message(const struct prs_attention_schedule *s, uint32_t at,
+                                          struct prs_attention_message *m)
 {
     uint32_t chunk = at % s->slab_chunks, left;
     bool any = prs_attention_lot_at(s, at / prs_attention_lot(s), m);
@@ -334,12 +338,16 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
     m->slab = at % s->slabs;
     m->segment = at / s->slabs;
     m->row = (m->slab * s->slab_chunks + chunk) * s->chunk_rows;
-    if (!any || m->pair >= s->pairs || m->row >= s->segment_rows ||
-        m->segment >= prs_attention_wanted(s, m->way, m->distance))
-        return false;
     left = s->segment_rows - m->row;
     m->rows = left < s->chunk_rows ? left : s->chunk_rows;
-    return true;
+    return any && m->pair < s->pairs && m->row < s->segment_rows;
+}
+
+/* The same of what is sent; not for striped attention. */
+PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
+                                         struct prs_attention_message *m)
+{
+    return prs_attention_any_message(s, at, m) && m->segment < prs_attention_wanted(s, m->way, m->distance);
 }
 
 /* Arrival counter of a slab of the slice at position `order`. Keys and values of a pair have their own. */

@@ -38,9 +38,46 @@ template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32
             s[i] = -INFINITY;
 }
 
-/* Turns scores into probabilities. shrink: the factor for earlier probabilities and their products. With KEEP it stays
+/* The same where a row meets the keys from .. to - 1 of the block. */
+struct key_range {
+    int32_t from, to;
+};
+
+/* PROBABILITIES: or those, which become 0. */
+template <bool PROBABILITIES, int N> PRS_DEVICE void mask_ranges(float (&s)[N], const struct key_range (&rows)[2])
+{
+    int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
+    uint32_t from[2] = {(uint32_t)(rows[0].from - shift), (uint32_t)(rows[1].from - shift)};
+    uint32_t count[2] = {(uint32_t)(rows[0].to - rows[0].from), (uint32_t)(rows[1].to - rows[1].from)};
+#pragma unroll
+    for (int i = 0; i < N; i++) /* below `from` the difference is huge */
+        if ((uint32_t)(i / 4 * 8 + (i & 1)) - from[i >> 1 & 1] >= count[i >> 1 & 1])
+            s[i] = PROBABILITIES ? 0 : -INFINITY;
+}
+
+/* The keys of a block that the row at `position` meets. first: position of the block's first key. */
+PRS_DEVICE struct key_range find_range(const struct prs_attention_args &args, uint32_t position, uint32_t first)
+{
+    struct prs_span span = prs_stripe_meets(&args.stripes, position);
+    return {(int32_t)(span.from - first), (int32_t)(span.to - first)};
+}
+
+/* cap * tanh(x * cap_inner / 2): tanh by the exponential, whose error is far below that of tanh.approx. */
+PRS_DEVICE float cap_score(const struct prs_attention_args &args, float x)
+{
+    return args.cap - divide_fast(2 * args.cap, 1 + exp2_fast(x * args.cap_inner));
+}
+
+template <int N> PRS_DEVICE void cap_scores(const struct prs_attention_args &args, float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        s[i] = cap_score(args, s[i]);
+}
+
+/* Turns scores into probabilities. BARE: a row may meet no key until now. shrink: the factor for earlier probabilities and their products. With KEEP it stays
  * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. */
-template <bool KEEP, int N>
+template <bool KEEP, bool BARE, int N>
 PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
 {
 #pragma unroll
@@ -52,9 +89,10 @@ PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2]
         top = quad_max(top);
         if (KEEP && (top - rows->top[h]) * scale_log2 <= 8.0f) /* at first the difference is infinite */
             top = rows->top[h];
-        shrink[h] = exp2_fast((rows->top[h] - top) * scale_log2);
+        base = BARE && top == -INFINITY ? 0 : top;
+        shrink[h] = exp2_fast((rows->top[h] - base) * scale_log2);
         rows->top[h] = top;
-        base = top * scale_log2;
+        base *= scale_log2;
 #pragma unroll
         for (int i = 2 * h; i < N; i += 4) {
             s[i] = exp2_fast(fmaf(s[i], scale_log2, -base));
@@ -79,6 +117,23 @@ template <int N> PRS_DEVICE void shrink_result(float (&o)[N], const float (&shri
 #pragma unroll
     for (int i = 0; i < N; i++)
         o[i] *= shrink[i >> 1 & 1];
+}
+
+/* Adds a sink, a score without a value, to both rows of a thread. Four threads share a row: one of them counts it. */
+template <int N>
+PRS_DEVICE void add_sink(const struct prs_attention_args &args, float sink, float (&o)[N], struct row_state *rows)
+{
+    float shrink[2];
+    sink *= 1.44269504f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = rows->top[h] * args.scale_log2, most = fmaxf(top, sink);
+        shrink[h] = exp2_fast(top - most);
+        /* MUTANT(emulator attention_striped/sinks_are_right) a sink counts once: s/threadIdx.x % 4 == 0/true/ */
+        rows->sum[h] = rows->sum[h] * shrink[h] + (threadIdx.x % 4 == 0 ? exp2_fast(sink - most) : 0);
+        rows->top[h] = most / args.scale_log2;
+    }
+    shrink_result(o, shrink);
 }
 
 /* Four threads of one row each hold 4 bytes of each of four 16-byte vectors. Afterwards each holds one whole vector. */

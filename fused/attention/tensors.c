@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/attention/tensors.h"
 
+#include <errno.h>
 #include <math.h>
+#include <string.h>
 
 #include "fused/attention/tuning.h"
 #include "fused/core/tensor_map.h"
+#include "transport/util/error.h"
 
 static const double LOG2_E = 1.4426950408889634;
 
@@ -27,6 +30,77 @@ void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs
     double scale = shape->scale != 0 ? (double)shape->scale : 1 / sqrt((double)shape->head_dim);
     a->scale = (float)scale;
     a->scale_log2 = (float)(scale * LOG2_E);
+}
+
+/* A capped score is in log2, so no other scale comes after the cap. */
+static void set_cap(const struct prs_attention_shape *shape, struct prs_attention_args *a)
+{
+    double cap = (double)shape->soft_cap;
+    if (shape->soft_cap == 0)
+        return;
+    a->cap = (float)(cap * LOG2_E);
+    a->cap_inner = (float)(2 * LOG2_E * (double)a->scale / cap);
+    a->scale_log2 = 1;
+}
+
+void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a)
+{
+    uint32_t far = shape->seq, within = shape->window != 0 && shape->window < far ? shape->window - 1 : far;
+    if (shape->stripe == 0)
+        return;
+    while (1u << a->stripes.log_rows < shape->stripe)
+        a->stripes.log_rows++;
+    a->stripes.positions = shape->seq;
+    a->stripes.before = within;
+    a->stripes.after = shape->causal != 0 ? 0 : within;
+    set_cap(shape, a);
+}
+
+void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape)
+{
+    uint32_t cap;
+    memcpy(&cap, &shape->soft_cap, sizeof(cap));
+    prs_plan_term(p, "stripe", shape->stripe);
+    prs_plan_term(p, "window", shape->window);
+    prs_plan_term(p, "sequences", shape->sequences);
+    prs_plan_term(p, "soft_cap", cap);
+}
+
+uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape)
+{
+    return shape->sequences != 0 ? shape->seq * sizeof(struct prs_span) : 0;
+}
+
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, const float *sinks)
+{
+    if ((shape->sequences != 0) != (cu_seqlens != NULL) || (uintptr_t)cu_seqlens % 4 != 0)
+        return prs_fail(-EINVAL, "attention: cu_seqlens %p in a launch of a plan of %u packed sequences: %s",
+                        (const void *)cu_seqlens, shape->sequences,
+                        shape->sequences != 0 ? "must be 4-byte aligned, and not NULL" : "must be NULL");
+    if (sinks && (shape->stripe == 0 || (uintptr_t)sinks % 4 != 0))
+        return prs_fail(-EINVAL, "attention: sinks %p: want a plan with stripes (this one: %u), and 4-byte alignment",
+                        (const void *)sinks, shape->stripe);
+    return 0;
+}
+
+int prs_attention_positions(const struct prs_attention_shape *shape, uint32_t rank, uint32_t world, uint32_t *positions)
+{
+    uint32_t rows, segments = shape->causal != 0 && world > 1 ? 2 : 1, in_segment;
+    int r = world == 0 || rank >= world || !positions
+                ? prs_fail(-EINVAL, "attention: positions %p of rank %u of %u", (void *)positions, rank, world)
+                : prs_attention_tuning_check(shape, world);
+    if (r)
+        return r;
+    rows = shape->seq / world;
+    in_segment = shape->stripe != 0 ? shape->stripe : rows / segments;
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t segment = row / in_segment;
+        uint32_t chunk = shape->stripe != 0 ? prs_stripe_of(world, rank, segment)
+                         : segment == 0     ? rank
+                                            : 2 * world - 1 - rank;
+        positions[row] = chunk * in_segment + row % in_segment;
+    }
+    return 0;
 }
 
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,

@@ -6,6 +6,7 @@
 #include <perseus/attention.h>
 
 #include "fused/attention/layout.h"
+#include "fused/core/plan.h"
 
 /* What is loaded or fetched at one time. */
 struct prs_attention_box {
@@ -18,6 +19,19 @@ const char *prs_attention_awaited(uint32_t what);
 
 /* Of the scores. */
 void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a);
+
+/* What the kernels of striped attention know of the shape; of a launch they get the sequences and sinks. Nothing for
+ * other shapes. Call it after prs_attention_set_scale(). */
+void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
+
+/* Its fields must be the same on all ranks. */
+void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
+
+/* Bytes of prs_span for each position of packed sequences; 0: not packed. */
+uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
+
+/* What a launch says of sequences and sinks, checked. 0 or -EINVAL. */
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, const float *sinks);
 
 /* Strides of a tensor with `heads` heads. s: any schedule of the shape. */
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,

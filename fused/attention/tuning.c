@@ -13,12 +13,15 @@ static const double FLOPS_PER_US = 650e6;
 static const double HALF_HEAD_SHARE = 0.75;
 /* The time of a copy in addition to its bytes. Measured: 2.6, or as long as the host takes to enqueue it. */
 static const double COPY_US = 5;
+/* Larger ones change no score that bf16 inputs have, and would cost precision. */
+static const double MAX_SOFT_CAP = 1e4;
 
 enum {
     DEFAULT_SLAB_ROWS = 512,
     FAR_SLAB_ROWS = 2048,
-    SPREAD = 60,      /* percent of the time to push in */
-    SPREAD_BUSY = 90, /* where links are busy */
+    STRIPE_SLAB_ROWS = 256, /* so many rows are a multiple of a message of any head_dim */
+    SPREAD = 60,            /* percent of the time to push in */
+    SPREAD_BUSY = 90,       /* where links are busy */
     MOST_COPIED_GROUPS = 8,
     RING_BUFFERS = 2,
     LARGE_CAUSAL_ROWS = 4096,
@@ -28,9 +31,36 @@ enum {
     MAX_COUNT = 1 << 30
 };
 
+/* What only striped attention has. */
+static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
+{
+    uint64_t round = 2ull * world * a->stripe;
+    if (a->stripe == 0 && (a->window != 0 || a->sequences != 0 || a->soft_cap != 0))
+        return prs_fail(
+            -EINVAL, "attention: window %u, sequences %u, soft_cap %g: only with stripes: `stripe` of the shape is 0",
+            a->window, a->sequences, (double)a->soft_cap);
+    if (a->stripe == 0)
+        return 0;
+    if (a->stripe < PRS_STRIPE_LEAST || (a->stripe & (a->stripe - 1)) != 0)
+        return prs_fail(-EINVAL, "attention: stripes of %u rows: not a power of two, or less than %d", a->stripe,
+                        PRS_STRIPE_LEAST);
+    if (a->seq % round != 0)
+        return prs_fail(
+            -EINVAL,
+            "attention: a sequence of %u is not a multiple of %llu, 2 stripes of %u rows for each of %u ranks: "
+            "pad it",
+            a->seq, (unsigned long long)round, a->stripe, world);
+    if (a->sequences != 0 && a->batch != 1)
+        return prs_fail(-EINVAL, "attention: packed sequences in a batch of %u: only one is possible", a->batch);
+    if (!(a->soft_cap >= 0) || a->soft_cap > MAX_SOFT_CAP)
+        return prs_fail(-EINVAL, "attention: soft_cap %g is not in 0 ... %g", (double)a->soft_cap, MAX_SOFT_CAP);
+    return 0;
+}
+
 int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
 {
     uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
+    int r;
     if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
         return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
                         a->heads_kv, a->seq);
@@ -41,7 +71,10 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
         return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
     if (a->heads_q % a->heads_kv != 0)
         return prs_fail(-EINVAL, "attention: %u KV heads do not divide %u query heads", a->heads_kv, a->heads_q);
-    if (a->seq % parts != 0)
+    r = check_stripes(a, world);
+    if (r)
+        return r;
+    if (a->stripe == 0 && a->seq % parts != 0)
         return prs_fail(-EINVAL, "attention: a sequence of %u does not divide into %u equal parts (%u ranks%s): pad it",
                         a->seq, parts, world, parts > world ? ", two chunks each" : "");
     if (!(a->scale >= 0))
@@ -87,7 +120,7 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
     bool copied = info->tuning.mover == PRS_MOVED_BY_COPY_ENGINES;
     for (uint32_t way = 0; way < s->place.nodes; way++)
         for (uint32_t d = 1; d < s->place.local_ranks; d++)
-            segments += copied ? s->segments : prs_attention_wanted(s, way, d);
+            segments += copied || a->stripe != 0 ? s->segments : prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * prs_attention_row_bytes(a);
     travel = (double)info->sent_bytes / (copied ? PRS_BESIDE_COPY_BYTES_PER_US : PRS_STORE_BYTES_PER_US);
     info->predicted_us = PRS_START_US + (compute > travel ? compute : travel);
@@ -200,6 +233,11 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
 static int choose_slabs(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                         const struct prs_place *place, struct prs_attention_tuning *t, uint32_t segment_rows)
 {
+    if (a->stripe != 0 && t->slab_rows != 0)
+        return prs_fail(-EINVAL, "attention: slab_rows %u of the tuning: a slab of striped attention is a stripe",
+                        t->slab_rows);
+    if (a->stripe != 0) /* one slab for each, of whole pieces */
+        t->slab_rows = a->stripe < STRIPE_SLAB_ROWS ? STRIPE_SLAB_ROWS : a->stripe;
     if (t->slab_rows == 0) /* between nodes each slab costs a put and a signal: long slabs take 0.69 of the time */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
     s->chunk_rows = prs_attention_piece_rows(prs_attention_row_bytes(a));
@@ -220,10 +258,12 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
 {
     struct prs_attention_tuning *t = &info->tuning;
     uint32_t world = place->world;
-    struct prs_attention_slice slice = {a->batch,       a->heads_q,     a->heads_kv,
-                                        a->causal != 0, a->seq / world, place->nodes};
+    struct prs_attention_slice slice = {a->batch,       a->heads_q,   a->heads_kv, a->causal != 0,
+                                        a->seq / world, place->nodes, a->stripe};
     uint32_t asked = t->heads_per_step, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
     int r;
+    if (a->stripe != 0)
+        segments = slice.rows / a->stripe;
     if (t->ctas == 0 || t->ctas > ctas)
         t->ctas = ctas;
     if (t->mover > PRS_MOVED_BY_CTAS)
@@ -239,6 +279,8 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     s->depth = UINT32_MAX;
     prs_attention_schedule_init(s, place->rank, world, &slice);
     t->heads_per_step = s->group;
+    if (t->spread == 0 && a->stripe != 0)
+        t->spread = 1; /* how long the products take depends on the sequences */
     if (t->spread == 0)
         t->spread = default_spread(a, s, t->ctas);
     r = check_counts(s);
@@ -246,7 +288,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         r = choose_depth(a, s, info);
     if (r)
         return r;
-    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1)
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1 || a->stripe != 0)
         t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;
     else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);

@@ -39,7 +39,7 @@ static __global__ void switch_plan(const __grid_constant__ struct prs_switch_arg
     volatile struct prs_switch_state *state = (volatile struct prs_switch_state *)args.words[0];
     uint32_t last = state->plan, switches = state->switches + 1;
     __syncwarp(); /* all lanes have read */
-    if (last == args.plan)
+    if (last == args.plan && args.always == 0)
         return;
     if (last != 0) { /* else nobody has used the memory */
         tell_switch(args, switches);

@@ -7,6 +7,9 @@
  * Ranks launch the plans of a context in the same order, so all see the same changes. The device compares, and not the
  * host: so the step holds for graphs, which may be replayed in any order.
  *
+ * A plan whose launches do not all need something of every rank asks for the step always: its own flags would let a rank
+ * run ahead of one that it does not need.
+ *
  * plan_switch.cuh has the kernel. */
 #ifndef PERSEUS_FUSED_PLAN_SWITCH_H
 #define PERSEUS_FUSED_PLAN_SWITCH_H
@@ -47,6 +50,7 @@ struct prs_switch_args {
     struct prs_sync sync;
     struct prs_place place;
     uint32_t plan;                        /* its number in the context */
+    uint32_t always;                      /* 1: also when this plan was launched last */
     uint64_t *words[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     struct prs_far far;                   /* several nodes only */
 };

@@ -10,6 +10,12 @@
  * 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r (zigzag), which gives all ranks the same work. Query
  * head h uses KV head h / (heads_q / heads_kv).
  *
+ * Striped attention (`stripe` in the shape): sequences of any lengths packed into one, sliding windows, soft caps and
+ * sinks, forward and backward, on one node. The sequence is cut into stripes of `stripe` rows. Causal or not, they are
+ * dealt to the ranks in zigzag: to ranks 0 ... W - 1, then to W - 1 ... 0, and so on; a rank has its stripes in
+ * ascending order (prs_attention_positions()). So a rank has the same share of each long sequence, wherever sequences
+ * begin. Keys and values that no query of a rank meets are not sent to it.
+ *
  * Tensors, bf16, rows = seq / W: q and out [batch, rows, heads_q, head_dim], k and v [batch, rows, heads_kv, head_dim],
  * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them. lse is fp32
  * [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays in registers from the first key to the last.
@@ -33,9 +39,24 @@ struct prs_attention_shape {
     uint32_t head_dim;                 /**< 64 or 128 */
     uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W */
     uint32_t causal, heads_first;
-    float scale;                           /**< 0: 1 / sqrt(head_dim) */
+    float scale; /**< 0: 1 / sqrt(head_dim) */
+    /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter ones divide work more
+     * evenly among the ranks, longer ones travel better; 256 is good. 0: not striped, and the fields below are 0. */
+    uint32_t stripe;
+    /** A query meets only keys of positions that differ by less than this from its own (with `causal`, only keys up to
+     * itself). 0: no window. */
+    uint32_t window;
+    /** The most sequences that a launch packs into the positions of one batch; batch is 1. Each then attends to itself
+     * only. 0: not packed. */
+    uint32_t sequences;
+    float soft_cap; /**< a score x counts as soft_cap * tanh(x / soft_cap), after the scale; 0: as x */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
+
+/** The positions in the whole sequence of the rows of a rank's slice: seq / world numbers, for RoPE and for cutting
+ * inputs. With packed sequences subtract the beginning of each row's own sequence. -EINVAL: as for a plan. */
+PRS_API int prs_attention_positions(const struct prs_attention_shape *shape, uint32_t rank, uint32_t world,
+                                    uint32_t *positions);
 
 enum prs_attention_mode {
     PRS_ATTENTION_ALONE = 1,    /**< one rank: nothing travels */
@@ -86,7 +107,14 @@ PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, str
 struct prs_attention_operands {
     const void *q, *k, *v;
     void *out;
-    float *lse;                            /**< 4-byte aligned, or NULL */
+    float *lse; /**< 4-byte aligned, or NULL */
+    /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
+     * device memory, the same on all ranks. shape.sequences + 1 numbers. Empty sequences are allowed: a launch of fewer
+     * repeats the end. Rows that no sequence has attend to themselves. */
+    const int32_t *cu_seqlens;
+    /** Striped attention: a score for each query head that has no value, and so only makes its probabilities smaller
+     * (fp32, [heads_q], device memory). It is in lse. NULL: none. */
+    const float *sinks;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
@@ -120,10 +148,15 @@ PRS_API void prs_attention_backward_plan_query(const struct prs_attention_backwa
 struct prs_attention_gradients {
     const void *q, *k, *v, *out;
     const float *lse;
-    const void *dout;  /**< as out */
-    const float *dlse; /**< as lse; NULL: zeros */
-    void *dq;          /**< as q */
-    void *dk, *dv;     /**< as k; over the query heads that share a KV head, and the queries of all ranks */
+    const void *dout;          /**< as out */
+    const float *dlse;         /**< as lse; NULL: zeros */
+    void *dq;                  /**< as q */
+    void *dk, *dv;             /**< as k; over the query heads that share a KV head, and the queries of all ranks */
+    const int32_t *cu_seqlens; /**< as in the forward launch */
+    /** As in the forward launch, and the gradient of that, from the queries of this rank: the caller adds up those of
+     * all ranks. Both or neither. */
+    const float *sinks;
+    float *dsinks;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 

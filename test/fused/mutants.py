@@ -21,6 +21,7 @@ PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "wa
                            "../../fused/attention/deal.c"], "attention_protocol/nodes_*"),
             "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
                         "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
+            "stripes": (["test_attention_stripes.c"], "attention_stripes/*"),
             "backward": (["test_attention_backward.c"], "attention_backward/*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),

@@ -23,13 +23,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-# Of test_sharing.c, of test_attention_backward.c, of test_fp8.c, of test_moe_few.c, of
+# Of test_sharing.c, of test_attention_backward.c, of test_attention_striped.c, of test_fp8.c, of test_moe_few.c, of
 # test_norm.c, of test_moe_fp8.c, of test_quantise.c.
-SHARING, BACKWARD, FP8, FEW, NORM = "sharing/", "attention_backward/", "fp8/", "moe_few/", "norm/"
-MOE_FP8, QUANTISE = "moe_fp8/", "quantise/"
+SHARING, BACKWARD, STRIPED, FP8 = "sharing/", "attention_backward/", "attention_striped/", "fp8/"
+FEW, NORM, MOE_FP8, QUANTISE = "moe_few/", "norm/", "moe_fp8/", "quantise/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
-            SHARING: "sharing", BACKWARD: "attention_backward", FP8: "fp8", FEW: "moe_few", NORM: "norm",
-            MOE_FP8: "moe_fp8", QUANTISE: "quantise"}
+            SHARING: "sharing", BACKWARD: "attention_backward", STRIPED: "attention_striped", FP8: "fp8",
+            FEW: "moe_few", NORM: "norm", MOE_FP8: "moe_fp8", QUANTISE: "quantise"}
 
 
 def link_command(build, test, kernels):

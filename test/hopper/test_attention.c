@@ -191,8 +191,8 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
         open_tensors(u->row, rank, e, &t[e]);
     (void)cudaDeviceSynchronize();
     for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
-        r = prs_attention_launch(
-            plan, &(struct prs_attention_operands){t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, {0}}, stream);
+        r = prs_attention_launch(plan, &(struct prs_attention_operands){t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse},
+                                 stream);
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -5;
     prs_attention_plan_close(plan);

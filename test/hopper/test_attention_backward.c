@@ -560,7 +560,7 @@ Test(attention_backward, what_cannot_be_launched_is_refused, .timeout = 600)
     cr_assert(info.tuning.mode == PRS_ATTENTION_ALONE && info.tuning.block_rows == 64 && info.workspace_bytes > 0 &&
               info.shared_bytes > 0 && info.sent_bytes == 0);
     at = ranks_device(64, 0);
-    x = (struct prs_attention_gradients){at, at, at, at, (float *)at, at, NULL, at, at, at, {0}};
+    x = (struct prs_attention_gradients){at, at, at, at, (float *)at, at, NULL, at, at, at};
     x.dk = NULL;
     assert_refused(prs_attention_backward_launch(plan, &x, NULL), -EINVAL, "dk ");
     x.dk = at, x.dout = at + 8;

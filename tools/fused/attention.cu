@@ -66,7 +66,7 @@ static void poison(const struct run *r, uint32_t method)
 
 static void launch_forward(const struct run *r, const struct bench_attention_tensors *in, void *out, float *lse)
 {
-    struct prs_attention_operands x = {in->q, in->k, in->v, out, lse, {}};
+    struct prs_attention_operands x = {in->q, in->k, in->v, out, lse};
     BENCH_CALL(prs_attention_launch(r->plan, &x, r->stream));
 }
 

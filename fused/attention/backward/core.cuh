@@ -85,6 +85,8 @@ PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const s
                                    struct backward_state<E> *x)
 {
     float scale = args.stream.scale_log2;
+    if (E::striped && args.stream.cap != 0)
+        cap_scores(args.stream, x->s);
 #pragma unroll
     for (int i = 0; i < E::block / 2; i += 4) {
         float lse[2];
@@ -125,6 +127,46 @@ PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const s
     }
 }
 
+/* The same in striped attention. */
+template <class E>
+PRS_DEVICE void mask_step_probabilities(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                        const struct prs_attention_step &step, struct backward_state<E> *x)
+{
+    const struct prs_attention_args &stream = args.stream;
+    struct key_range rows[2];
+    uint32_t row =
+        prs_stripe_tile(&stream.stripes, &stream.schedule, &t) + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
+    if ((step.flags & PRS_STEP_MASKED) == 0)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        rows[h] = find_range(stream, row + h * 8, step.position);
+    mask_ranges<true>(x->s, rows);
+}
+
+/* Of a capped score y = cap * tanh(x): multiplies dS by dy / dx = 1 - tanh(x)^2. The score is what P was made of; where
+ * P is 0, so is dS. */
+template <class E>
+PRS_DEVICE void pass_through_cap(const struct prs_backward_args &args, const struct attention_memory &m,
+                                 struct backward_state<E> *x)
+{
+    float inverse = 1 / args.stream.cap;
+#pragma unroll
+    for (int i = 0; i < E::block / 2; i += 4) {
+        float lse[2];
+        if (E::of_keys) {
+            uint4 terms = terms_of_stream(m, x, i);
+            lse[0] = __uint_as_float(terms.x), lse[1] = __uint_as_float(terms.z);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float score = log2_fast(x->s[i + e]) + (E::of_keys ? lse[e & 1] : x->own[e >> 1].lse);
+            float tanh = score * inverse;
+            x->d[i + e] = x->s[i + e] == 0 ? 0 : x->d[i + e] * (1 - tanh * tanh);
+        }
+    }
+}
+
 /* Turns dP into dS. */
 template <class E> PRS_DEVICE void form_gradients(const struct attention_memory &m, struct backward_state<E> *x)
 {
@@ -162,7 +204,7 @@ PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struc
     uint32_t bank = prs_backward_bank(launch_epoch(&args.stream.sync) + 1); /* the pass for keys comes after this */
     const struct prs_backward_term *from =
         args.terms + prs_backward_term(s, args.pairs_q, bank, s->place.rank, pair,
-                                       prs_backward_segment(s, PRS_PASS_KEYS, t.segment));
+                                       E::striped ? t.segment : prs_backward_segment(s, PRS_PASS_KEYS, t.segment));
 #pragma unroll
     for (int h = 0; h < 2; h++)
         x->own[h] = from[row + threadIdx.x % 32 / 4 + h * 8];
@@ -182,16 +224,26 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     if (E::ahead && !first)
         release_stage<E>(m, stage ^ 1);
     form_probabilities<E>(args, m, x);
-    mask_probabilities<E>(args, t, x);
-    registers_pin(x->s);
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
-    bool more = prs_backward_next(&args.stream.schedule, &shape, &t, &x->walk);
+    bool more;
+    if constexpr (E::striped) {
+        struct prs_attention_step step = read_step(m, stage);
+        mask_step_probabilities<E>(args, t, step, x);
+        registers_pin(x->s);
+        more = (step.flags & PRS_STEP_LAST) == 0;
+    } else {
+        mask_probabilities<E>(args, t, x);
+        registers_pin(x->s);
+        struct prs_backward_pass_shape shape = pass_shape<E>(args);
+        more = prs_backward_next(&args.stream.schedule, &shape, &t, &x->walk);
+    }
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
     wgmma_wait<0>(); /* dP */
     registers_pin(x->d);
     if (!more && threadIdx.x % 32 == 0) /* the next task's own rows may be loaded */
         mbarrier_arrive(&m.q_empty[x->half]);
     form_gradients<E>(m, x);
+    if (E::striped && args.stream.cap != 0)
+        pass_through_cap<E>(args, m, x);
     pack_probabilities<E::type>(x->g, x->d);
     if constexpr (E::of_keys)
         pack_probabilities<E::type>(x->p, x->s);
@@ -220,7 +272,7 @@ PRS_DEVICE void write_result(const struct prs_backward_args &args, const struct 
     const struct prs_attention_strides *to = &args.stream.out_strides;
     uint32_t lane = threadIdx.x % 32, row = first + lane / 4, w[E::head_dim / 32][4];
     typename out::bits *at = (typename out::bits *)args.result[RESULT] + t.batch * to->batch + t.head * to->head +
-                             prs_backward_segment(s, E::pass, t.segment) * to->segment;
+                             tensor_segment<E>(s, t.segment) * to->segment;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         round_row<E::type>(w, sum, h, RESULT == 0 ? args.stream.scale : 1.0f);

@@ -7,7 +7,7 @@
 #include "fused/attention/backward/layout.h"
 #include "fused/attention/cta.cuh"
 
-template <int TYPE, int HEAD_DIM, int PASS> struct backward {
+template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int type = TYPE;
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int pass = PASS; /* enum prs_backward_pass */
@@ -16,7 +16,8 @@ template <int TYPE, int HEAD_DIM, int PASS> struct backward {
     static constexpr int block = PRS_BACKWARD_BLOCK;
     static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
     static constexpr bool far = false;
-    static constexpr bool mirrored = of_keys;
+    static constexpr bool striped = STRIPED != 0; /* stripes.h */
+    static constexpr bool mirrored = of_keys && !striped;
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes;
@@ -42,6 +43,12 @@ template <int TYPE, int HEAD_DIM, int PASS> struct backward {
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
 };
+
+/* The segment of the tensors that has this number in the pass. */
+template <class E> PRS_DEVICE uint32_t tensor_segment(const struct prs_attention_schedule *s, uint32_t segment)
+{
+    return prs_backward_segment(s, E::mirrored ? PRS_PASS_KEYS : PRS_PASS_QUERIES, segment);
+}
 
 /* The pass is known to the compiler. */
 template <class E> PRS_DEVICE struct prs_backward_pass_shape pass_shape(const struct prs_backward_args &args)

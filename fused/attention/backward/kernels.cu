@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backward kernels of ring attention and their launch. */
 #include "fused/attention/backward/engine.cuh"
+#include "fused/attention/backward/sinks.cuh"
 #include "fused/attention/backward/terms.cuh"
 
 #include "fused/attention/backward/kernels.h"
@@ -8,7 +9,7 @@
 #include "fused/core/load.h"
 
 struct instance {
-    uint32_t type, head_dim;
+    struct prs_backward_kernel choices;
     void (*terms)(const struct prs_terms_args);
     void (*pass[PRS_PASSES])(const struct prs_backward_args);
     struct launch_shape pass_shape[PRS_PASSES];
@@ -16,22 +17,22 @@ struct instance {
 
 static const struct launch_shape terms_shape = {1, 32 * PRS_BACKWARD_WARPS, 0};
 
-template <int TYPE, int HEAD_DIM> static constexpr struct instance make(void)
+template <int TYPE, int HEAD_DIM, int STRIPED> static constexpr struct instance make(void)
 {
-    using Q = backward<TYPE, HEAD_DIM, PRS_PASS_QUERIES>;
-    using K = backward<TYPE, HEAD_DIM, PRS_PASS_KEYS>;
-    return {TYPE,
-            HEAD_DIM,
+    using Q = backward<TYPE, HEAD_DIM, PRS_PASS_QUERIES, STRIPED>;
+    using K = backward<TYPE, HEAD_DIM, PRS_PASS_KEYS, STRIPED>;
+    return {{TYPE, HEAD_DIM, STRIPED},
             terms_kernel<TYPE, HEAD_DIM>,
             {backward_kernel<Q>, backward_kernel<K>},
             {{1, Q::threads, Q::shared_bytes}, {1, K::threads, K::shared_bytes}}};
 }
 
-static const struct instance instances[] = {make<PRS_DTYPE_BF16, 128>(), make<PRS_DTYPE_BF16, 64>()};
+static const struct instance instances[] = {make<PRS_DTYPE_BF16, 128, 0>(), make<PRS_DTYPE_BF16, 64, 0>(),
+                                            make<PRS_DTYPE_BF16, 128, 1>(), make<PRS_DTYPE_BF16, 64, 1>()};
 
 static int load(void)
 {
-    int r = 0;
+    int r = launch_load(sum_sinks);
     for (const struct instance &i : instances) {
         r = r ? r : launch_load(i.terms);
         for (auto pass : i.pass)
@@ -41,17 +42,18 @@ static int load(void)
 }
 static const bool added = prs_load_add(load);
 
-static const struct instance *find(uint32_t type, uint32_t head_dim)
+static const struct instance *find(const struct prs_backward_kernel *wanted)
 {
     for (const struct instance &i : instances)
-        if (i.type == type && i.head_dim == head_dim)
+        if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim &&
+            i.choices.striped == wanted->striped)
             return &i;
     return NULL;
 }
 
-extern "C" int prs_backward_kernels_prepare(uint32_t type, uint32_t head_dim, uint32_t *ctas)
+extern "C" int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint32_t *ctas)
 {
-    const struct instance *i = find(type, head_dim);
+    const struct instance *i = find(kernel);
     uint32_t each[PRS_PASSES];
     int r = i ? 0 : -ENOTSUP;
     for (uint32_t p = 0; p < PRS_PASSES && !r; p++)
@@ -61,16 +63,21 @@ extern "C" int prs_backward_kernels_prepare(uint32_t type, uint32_t head_dim, ui
     return r;
 }
 
-extern "C" int prs_backward_kernel_terms(uint32_t type, uint32_t head_dim, const struct prs_terms_args *args,
+extern "C" int prs_backward_kernel_terms(const struct prs_backward_kernel *kernel, const struct prs_terms_args *args,
                                          uint32_t ctas, cudaStream_t stream)
 {
-    return launch_kernel(find(type, head_dim)->terms, &terms_shape, ctas, stream, *args);
+    return launch_kernel(find(kernel)->terms, &terms_shape, ctas, stream, *args);
 }
 
-extern "C" int prs_backward_kernel_pass(uint32_t type, uint32_t head_dim, const struct prs_backward_args *args,
+extern "C" int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream)
+{
+    return launch_kernel(sum_sinks, &sum_sinks_shape, args->terms.schedule.heads_q, stream, *args);
+}
+
+extern "C" int prs_backward_kernel_pass(const struct prs_backward_kernel *kernel, const struct prs_backward_args *args,
                                         uint32_t ctas, cudaStream_t stream)
 {
-    const struct instance *i = find(type, head_dim);
+    const struct instance *i = find(kernel);
     uint32_t pass = args->shape.pass;
     return launch_kernel(i->pass[pass], &i->pass_shape[pass], ctas, stream, *args);
 }

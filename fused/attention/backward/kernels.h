@@ -11,15 +11,21 @@
 extern "C" {
 #endif
 
-/* Prepares the kernels of a type and head_dim on the current device; *ctas: how many of each can run at once. 0 or
+/* Which kernels. */
+struct prs_backward_kernel {
+    uint32_t type, head_dim, striped;
+};
+
+/* Prepares the kernels on the current device; *ctas: how many of each can run at once. 0 or
  * -ENOTSUP. */
-int prs_backward_kernels_prepare(uint32_t type, uint32_t head_dim, uint32_t *ctas);
+int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint32_t *ctas);
 
 /* Each enqueues one kernel. 0 or -EIO. */
-int prs_backward_kernel_terms(uint32_t type, uint32_t head_dim, const struct prs_terms_args *args, uint32_t ctas,
-                              cudaStream_t stream);
-int prs_backward_kernel_pass(uint32_t type, uint32_t head_dim, const struct prs_backward_args *args, uint32_t ctas,
-                             cudaStream_t stream);
+int prs_backward_kernel_terms(const struct prs_backward_kernel *kernel, const struct prs_terms_args *args,
+                              uint32_t ctas, cudaStream_t stream);
+int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream);
+int prs_backward_kernel_pass(const struct prs_backward_kernel *kernel, const struct prs_backward_args *args,
+                             uint32_t ctas, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -34,6 +34,14 @@ struct prs_terms_args {
     const float *lse, *dlse;                              /* dlse: or NULL */
     struct prs_attention_strides strides;                 /* of out and dout */
     struct prs_backward_term *terms[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
+    uint32_t order; /* terms lie as this pass numbers segments (prs_backward_segment()) */
+};
+
+/* The kernel that sums the gradients of sinks: one CTA for each query head. */
+struct prs_sinks_args {
+    struct prs_terms_args terms;
+    const float *sinks;
+    float *dsinks;
 };
 
 /* A launch is two epochs of the plan, one of each pass. Terms need no flag: a rank stores them before it sends queries,

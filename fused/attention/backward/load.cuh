@@ -11,6 +11,68 @@ struct backward_arrived {
     uint32_t first, second;
 };
 
+/* ---- walks, as in the forward's load.cuh ---- */
+template <class E>
+PRS_DEVICE void begin_pass(const struct prs_backward_args &args, const struct prs_attention_piece &piece,
+                           struct prs_attention_walk *w)
+{
+    *w = piece.begin;
+}
+
+template <class E>
+PRS_DEVICE void begin_pass(const struct prs_backward_args &args, const struct prs_attention_piece &piece,
+                           struct prs_stripe_walk *w)
+{
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    begin_walk(args.stream, piece, prs_backward_streams(&shape), w);
+}
+
+template <class E>
+PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                             struct prs_attention_walk *w)
+{
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    return prs_backward_next(&args.stream.schedule, &shape, &t, w);
+}
+
+template <class E>
+PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                             struct prs_stripe_walk *w)
+{
+    return next_step(args.stream, t, w);
+}
+
+/* Awaits the walk's block of both tensors, and leaves its span and pair in *span and t->pair. */
+template <class E>
+PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
+                           const struct prs_attention_walk &w, struct backward_arrived *a, uint32_t *span)
+{
+    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    struct prs_attention_walk at = w;
+    *span = at.span = prs_backward_span(&shape, &w);
+    t->pair = prs_backward_pair(&shape, t, &w);
+    if (at.span / args.stream.schedule.segments != 0) {
+        await_block<what>(args.stream, *t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) both tensors of the stream are awaited: delete */
+        await_block<what>(args.stream, *t, PRS_VALUES, at, &a->second);
+    }
+}
+
+template <class E>
+PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
+                           const struct prs_stripe_walk &w, struct backward_arrived *a, uint32_t *span)
+{
+    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
+    *span = w.at.span;
+    t->pair += w.head;
+    if (w.order != 0) {
+        await_block<what>(args.stream, *t, PRS_KEYS, w, &a->first); /* [terms]: and the terms of these rows */
+        await_block<what>(args.stream, *t, PRS_VALUES, w, &a->second);
+    }
+}
+
+/* ---- loads ---- */
 /* One thread calls it. order: of the slice. */
 template <class E, int KIND>
 PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct attention_memory &m,
@@ -26,8 +88,7 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
     if (order != 0)
         at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
     else
-        at = attention_coordinate_of(x, t.batch, t.pair % s->heads_kv, s->heads_kv,
-                                     prs_backward_segment(s, E::pass, segment));
+        at = attention_coordinate_of(x, t.batch, t.pair % s->heads_kv, s->heads_kv, tensor_segment<E>(s, segment));
     mbarrier_expect(full, E::block_bytes + (E::of_keys && KIND == PRS_KEYS ? E::terms_bytes : 0));
     tma_load_5d(to, map, full, 0, (int32_t)(block * E::block), 0, at.u, at.v);
     if (E::of_keys && KIND == PRS_KEYS) {
@@ -42,27 +103,22 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
 /* Loads the walk's block of both tensors. step: how many came before. */
 template <class E>
 PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct attention_memory &m,
-                          const struct prs_attention_task &task, const struct prs_attention_walk &w, uint32_t step,
-                          struct backward_arrived *a)
+                          const struct prs_attention_task &task, const typename walk_of<E::striped>::type &walk,
+                          uint32_t step, struct backward_arrived *a)
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
-    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
-    uint32_t span = prs_backward_span(&shape, &w), order = span / s->segments, stage = stage_of(step);
+    const struct prs_attention_walk &w = place_of(walk);
     struct prs_attention_task t = task;
-    struct prs_attention_walk at = w;
-    t.pair = prs_backward_pair(&shape, &task, &w);
-    at.span = span;
-    if (order != 0) {
-        await_block<what>(args.stream, t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
-        /* MUTANT(emulator attention_backward/several_ranks_are_right) both tensors of the stream are awaited: delete */
-        await_block<what>(args.stream, t, PRS_VALUES, at, &a->second);
-    }
+    uint32_t span, order, stage = stage_of(step);
+    await_step<E>(args, &t, walk, a, &span);
+    order = span / s->segments;
     mbarrier_wait(m.k_empty + stage, phase_of(step) ^ 1);
     mbarrier_wait(m.v_empty + stage, phase_of(step) ^ 1);
     __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)
         return;
+    if constexpr (E::striped)
+        tell_step(args.stream, m, stage, walk);
     load_stream<E, PRS_KEYS>(args, m, t, w.block, order, span % s->segments, stage);
     load_stream<E, PRS_VALUES>(args, m, t, w.block, order, span % s->segments, stage);
 }
@@ -72,7 +128,7 @@ template <class E>
 PRS_DEVICE void load_own(const struct prs_backward_args &args, const struct attention_memory &m,
                          const struct prs_attention_task &t, uint32_t phase)
 {
-    uint32_t segment = prs_backward_segment(&args.stream.schedule, E::pass, t.segment);
+    uint32_t segment = tensor_segment<E>(&args.stream.schedule, t.segment);
     struct attention_coordinate at = attention_coordinate_of(args.stream, t.batch, t.head, args.shape.heads, segment);
     for (uint32_t i = 0; i < E::warpgroups; i++) {
         int32_t row = (int32_t)(t.tile * E::tile_rows + i * 64);
@@ -93,7 +149,6 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
     bool claims = threadIdx.x == 0;
     uint32_t step = 0, piece = claims ? claim_piece(x) : 0;
     struct backward_arrived arrived = {0, 0};
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
     for (uint32_t turn = 0;; turn++) {
         piece = __shfl_sync(~0u, piece, 0);
         if (claims)
@@ -101,7 +156,8 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
         if (piece >= x.pieces_count)
             break;
         struct prs_attention_task t = x.pieces[piece].task;
-        struct prs_attention_walk w = x.pieces[piece].begin;
+        typename walk_of<E::striped>::type w;
+        begin_pass<E>(args, x.pieces[piece], &w);
         arrived.first = arrived.second = 0;
         bool first = true;
         do {
@@ -109,7 +165,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
             if (first)
                 load_own<E>(args, m, t, turn & 1);
             first = false;
-        } while (prs_backward_next(&x.schedule, &shape, &t, &w));
+        } while (next_in_pass<E>(args, t, &w));
         piece = claims ? claim_piece(x) : 0;
     }
 }

@@ -23,8 +23,12 @@ struct prs_attention_backward_plan {
     struct prs_attention_shape shape;
     struct prs_attention_tuning wanted;
     struct prs_attention_info info;
+    struct prs_backward_kernel kernel;
     struct pass pass[PRS_PASSES];
     struct prs_terms_args terms;
+    struct prs_sinks_args sinks;
+    const int32_t *cu_seqlens; /* of the launch that is being enqueued; packed sequences */
+    struct prs_span *parts;    /* what stripes.parts of both passes has */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
@@ -46,6 +50,9 @@ static int check(const struct prs_attention_backward_plan *p)
     if (p->base.ctx->place.nodes > 1)
         return prs_fail(-ENOTSUP, "attention: the backward pass runs on one node, and the ranks are on %u",
                         p->base.ctx->place.nodes);
+    if (p->shape.stripe != 0 && t->slab_rows != 0)
+        return prs_fail(-EINVAL, "attention: slab_rows %u of the tuning: a slab of striped attention is a stripe",
+                        t->slab_rows);
     if ((t->block_rows != 0 && t->block_rows != PRS_BACKWARD_BLOCK) || t->overlap != 0)
         return prs_fail(-EINVAL,
                         "attention: the backward pass has one kernel, of %d keys a step: block_rows %u or "
@@ -75,6 +82,8 @@ static int choose_pass(struct prs_attention_backward_plan *p, uint32_t number, u
     pass->info.tuning = p->info.tuning;
     pass->info.tuning.workspace_limit = limit;
     shape.heads_kv = prs_backward_stream_heads(number, shape.heads_q, shape.heads_kv);
+    if (shape.stripe != 0) /* chosen by the pass for queries */
+        pass->info.tuning.slab_rows = 0;
     if (number == PRS_PASS_KEYS) /* the groups of the pass for queries, in query heads */
         pass->info.tuning.heads_per_step = p->pass[PRS_PASS_QUERIES].info.tuning.heads_per_step * shared;
     s->tile_rows = PRS_BACKWARD_TILE;
@@ -114,7 +123,9 @@ static int choose(struct prs_attention_backward_plan *p, const struct prs_hint *
     uint64_t heads = (uint64_t)p->shape.heads_q + p->shape.heads_kv, for_keys_and_values;
     size_t free_bytes, total;
     uint32_t ctas;
-    int r = prs_backward_kernels_prepare(PRS_ATTENTION_TYPE, p->shape.head_dim, &ctas);
+    int r;
+    p->kernel = (struct prs_backward_kernel){PRS_ATTENTION_TYPE, p->shape.head_dim, p->shape.stripe != 0};
+    r = prs_backward_kernels_prepare(&p->kernel, &ctas);
     if (r)
         return prs_fail(r, "attention: the backward kernels do not fit device %d: built for another GPU?",
                         p->base.ctx->config.device);
@@ -142,18 +153,23 @@ static void fill_args(struct prs_attention_backward_plan *p)
         struct prs_backward_args *a = &p->pass[i].args;
         struct prs_attention_args *x = &a->stream;
         prs_attention_set_scale(&p->shape, x);
+        prs_attention_set_stripes(&p->shape, x);
+        if (i == PRS_PASS_KEYS) /* a key meets the queries that meet it */
+            x->stripes.before = x->stripes.after, x->stripes.after = p->pass[0].args.stream.stripes.before;
         x->heads_first = p->shape.heads_first != 0;
         x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads);
         x->row_bytes = prs_attention_row_bytes(&p->shape);
         x->push_gap = prs_attention_tuning_gap(&p->pass[i].info);
         a->pairs_q = p->shape.batch * p->shape.heads_q;
     }
+    p->terms.order = p->shape.stripe != 0 ? PRS_PASS_QUERIES : PRS_PASS_KEYS;
     p->terms.schedule = p->pass[PRS_PASS_KEYS].args.stream.schedule;
     p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q);
 }
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
 {
+    prs_attention_striped_terms(p, sh);
     prs_plan_term(p, "batch", sh->batch);
     prs_plan_term(p, "heads_q", sh->heads_q);
     prs_plan_term(p, "heads_kv", sh->heads_kv);
@@ -198,7 +214,8 @@ static int upload_tasks(struct prs_attention_backward_plan *p, struct prs_backwa
     int r = !tasks || !tasks_of ? prs_fail(-ENOMEM, "attention: no memory for %u backward tasks", count) : 0;
     for (uint32_t i = 0; i < count && !r; i++) {
         prs_backward_task_at(s, &a->shape, i, &tasks[i].task);
-        prs_backward_begin(s, &a->shape, &tasks[i].task, &tasks[i].begin);
+        if (p->shape.stripe == 0)
+            prs_backward_begin(s, &a->shape, &tasks[i].task, &tasks[i].begin);
         tasks_of[tasks[i].task.group]++;
     }
     if (!r)
@@ -224,10 +241,13 @@ static int open_own(struct prs_attention_backward_plan *p)
         a->stream.pieces_count = prs_backward_tasks(&a->stream.schedule, &a->shape);
         all += own_of(a).all;
     }
-    r = prs_plan_local(&p->base, all, all);
+    r = prs_plan_local(&p->base, all + prs_attention_parts_bytes(&p->shape), all);
     if (r)
         return r;
+    if (p->shape.sequences != 0)
+        p->parts = (struct prs_span *)(p->base.own.at + all);
     for (uint32_t i = 0; i < PRS_PASSES && !r; i++) {
+        p->pass[i].args.stream.stripes.parts = p->parts;
         r = upload_tasks(p, &p->pass[i].args, p->base.own.at + at);
         at += own_of(&p->pass[i].args).all;
     }
@@ -253,6 +273,7 @@ static int need_workspace(struct prs_attention_backward_plan *p)
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
                   p->pass[0].staging_bytes + p->pass[1].staging_bytes + terms_bytes(p));
     prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
+    p->base.switching.always = p->shape.stripe != 0;
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   ((uint64_t)flag_words(queries) + flag_words(keys)) * sizeof(uint32_t));
     return 0;
@@ -345,13 +366,25 @@ void prs_attention_backward_plan_query(const struct prs_attention_backward_plan 
 static int launch_terms(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
-    return prs_backward_kernel_terms(PRS_ATTENTION_TYPE, p->shape.head_dim, &p->terms, p->info.tuning.ctas, stream);
+    return prs_backward_kernel_terms(&p->kernel, &p->terms, p->info.tuning.ctas, stream);
+}
+
+static int launch_parts(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->shape.sequences, p->parts, p->shape.seq, stream)
+                    : 0;
+}
+
+static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_backward_plan *p = self(base);
+    return p->sinks.dsinks ? prs_backward_kernel_sinks(&p->sinks, stream) : 0;
 }
 
 static int launch_pass(struct prs_attention_backward_plan *p, uint32_t pass, cudaStream_t stream)
 {
-    return prs_backward_kernel_pass(PRS_ATTENTION_TYPE, p->shape.head_dim, &p->pass[pass].args, p->info.tuning.ctas,
-                                    stream);
+    return prs_backward_kernel_pass(&p->kernel, &p->pass[pass].args, p->info.tuning.ctas, stream);
 }
 
 static int launch_queries(struct prs_plan *base, cudaStream_t stream)
@@ -365,7 +398,8 @@ static int launch_keys(struct prs_plan *base, cudaStream_t stream)
 }
 
 /* layout.h: the passes are epochs in this order. */
-static prs_launch_step_fn *const backward_steps[] = {launch_terms, launch_queries, launch_keys, NULL};
+static prs_launch_step_fn *const backward_steps[] = {launch_parts,   launch_terms, launch_sinks,
+                                                     launch_queries, launch_keys,  NULL};
 
 static int check_operands(const struct prs_attention_gradients *x)
 {
@@ -413,10 +447,17 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     const void *const queries[2] = {x->q, x->dout}, *const keys[2] = {x->k, x->v};
     int before, r = check_operands(x);
     if (!r)
+        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sinks);
+    if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
+        r = prs_fail(-EINVAL, "attention: sinks %p, dsinks %p of a backward launch: want both or none, 4-byte aligned",
+                     (const void *)x->sinks, (void *)x->dsinks);
+    if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
+    p->cu_seqlens = x->cu_seqlens;
+    p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->pass[PRS_PASS_QUERIES].args.result[0] = x->dq;
     p->pass[PRS_PASS_KEYS].args.result[0] = x->dk;
     p->pass[PRS_PASS_KEYS].args.result[1] = x->dv;

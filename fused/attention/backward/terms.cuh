@@ -56,7 +56,7 @@ template <int TYPE, int HEAD_DIM> PRS_DEVICE void send_terms(const struct prs_te
     uint64_t first = pair / s->heads_q * x->batch + pair % s->heads_q * x->head + segment * x->segment;
     struct prs_backward_term term = {0, delta_of_rows<TYPE, HEAD_DIM>(args, first, row)};
     uint64_t to =
-        prs_backward_term(s, s->pairs, bank, s->place.rank, pair, prs_backward_segment(s, PRS_PASS_KEYS, segment));
+        prs_backward_term(s, s->pairs, bank, s->place.rank, pair, prs_backward_segment(s, args.order, segment));
     if (mine < s->segment_rows) {
         uint64_t i = (uint64_t)(pair * s->segments + segment) * s->segment_rows + mine;
         term.lse = args.lse[i] * 1.44269504f;

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Striped attention: sequences of any lengths packed into one, and sliding windows. Plain C shared by the kernels, the
+ * host and the tests.
+ *
+ * The sequence is cut into stripes of equal length, which are dealt to the ranks in zigzag: to ranks 0 ... W - 1, then
+ * to W - 1 ... 0, and so on. What a row meets does not depend on the deal, so it needs no table and no exchange, and a
+ * graph may be replayed with other lengths. Sequences that are much longer than 2 W stripes are divided evenly one by
+ * one, and shorter ones by chance: they have little work each.
+ *
+ * The row of a query at position p meets one span of positions: those of its own sequence, cut by the causal mask and
+ * by the window. Spans begin and end later the later the row, and each has its own row. So the rows of a tile together
+ * meet one span too; and since the rows of a slice lie in the order of their positions, what a tile meets of a rank's
+ * slice are consecutive rows of it. The same is true of a key and the queries that meet it. */
+#ifndef PERSEUS_FUSED_ATTENTION_STRIPES_H
+#define PERSEUS_FUSED_ATTENTION_STRIPES_H
+
+#include "fused/attention/schedule.h"
+
+enum { PRS_STRIPE_LEAST = 128 /* rows: a tile, and a block of any kernel, lie in one stripe */ };
+
+/* Positions from .. to - 1. */
+struct prs_span {
+    uint32_t from, to;
+};
+
+struct prs_attention_stripes {
+    uint32_t log_rows;            /* a stripe has 2^log_rows rows; 0: not striped */
+    uint32_t before, after;       /* a row meets no position that is farther from it */
+    const struct prs_span *parts; /* [position]: its sequence; NULL: there is one */
+    uint32_t positions;
+};
+
+/* The stripe of the sequence that is a rank's stripe `number`, and its first position. */
+PRS_SHARED uint32_t prs_stripe_of(uint32_t world, uint32_t rank, uint32_t number)
+{
+    return number / 2 * 2 * world + (number % 2 != 0 ? 2 * world - 1 - rank : rank);
+}
+
+PRS_SHARED uint32_t prs_stripe_position(const struct prs_attention_stripes *x, uint32_t world, uint32_t rank,
+                                        uint32_t number)
+{
+    return prs_stripe_of(world, rank, number) << x->log_rows;
+}
+
+/* How many rows of a rank's slice have positions before `position`. */
+PRS_SHARED uint32_t prs_stripe_rows_before(const struct prs_attention_stripes *x, uint32_t world, uint32_t rank,
+                                           uint32_t position)
+{
+    uint32_t stripe = position >> x->log_rows, at = stripe % (2 * world), back = 2 * world - 1 - rank;
+    uint32_t number = stripe / (2 * world) * 2 + (at > rank ? 1 : 0) + (at > back ? 1 : 0);
+    uint32_t within = at == rank || at == back ? position & ((1u << x->log_rows) - 1) : 0;
+    return (number << x->log_rows) + within;
+}
+
+/* The positions of the sequence of `position` that are not farther from it. */
+PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x, uint32_t position, uint32_t before,
+                                          uint32_t after)
+{
+    struct prs_span s = {0, x->positions};
+    if (x->parts)
+        s = x->parts[position];
+    /* MUTANT(model stripes) a window ends: s/position - s.from > before/0/ */
+    if (position - s.from > before)
+        s.from = position - before;
+    /* MUTANT(model stripes) the causal mask: s/s.to - 1 - position > after/0/ */
+    if (s.to - 1 - position > after)
+        s.to = position + 1 + after;
+    return s;
+}
+
+PRS_SHARED struct prs_span prs_stripe_meets(const struct prs_attention_stripes *x, uint32_t position)
+{
+    return prs_stripe_cut(x, position, x->before, x->after);
+}
+
+/* The other way: the rows that meet this position of the stream. */
+PRS_SHARED struct prs_span prs_stripe_met_by(const struct prs_attention_stripes *x, uint32_t position)
+{
+    return prs_stripe_cut(x, position, x->after, x->before);
+}
+
+/* The sequence of a position: the one that ends first after it, since empty ones may begin and end there. Positions that
+ * no sequence has are sequences of one, so that every row meets a key. bounds: [sequences + 1], ascending. */
+PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t sequences, uint32_t position,
+                                           uint32_t positions)
+{
+    uint32_t low = 0, high = sequences; /* the first bound after the position is in low .. high, if there is one */
+    struct prs_span s;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        /* MUTANT(model stripes) a sequence begins at its bound: s/<= (int32_t)position/< (int32_t)position/ */
+        if (bounds[middle] <= (int32_t)position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    s.from = low == 0 ? position : (uint32_t)bounds[low - 1];
+    s.to = (uint32_t)bounds[low];
+    /* Whatever the bounds are, a span has its position, and ends where the sequence does. */
+    if (low == 0 || s.from > position || s.to <= position || s.to > positions) {
+        s.from = position;
+        s.to = position + 1;
+    }
+    return s;
+}
+
+/* ---- what travels ---- */
+/* Whether rank `to` has a row that meets stripe `number` of this rank's slice of the stream. Then it is sent there; a
+ * rank never waits for others. */
+PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const struct prs_place *place, uint32_t to,
+                                  uint32_t number)
+{
+    uint32_t first = prs_stripe_position(x, place->world, place->rank, number);
+    uint32_t from = prs_stripe_met_by(x, first).from;
+    uint32_t end = prs_stripe_met_by(x, first + (1u << x->log_rows) - 1).to;
+    /* MUTANT(model stripes) a stripe goes to all that have a row for it: s/, end)/, end - 1)/ */
+    return prs_stripe_rows_before(x, place->world, to, from) < prs_stripe_rows_before(x, place->world, to, end);
+}
+
+/* ---- a task's walk through the stream ----
+ * Slice by slice in the order of the ring, and in a slice head by head (the pass for keys: query heads that share a KV
+ * head; else one), block by block. */
+struct prs_stripe_walk {
+    struct prs_attention_walk at; /* blocks: of this slice and head, that are left; diagonal: some row does not meet
+                                   * some row of the block */
+    struct prs_span all, each;    /* what some row of the tile meets, and what every row does; each.to may be less */
+    uint32_t order, head, heads;
+    uint32_t end; /* of the slice's segments that the task reads */
+};
+
+/* Goes to the first block of a slice and head, if there is one. */
+PRS_SHARED void prs_stripe_enter(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                 struct prs_stripe_walk *w, uint32_t order)
+{
+    uint32_t rank = prs_place_in_order(&s->place, order), mask = (1u << x->log_rows) - 1;
+    uint32_t row = prs_stripe_rows_before(x, s->place.world, rank, w->all.from) / s->block_rows * s->block_rows;
+    uint32_t end = prs_stripe_rows_before(x, s->place.world, rank, w->all.to);
+    w->order = order;
+    w->at.span = order * s->segments + (row >> x->log_rows);
+    w->at.block = (row & mask) / s->block_rows;
+    w->at.blocks = end > row ? prs_ceil_div(end - row, s->block_rows) : 0;
+    w->end = (end + mask) >> x->log_rows;
+}
+
+/* The position of the walk's block. Sets at.diagonal. */
+PRS_SHARED uint32_t prs_stripe_look(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                    struct prs_stripe_walk *w)
+{
+    uint32_t rank = prs_place_in_order(&s->place, w->order);
+    uint32_t position =
+        prs_stripe_position(x, s->place.world, rank, w->at.span % s->segments) + w->at.block * s->block_rows;
+    /* MUTANT(model stripes) a block that not all rows meet is masked: s/position < w->each.from ||// */
+    w->at.diagonal = position < w->each.from || position + s->block_rows > w->each.to;
+    return position;
+}
+
+/* The position of the task's first row. */
+PRS_SHARED uint32_t prs_stripe_tile(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                    const struct prs_attention_task *t)
+{
+    return prs_stripe_position(x, s->place.world, s->place.rank, t->segment) + t->tile * s->tile_rows;
+}
+
+/* The first step of a task, which has one at least: every row meets itself. heads: of the stream that it reads. */
+PRS_SHARED void prs_stripe_begin(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                 const struct prs_attention_task *t, uint32_t heads, struct prs_stripe_walk *w)
+{
+    uint32_t tile = prs_stripe_tile(x, s, t), steps = 0;
+    struct prs_span first = prs_stripe_meets(x, tile), last = prs_stripe_meets(x, tile + s->tile_rows - 1);
+    w->all.from = first.from, w->all.to = last.to;
+    w->each.from = last.from, w->each.to = first.to;
+    w->head = 0;
+    w->heads = heads;
+    for (uint32_t order = s->place.world; order-- > 0;) {
+        prs_stripe_enter(x, s, w, order);
+        steps += w->at.blocks * heads;
+    }
+    w->at.left = steps; /* the walk is in the own slice now, which has the tile's own rows */
+}
+
+/* Goes to the next step; false when there is none. */
+PRS_SHARED bool prs_stripe_next(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                struct prs_stripe_walk *w)
+{
+    if (--w->at.left == 0)
+        return false;
+    if (--w->at.blocks == 0) {
+        w->head = w->head + 1 == w->heads ? 0 : w->head + 1;
+        do
+            prs_stripe_enter(x, s, w, w->order + (w->head == 0 ? 1 : 0));
+        while (w->at.blocks == 0);
+        return true;
+    }
+    if ((++w->at.block * s->block_rows) >> x->log_rows != 0) {
+        w->at.block = 0;
+        w->at.span++;
+    }
+    return true;
+}
+
+#endif
