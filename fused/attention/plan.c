@@ -21,7 +21,8 @@ struct prs_attention_plan {
     struct prs_attention_args args; /* all but what each launch brings */
     const void *k, *v;              /* of the launch that is being enqueued */
     const int32_t *cu_seqlens;      /* the same; packed sequences */
-    struct prs_span *parts;         /* what args.stripes.parts has */
+    uint32_t sequences;
+    struct prs_span *parts; /* what args.stripes.parts has */
     struct prs_attention_tuning wanted;
 };
 
@@ -87,7 +88,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     a->finished = (uint32_t *)(deal + at_finished);
     a->pieces_of = (const uint32_t *)(deal + at_groups);
     a->pieces_count = d->pieces_count;
-    p->parts = p->shape.sequences != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
+    p->parts = p->shape.packed != 0 ? (struct prs_span *)(deal + at_sequences) : NULL;
     a->stripes.parts = p->parts;
     return r;
 }
@@ -267,8 +268,7 @@ static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
 static int find_parts(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_plan *p = self(base);
-    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->shape.sequences, p->parts, p->shape.seq, stream)
-                    : 0;
+    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->sequences, p->parts, p->shape.seq, stream) : 0;
 }
 
 static prs_launch_step_fn *const forward_steps[] = {find_parts, launch_kernel, NULL};
@@ -351,7 +351,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
 {
     int before, r = check_operands(x);
     if (!r)
-        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sinks);
+        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)
@@ -360,6 +360,7 @@ int prs_attention_launch(struct prs_attention_plan *p, const struct prs_attentio
     p->args.lse = x->lse;
     p->args.sinks = x->sinks;
     p->cu_seqlens = x->cu_seqlens;
+    p->sequences = x->sequences;
     p->k = x->k, p->v = x->v;
     r = encode_inputs(p, x);
     if (!r)

@@ -62,21 +62,23 @@ void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_
     memcpy(&cap, &shape->soft_cap, sizeof(cap));
     prs_plan_term(p, "stripe", shape->stripe);
     prs_plan_term(p, "window", shape->window);
-    prs_plan_term(p, "sequences", shape->sequences);
+    prs_plan_term(p, "packed", shape->packed != 0);
     prs_plan_term(p, "soft_cap", cap);
 }
 
 uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape)
 {
-    return shape->sequences != 0 ? shape->seq * sizeof(struct prs_span) : 0;
+    return shape->packed != 0 ? shape->seq * sizeof(struct prs_span) : 0;
 }
 
-int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, const float *sinks)
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
+                                const float *sinks)
 {
-    if ((shape->sequences != 0) != (cu_seqlens != NULL) || (uintptr_t)cu_seqlens % 4 != 0)
-        return prs_fail(-EINVAL, "attention: cu_seqlens %p in a launch of a plan of %u packed sequences: %s",
-                        (const void *)cu_seqlens, shape->sequences,
-                        shape->sequences != 0 ? "must be 4-byte aligned, and not NULL" : "must be NULL");
+    bool packed = shape->packed != 0;
+    if (packed != (cu_seqlens != NULL) || packed != (sequences != 0) || (uintptr_t)cu_seqlens % 4 != 0)
+        return prs_fail(
+            -EINVAL, "attention: cu_seqlens %p of %u sequences: a launch of a plan %s", (const void *)cu_seqlens,
+            sequences, packed ? "of packed sequences needs them, 4-byte aligned" : "without packed sequences has none");
     if (sinks && (shape->stripe == 0 || (uintptr_t)sinks % 4 != 0))
         return prs_fail(-EINVAL, "attention: sinks %p: want a plan with stripes (this one: %u), and 4-byte alignment",
                         (const void *)sinks, shape->stripe);

@@ -31,7 +31,8 @@ void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_
 uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
 
 /* What a launch says of sequences and sinks, checked. 0 or -EINVAL. */
-int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, const float *sinks);
+int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
+                                const float *sinks);
 
 /* Strides of a tensor with `heads` heads. s: any schedule of the shape. */
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,

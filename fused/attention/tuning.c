@@ -35,10 +35,10 @@ enum {
 static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
 {
     uint64_t round = 2ull * world * a->stripe;
-    if (a->stripe == 0 && (a->window != 0 || a->sequences != 0 || a->soft_cap != 0))
-        return prs_fail(
-            -EINVAL, "attention: window %u, sequences %u, soft_cap %g: only with stripes: `stripe` of the shape is 0",
-            a->window, a->sequences, (double)a->soft_cap);
+    if (a->stripe == 0 && (a->window != 0 || a->packed != 0 || a->soft_cap != 0))
+        return prs_fail(-EINVAL,
+                        "attention: window %u, packed %u, soft_cap %g: only with stripes: `stripe` of the shape is 0",
+                        a->window, a->packed, (double)a->soft_cap);
     if (a->stripe == 0)
         return 0;
     if (a->stripe < PRS_STRIPE_LEAST || (a->stripe & (a->stripe - 1)) != 0)
@@ -50,7 +50,7 @@ static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
             "attention: a sequence of %u is not a multiple of %llu, 2 stripes of %u rows for each of %u ranks: "
             "pad it",
             a->seq, (unsigned long long)round, a->stripe, world);
-    if (a->sequences != 0 && a->batch != 1)
+    if (a->packed != 0 && a->batch != 1)
         return prs_fail(-EINVAL, "attention: packed sequences in a batch of %u: only one is possible", a->batch);
     if (!(a->soft_cap >= 0) || a->soft_cap > MAX_SOFT_CAP)
         return prs_fail(-EINVAL, "attention: soft_cap %g is not in 0 ... %g", (double)a->soft_cap, MAX_SOFT_CAP);

@@ -46,9 +46,9 @@ struct prs_attention_shape {
     /** A query meets only keys of positions that differ by less than this from its own (with `causal`, only keys up to
      * itself). 0: no window. */
     uint32_t window;
-    /** The most sequences that a launch packs into the positions of one batch; batch is 1. Each then attends to itself
-     * only. 0: not packed. */
-    uint32_t sequences;
+    /** 1: a launch packs sequences into the positions of one batch (cu_seqlens); batch is 1. Each attends to itself
+     * only. Their lengths, and how many there are, belong to a launch. */
+    uint32_t packed;
     float soft_cap; /**< a score x counts as soft_cap * tanh(x / soft_cap), after the scale; 0: as x */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
@@ -109,9 +109,10 @@ struct prs_attention_operands {
     void *out;
     float *lse; /**< 4-byte aligned, or NULL */
     /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
-     * device memory, the same on all ranks. shape.sequences + 1 numbers. Empty sequences are allowed: a launch of fewer
-     * repeats the end. Rows that no sequence has attend to themselves. */
+     * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured graph
+     * may be replayed with fewer. Rows that no sequence has attend to themselves. */
     const int32_t *cu_seqlens;
+    uint32_t sequences;
     /** Striped attention: a score for each query head that has no value, and so only makes its probabilities smaller
      * (fp32, [heads_q], device memory). It is in lse. NULL: none. */
     const float *sinks;
@@ -153,6 +154,7 @@ struct prs_attention_gradients {
     void *dq;                  /**< as q */
     void *dk, *dv;             /**< as k; over the query heads that share a KV head, and the queries of all ranks */
     const int32_t *cu_seqlens; /**< as in the forward launch */
+    uint32_t sequences;        /**< the same */
     /** As in the forward launch, and the gradient of that, from the queries of this rank: the caller adds up those of
      * all ranks. Both or neither. */
     const float *sinks;

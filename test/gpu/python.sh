@@ -21,6 +21,8 @@ claim norms_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 claim gradients_of_attention_are_right 120
+claim striped_attention_is_right 200
+claim packed_step_beside_one_gpu 200
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
 claim moe_training 240
 step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --rounds 5

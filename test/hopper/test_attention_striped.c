@@ -21,8 +21,9 @@ struct row {
     uint32_t world;
     struct prs_attention_shape shape;
     uint32_t epochs;
-    /* Ends of packed sequences in an epoch, up to shape.sequences; those that are 0 repeat the last one. */
+    /* Ends of packed sequences in an epoch, up to `sequences`; those that are 0 repeat the last one. */
     uint32_t ends[MAX_EPOCHS][6];
+    uint32_t sequences;
     uint32_t every; /* instead: sequences of so many positions */
     bool sinks;
     struct prs_attention_tuning tuning;
@@ -63,11 +64,12 @@ static double scale_of(const struct prs_attention_shape *s)
 }
 
 /* ---- the reference ---- */
-static bool meets(const struct prs_attention_shape *s, const struct problem *p, uint32_t query, uint32_t key)
+static bool meets(const struct row *r, const struct problem *p, uint32_t query, uint32_t key)
 {
+    const struct prs_attention_shape *s = &r->shape;
     uint32_t far = query > key ? query - key : key - query;
-    bool same = s->sequences == 0 || query == key;
-    for (uint32_t i = 0; i < s->sequences && !same; i++)
+    bool same = r->sequences == 0 || query == key;
+    for (uint32_t i = 0; i < r->sequences && !same; i++)
         same = (int32_t)query >= p->bounds[i] && (int32_t)query < p->bounds[i + 1] && (int32_t)key >= p->bounds[i] &&
                (int32_t)key < p->bounds[i + 1];
     return same && (s->causal == 0 || key <= query) && (s->window == 0 || far < s->window);
@@ -104,7 +106,7 @@ static void solve_query(const struct row *r, struct problem *p, uint64_t head, u
     double *score = calloc(s->seq, sizeof(*score)), ignored, *out = p->x[OUT] + row;
     const double *dout = p->x[DOUT] + row;
     for (uint32_t j = 0; j < s->seq; j++) {
-        if (!meets(s, p, position, j))
+        if (!meets(r, p, position, j))
             continue;
         score[j] = scale_of(s) * dot(p->x[Q] + row, p->x[K] + kv + j * d, d, &ignored);
         score[j] = cap != 0 ? cap * tanh(score[j] / cap) : score[j];
@@ -112,17 +114,17 @@ static void solve_query(const struct row *r, struct problem *p, uint64_t head, u
     }
     sum = r->sinks ? exp(sink - top) : 0;
     for (uint32_t j = 0; j < s->seq; j++)
-        sum += meets(s, p, position, j) ? exp(score[j] - top) : 0;
+        sum += meets(r, p, position, j) ? exp(score[j] - top) : 0;
     p->lse[head * s->seq + position] = (float)(top + log(sum));
     for (uint32_t j = 0; j < s->seq; j++)
-        if (meets(s, p, position, j))
+        if (meets(r, p, position, j))
             add_row(p, OUT, row, p->x[V] + kv + j * d, exp(score[j] - top) / sum, 0, d);
     for (uint32_t i = 0; i < d; i++)
         out[i] = ranks_float(ranks_bf16((float)out[i]));
     delta = dot(dout, out, d, &rough);
     for (uint32_t j = 0; j < s->seq; j++) {
         double prob, ds, size, through = cap != 0 ? 1 - pow(score[j] / cap, 2) : 1;
-        if (!meets(s, p, position, j))
+        if (!meets(r, p, position, j))
             continue;
         prob = exp(score[j] - (double)p->lse[head * s->seq + position]) * scale_of(s);
         ds = prob * through * (dot(dout, p->x[V] + kv + j * d, d, &size) - delta);
@@ -148,7 +150,7 @@ static void open_problem(const struct row *r, uint32_t epoch, struct problem *p)
         for (uint64_t i = 0; i < size_of(s, t) && t < OUT; i++)
             p->x[t][i] = (t == Q && s->soft_cap != 0 ? 8 : 1) * ranks_element(epoch * 8 + (uint32_t)t + 1, i);
     }
-    for (uint32_t i = 1; i <= s->sequences; i++) {
+    for (uint32_t i = 1; i <= r->sequences; i++) {
         uint32_t end = r->every != 0 ? i * r->every : i <= 6 ? r->ends[epoch][i - 1] : 0;
         p->bounds[i] = end != 0 ? (int32_t)(end < s->seq ? end : s->seq) : p->bounds[i - 1];
     }
@@ -175,6 +177,7 @@ struct tensors {
     void *x[TENSORS], *given_out; /* OUT is written by the forward launch; given: of the reference */
     float *lse, *given_lse, *sinks, *dsinks;
     int32_t *bounds;
+    uint32_t sequences;
 };
 
 static void *upload(const void *from, size_t bytes)
@@ -222,7 +225,8 @@ static void open_tensors(const struct row *r, const struct problem *p, const uin
     x->lse = ranks_device(heads * rows * sizeof(float), 0xff);
     x->sinks = r->sinks ? upload(p->sinks, sizeof(p->sinks)) : NULL;
     x->dsinks = r->sinks ? ranks_device(sizeof(p->sinks), 0xff) : NULL;
-    x->bounds = s->sequences != 0 ? upload(p->bounds, sizeof(p->bounds)) : NULL;
+    x->bounds = r->sequences != 0 ? upload(p->bounds, sizeof(p->bounds)) : NULL;
+    x->sequences = r->sequences;
     free(lse);
 }
 
@@ -292,7 +296,7 @@ static void check_values(struct run *u, uint32_t rank, uint32_t epoch, const uin
 static int launch(struct prs_attention_plan *forward, struct prs_attention_backward_plan *backward,
                   const struct tensors *t, cudaStream_t stream)
 {
-    struct prs_attention_operands x = {t->x[Q], t->x[K], t->x[V], t->x[OUT], t->lse, t->bounds, t->sinks, {0}};
+    struct prs_attention_operands x = {t->x[Q], t->x[K], t->x[V], t->x[OUT], t->lse, t->bounds, t->sequences, t->sinks};
     struct prs_attention_gradients g = {.q = t->x[Q],
                                         .k = t->x[K],
                                         .v = t->x[V],
@@ -303,6 +307,7 @@ static int launch(struct prs_attention_plan *forward, struct prs_attention_backw
                                         .dk = t->x[DK],
                                         .dv = t->x[DV],
                                         .cu_seqlens = t->bounds,
+                                        .sequences = t->sequences,
                                         .sinks = t->sinks,
                                         .dsinks = t->dsinks};
     int r = prs_attention_launch(forward, &x, stream);
@@ -388,29 +393,29 @@ static void assert_right(const struct row *rows, size_t number)
         assert_right(rows_, sizeof(rows_) / sizeof(*rows_));                                                           \
     } while (0)
 
-/* batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, sequences, soft_cap */
+/* batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale, stripe, window, packed, soft_cap */
 Test(attention_striped, several_ranks_are_right, .timeout = 600)
 {
     /* Of other lengths in each launch: what a rank needs of which other one changes. */
     ASSERT_RIGHT(
-        {2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 6, 0}, 3, {{100, 100, 101, 230, 500}, {512}, {128, 256, 384, 512}}},
+        {2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 6, 0}, 3, {{100, 100, 101, 230, 500}, {512}, {128, 256, 384, 512}}, 6},
         {2, {2, 1, 1, 128, 512, 1, 1, 0, 128, 100}, 2});
 }
 
 Test(attention_striped, not_causal_is_right, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 2, 2, 64, 512, 0, 0, 0.2f, 128, 0, 3, 0}, 1, {{200, 505}}},
+    ASSERT_RIGHT({2, {1, 2, 2, 64, 512, 0, 0, 0.2f, 128, 0, 1, 0}, 1, {{200, 505}}, 3},
                  {2, {1, 1, 1, 64, 512, 0, 0, 0, 128, 70}, 1});
 }
 
 Test(attention_striped, one_rank_alone_is_right, .timeout = 600)
 {
-    ASSERT_RIGHT({1, {1, 1, 1, 64, 512, 1, 0, 0, 256, 140, 3}, 1, {{0, 300, 420}}});
+    ASSERT_RIGHT({1, {1, 1, 1, 64, 512, 1, 0, 0, 256, 140, 1}, 1, {{0, 300, 420}}, 3});
 }
 
 Test(attention_striped, thousands_of_parts_are_right, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 1, 1, 64, 512, 1, 0, 0, 128, 0, 256}, 1, .every = 2});
+    ASSERT_RIGHT({2, {1, 1, 1, 64, 512, 1, 0, 0, 128, 0, 1}, 1, .sequences = 256, .every = 2});
 }
 
 Test(attention_striped, sinks_are_right, .timeout = 600)
@@ -432,14 +437,14 @@ Test(attention_striped, a_ring_of_two_buffers_is_right, .timeout = 600)
 
 Test(attention_striped, up_to_eight_ranks_are_right, .timeout = 600)
 {
-    ASSERT_RIGHT({3, {1, 1, 1, 64, 768, 1, 0, 0, 128, 0, 4}, 2, {{700, 768}, {60, 61, 500}}},
+    ASSERT_RIGHT({3, {1, 1, 1, 64, 768, 1, 0, 0, 128, 0, 1}, 2, {{700, 768}, {60, 61, 500}}, 4},
                  {8, {1, 1, 1, 64, 2048, 1, 0, 0, 128, 300}, 1});
 }
 
 /* Every access of a launch is checked for its order (memory_order.py). */
 Test(attention_striped_order, of_all_that_travels, .timeout = 600)
 {
-    ASSERT_RIGHT({2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 2}, 2, {{300}, {100, 500}}, .sinks = true});
+    ASSERT_RIGHT({2, {1, 2, 1, 64, 512, 1, 0, 0, 128, 0, 1}, 2, {{300}, {100, 500}}, 2, .sinks = true});
 }
 
 /* ---- plans ---- */
@@ -457,19 +462,19 @@ Test(attention_striped, what_cannot_run_is_refused_by_name, .timeout = 600)
         const char *text;
     } rows[] = {
         {{1, 2, 2, 64, 256, 1, 0, 0, 0, 100}, {0}, "window 100"},
-        {{1, 2, 2, 64, 256, 1, 0, 0, 0, 0, 3}, {0}, "sequences 3"},
+        {{1, 2, 2, 64, 256, 1, 0, 0, 0, 0, 1}, {0}, "packed 1"},
         {{1, 2, 2, 64, 256, 1, 0, 0, 0, 0, 0, 30}, {0}, "soft_cap 30"},
         {{1, 2, 2, 64, 384, 1, 0, 0, 192}, {0}, "stripes of 192 rows"},
         {{1, 2, 2, 64, 256, 1, 0, 0, 64}, {0}, "stripes of 64 rows"},
         {{1, 2, 2, 64, 300, 1, 0, 0, 128}, {0}, "a sequence of 300"},
-        {{2, 2, 2, 64, 256, 1, 0, 0, 128, 0, 3}, {0}, "a batch of 2"},
+        {{2, 2, 2, 64, 256, 1, 0, 0, 128, 0, 1}, {0}, "a batch of 2"},
         {{1, 2, 2, 64, 256, 1, 0, 0, 128, 0, 0, -1}, {0}, "soft_cap -1"},
         {{1, 2, 2, 64, 256, 1, 0, 0, 128}, {.slab_rows = 128}, "slab_rows 128"},
         {{1, 2, 2, 64, 256, 1, 0, 0, 128}, {.mover = PRS_MOVED_BY_COPY_ENGINES}, ""},
         {{1, 2, 2, 128, 256, 1, 0, 0, 128}, {.block_rows = 176}, ""},
     };
     struct prs_fused_config config = {.world = 1};
-    struct prs_attention_shape packed = {1, 2, 2, 64, 256, 1, 0, 0, 128, 0, 3}, plain = {1, 2, 2, 64, 256};
+    struct prs_attention_shape packed = {1, 2, 2, 64, 256, 1, 0, 0, 128, 0, 1}, plain = {1, 2, 2, 64, 256};
     struct prs_attention_operands x = {0};
     struct prs_attention_gradients g = {0};
     struct prs_attention_plan *plan;
@@ -483,17 +488,17 @@ Test(attention_striped, what_cannot_run_is_refused_by_name, .timeout = 600)
         assert_refused(prs_attention_backward_plan_open(ctx, &rows[i].shape, &rows[i].tuning, &back), rows[i].text);
     }
     at = ranks_device(64, 0);
-    x = (struct prs_attention_operands){at, at, at, at, NULL, NULL, NULL, {0}};
+    x = (struct prs_attention_operands){at, at, at, at, NULL};
     cr_assert_eq(prs_attention_plan_open(ctx, &packed, NULL, &plan), 0);
     assert_refused(prs_attention_launch(plan, &x, NULL), "cu_seqlens");
     prs_attention_plan_close(plan);
     cr_assert_eq(prs_attention_plan_open(ctx, &plain, NULL, &plan), 0);
-    x.cu_seqlens = (int32_t *)at;
+    x.cu_seqlens = (int32_t *)at, x.sequences = 1;
     assert_refused(prs_attention_launch(plan, &x, NULL), "cu_seqlens");
-    x.cu_seqlens = NULL, x.sinks = (float *)at;
+    x.cu_seqlens = NULL, x.sequences = 0, x.sinks = (float *)at;
     assert_refused(prs_attention_launch(plan, &x, NULL), "sinks");
     prs_attention_plan_close(plan);
-    packed.sequences = 0;
+    packed.packed = 0;
     cr_assert_eq(prs_attention_backward_plan_open(ctx, &packed, NULL, &back), 0);
     g = (struct prs_attention_gradients){
         .q = at, .k = at, .v = at, .out = at, .lse = (float *)at, .dout = at, .dq = at};

@@ -28,7 +28,8 @@ struct prs_attention_backward_plan {
     struct prs_terms_args terms;
     struct prs_sinks_args sinks;
     const int32_t *cu_seqlens; /* of the launch that is being enqueued; packed sequences */
-    struct prs_span *parts;    /* what stripes.parts of both passes has */
+    uint32_t sequences;
+    struct prs_span *parts; /* what stripes.parts of both passes has */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
@@ -244,7 +245,7 @@ static int open_own(struct prs_attention_backward_plan *p)
     r = prs_plan_local(&p->base, all + prs_attention_parts_bytes(&p->shape), all);
     if (r)
         return r;
-    if (p->shape.sequences != 0)
+    if (p->shape.packed != 0)
         p->parts = (struct prs_span *)(p->base.own.at + all);
     for (uint32_t i = 0; i < PRS_PASSES && !r; i++) {
         p->pass[i].args.stream.stripes.parts = p->parts;
@@ -372,8 +373,7 @@ static int launch_terms(struct prs_plan *base, cudaStream_t stream)
 static int launch_parts(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
-    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->shape.sequences, p->parts, p->shape.seq, stream)
-                    : 0;
+    return p->parts ? prs_attention_kernel_find_parts(p->cu_seqlens, p->sequences, p->parts, p->shape.seq, stream) : 0;
 }
 
 static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
@@ -447,7 +447,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     const void *const queries[2] = {x->q, x->dout}, *const keys[2] = {x->k, x->v};
     int before, r = check_operands(x);
     if (!r)
-        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sinks);
+        r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
     if (r == 0 && (!x->sinks != !x->dsinks || (uintptr_t)x->dsinks % 4 != 0))
         r = prs_fail(-EINVAL, "attention: sinks %p, dsinks %p of a backward launch: want both or none, 4-byte aligned",
                      (const void *)x->sinks, (void *)x->dsinks);
@@ -457,6 +457,7 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
         return r;
     p->terms.out = x->out, p->terms.dout = x->dout, p->terms.lse = x->lse, p->terms.dlse = x->dlse;
     p->cu_seqlens = x->cu_seqlens;
+    p->sequences = x->sequences;
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
     p->pass[PRS_PASS_QUERIES].args.result[0] = x->dq;
     p->pass[PRS_PASS_KEYS].args.result[0] = x->dk;

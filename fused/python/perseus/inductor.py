@@ -25,7 +25,8 @@ _EXCHANGED = {"symm_mem::fused_all_gather_matmul": "post_grad_all_gather_matmul"
 _MEETING = ("all_gather", "all_gather_matmul", "all_gather_matmuls", "all_gather_scaled_matmul", "matmul_all_reduce",
             "matmul_reduce_scatter", "moe_combine", "moe_dispatch", "moe_dispatch_again", "moe_dispatch_gemm",
             "moe_layer", "moe_return_values", "moe_scaled_dispatch", "moe_scaled_layer", "ring_attention",
-            "ring_attention_backward", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter")
+            "ring_attention_backward", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "striped_attention",
+            "striped_attention_backward")
 
 
 def _takes(node: fx.Node) -> bool:

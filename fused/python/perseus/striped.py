@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over packed sequences and with sliding windows, on one node, and what cuts inputs for it. Importing this
+module registers its ops.
+
+The sequence is cut into stripes, which are dealt to the ranks in zigzag: to ranks 0 ... W - 1, then to W - 1 ... 0, and
+so on. Every rank has the same number of rows, and much the same work, whatever sequences are packed:
+
+    tokens, labels = (perseus.split_sequence(t, stripe=128) for t in (tokens, labels))     # [positions] -> [rows]
+    positions = perseus.sequence_positions(total, cu_seqlens, stripe=128)                  # for RoPE, of these rows
+    out = perseus.varlen_attention(q, k, v, cu_seqlens, causal=True)                       # [rows, heads, head_dim]
+    whole = perseus.join_sequence(out, stripe=128)                                         # [positions, ...]
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._checks import _bf16, _check_tensor
+from ._dispatch import _autocast, _define, _library, _once, _ops, _splittable
+from ._group import Group
+from ._registry import GroupLike, find, name_of
+
+STRIPE = 128  # rows
+
+
+# ---- the ops ----
+
+def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
+           sinks: torch.Tensor | None, causal: bool, stripe: int, window: int, soft_cap: float, scale: float,
+           heads_first: bool) -> dict[str, Any]:
+    """The fields of struct prs_attention_shape, of tensors that are checked."""
+    _check_tensor(group, op, "q", q, _bf16, (-1, -1, -1, -1))
+    batch, dim = q.shape[0], q.shape[3]
+    rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
+    _check_tensor(group, op, "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
+    _check_tensor(group, op, "v", v, _bf16, tuple(k.shape))
+    if cu_seqlens is not None:
+        _check_tensor(group, op, "cu_seqlens", cu_seqlens, torch.int32, (-1,))
+        if cu_seqlens.numel() < 2:
+            raise ValueError(f"perseus.{op}: cu_seqlens has {cu_seqlens.numel()} elements: it has the beginning of "
+                             "each sequence, and the end of the last one")
+    if sinks is not None:
+        _check_tensor(group, op, "sinks", sinks, torch.float32, (heads,))
+    return {"batch": batch, "heads_q": heads, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
+            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale,
+            "stripe": stripe, "window": window, "packed": int(cu_seqlens is not None), "soft_cap": soft_cap}
+
+
+def _give(group: Group, x: Any, tensors: dict[str, torch.Tensor], cu_seqlens: torch.Tensor | None,
+          sinks: torch.Tensor | None) -> None:
+    """What a launch reads."""
+    place = group.place
+    for field, tensor in tensors.items():
+        setattr(x, field, place.read(tensor))
+    x.cu_seqlens = None if cu_seqlens is None else place.read(cu_seqlens)
+    x.sequences = 0 if cu_seqlens is None else cu_seqlens.numel() - 1
+    x.sinks = None if sinks is None else place.read(sinks)
+
+
+def _striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
+                       sinks: torch.Tensor | None, group_name: str, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    group = find(group_name)
+    plan = group.attention(**_sizes(group, "striped_attention", q, k, v, cu_seqlens, sinks, *rest))
+    out, lse = _striped_attention_fake(q, k, v, cu_seqlens, sinks, group_name, *rest)
+    x = plan.operands
+    _give(group, x, {"q": q, "k": k, "v": v}, cu_seqlens, sinks)
+    x.out, x.lse = group.place.write(out), group.place.write(lse)
+    group.launch(group.library.prs_attention_launch, plan.handle, plan.reference)
+    return out, lse
+
+
+def _striped_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
+                            sinks: torch.Tensor | None, group_name: str,
+                            *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, heads = (q.shape[2], q.shape[1]) if rest[-1] else (q.shape[1], q.shape[2])
+    return torch.empty_like(q), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+
+
+def _striped_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
+                                v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+                                cu_seqlens: torch.Tensor | None, sinks: torch.Tensor | None, group_name: str,
+                                *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    group, op = find(group_name), "striped_attention_backward"
+    sizes = _sizes(group, op, q, k, v, cu_seqlens, sinks, *rest)
+    values = sizes["batch"], sizes["heads_q"], sizes["seq"] // group.world
+    for name, t in (("out", out), ("dout", dout)):
+        _check_tensor(group, op, name, t, _bf16, tuple(q.shape))
+    for name, t in (("lse", lse), ("dlse", dlse)):
+        if t is not None:
+            _check_tensor(group, op, name, t, torch.float32, values)
+    plan = group.attention_backward(**sizes)
+    results = _striped_attention_backward_fake(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, group_name, *rest)
+    x, write = plan.operands, group.place.write
+    _give(group, x, {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout}, cu_seqlens, sinks)
+    x.dlse = None if dlse is None else group.place.read(dlse)
+    x.dq, x.dk, x.dv = (write(t) for t in results[:3])
+    x.dsinks = None if sinks is None else write(results[3])
+    group.launch(group.library.prs_attention_backward_launch, plan.handle, plan.reference)
+    return results
+
+
+def _striped_attention_backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
+                                     v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+                                     cu_seqlens: torch.Tensor | None, sinks: torch.Tensor | None, group_name: str,
+                                     *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
+
+
+_REST = ("Tensor? cu_seqlens, Tensor? sinks, str group_name, bool causal, int stripe, int window, float soft_cap, "
+         "float scale, bool heads_first")
+_define(f"striped_attention(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor, Tensor)", _striped_attention,
+        _striped_attention_fake)
+_define(f"striped_attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+        f"{_REST}) -> (Tensor, Tensor, Tensor, Tensor)", _striped_attention_backward, _striped_attention_backward_fake)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    q, k, v, cu_seqlens, sinks, *ctx.rest = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens, sinks)
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple:
+    """One launch for all, also where not all are needed: every rank takes part in it."""
+    q, k, v, out, lse, cu_seqlens, sinks = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    dq, dk, dv, dsinks = _ops.striped_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, *ctx.rest)
+    return dq, dk, dv, None, None if sinks is None else dsinks, *(None for _ in ctx.rest)
+
+
+torch.library.register_autograd("perseus::striped_attention", _once("striped_attention", _gradients),
+                                setup_context=_splittable("striped_attention", _save), lib=_library)
+_autocast("striped_attention", (0, 1, 2), (_bf16,))
+
+
+# ---- functions of a group ----
+
+def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *,
+                      causal: bool = True, window: int = 0, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
+                      cu_seqlens: torch.Tensor | None = None, stripe: int = STRIPE, scale: float = 0.0,
+                      heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """ring_attention() of rows that are dealt in stripes (split_sequence()), with masks.
+
+    window: a query meets only keys that are nearer than so many positions (causal: and not after it); 0: all. soft_cap:
+    a score x counts as soft_cap * tanh(x / soft_cap). sinks: fp32 [heads_q], a score for each head without a value, as
+    GPT-OSS has them; their gradient is that of the rank's own queries: add up those of all ranks, as of every parameter
+    that the ranks have alike. cu_seqlens: int32 [sequences + 1] on the device, the same on all ranks: sequences packed
+    into the positions of a batch of 1. Rows behind the last one attend to themselves. stripe: rows, a power of two,
+    128 at least; rows of a rank are a multiple of 2 of them.
+
+    Returns (out, lse), both with gradients. cu_seqlens may have other values in each replay of a CUDA graph.
+    """
+    return _ops.striped_attention(q, k, v, cu_seqlens, sinks, name_of(group), causal, stripe, window, soft_cap, scale,
+                                  heads_first)
+
+
+def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, *,
+                     softmax_scale: float | None = None, causal: bool = False,
+                     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                     sinks: torch.Tensor | None = None, return_lse: bool = False, group: GroupLike = None,
+                     stripe: int = STRIPE) -> Any:
+    """striped_attention() with the names of flash_attn_varlen_func().
+
+    q: [rows, heads_q, head_dim], k, v: [rows, heads_kv, head_dim]: the stripes of this rank. cu_seqlens: of the whole
+    sequence, for queries and keys alike. window_size: (left, right), -1: no limit; causal, right is 0 in any case, and
+    otherwise both are equal. Returns out, with return_lse (out, lse [heads_q, rows]).
+    """
+    left, right = window_size
+    if not causal and left != right:
+        raise ValueError(f"perseus.varlen_attention: window_size {window_size} without causal: left and right must be "
+                         "equal")
+    out, lse = striped_attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), group, causal=causal,
+                                 window=0 if left < 0 else left + 1, soft_cap=softcap, sinks=sinks,
+                                 cu_seqlens=cu_seqlens, stripe=stripe, scale=softmax_scale or 0.0)
+    return (out[0], lse[0]) if return_lse else out[0]
+
+
+# ---- cutting ----
+
+def _rows_of(rank: int, world: int, positions: int, stripe: int, device: Any) -> torch.Tensor:
+    """The positions of a rank's rows, as prs_attention_positions() has them."""
+    if positions % (2 * world * stripe):
+        raise ValueError(f"perseus: {positions} positions are not a multiple of {2 * world * stripe}, 2 stripes of "
+                         f"{stripe} rows for each of {world} ranks: split_sequence() pads with `fill`")
+    rounds = torch.arange(positions // (2 * world * stripe), device=device)[:, None]
+    stripes = (rounds * 2 * world + torch.tensor([rank, 2 * world - 1 - rank], device=device)).flatten()
+    return (stripes[:, None] * stripe + torch.arange(stripe, device=device)).flatten()
+
+
+def split_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = STRIPE,
+                   fill: float | None = None) -> torch.Tensor:
+    """This rank's rows of a tensor that all ranks have whole: tokens, labels, position ids, masks. dim: that of the
+    sequence. fill: what pads it to the next multiple of 2 W stripes; None: it must be one."""
+    g = find(name_of(group))
+    missing = -x.shape[dim] % (2 * g.world * stripe)
+    if missing and fill is not None:
+        x = torch.cat((x, x.new_full((*x.shape[:dim], missing, *x.shape[dim:][1:]), fill)), dim)
+    return x.index_select(dim, _rows_of(g.rank, g.world, x.shape[dim], stripe, x.device))
+
+
+def join_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = STRIPE,
+                  length: int | None = None) -> torch.Tensor:
+    """The whole tensor, from the rows of all ranks: the reverse of split_sequence(), without gradients. length: without
+    what padded it."""
+    g = find(name_of(group))
+    rows = x.detach().movedim(dim, 0).contiguous()
+    whole = g.gather_rows(rows)
+    order = torch.cat([_rows_of(rank, g.world, whole.shape[0], stripe, x.device) for rank in range(g.world)])
+    return torch.empty_like(whole).index_copy_(0, order, whole)[:length].movedim(0, dim)
+
+
+def sequence_positions(positions: int, cu_seqlens: torch.Tensor | None = None, group: GroupLike = None, *,
+                       stripe: int = STRIPE) -> torch.Tensor:
+    """int64: of each of this rank's rows its position in its own sequence, for RoPE; without cu_seqlens that in the
+    whole one. Rows that no sequence has get 0. positions: of the whole sequence, with its padding."""
+    g = find(name_of(group))
+    rows = _rows_of(g.rank, g.world, positions, stripe, g.device if cu_seqlens is None else cu_seqlens.device)
+    if cu_seqlens is None:
+        return rows
+    at = torch.searchsorted(cu_seqlens.long(), rows, right=True)  # of the first bound after the row
+    begin = cu_seqlens.long()[(at - 1).clamp(min=0)]
+    return torch.where((at > 0) & (at < cu_seqlens.numel()), rows - begin, 0)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims of python.py about striped attention: it is right on GPUs, and what a step of packed sequences takes."""
+import random
+import statistics
+
+import torch
+import torch.distributed as dist
+
+import perseus
+
+
+def lengths_of(total, seed, median=700, spread=1.4):
+    """Log-normal, as documents of the web are: most have some hundred tokens, a few have tens of thousands."""
+    generator, lengths = random.Random(seed), []
+    while sum(lengths) < total:
+        lengths.append(min(1 + int(generator.lognormvariate(0, spread) * median), total - sum(lengths)))
+    return lengths
+
+
+def bounds_of(lengths, device):
+    return torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0).int()
+
+
+def reference(q, k, v, met, soft_cap, sinks):
+    """[rows, heads, dim], in fp32."""
+    q, k, v = (t.transpose(0, 1) for t in (q, k.repeat_interleave(q.shape[1] // k.shape[1], 1),
+                                           v.repeat_interleave(q.shape[1] // v.shape[1], 1)))
+    scores = q @ k.transpose(1, 2) * q.shape[2]**-0.5
+    scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+    scores = scores.masked_fill(~met, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, q.shape[1], 1)), 2)
+    return (scores.softmax(-1)[..., :q.shape[1]] @ v).transpose(0, 1)
+
+
+def striped_attention_is_right(group):
+    """60 random problems beside fp32 on the whole sequence, forward and backward: sequences from one to hundreds, of
+    one token and empty ones too, windows, caps, sinks, shared KV heads, both head_dims. Each runs twice, with the same
+    bits."""
+    generator, worst, equal = random.Random(3), 0.0, True
+    for number in range(60):
+        stripe = generator.choice((128, 256))
+        seq = 2 * group.world * stripe * generator.choice((1, 2, 4) if stripe == 128 else (1, 2))
+        heads_kv, dim, causal = generator.choice((1, 2, 8)), generator.choice((64, 128)), generator.random() < 0.7
+        window, cap = generator.choice((0, 0, 1, 100, 700)), generator.choice((0.0, 0.0, 20.0))
+        median = generator.choice((1, 30, 300, 100000))
+        lengths = [length for n in lengths_of(seq - generator.randrange(100), number, median)
+                   for length in ((n, 0) if generator.random() < 0.1 else (n,))]
+        same = torch.Generator().manual_seed(number)  # whole tensors, on all ranks
+        whole = [torch.rand(seq, h, dim, generator=same).mul_(2).sub_(1).bfloat16().to(group.device)
+                 for h in (8, heads_kv, heads_kv, 8)]
+        sinks = torch.rand(8, generator=same).to(group.device) if number % 3 == 0 else None
+        bounds, at = bounds_of(lengths, group.device), torch.arange(seq, device=group.device)
+        part, apart = torch.searchsorted(bounds.long(), at, right=True), at[:, None] - at
+        met = (part[:, None] == part) & (apart.abs() < (window or seq)) & ((apart >= 0) | (not causal))
+        met &= (at < bounds[-1])[:, None] | (apart == 0)
+        *wide, of_out = (t.float().requires_grad_() for t in whole)
+        wide_sinks = None if sinks is None else sinks.clone().requires_grad_()
+        want = reference(*wide, met, cap, wide_sinks)
+        (want * of_out.detach()).sum().backward()
+        runs = []
+        for _ in range(2):
+            leaves = [perseus.split_sequence(t, group, stripe=stripe).requires_grad_() for t in whole[:3]]
+            mine = None if sinks is None else sinks.clone().requires_grad_()
+            out = perseus.varlen_attention(*leaves, bounds, causal=causal, softcap=cap, sinks=mine, group=group,
+                                           window_size=(window - 1, window - 1), stripe=stripe)
+            out.backward(perseus.split_sequence(whole[3], group, stripe=stripe))
+            runs.append([out.detach(), *(t.grad for t in leaves), *(() if mine is None else (mine.grad,))])
+        equal = equal and all(torch.equal(a, b) for a, b in zip(*runs))
+        right = [perseus.split_sequence(t, group, stripe=stripe) for t in (want.detach(), *(t.grad for t in wide))]
+        if sinks is not None:
+            dist.all_reduce(runs[0][4])
+            right.append(wide_sinks.grad)
+        for have, t in zip(runs[0], right):
+            worst = max(worst, float(torch.nan_to_num((have.float() - t).abs(), nan=1e9).max()
+                                     / t.square().mean().sqrt().clamp(min=1e-3)))
+    return {"worst": round(worst, 4), "equal": equal}, worst < 0.15 and equal
+
+
+def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10):
+    """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
+    (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. Also without packing, as one
+    sequence, for the same tokens."""
+    from torch.nn.attention.varlen import varlen_attn
+    lengths = lengths_of(total, 1)
+    bounds, rows = bounds_of(lengths, group.device), total // group.world
+    torch.manual_seed(5)
+    whole = [torch.randn(total, heads, dim, device=group.device, dtype=torch.bfloat16) for _ in range(4)]
+    leaves = [t.requires_grad_() for t in whole[:3]]
+    mine = [perseus.split_sequence(t.detach(), group).requires_grad_() for t in leaves]
+    of_mine = torch.randn(rows, heads, dim, device=group.device, dtype=torch.bfloat16)
+    one = torch.tensor([0, total], dtype=torch.int32, device=group.device)
+    calls = {
+        "packed": lambda: perseus.varlen_attention(*mine, bounds, causal=True, group=group).backward(of_mine),
+        "one_sequence": lambda: perseus.varlen_attention(*mine, one, causal=True, group=group).backward(of_mine),
+        "window_4096": lambda: perseus.varlen_attention(*mine, one, causal=True, window_size=(4095, 0),
+                                                        group=group).backward(of_mine),
+        "flash_one_gpu": lambda: varlen_attn(*leaves, bounds, bounds, max(lengths), max(lengths),
+                                             window_size=(-1, 0)).backward(whole[3])}
+    taken = {name: [] for name in calls}
+    for i in range(3 + rounds):
+        for name, call in calls.items():
+            for t in (*mine, *leaves):
+                t.grad = None
+            torch.cuda.synchronize()
+            dist.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            usec = torch.tensor([begin.elapsed_time(end) * 1e3], device="cuda")
+            dist.all_reduce(usec, op=dist.ReduceOp.MAX)
+            if i >= 3:
+                taken[name].append(float(usec))
+    usec = {name: round(statistics.median(values), 1) for name, values in taken.items()}
+    share = round(usec["flash_one_gpu"] / group.world / usec["packed"], 3)
+    return {"sequences": len(lengths), "longest": max(lengths), "share_of_one_gpu": share,
+            **{f"{name}_us": value for name, value in usec.items()}}, all(value > 0 for value in usec.values())

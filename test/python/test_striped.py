@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Striped attention, its gradients and what cuts inputs for it, on emulated GPUs, compared with torch's own products in
+double precision."""
+import unittest
+
+import ranks
+import torch
+from ranks import random, run
+
+import perseus
+
+SEQ, HEADS, DIM = 512, 2, 64
+
+
+def attention(q, k, v, met, soft_cap, sinks):
+    """[rows, heads, dim]. met: which keys each query meets. Returns out, lse [heads, rows]."""
+    q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+    scores = q @ k.transpose(1, 2) * DIM**-0.5
+    scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+    scores = scores.masked_fill(~met, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, q.shape[1], 1)), 2)
+    return (scores.softmax(-1)[..., :q.shape[1]] @ v).transpose(0, 1), scores.logsumexp(-1)
+
+
+def met_by(causal, window, cu_seqlens):
+    at = torch.arange(SEQ)
+    apart = at[:, None] - at
+    part = torch.searchsorted(torch.tensor(cu_seqlens), at, right=True) if cu_seqlens else torch.zeros(SEQ)
+    met = (part[:, None] == part) & (apart.abs() < (window or SEQ)) & ((apart >= 0) | (not causal))
+    if cu_seqlens:  # what no sequence has
+        met &= ((at < cu_seqlens[-1]) & (at >= cu_seqlens[0]))[:, None] | (apart == 0)
+    return met
+
+
+class Results(unittest.TestCase):
+    def check(self, world, causal, window_size, softcap, with_sinks, cu_seqlens):
+        whole = [random(0, SEQ, HEADS, DIM, seed=seed) for seed in (1, 2, 3)]
+        of_out, of_lse = random(0, SEQ, HEADS, DIM, seed=4), random(0, HEADS, SEQ, seed=5).float()
+        sinks = torch.tensor([0.5, -1.0]) if with_sinks else None
+        wide = [t.double().requires_grad_() for t in whole]
+        wide_sinks = None if sinks is None else sinks.double().requires_grad_()
+        window = window_size[0] + 1 if window_size[0] >= 0 else 0
+        want, want_lse = attention(*wide, met_by(causal, window, cu_seqlens), softcap, wide_sinks)
+        ((want * of_out).sum() + (want_lse * of_lse).sum()).backward()
+
+        def body(group):
+            def part(t, dim=0):
+                return perseus.split_sequence(t, group, dim=dim)
+            leaves = [part(t).requires_grad_() for t in whole]
+            mine = None if sinks is None else sinks.clone().requires_grad_()
+            if cu_seqlens:
+                out, lse = perseus.varlen_attention(*leaves, torch.tensor(cu_seqlens, dtype=torch.int32), causal=causal,
+                                                    window_size=window_size, softcap=softcap, sinks=mine,
+                                                    return_lse=True, group=group)
+            else:
+                out, lse = (t[0] for t in perseus.striped_attention(
+                    *(t.unsqueeze(0) for t in leaves), group, causal=causal, window=window, soft_cap=softcap,
+                    sinks=mine))
+            torch.autograd.backward([out, lse], [part(of_out), part(of_lse, 1)])
+            pairs = [(part(want), out), (part(want_lse, 1), lse),
+                     *((part(w.grad), t.grad) for w, t in zip(wide, leaves))]
+            return [(a.detach().double(), b.detach().double()) for a, b in pairs], None if mine is None else mine.grad
+        found = run(world, body)
+        for pairs, _ in found:
+            for name, (a, b) in zip(("out", "lse", "dq", "dk", "dv"), pairs):
+                self.assertEqual(a.shape, b.shape)
+                self.assertLessEqual(float((a - b).abs().max()), 0.1 * float(a.square().mean().sqrt()), name)
+        if with_sinks:  # the sum over ranks is the caller's
+            have = sum(grad for _, grad in found).double()
+            self.assertLessEqual(float((have - wide_sinks.grad).abs().max()), 0.02 * float(wide_sinks.grad.abs().max()))
+
+    def test_they_are_attention_over_each_sequence(self):
+        for row in ((2, True, (-1, -1), 0.0, False, [0, 100, 100, 101, 400]), (2, True, (70, 0), 20.0, True, None),
+                    (1, False, (90, 90), 0.0, False, [0, 512]), (2, True, (50, -1), 0.0, True, [0, 30, 512])):
+            with self.subTest(row=row):
+                self.check(*row)
+
+    def test_what_cannot_run_is_refused_by_name(self):
+        def body(group):
+            q, bounds = random(0, 256, HEADS, DIM), torch.tensor([0, 256], dtype=torch.int32)
+            for error, text, call in (
+                    (ValueError, "window_size", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
+                                                                                 window_size=(3, 4))),
+                    (TypeError, "cu_seqlens is torch.int64", lambda: perseus.varlen_attention(q, q, q, bounds.long(),
+                                                                                              group=group)),
+                    (ValueError, "cu_seqlens has 1 elements", lambda: perseus.varlen_attention(q, q, q, bounds[:1],
+                                                                                               group=group)),
+                    (ValueError, "sinks has shape", lambda: perseus.varlen_attention(q, q, q, bounds, group=group,
+                                                                                     sinks=torch.zeros(3))),
+                    (perseus.PerseusError, "stripes of 192",
+                     lambda: perseus.varlen_attention(q, q, q, bounds, group=group, stripe=192))):
+                with self.assertRaisesRegex(error, text):
+                    call()
+        run(1, body)
+
+
+class Cutting(unittest.TestCase):
+    def test_what_is_cut_is_joined_again(self):
+        def body(group):
+            whole = torch.arange(2 * 900 * 3).view(2, 900, 3)
+            mine = perseus.split_sequence(whole, group, dim=1, fill=-1)
+            self.assertEqual(tuple(mine.shape), (2, 1024 // group.world, 3))
+            self.assertTrue(torch.equal(perseus.join_sequence(mine, group, dim=1, length=900), whole))
+            with self.assertRaisesRegex(ValueError, "900 positions"):
+                perseus.split_sequence(whole, group, dim=1)
+            return True
+        self.assertEqual(run(2, body), [True] * 2)
+
+    def test_positions_are_those_in_each_sequence(self):
+        def body(group):
+            bounds = torch.tensor([3, 3, 200, 700], dtype=torch.int32)
+            want = torch.tensor([p - 3 if 3 <= p < 200 else p - 200 if 200 <= p < 700 else 0 for p in range(1024)])
+            rows = perseus.sequence_positions(1024, group=group)
+            self.assertTrue(torch.equal(rows, perseus.split_sequence(torch.arange(1024), group)))
+            self.assertTrue(torch.equal(perseus.sequence_positions(1024, bounds, group), want[rows]))
+            return rows
+        self.assertEqual(sorted(torch.cat(run(2, body)).tolist()), list(range(1024)))
+
+
+class Compiled(unittest.TestCase):
+    def test_the_op_is_traced_with_its_gradients(self):
+        def body(group):
+            q = random(0, 256, HEADS, DIM)
+            bounds = torch.tensor([0, 77, 256], dtype=torch.int32)
+
+            def loss(q, k, v):
+                return perseus.varlen_attention(q, k, v, bounds, causal=True, group=group).float().square().sum()
+            found = []
+            for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+                leaves = [q.clone().requires_grad_() for _ in range(3)]
+                call(*leaves).backward()
+                found.append([t.grad for t in leaves])
+            return all(torch.equal(a, b) for a, b in zip(*found))
+        self.assertEqual(run(1, body), [True])
+
+
+if __name__ == "__main__":
+    ranks.main()
