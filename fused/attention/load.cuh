@@ -110,7 +110,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
-/* The same for a striped walk. A segment is a slab, and those that the task reads of a slice are consecutive; others may
+/* The same for a striped walk. A segment is a slab. Those that the task reads of a slice are consecutive; others may
  * never come. *ready: the first segment, counted over slices and their heads, that may not have arrived. */
 template <uint32_t WHAT>
 PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,

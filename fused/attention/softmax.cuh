@@ -75,8 +75,9 @@ template <int N> PRS_DEVICE void cap_scores(const struct prs_attention_args &arg
         s[i] = cap_score(args, s[i]);
 }
 
-/* Turns scores into probabilities. BARE: a row may meet no key until now. shrink: the factor for earlier probabilities and their products. With KEEP it stays
- * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. */
+/* Turns scores into probabilities. shrink: the factor for earlier probabilities and their products. With KEEP it stays
+ * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. BARE: a row may
+ * have met no key until now. */
 template <bool KEEP, bool BARE, int N>
 PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
 {

@@ -79,8 +79,8 @@ PRS_SHARED struct prs_span prs_stripe_met_by(const struct prs_attention_stripes 
     return prs_stripe_cut(x, position, x->after, x->before);
 }
 
-/* The sequence of a position: the one that ends first after it, since empty ones may begin and end there. Positions that
- * no sequence has are sequences of one, so that every row meets a key. bounds: [sequences + 1], ascending. */
+/* The sequence of a position: the one that ends first after it, since empty ones may begin and end there. Positions
+ * that no sequence has are sequences of one, so every row meets a key. bounds: [sequences + 1], ascending. */
 PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t sequences, uint32_t position,
                                            uint32_t positions)
 {
