@@ -76,8 +76,8 @@ template <int N> PRS_DEVICE void cap_scores(const struct prs_attention_args &arg
 }
 
 /* Turns scores into probabilities. shrink: the factor for earlier probabilities and their products. With KEEP it stays
- * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. BARE: a row may
- * have met no key until now. */
+ * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. BARE: a row
+ * may have met no key until now. */
 template <bool KEEP, bool BARE, int N>
 PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
 {

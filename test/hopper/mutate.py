@@ -53,7 +53,7 @@ def kernels_of(rule):
         return room
     if rule.target.startswith((MOE, MOE_FP8, SHARING + "moe")):
         return "moe"
-    return "attention" if rule.target.startswith((ATTENTION, SHARING + "attention")) else "gemm"
+    return "attention" if rule.target.startswith((ATTENTION, STRIPED, SHARING + "attention")) else "gemm"
 
 
 def make(build, folder, rule):

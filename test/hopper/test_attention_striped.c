@@ -26,6 +26,7 @@ struct row {
     uint32_t sequences;
     uint32_t every; /* instead: sequences of so many positions */
     bool sinks;
+    bool backward; /* only backward launches */
     struct prs_attention_tuning tuning;
 };
 
@@ -310,7 +311,7 @@ static int launch(struct prs_attention_plan *forward, struct prs_attention_backw
                                         .sequences = t->sequences,
                                         .sinks = t->sinks,
                                         .dsinks = t->dsinks};
-    int r = prs_attention_launch(forward, &x, stream);
+    int r = forward ? prs_attention_launch(forward, &x, stream) : 0;
     return r ? r : prs_attention_backward_launch(backward, &g, stream);
 }
 
@@ -331,8 +332,9 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *f
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -EIO;
     for (uint32_t e = 0; e < row->epochs && !r; e++) {
-        check_values(u, rank, e, positions, &t[e]);
-        for (int x = OUT; x < TENSORS; x++)
+        if (forward)
+            check_values(u, rank, e, positions, &t[e]);
+        for (int x = forward ? OUT : DQ; x < TENSORS; x++)
             check_tensor(u, rank, e, x, positions, t[e].x[x]);
     }
     for (uint32_t e = 0; e < row->epochs; e++)
@@ -350,7 +352,7 @@ static void run_rank(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_attention_backward_plan *backward = NULL;
     struct prs_fused_error error;
     int r = ranks_open(self, 0, 60000, &ctx);
-    if (!r)
+    if (!r && !u->row->backward)
         r = prs_attention_plan_open(ctx, &u->row->shape, &u->row->tuning, &forward);
     if (!r)
         r = prs_attention_backward_plan_open(ctx, &u->row->shape, &u->row->tuning, &backward);
@@ -435,6 +437,18 @@ Test(attention_striped, a_ring_of_two_buffers_is_right, .timeout = 600)
         {2, {3, 1, 1, 64, 512, 1, 0, 0, 128, 60}, 2, .tuning = {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }
 
+/* Launches of one plan in a row. In the second one no rank needs the other, and rank 0 has less to do. */
+Test(attention_striped, gradients_of_ranks_that_need_nothing_are_right, .timeout = 600)
+{
+    ASSERT_RIGHT({2,
+                  {1, 4, 4, 64, 1024, 1, 0, 0, 128, 0, 1},
+                  3,
+                  {{128, 256, 512, 640, 896}, {128, 256, 384, 640, 896}, {128, 256, 512, 640, 896}},
+                  6,
+                  .backward = true,
+                  .tuning = {.heads_per_step = 1}});
+}
+
 Test(attention_striped, up_to_eight_ranks_are_right, .timeout = 600)
 {
     ASSERT_RIGHT({3, {1, 1, 1, 64, 768, 1, 0, 0, 128, 0, 1}, 2, {{700, 768}, {60, 61, 500}}, 4},
@@ -448,6 +462,26 @@ Test(attention_striped_order, of_all_that_travels, .timeout = 600)
 }
 
 /* ---- plans ---- */
+static void open_between_nodes(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 64, 512, 1, 0, 0, 128};
+    struct prs_attention_plan *plan;
+    struct prs_fused *ctx;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0, "rank %u", rank);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP);
+    cr_assert(strstr(prs_fused_error_text(), "on one node") != NULL, "%s", prs_fused_error_text());
+    prs_fused_close(ctx);
+}
+
+Test(attention_striped_nodes, several_are_refused, .timeout = 600)
+{
+    if (!getenv("SOFTNIC_WORLD"))
+        cr_skip_test("not under softnic-run");
+    hopper_setup(2, SMS, 0);
+    ranks_run(2, open_between_nodes, NULL);
+}
+
 static void assert_refused(int have, const char *text)
 {
     cr_assert_eq(have, -EINVAL, "%d", have);
