@@ -170,7 +170,6 @@ static void fill_args(struct prs_attention_backward_plan *p)
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
 {
-    prs_attention_striped_terms(p, sh);
     prs_plan_term(p, "batch", sh->batch);
     prs_plan_term(p, "heads_q", sh->heads_q);
     prs_plan_term(p, "heads_kv", sh->heads_kv);
@@ -178,6 +177,7 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
     prs_plan_term(p, "seq", sh->seq);
     prs_plan_term(p, "causal", sh->causal != 0);
     prs_plan_term(p, "heads_first", sh->heads_first != 0);
+    prs_attention_striped_terms(p, sh);
     prs_plan_term(p, "mode", t->mode);
     prs_plan_term(p, "mode of the pass for queries", self(p)->pass[PRS_PASS_QUERIES].info.tuning.mode);
     prs_plan_term(p, "ctas", t->ctas);
