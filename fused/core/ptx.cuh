@@ -409,14 +409,6 @@ PRS_DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* The logarithm of x to base 2, absolute error 2^-22 near 1; of 0 it is -infinity. */
-PRS_DEVICE float log2_fast(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* a / b, 2 ulp; 0 for an infinite b. */
 PRS_DEVICE float divide_fast(float a, float b)
 {

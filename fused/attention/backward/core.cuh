@@ -160,7 +160,7 @@ PRS_DEVICE void pass_through_cap(const struct prs_backward_args &args, const str
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float score = log2_fast(x->s[i + e]) + (E::of_keys ? lse[e & 1] : x->own[e >> 1].lse);
+            float score = log2f(x->s[i + e]) + (E::of_keys ? lse[e & 1] : x->own[e >> 1].lse);
             float tanh = score * inverse;
             x->d[i + e] = x->s[i + e] == 0 ? 0 : x->d[i + e] * (1 - tanh * tanh);
         }

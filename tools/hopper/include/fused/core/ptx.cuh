@@ -312,11 +312,6 @@ PRS_DEVICE float exp2_fast(float x)
     return exp2f(x);
 }
 
-PRS_DEVICE float log2_fast(float x)
-{
-    return log2f(x);
-}
-
 PRS_DEVICE float divide_fast(float a, float b)
 {
     return a / b;
