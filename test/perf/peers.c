@@ -3,9 +3,9 @@
  * process, so N connections are 2 N peers. Memory is what libperseus allocates, and what of the process is resident,
  * which includes the software NIC's queues. Prints one JSON object; exits with 1 if a word is wrong.
  *
- * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS]]]. Policy net: peers as the plugin's net comms, without signals.
- * Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context. Exits with 1
- * also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. */
+ * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS]]]. Policy net: peers as the plugin's net comms, without
+ * signals. Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context. Exits
+ * with 1 also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. */
 #include <perseus/perseus.h>
 #include <perseus/team.h>
 
