@@ -3,14 +3,14 @@
 """One of two rails is lost at a random moment of an allreduce between two nodes. The data stays right, and the job goes
 on.
 
-usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue|nic] [--recover] [--standby] [--runs N]
-                        [--seed S] [--limit-ms T] [--json]
+usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue|nic] [--recover] [--standby]
+                        [--runs N] [--seed S] [--limit-ms T] [--json]
 
-link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. nic: a NIC dies: it reports
-that, and then completes and flushes nothing. The pause is the time of
-the slowest iteration less that of the usual one. --recover: the rail comes back, and both rails carry data again.
---standby: each connection has one rail, and the other stands by: it carries data only while the first is lost. --json:
-the runs, one a line, for tools/dev/record.py.
+link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. nic: a NIC dies: it
+reports that, and then completes and flushes nothing. The pause is the time of the slowest iteration less that of the
+usual one. --recover: the rail comes back, and both rails carry data again. --standby: each connection has one rail, and
+the other stands by: it carries data only while the first is lost. --json: the runs, one a line, for
+tools/dev/record.py.
 """
 import argparse
 import json

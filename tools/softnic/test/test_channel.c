@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a program may expect that polls a descriptor before it blocks on an event. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -186,4 +187,25 @@ Test(channel, a_signal_ends_the_wait_for_an_event)
     pthread_join(thread, NULL);
     cr_assert(reader.result == -1 && reader.error == EINTR, "%d, errno %d", reader.result, reader.error);
     cr_assert_eq(ibv_destroy_comp_channel(reader.channel), 0);
+}
+
+Test(channel, a_nic_that_dies_says_so_takes_no_command_and_flushes_nothing)
+{
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+    struct sn_world *world = test_world(NULL);
+    struct ibv_async_event event;
+    struct address to;
+
+    pair_open(&a, &b);
+    to = end_address(&b);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &to, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(a.cq, "write before").status, IBV_WC_SUCCESS);
+    cr_assert_eq(sn_device_kill(world, 0), 0);
+    cr_assert_eq(ibv_get_async_event(a.qp->context, &event), 0);
+    cr_assert_eq(event.event_type, IBV_EVENT_DEVICE_FATAL);
+    ibv_ack_async_event(&event);
+    cr_assert_eq(ibv_modify_qp(a.qp, &error, IBV_QP_STATE), EIO);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &to, 0, IBV_SEND_SIGNALED, 2), 0);
+    cr_assert(quiet(a.cq, 20000), "it completes nothing");
+    cr_assert_eq(sn_cable_set(world, 0, true), -EINVAL, "its cable does not revive it");
 }
