@@ -35,8 +35,8 @@ enum { PRS_ALARM_ABORT = 1u << 30 };
 
 /* Symmetric memory of a context, on each rank of a node. */
 struct prs_alarm {
-    uint32_t raised; /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to */
-    uint32_t unused;
+    uint32_t raised;   /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to */
+    uint32_t launches; /* of this rank that have said a word, of all plans that the context has had */
     /* The words of say_launch(), by the parity of the launch and the writer's number in the node. A rank writes a word
      * again two launches later, when the others have finished this one. */
     uint64_t said[2][PRS_MAX_LOCAL_RANKS];

@@ -37,8 +37,11 @@ PRS_DEVICE uint32_t rows_of_launch(const struct prs_kernel_args &args)
 /* Another thread than that of launch_begin(), at the same time. */
 PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
 {
-    if (args.turns[0])
-        say_launch(&args.sync, &args.schedule.place, args.alarms, *(volatile uint32_t *)&args.turns[0]->launches,
+    /* Not the number of struct prs_turns, which begins again when no plan has it: words of before would fit it. */
+    /* MUTANT(emulator errors/plans_that_come_and_go_make_no_difference) the words of a context have one count:
+     * s/alarms[0]->launches/turns[0]->launches/ */
+    if (args.turns[0] && args.alarms[0])
+        say_launch(&args.sync, &args.schedule.place, args.alarms, *(volatile uint32_t *)&args.alarms[0]->launches,
                    args.plan, rows_of_launch(args));
 }
 
@@ -47,7 +50,7 @@ PRS_DEVICE void launch_compare(const struct prs_kernel_args &args, uint32_t lane
 {
     if (!args.turns[0])
         return;
-    __threadfence_system(); /* [both-say]: the own word, which came before the barrier of begin_roles(), before theirs */
+    __threadfence_system(); /* [both-say]: the own word, before the barrier of begin_roles(), before theirs */
     refuse_difference(&args.sync, &args.schedule.place, lane);
 }
 
@@ -79,6 +82,8 @@ template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args
         refuse_difference(&args.sync, &args.schedule.place, threadIdx.x - 64);
     if (threadIdx.x == 0 && args.turns[0])
         *(volatile uint32_t *)&args.turns[0]->launches += 1;
+    if (threadIdx.x == 32 && args.turns[0] && args.alarms[0])
+        *(volatile uint32_t *)&args.alarms[0]->launches += 1;
     if (threadIdx.x < PRS_CLAIMS)
         *(volatile uint32_t *)claim_counter(args, threadIdx.x) = 0;
     if (E::gathers && s->segments == 0 && s->place.world > 1)

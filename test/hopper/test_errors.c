@@ -190,6 +190,38 @@ Test(errors, a_plan_that_one_rank_has_alone_makes_no_difference, .timeout = 120)
         cr_assert_eq(d.error[rank].code, 0, "rank %u: %s", rank, d.error[rank].text);
 }
 
+/* What plans share begins anew when none has it; the words of launches before are still there. */
+static void open_again_and_again(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
+    struct prs_gemm_operands x = {0};
+    struct prs_gemm_plan *plan;
+    struct prs_fused *ctx;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    x.a = ranks_upload(1, (uint64_t)ROWS * 64);
+    x.b = ranks_upload(2, (uint64_t)256 * 64);
+    x.c = ranks_device((size_t)ROWS * 256 * 2, 0);
+    for (uint32_t i = 0; i < 6; i++) {
+        struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, i % 2 ? ROWS : ROWS / 2, 256, 64, 1};
+        struct prs_fused_error error;
+        cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0, "%s", prs_fused_error_text());
+        if (rank == i % 2)
+            usleep(20000); /* the other one finds no word of this launch */
+        cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+        cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+        cr_assert_eq(prs_fused_poll_error(ctx, &error), 0, "rank %u, plan %u: %s", rank, i, error.text);
+        prs_gemm_plan_close(plan);
+    }
+    prs_fused_close(ctx);
+}
+
+Test(errors, plans_that_come_and_go_make_no_difference, .timeout = 120)
+{
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_again_and_again, NULL);
+}
+
 /* ---- going on after a rank was lost ---- */
 static __thread uint32_t freed; /* calls of cudaFree(). The linker redirects them here */
 static __thread bool may_meet;
