@@ -31,7 +31,7 @@ try:
     import torch
     import torch.distributed as dist
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn import functional as F
 except ImportError:
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -100,13 +100,17 @@ class Ours:
 
 
 class TorchContextParallel:
-    """Slices of the whole sequence, dealt and sent by torch."""
+    """Slices of the whole sequence, dealt and sent by torch, which replaces functional.scaled_dot_product_attention."""
 
     def __init__(self, mesh, tensors, world):
         from torch.distributed.tensor.experimental import context_parallel
         self.mesh, self.context_parallel = mesh, context_parallel
         # The whole sequence is made on each rank, cut by torch, and only the slices are kept.
         self.q, self.k, self.v, self.dout = (torch.cat([t] * world, 1).transpose(1, 2).contiguous() for t in tensors)
+        # Of one head, what its first call must give: rows of chunks r and 2 W - 1 - r.
+        first = (t[:1, :1].float() for t in (self.q, self.k, self.v))
+        chunks = F.scaled_dot_product_attention(*first, is_causal=True).chunk(2 * world, 2)
+        self.want = torch.cat([chunks[dist.get_rank()], chunks[2 * world - 1 - dist.get_rank()]], 2)
 
     def __enter__(self):
         buffers = [self.q, self.k, self.v, self.dout]
@@ -123,7 +127,15 @@ class TorchContextParallel:
     def __call__(self):
         self.q.grad = self.k.grad = self.v.grad = None
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True).backward(self.dout)
+            out = F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True)
+        if self.want is not None:
+            off = float((out[:1, :1].float() - self.want).norm() / self.want.norm())
+            if not off < 0.02:
+                raise RuntimeError(f"torch's context parallel is {off} from attention over the whole sequence: it "
+                                   "attends to its own slice only, or deals the sequence in another way")
+            self.want = None
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out.backward(self.dout)
 
 
 class OneGpu:
@@ -139,8 +151,8 @@ class OneGpu:
     def __call__(self):
         self.q.grad = self.k.grad = self.v.grad = None
         with sdpa_kernel(self.backend):
-            scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal,
-                                         enable_gqa=self.q.shape[1] != self.k.shape[1]).backward(self.dout)
+            F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal,
+                                           enable_gqa=self.q.shape[1] != self.k.shape[1]).backward(self.dout)
 
 
 class Reference:

@@ -37,8 +37,8 @@ SILU, E4M3 = 4, 4  # enum prs_activation, enum prs_dtype
 KERNELS, ONE = 1, 2  # enum prs_moe_path
 MOST_ERROR = 1.2  # of NCCL's way
 # Of e4m3: an activation between two of its numbers may become either, because sums before it were rounded. Some in a
-# hundred do, by a tenth.
-MOST_SCALED_ERROR = 0.02
+# hundred do, by a tenth: 0.017 to 0.024 of the whole, the more the fewer columns an expert has.
+MOST_SCALED_ERROR = 0.03
 MEMORY_BYTES_PER_US = 4.3e6
 
 
