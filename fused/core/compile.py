@@ -48,8 +48,8 @@ def faults(lines):
 def check(path):
     found = faults(path.read_text(encoding="utf-8").splitlines())
     for (source, line), (instruction, number) in found.items():
-        print(f"{source}:{line}: {instruction} by an address that may be that of a kernel's parameter (line {number} of "
-              f"{path.name}): write `if`, not `? :`, of a parameter and other memory", file=sys.stderr)
+        print(f"{source}:{line}: {instruction} by an address that may be that of a kernel's parameter (line {number} "
+              f"of {path.name}): write `if`, not `? :`, of a parameter and other memory", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device code of scales.h: the tile product of e4m3. The tensor cores keep about 14 bits of a sum, so its error
- * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to one in fp32. It multiplies 128 columns
- * at a time, since registers hold no second sum of a whole tile. */
+ * grows with K. An instance that promotes adds the sum of each stage, 128 of K, to one in fp32. It multiplies 128
+ * columns at a time, since registers hold no second sum of a whole tile. */
 #ifndef PERSEUS_FUSED_SCALES_CUH
 #define PERSEUS_FUSED_SCALES_CUH
 

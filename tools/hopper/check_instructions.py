@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail if the emulator's ptx.cuh lacks a function of fused/core/ptx.cuh, or declares it with other parameters. The same
-for perseus/sync.h.
+"""Fail if the emulator's ptx.cuh lacks a function of fused/core/ptx.cuh or wgmma.cuh, or declares it with other
+parameters. The same for perseus/sync.h.
 
 usage: check_instructions.py ROOT
 """
@@ -10,6 +10,7 @@ import re
 import sys
 
 PAIRS = (("fused/core/ptx.cuh", "tools/hopper/include/fused/core/ptx.cuh"),
+         ("fused/core/wgmma.cuh", "tools/hopper/include/fused/core/ptx.cuh"),
          ("include/perseus/sync.h", "tools/hopper/include/perseus/sync.h"))
 FUNCTION = re.compile(r"(?m)^(template\s*<[^>]*>\s*)?PRS_(?:DEVICE|HD)\s+([\w\s*]+?)(\w+)\(([^{;]*)\)\s*\{")
 
