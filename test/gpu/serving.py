@@ -27,6 +27,7 @@ import time
 BEGAN = time.monotonic()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "fused/python"), str(ROOT / "test/gpu")]
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of processes starts and ends slowly
 import grid  # noqa: E402  sets the environment: NVLink multicast is never used on these hosts
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -53,6 +54,7 @@ class Runner:
         self.inputs = [self.x.clone(), torch.flip(self.x, (1,)).contiguous()]
         self.calls, self.last, self.worst, self.failed, self.spans = {}, {}, {}, {}, {}
         reference = ways.pop("reference")
+        self.ways = ways  # a graph does not keep the buffers of its way
         self.references = []
         for given in self.inputs:
             self.x.copy_(given)
