@@ -128,6 +128,14 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
             "rank %u: m_on_device holds %u rows; it must be 1 to %u, the plan's shape.m, and a multiple of %u", f->from,
             f->seen, f->index, f->want);
         return -EINVAL;
+    case PRS_FAULT_PATH:
+        (void)snprintf(
+            text, bytes,
+            "rank %u runs a layer of MoE as one kernel, and rank %u launched several kernels of MoE instead: "
+            "all ranks must make the same calls in the same order, and either all or none of them pass rows, "
+            "expert_rows, maps or kept_rows to the layer",
+            ctx->config.rank, f->from);
+        return -EINVAL;
     case PRS_FAULT_NEIGHBOUR:
         (void)snprintf(
             text, bytes,

@@ -1,28 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host's part of few.h: memory, tensor maps, launch. */
+#include <assert.h>
 #include <errno.h>
 
 #include "fused/core/tensor_map.h"
 #include "fused/moe/plan.h"
+#include "fused/moe/time.h"
 #include "transport/util/error.h"
 
-static int check(const struct prs_moe_plan *p)
+/* ---- which path ---- */
+/* Why this rank's layer cannot be one kernel; NULL: it can. Static text. */
+static const char *obstacle(const struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
     const struct prs_route *r = &p->args.route;
-    if (!s->layer || !s->weights_transposed || s->capacity != 0)
-        return prs_fail(-EINVAL,
-                        "fused: a MoE layer as one kernel: layer %u, weights_transposed %u, capacity %u: 1, 1 and 0",
-                        s->layer, s->weights_transposed, s->capacity);
+    if (!s->layer)
+        return "the plan is not of a layer (shape.layer is 0)";
     if (p->args.type != PRS_MOE_TYPE)
-        return prs_fail(-EINVAL, "fused: a MoE layer as one kernel of %s: it is of bf16",
-                        prs_element_find(p->args.type)->name);
+        return "one kernel is of bf16 only";
+    if (!s->weights_transposed)
+        return "one kernel needs shape.weights_transposed: experts' weights [E/W, N, H]";
+    if (s->capacity != 0)
+        return "one kernel needs shape.capacity 0: it drops no rows";
     if (r->place.nodes > 1)
-        return prs_fail(-EINVAL, "fused: a MoE layer as one kernel over %u nodes: it runs on one", r->place.nodes);
+        return "one kernel runs on one node only";
     if ((uint64_t)r->place.world * s->tokens * s->top_k > PRS_FEW_MOST_CHOICES)
+        return "one kernel takes at most 4096 choices of all ranks: ranks times shape.tokens times shape.top_k";
+    return NULL;
+}
+static_assert(PRS_FEW_MOST_CHOICES == 4096, "as obstacle() says");
+
+int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed)
+{
+    const struct prs_moe_shape *s = &p->shape;
+    struct prs_moe_info *info = &p->info;
+    const char *why = obstacle(p);
+    double us = why ? 0 : prs_moe_time_of_one(s, p->args.route.place.world);
+    if (info->tuning.path > PRS_MOE_PATH_ONE)
+        return prs_fail(-EINVAL, "fused: MoE tuning: path %u is not known", info->tuning.path);
+    if (info->tuning.path == PRS_MOE_PATH_ONE && why)
         return prs_fail(-EINVAL,
-                        "fused: a MoE layer as one kernel for %u ranks of %u tokens, top %u: at most %d choices",
-                        r->place.world, s->tokens, s->top_k, PRS_FEW_MOST_CHOICES);
+                        "fused: MoE tuning: path %u, a layer as one kernel: %s (%u ranks of %u tokens, top %u, layer "
+                        "%u, weights_transposed %u, capacity %u)",
+                        info->tuning.path, why, p->args.route.place.world, s->tokens, s->top_k, s->layer,
+                        s->weights_transposed, s->capacity);
+    info->reason = "as tuning.path says";
+    if (info->tuning.path == PRS_MOE_PATH_AUTO) {
+        if (!why && us > info->predicted_us)
+            why = "experts have so many rows that one kernel should be slower";
+        if (why)
+            p->base.call.hint.flags |= PRS_FEW_REFUSED;
+        else if (agreed && (agreed->flags & PRS_FEW_REFUSED) != 0)
+            why = "on another rank one kernel cannot run, or should be slower";
+        info->tuning.path = why ? PRS_MOE_PATH_KERNELS : PRS_MOE_PATH_ONE;
+        info->reason = why ? why : "few tokens: one kernel should be faster";
+    }
+    if (info->tuning.path == PRS_MOE_PATH_ONE)
+        info->predicted_us = us;
     return 0;
 }
 
@@ -60,13 +94,8 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
     struct prs_few *few = &p->few;
     uint32_t ctas;
     int r;
-    if (p->info.tuning.path != PRS_MOE_PATH_KERNELS && p->info.tuning.path != PRS_MOE_PATH_ONE)
-        return prs_fail(-EINVAL, "fused: MoE tuning: path %u is not known", p->info.tuning.path);
     if (p->info.tuning.path != PRS_MOE_PATH_ONE)
         return 0;
-    r = check(p);
-    if (r)
-        return r;
     r = prs_few_kernel_prepare(a->type, &ctas);
     if (r)
         return prs_fail(r, "fused: the MoE kernel for few tokens does not fit device %d: built for another GPU?",
@@ -83,7 +112,7 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
     return 0;
 }
 
-void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory)
+void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches)
 {
     struct prs_few *few = &p->few;
     struct layout l = lay_out(&p->args.route, p->args.n);
@@ -97,6 +126,7 @@ void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory)
     few->state = (struct prs_few_state *)(memory->at[0] + l.state);
     few->done = (uint32_t *)(memory->at[0] + l.done);
     few->inner = memory->at[0] + l.inner;
+    few->switches = switches ? (const uint64_t *)switches->at[0] : NULL;
 }
 
 /* ---- launch ---- */

@@ -72,6 +72,7 @@ struct prs_few {
     uint8_t *rows[PRS_MAX_LOCAL_RANKS];
     uint32_t *row_flags[PRS_MAX_LOCAL_RANKS];
     uint8_t *results[PRS_MAX_LOCAL_RANKS];
+    const uint64_t *switches; /* this rank's words of plan_switch.h; NULL: a plan of one rank */
 };
 
 /* moe: tokens, choices, weights of the router, count, status, residual, combined; route, sync, claims. */

@@ -178,6 +178,30 @@ PRS_DEVICE bool places_have_come(uint4 v, uint32_t launch)
            prs_few_has_come(v.w, launch);
 }
 
+/* Whether a rank, whose places of this launch are not here, has launched several kernels of MoE instead, which wait for
+ * this rank. Then its routes have the number of this rank's next launch, since all launches count alike; or it has come
+ * to a switch of plans that this rank has not come to (plan_switch.h). Places would have come before the switch. */
+PRS_DEVICE_OUTLINED bool took_other_path(const struct prs_few_args &args, const uint4 *places, uint32_t launch,
+                                         uint32_t source)
+{
+    uint32_t p = prs_place_distance(&args.moe.route.place, source);
+    if (p == 0)
+        return false;
+    if (*(const volatile uint32_t *)(args.moe.message_flags[0] + p) == launch_epoch(&args.moe.sync))
+        return true;
+    const uint32_t *word = (const uint32_t *)(args.few.switches + prs_switch_neighbour_word(p));
+    uint32_t its = load_acquire_sys(word); /* [plan-switch]: before the places are read once more */
+    return its == ((const volatile struct prs_switch_state *)args.few.switches)->switches + 1 &&
+           !places_have_come(load_relaxed_sys_v4(places), launch);
+}
+
+/* Both ranks give up: the other one is told. */
+PRS_DEVICE_OUTLINED void refuse_path(const struct prs_few_args &args, uint32_t launch, uint32_t source)
+{
+    record_fault(&args.moe.sync, PRS_FAULT_PATH, source, 0, launch, 0, 0);
+    give_up(&args.moe.sync, PRS_FAULT_ABORTED, args.moe.route.place.rank, 0, 0, 0, 0);
+}
+
 /* Waits for four places of a token; vector: of all. Those that do not come are of no expert. */
 PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
 {
@@ -190,6 +214,11 @@ PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_
         uint4 v = load_relaxed_sys_v4(at);
         if (places_have_come(v, l.number))
             return v;
+        /* MUTANT(emulator moe_few/ranks_that_take_different_paths_are_named) the other path is noticed:
+         * s/took_other_path(args, at, l.number, source)/false/ */
+        if (clock.spins % SPINS_PER_CLOCK_READ == SPINS_PER_CLOCK_READ - 1 &&
+            took_other_path(args, at, l.number, source))
+            refuse_path(args, l.number, source);
         if (!keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_ROUTES, source, vector, l.number & 0xffff, v.x >> 16)) {
             uint32_t none = prs_few_word(l.number, PRS_ROUTE_NONE);
             return make_uint4(none, none, none, none);

@@ -7,6 +7,7 @@
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
 #include "fused/core/tensor_map.h"
+#include "fused/moe/time.h"
 #include "transport/util/error.h"
 
 enum {
@@ -15,8 +16,6 @@ enum {
     MAX_ROUTE_CTAS = PRS_ROUTE_MAX_CHUNKS,
     FEW_TOKENS = 512,
 };
-
-static const double ROUTING_US = 25; /* counts, offsets, maps */
 
 /* ---- choices ---- */
 static uint32_t type_of(const struct prs_moe_shape *s)
@@ -143,8 +142,6 @@ static void choose(struct prs_moe_plan *p)
     prs_route_put_sizes(p->shape.tokens, row_bytes(&p->shape), &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
-    if (t->path == PRS_MOE_PATH_AUTO)
-        t->path = PRS_MOE_PATH_KERNELS;
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
@@ -152,33 +149,18 @@ static void choose(struct prs_moe_plan *p)
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->base.ctx, &p->shape);
 }
 
-/* Predicts the time of a launch. Also sets the time between two rows that a CTA sends. */
+/* Also sets the time between two rows that a CTA sends. */
 static void predict(struct prs_moe_plan *p)
 {
-    const struct prs_moe_shape *s = &p->shape;
-    double world = p->base.ctx->config.world, rows = (double)s->tokens * s->top_k, local = s->experts / world,
-           misses = 1;
-    double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link, down = 0;
-    for (uint32_t i = 0; i < s->top_k; i++)
-        misses *= 1 - 1 / world;
-    p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * row_bytes(s));
-    compute = prs_compute_us(2.0 * (blocks > local ? blocks : local) * PRS_TILE_M * s->hidden * s->columns,
-                             PRS_MOE_FLOPS_PER_US, PRS_SMS);
-    weights = (local * s->columns + rows * 3) * row_bytes(s) / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
-    link = (double)p->info.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
-    /* The tensor cores take as long for as many bytes; not measured for e4m3. */
-    compute *= prs_element_bytes(type_of(s)) / 2.0;
-    compute = compute > weights ? compute : weights;
-    if (s->layer) { /* the second product; then results are read, and sums travel */
-        down = compute * result_columns(s) / s->columns;
-        double read = rows * prs_moe_result_bytes(p) / PRS_MEMORY_BYTES_PER_US;
-        double back = link * prs_moe_result_bytes(p) / row_bytes(s);
-        down += read > back ? read : back;
-    }
-    if (p->info.tuning.spread > 1)
-        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * PRS_CLOCKS_PER_US * p->info.tuning.ctas /
-                                      ((double)p->info.sent_bytes / row_bytes(s) + 1));
-    p->info.predicted_us = ROUTING_US + (compute > link ? compute : link) + down;
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    double bytes = row_bytes(&p->shape);
+    struct prs_moe_time time = prs_moe_time_of_kernels(&p->shape, p->base.ctx->config.world, row_bytes(&p->shape),
+                                                       prs_element_bytes(type_of(&p->shape)));
+    p->info.sent_bytes = time.sent_bytes;
+    p->info.predicted_us = time.all;
+    if (t->spread > 1)
+        p->args.push_gap = (uint32_t)(time.product * t->spread / 100 * PRS_CLOCKS_PER_US * t->ctas /
+                                      ((double)time.sent_bytes / bytes + 1));
 }
 
 static void init_route(struct prs_moe_plan *p)
@@ -352,7 +334,7 @@ static int place(struct prs_plan *base)
         a->return_flags[q] = a->staging_flags[q] + (memory[RETURNS] ? prs_route_row_flag(r, r->place.world, 0) : 0);
     }
     if (memory[FEW])
-        prs_few_place(prs_moe_self(base), memory[FEW]);
+        prs_few_place(prs_moe_self(base), memory[FEW], memory[SWITCH]);
     if (r->place.nodes == 1)
         return 0;
     a->far.device = base->ctx->network->device;
@@ -391,7 +373,6 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t clusters, ctas;
     int r = prs_check_reserved(&p->shape, "struct prs_moe_shape");
-    (void)agreed; /* nothing depends on what only one rank knows */
     if (!r)
         r = prs_check_reserved(&p->wanted, "struct prs_moe_tuning");
     if (!r)
@@ -409,9 +390,11 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     ctas = clusters * t->cluster;
     t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->cluster, clusters) * t->cluster;
     predict(p);
+    r = prs_few_choose(p, agreed);
     need_shared(p);
     add_terms(p);
-    r = prs_few_decide(p, FEW);
+    if (!r)
+        r = prs_few_decide(p, FEW);
     return r != 0 ? r : open_tables(p);
 }
 

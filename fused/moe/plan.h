@@ -90,11 +90,15 @@ int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args
 int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, bool n_k, cudaStream_t stream);
 
 /* ---- few.c ---- */
-/* For decide(): checks whether the layer can be one kernel, prepares it, and says what memory it needs, as need number
- * `need`. Nothing if the plan's layer is several kernels. */
+/* A flag of the hint: on this rank a layer as one kernel cannot run, or would be slower. */
+enum { PRS_FEW_REFUSED = 1 };
+/* For decide(), after the time is predicted: decides the path of the layer. agreed: as of decide(). */
+int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed);
+/* For decide(): prepares the kernel, and says what memory it needs, as need number `need`. Nothing if the plan's layer
+ * is several kernels. */
 int prs_few_decide(struct prs_moe_plan *p, uint32_t need);
-/* For place(). */
-void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory);
+/* For place(). switches: the words of plan_switch.h, or NULL. */
+void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches);
 /* Whether prs_few_layer() runs this layer. All ranks must agree. */
 bool prs_few_runs(const struct prs_moe_plan *p, const struct prs_moe_batch *b);
 /* Enqueues a layer, with the operands that p->args has. */

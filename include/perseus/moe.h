@@ -60,7 +60,7 @@ struct prs_moe_shape {
 
 /** How prs_moe_layer() runs. */
 enum prs_moe_path {
-    PRS_MOE_PATH_AUTO = 0, /**< chosen by the plan: PRS_MOE_PATH_KERNELS */
+    PRS_MOE_PATH_AUTO = 0, /**< chosen by the plan: one kernel where that can run on all ranks and should be faster */
     PRS_MOE_PATH_KERNELS = 1,
     PRS_MOE_PATH_ONE = 2 /**< one kernel, for few tokens: see prs_moe_layer() */
 };
@@ -91,7 +91,8 @@ struct prs_moe_info {
     double predicted_us; /**< for the same */
     uint64_t maps_bytes; /**< of the maps of one dispatch */
     uint64_t row_bytes;  /**< of a row of prs_moe_dispatch()'s out */
-    uint64_t reserved[PRS_RESERVED_WORDS - 1];
+    const char *reason;  /**< why the path of a layer was chosen; static text */
+    uint64_t reserved[PRS_RESERVED_WORDS - 2];
 };
 
 /** Where a row of out came from. Rows that only fill an expert's last 128 have rank, token and slot UINT32_MAX. */
@@ -257,9 +258,13 @@ PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_mo
  * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own.
  *
  * With PRS_MOE_PATH_ONE the layer is one kernel, made for few tokens: no kernel of a single warp comes before it, no
- * counts are exchanged, and a token's results are not rounded to travel. The plan needs one node, weights_transposed,
- * capacity 0 and W * tokens * top_k of at most 4096; opening it is refused otherwise. A launch with rows, expert_rows,
- * maps or kept_rows takes the kernels of the other path, so all ranks must have these, or none. */
+ * counts are exchanged, and a token's results are not rounded to travel. The plan needs one node, bf16,
+ * weights_transposed, capacity 0 and W * tokens * top_k of at most 4096; opening it with that path is refused
+ * otherwise. info.tuning.path says which path a plan has, info.reason why. The path follows from the plan's most
+ * tokens, which all ranks know, and not from a launch's: for batches of different sizes open a plan for each.
+ *
+ * A launch with rows, expert_rows, maps or kept_rows takes the several kernels in any plan, so all ranks must pass
+ * these, or none. A rank that runs one kernel while another one runs several ends with an error that names both. */
 PRS_API int prs_moe_layer(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** What prs_moe_multiply() works on: device memory, 16-byte aligned. */

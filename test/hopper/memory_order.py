@@ -71,6 +71,9 @@ UNSEEN = {
     ("moe/engine.cuh", "__syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */"):
         (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
     ("moe/engine.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("moe/few_route.cuh", "uint32_t its = load_acquire_sys(word); /* [plan-switch]: before the places are read once "
+                          "more */"):
+        (2, "no test of these has a rank that waits at a switch of plans while another one waits for its places"),
     ("moe/route.cuh", "fence_release_sys(); /* [routing-chunk]: this chunk's messages, before its arrival in "
                       "arrives_last() below */"):
         (2, "the arrival is a release, too, and causality passes through it to the flags, which are released for the "

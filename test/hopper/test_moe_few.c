@@ -68,7 +68,7 @@ struct calls {
     uint16_t out[LAYERS][TOKENS * HIDDEN];
 };
 
-static void open_calls(struct calls *c, struct ranks_self *self, uint32_t rank, uint32_t timeout_ms)
+static void open_layer(struct calls *c)
 {
     static const struct prs_moe_shape shape = {.tokens = TOKENS,
                                                .hidden = HIDDEN,
@@ -81,17 +81,21 @@ static void open_calls(struct calls *c, struct ranks_self *self, uint32_t rank, 
                                                .layer = 1,
                                                .logical_experts = MAPPED,
                                                .replicas = REPLICAS};
+    cr_assert_eq(prs_moe_plan_open(c->ctx, &shape, NULL, &c->plan), 0, "%s", prs_fused_error_text());
+    prs_moe_plan_query(c->plan, &c->info);
+}
+
+static void open_calls(struct calls *c, struct ranks_self *self, uint32_t rank, uint32_t timeout_ms)
+{
     /* Expert 0 has two places, expert 2 the same one twice; expert 3 is absent, and that of expert 4 does not exist. */
     static const int32_t map[MAPPED * REPLICAS] = {0, 2, 1, -1, 3, 3, -1, -1, EXPERTS, -1};
-    static const struct prs_moe_tuning tuning = {.path = PRS_MOE_PATH_ONE};
     /* Rank 1 chooses an expert that does not exist, and one twice. */
     int64_t chosen[TOKENS * TOP_K] = {0, 3, 1, rank == 1 ? MAPPED : 0, rank == 1 ? 2 : 4, 2};
     float weights[TOKENS * TOP_K] = {0.5f, 1, 0.25f, 2, 1, -1.5f};
     void *device[3] = {ranks_device(sizeof(chosen), 0), ranks_device(sizeof(weights), 0), ranks_device(sizeof(map), 0)};
     cr_assert_eq(ranks_open(self, 0, timeout_ms, &c->ctx), 0);
-    cr_assert_eq(prs_moe_plan_open(c->ctx, &shape, &tuning, &c->plan), 0, "%s", prs_fused_error_text());
-    prs_moe_plan_query(c->plan, &c->info);
-    cr_assert_eq(c->info.tuning.path, PRS_MOE_PATH_ONE);
+    open_layer(c);
+    cr_assert_eq(c->info.tuning.path, PRS_MOE_PATH_ONE, "%s", c->info.reason);
     (void)cudaMemcpy(device[0], chosen, sizeof(chosen), cudaMemcpyHostToDevice);
     (void)cudaMemcpy(device[1], weights, sizeof(weights), cudaMemcpyHostToDevice);
     (void)cudaMemcpy(device[2], map, sizeof(map), cudaMemcpyHostToDevice);
@@ -219,7 +223,7 @@ static void open_wrong_plans(uint32_t rank, struct ranks_self *self, void *user)
         const char *why;
     } rows[] = {
         {{4, 64, 64, 4, 2, .layer = 1}, PRS_MOE_PATH_ONE, "weights_transposed 0"},
-        {{4, 64, 64, 4, 2, .weights_transposed = 1}, PRS_MOE_PATH_ONE, "layer 0"},
+        {{4, 64, 64, 4, 2, .weights_transposed = 1}, PRS_MOE_PATH_ONE, "the plan is not of a layer"},
         {{4, 64, 64, 4, 2, 128, 1, .layer = 1}, PRS_MOE_PATH_ONE, "capacity 128"},
         {{2049, 64, 64, 4, 2, .weights_transposed = 1, .layer = 1}, PRS_MOE_PATH_ONE, "at most 4096 choices"},
         {{4, 64, 64, 4, 2, .weights_transposed = 1, .layer = 1}, PRS_MOE_PATH_ONE + 1, "path 3 is not known"},
@@ -241,6 +245,108 @@ Test(moe_few, what_one_kernel_cannot_do_is_refused_by_name, .timeout = 60)
 {
     hopper_setup(1, 4, 0);
     ranks_run(1, open_wrong_plans, NULL);
+}
+
+/* ---- which path a plan takes ---- */
+static void open_plans(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct {
+        struct prs_moe_shape shape;
+        uint32_t wanted, path, capacity_of_last; /* wanted: by tuning */
+        const char *why;                         /* of rank 0 */
+    } rows[] = {
+        {{32, 64, 128, 64, 4, .weights_transposed = 1, .gated = 1, .layer = 1}, 0, PRS_MOE_PATH_ONE, 0, "few tokens"},
+        {{512, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_ONE, 0, "few tokens"},
+        {{513, 64, 64, 512, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "4096 choices"},
+        {{32, 64, 64, 64, 4, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "weights_transposed"},
+        {{32, 64, 64, 64, 4, .weights_transposed = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "not of a layer"},
+        {{32, 64, 64, 64, 4, .weights_transposed = 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 128, "on another rank"},
+        {{32, 64, 64, 64, 4, 128, 1, .layer = 1}, 0, PRS_MOE_PATH_KERNELS, 0, "capacity 0"},
+        {{32, 64, 64, 64, 4, .weights_transposed = 1, .layer = 1},
+         PRS_MOE_PATH_KERNELS,
+         PRS_MOE_PATH_KERNELS,
+         0,
+         "as tuning.path says"},
+        {{32, 64, 64, 64, 4, .weights_transposed = 1, .layer = 1},
+         PRS_MOE_PATH_ONE,
+         PRS_MOE_PATH_ONE,
+         0,
+         "as tuning.path says"},
+        /* Each of eight experts has 256 rows of a wide product. */
+        {{512, 2048, 8192, 8, 2, .weights_transposed = 1, .gated = 1, .layer = 1},
+         0,
+         PRS_MOE_PATH_KERNELS,
+         0,
+         "slower"},
+    };
+    double us[2] = {0};
+    struct prs_fused *ctx;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_moe_tuning tuning = {.path = rows[i].wanted};
+        struct prs_moe_shape shape = rows[i].shape;
+        struct prs_moe_plan *plan = NULL;
+        struct prs_moe_info info;
+        if (rank == WORLD - 1 && rows[i].capacity_of_last != 0)
+            shape.capacity = rows[i].capacity_of_last;
+        cr_assert_eq(prs_moe_plan_open(ctx, &shape, &tuning, &plan), 0, "row %zu: %s", i, prs_fused_error_text());
+        prs_moe_plan_query(plan, &info);
+        cr_assert_eq(info.tuning.path, rows[i].path, "row %zu: %s", i, info.reason);
+        cr_assert(rank != 0 || strstr(info.reason, rows[i].why), "row %zu: %s", i, info.reason);
+        us[info.tuning.path == PRS_MOE_PATH_ONE] = info.predicted_us;
+        prs_moe_plan_close(plan);
+        cr_assert(i != 8 || us[1] < us[0], "one kernel %g us, several %g", us[1], us[0]); /* of the same shape */
+    }
+    prs_fused_close(ctx);
+}
+
+Test(moe_few, a_plan_takes_the_path_that_all_ranks_can_take, .timeout = 120)
+{
+    hopper_setup(WORLD, 4, 0);
+    ranks_run(WORLD, open_plans, NULL);
+}
+
+struct differing {
+    bool switches; /* the rank with maps has to wait at a switch of plans */
+    struct prs_fused_error error[WORLD];
+};
+
+/* Rank 1 passes maps, and so launches several kernels. */
+static void launch_differently(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct differing *x = user;
+    struct calls c, other;
+    open_calls(&c, self, rank, 60000);
+    set_count(&c, TOKENS);
+    cr_assert_eq(prs_moe_layer(c.plan, &c.one, NULL), 0);
+    cr_assert_eq(prs_moe_layer(c.plan, &c.kernels, NULL), 0);
+    if (x->switches) {
+        other = c;
+        open_layer(&other);
+        cr_assert_eq(prs_moe_layer(other.plan, &c.kernels, NULL), 0);
+    }
+    cr_assert_eq(prs_moe_layer(c.plan, rank == 1 ? &c.kernels : &c.one, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(c.ctx, &x->error[rank]);
+    (void)ranks_allgather(self, &rank, (uint32_t[WORLD]){0}, sizeof(rank));
+    if (x->switches)
+        prs_moe_plan_close(other.plan);
+    close_calls(&c);
+}
+
+Test(moe_few, ranks_that_take_different_paths_are_named, .timeout = 120)
+{
+    hopper_setup(WORLD, 4, 0);
+    hopper_forgive_late_writes();
+    for (int switches = 0; switches < 2; switches++) {
+        struct differing x = {.switches = switches != 0};
+        ranks_run(WORLD, launch_differently, &x);
+        cr_assert_eq(x.error[0].code, -EINVAL, "%s", x.error[0].text);
+        cr_assert_not_null(strstr(x.error[0].text, "rank 0 runs a layer of MoE as one kernel, and rank 1 launched"),
+                           "%s", x.error[0].text);
+        cr_assert_eq(x.error[1].code, -ECANCELED, "%s", x.error[1].text);
+    }
 }
 
 /* Every access checked for its order (memory_order.py). */

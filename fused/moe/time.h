@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Predicts the time of a launch, where all ranks have shape.tokens tokens and choices are even. Pure functions. */
+#ifndef PERSEUS_FUSED_MOE_TIME_H
+#define PERSEUS_FUSED_MOE_TIME_H
+
+#include <stdint.h>
+
+#include <perseus/moe.h>
+
+struct prs_moe_time {
+    uint64_t sent_bytes; /* over NVLink, from a rank */
+    double product;      /* us, of the first or only product */
+    double all;          /* us */
+};
+
+/* A dispatch with its product, or a layer, of several kernels. row_bytes: of a token; element_bytes: of a number. */
+struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint32_t world, uint32_t row_bytes,
+                                            uint32_t element_bytes);
+/* A layer of bf16 as one kernel (few.h): us. */
+double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world);
+
+#endif
