@@ -216,6 +216,82 @@ class Moe(unittest.TestCase):
         self.assertEqual(run(1, body), [(0.0, 0.0, 0.0)])
 
 
+class OneKernel(unittest.TestCase):
+    """A layer without gradients, in a plan whose layer is one kernel. That kernel does not round what a rank's experts
+    make of a token, so some bits differ from those of several kernels."""
+
+    def body(self, group):
+        count, local = COUNTS[2][group.rank], EXPERTS // 2
+        chosen, router = routed(group.rank, count)
+        x, added = random(group.rank, count, HIDDEN, seed=33), random(group.rank, count, HIDDEN, seed=34)
+        first, second = (t[group.rank * local:(group.rank + 1) * local].clone() for t in matrices(True, True))
+        sizes = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "inner": INNER, "linear_layout": True,
+                 "group": group}
+        small, large = (perseus.moe_plan(max_tokens=n, **sizes) for n in (24, 1000))
+        self.assertEqual((small.path, large.path), ("one kernel", "kernels"))
+
+        def layer(plan, x, added=added):  # recompute: else several kernels round the first product, too
+            return perseus.moe_layer(x, chosen, router, first, second, plan, added, recompute=True)[0]
+        wanting = x.clone().requires_grad_()
+        kept, one, many = layer(small, wanting).detach(), layer(small, x), layer(large, x)
+        with torch.no_grad():
+            without = layer(small, wanting)
+        self.assertTrue(torch.equal(many, kept))
+        self.assertTrue(torch.equal(one, without))
+        of_added = layer(small, x, added.clone().requires_grad_())  # the residual alone has a gradient
+        self.assertTrue(torch.equal(of_added.detach(), kept))
+        of_added.sum().backward()
+        group.check()
+        return one, int((one != kept).sum())
+
+    def test_a_layer_without_gradients_takes_it(self):
+        got = run(2, self.body)
+        for (one, _), want in zip(got, reference(2, "silu", True, True, True)[0]):
+            self.assertLess(apart(one, want), 0.05)
+        self.assertGreater(sum(differing for _, differing in got), 0)
+
+    def test_compiled_it_keeps_maps_only_for_gradients(self):
+        def body(group):
+            plan = perseus.moe_plan(max_tokens=8, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER,
+                                    linear_layout=True, group=group)
+            (chosen, router), (first, second), flags = routed(0, 8), matrices(True, True), []
+
+            def backend(module, inputs):
+                flags.extend(node.args[-2:] for node in module.graph.nodes if "moe_layer" in str(node.target))
+                return module
+            torch._dynamo.reset()
+            compiled = torch.compile(perseus.moe_layer, fullgraph=True, backend=backend)
+            x = random(0, 8, HIDDEN)
+            self.assertTrue(torch.equal(compiled(x, chosen, router, first, second, plan)[0],
+                                        perseus.moe_layer(x, chosen, router, first, second, plan)[0]))
+            compiled(x.clone().requires_grad_(), chosen, router, first, second, plan)
+            self.assertEqual(flags, [(False, False), (True, True)])  # keep, maps
+        run(1, body)
+
+    def test_maps_that_were_not_kept_are_named(self):
+        def body(group):
+            plan = perseus.moe_plan(max_tokens=8, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, inner=INNER, group=group)
+            arguments = (random(0, 8, HIDDEN).requires_grad_(), *routed(0, 8), *matrices(True, False), None, plan.sizes,
+                         plan.capacity, plan.maps_bytes, plan.group_name, None)
+            with self.assertRaisesRegex(RuntimeError, "keeps no maps"):
+                torch.ops.perseus.moe_layer(*arguments, False, False)
+            with self.assertRaisesRegex(ValueError, "keep without maps"):
+                torch.ops.perseus.moe_layer(arguments[0].detach(), *arguments[1:], True, False)
+        run(1, body)
+
+    def test_a_frozen_group_takes_the_least_plan_that_is_enough(self):
+        def body(group):
+            sizes = {"hidden": HIDDEN, "experts": EXPERTS, "top_k": TOP_K, "inner": INNER, "group": group}
+            opened = [perseus.moe_plan(max_tokens=n, **sizes) for n in (8, 64, 32)]
+            group.freeze()
+            self.assertEqual([perseus.moe_plan(max_tokens=n, **sizes) for n in (8, 3, 9, 33)],
+                             [opened[0], opened[0], opened[2], opened[1]])
+            for wrong in ({"max_tokens": 65}, {"max_tokens": 8, "top_k": 2}):
+                with self.assertRaisesRegex(perseus.PerseusError, "has no plan, no larger plan serves it"):
+                    perseus.moe_plan(**{**sizes, **wrong})
+        run(1, body)
+
+
 class Placement(unittest.TestCase):
     PLACES = 12
 
@@ -389,9 +465,9 @@ class Fake(unittest.TestCase):
                                                          plan.group_name)
             values = torch.ops.perseus.moe_return_values(again[1], d.origins, d.maps, tokens.shape[0], plan.sizes,
                                                          plan.group_name)
-            layer = [t for keep in (False, True) for t in torch.ops.perseus.moe_layer(
+            layer = [t for ways in ((False, False), (False, True), (True, True)) for t in torch.ops.perseus.moe_layer(
                 tokens, chosen, router, first, second, None, plan.sizes, plan.capacity, plan.maps_bytes,
-                plan.group_name, None, keep)]
+                plan.group_name, None, *ways)]
             back = [torch.ops.perseus.moe_multiply(d.rows, first, False, d.maps, plan.sizes, plan.group_name)]
             back += torch.ops.perseus.moe_activation_back(layer[-1], layer[-1][:, :INNER].contiguous(), d.origins,
                                                           d.maps, plan.sizes, plan.group_name)

@@ -168,8 +168,8 @@ class Group:
 
     def freeze(self) -> None:
         """From now on no plan is opened, so no op is collective beyond its launch. A product of a size that has no plan
-        is served by the smallest larger one of its kind, n and k; what none serves is refused by name. All ranks freeze
-        after the same ops."""
+        is served by the smallest larger one of its kind, n and k, and perseus.moe_plan() returns the one with the least
+        max_tokens that is enough; what none serves is refused by name. All ranks freeze after the same ops."""
         self.frozen = True
 
     def rows(self, m: int) -> int:
@@ -197,6 +197,16 @@ class Group:
             plan.info = lib.prs_moe_info()
             lib.prs_moe_plan_query(plan.handle, ctypes.byref(plan.info))
         return plan
+
+    def moe_for(self, sizes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
+        """What such a plan has decided, and its sizes, of which the first is the most tokens. In a frozen group it may
+        be a plan for more tokens."""
+        key = ("moe", *sizes)
+        if self.frozen and key not in self._plans:
+            larger = [other for other in self._plans if other[0] == "moe" and len(other) == len(key)
+                      and other[2:] == key[2:] and other[1] > key[1]]
+            sizes = min(larger, default=key)[1:]
+        return self.moe_of(sizes).info, sizes
 
     def attention(self, **fields: Any) -> Plan:
         return self._attention("attention", "ring_attention", "prs_attention_operands", fields)

@@ -31,6 +31,7 @@ from .ops import MOE_STATUS_WORDS
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum prs_activation; a test compares
 (TOKENS, HIDDEN, COLUMNS, EXPERTS, TOP_K, CAPACITY, LINEAR_LAYOUT, ACTIVATION, GATED, LAYER, LOGICAL_EXPERTS, REPLICAS,
  DTYPE, SIZES) = range(14)  # in `sizes`: struct prs_moe_shape
+PATHS = {1: "kernels", 2: "one kernel"}  # enum prs_moe_path
 DTYPES = {_bf16: 0, torch.float8_e4m3fn: 4}  # enum prs_dtype, 0 its default
 ORIGIN_WORDS = 4  # of struct prs_moe_row
 BLOCK = 128  # each expert's rows begin at a multiple of it
@@ -42,6 +43,7 @@ class MoePlan(NamedTuple):
     sizes: tuple[int, ...]
     capacity: int  # rows on this rank
     maps_bytes: int
+    path: str = "kernels"  # how moe_layer() runs where no gradient is needed: "one kernel" or "kernels"
 
 
 class Dispatched(NamedTuple):
@@ -97,9 +99,10 @@ def _check_placement(op: str, group: Group, sizes: list[int], placement: torch.T
 
 def _batch(op: str, group: Group, sizes: list[int], capacity: int, maps_bytes: int, tokens: torch.Tensor,
            chosen: torch.Tensor, router_weights: torch.Tensor, placement: torch.Tensor | None,
-           of_plan: torch.dtype = _bf16, of_tokens: torch.dtype = _bf16) -> tuple[Plan, Any, tuple[torch.Tensor, ...]]:
+           of_plan: torch.dtype = _bf16, of_tokens: torch.dtype = _bf16,
+           maps: bool = True) -> tuple[Plan, Any, tuple[torch.Tensor, ...]]:
     """What dispatch and layer have in common: the plan, the operands, and new origins, expert_rows, status and maps.
-    of_plan, of_tokens: their dtypes."""
+    of_plan, of_tokens: their dtypes. maps False: status alone is written, and the others are empty."""
     plan = _plan_of(op, group, sizes, of_plan)
     _check_tensor(group, op, "tokens", tokens, of_tokens, (-1, sizes[HIDDEN]))
     count, place = tokens.shape[0], group.place
@@ -109,18 +112,20 @@ def _batch(op: str, group: Group, sizes: list[int], capacity: int, maps_bytes: i
         raise ValueError(f"perseus.{op}: tokens has {count} rows, and the plan's max_tokens is {sizes[TOKENS]}")
     _check_plan(op, plan, capacity, maps_bytes)
     _check_placement(op, group, sizes, placement)
-    made = _made(tokens, capacity, maps_bytes, sizes[EXPERTS] // group.world)
+    made = _made(tokens, capacity, maps_bytes, sizes[EXPERTS] // group.world, maps)
     batch = group.library.prs_moe_batch(count=count, tokens=place.read(tokens), chosen=place.read(chosen),
-                                        router_weights=place.read(router_weights))
-    batch.rows, batch.expert_rows, batch.status, batch.maps = (place.write(t) for t in made)
+                                        router_weights=place.read(router_weights), status=place.write(made[2]))
+    if maps:
+        batch.rows, batch.expert_rows, batch.maps = (place.write(made[i]) for i in (0, 1, 3))
     batch.placement = None if placement is None else place.read(placement)
     return plan, batch, made
 
 
-def _made(tokens: torch.Tensor, capacity: int, maps_bytes: int, local: int) -> tuple[torch.Tensor, ...]:
+def _made(tokens: torch.Tensor, capacity: int, maps_bytes: int, local: int,
+          maps: bool = True) -> tuple[torch.Tensor, ...]:
     integers = [tokens.new_empty(*shape, dtype=torch.int32)
-                for shape in ((capacity, ORIGIN_WORDS), (local, 2), (MOE_STATUS_WORDS,))]
-    return *integers, tokens.new_empty(maps_bytes, dtype=torch.uint8)
+                for shape in ((capacity if maps else 0, ORIGIN_WORDS), (local if maps else 0, 2), (MOE_STATUS_WORDS,))]
+    return *integers, tokens.new_empty(maps_bytes if maps else 0, dtype=torch.uint8)
 
 
 def _at_least_one(t: torch.Tensor) -> torch.Tensor:
@@ -217,8 +222,12 @@ def _layer_columns(sizes: list[int]) -> tuple[int, int]:
 
 def _moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
                down: torch.Tensor, residual: torch.Tensor | None, sizes: list[int], capacity: int, maps_bytes: int,
-               group_name: str, placement: torch.Tensor | None = None, keep: bool = False) -> tuple[torch.Tensor, ...]:
+               group_name: str, placement: torch.Tensor | None = None, keep: bool = False,
+               maps: bool = True) -> tuple[torch.Tensor, ...]:
+    """maps False: nothing stays for a backward pass, and the library may run the layer as one kernel."""
     group, op = find(group_name), "moe_layer"
+    if keep and not maps:
+        raise ValueError(f"perseus.{op}: keep without maps: what is kept is of no use without them")
     if len(sizes) != SIZES or not sizes[LAYER]:
         raise ValueError(f"perseus.{op}: the plan has no layer: perseus.moe_plan() wants inner=, the columns between "
                          "the products")
@@ -229,7 +238,8 @@ def _moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch
                   (local, hidden, inner) if sizes[LINEAR_LAYOUT] else (local, inner, hidden))
     if residual is not None:
         _check_tensor(group, op, "residual", residual, _bf16, tuple(tokens.shape))
-    plan, batch, made = _batch(op, group, sizes, capacity, maps_bytes, tokens, chosen, router_weights, placement)
+    plan, batch, made = _batch(op, group, sizes, capacity, maps_bytes, tokens, chosen, router_weights, placement,
+                               maps=maps)
     out, kept, place = torch.empty_like(tokens), _kept(tokens, capacity, sizes, keep), group.place
     batch.weights, batch.down, batch.out = place.read(gate_up), place.read(down), place.write(_at_least_one(out))
     batch.residual = None if residual is None else place.read(residual)
@@ -246,9 +256,10 @@ def _kept(tokens: torch.Tensor, capacity: int, sizes: list[int], keep: bool) -> 
 
 def _moe_layer_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
                     down: torch.Tensor, residual: torch.Tensor | None, sizes: list[int], capacity: int, maps_bytes: int,
-                    group_name: str, placement: torch.Tensor | None = None,
-                    keep: bool = False) -> tuple[torch.Tensor, ...]:
-    return (torch.empty_like(tokens), *_made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name)),
+                    group_name: str, placement: torch.Tensor | None = None, keep: bool = False,
+                    maps: bool = True) -> tuple[torch.Tensor, ...]:
+    return (torch.empty_like(tokens),
+            *_made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name), maps),
             *_kept(tokens, capacity, sizes, keep))
 
 
@@ -303,7 +314,8 @@ _define("moe_dispatch_again(Tensor tokens, Tensor maps, Tensor? beside, bool wei
 _define("moe_return_values(Tensor values, Tensor origins, Tensor maps, int count, int[] sizes, str group_name) -> "
         "Tensor", _moe_return_values, _moe_return_values_fake)
 _define("moe_layer(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor gate_up, Tensor down, Tensor? residual, "
-        "int[] sizes, int capacity, int maps_bytes, str group_name, Tensor? placement=None, bool keep=False) -> "
+        "int[] sizes, int capacity, int maps_bytes, str group_name, Tensor? placement=None, bool keep=False, "
+        "bool maps=True) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _moe_layer, _moe_layer_fake)
 _define("moe_multiply(Tensor rows, Tensor weights, bool transposed, Tensor maps, int[] sizes, str group_name) -> "
         "Tensor", _moe_multiply, _moe_multiply_fake)
@@ -350,7 +362,11 @@ def _combine_backward(ctx: Any, g: torch.Tensor) -> tuple:
 
 
 def _save_layer(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tokens, _, router_weights, gate_up, down, residual, ctx.sizes, ctx.capacity, _, ctx.group_name, _, keep = inputs
+    (tokens, _, router_weights, gate_up, down, residual, ctx.sizes, ctx.capacity, _, ctx.group_name, _, keep,
+     maps) = inputs
+    if not maps:
+        raise RuntimeError("perseus.moe_layer: a gradient is needed, and the call keeps no maps (maps=False): they say "
+                           "which way the tokens went")
     ctx.has_residual, ctx.count = residual is not None, tokens.shape[0]
     _only_first_differentiable(ctx, output)
     ctx.save_for_backward(router_weights, gate_up, down, output[1], output[2], output[4],
@@ -388,7 +404,7 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
         del of_x
     of_gate_up = of_matrix(ctx.needs_input_grad[3], x, of_columns)
     return (of_tokens, None, of_weights, of_gate_up, of_down, g if ctx.has_residual else None, None, None, None,
-            None, None, None)
+            None, None, None, None)
 
 
 for _name, _backward, _setup in (("moe_dispatch", _dispatch_backward, _save_dispatch),
@@ -409,6 +425,12 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
     """*Collective.* Opens a plan, or finds the one of these sizes. All arguments but capacity are the same on all
     ranks.
 
+    For few tokens a plan makes moe_layer() one kernel, where it can: linear_layout, capacity 0, one node, and at most
+    4096 choices of all ranks (world * max_tokens * top_k). plan.path says whether it does. That follows from max_tokens
+    alone, which all ranks know, and not from the tokens of a call. So a server opens a plan for each size of its
+    batches, as 8, 64 and 2048, then freezes the group; from then on moe_plan() is local and returns the plan with the
+    least max_tokens that is enough. Plans share most of their memory.
+
     max_tokens: the most of any rank. experts: of all ranks. capacity: rows on this rank, a multiple of 128; 0: as many
     as can ever arrive, so that nothing is dropped. inner: for moe_layer(), the columns between its products; activation
     ("none", "relu", "gelu", "gelu_tanh", "silu"), gated and linear_layout say what its weights are. logical_experts,
@@ -428,8 +450,8 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
     sizes = (max_tokens, hidden, inner * (2 if gated else 1), experts, top_k, capacity,
              int(linear_layout or dtype is not _bf16), layer * ACTIVATIONS[activation], layer * int(gated), layer,
              logical_experts, replicas, DTYPES[dtype])
-    info = opened.moe_of(sizes).info
-    return MoePlan(opened.name, sizes, info.capacity, info.maps_bytes)
+    info, sizes = opened.moe_for(sizes)
+    return MoePlan(opened.name, sizes, info.capacity, info.maps_bytes, PATHS[info.tuning.path])
 
 
 def moe_ends(expert_rows: torch.Tensor) -> torch.Tensor:
@@ -553,15 +575,19 @@ def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.
     needs. recompute: only the inputs stay, and the backward pass dispatches the tokens again and makes the first
     product once more.
 
+    Where no gradient is needed nothing stays, and the layer is one kernel if plan.path says so: moe_plan() says when.
+
     Example::
 
         plan = perseus.moe_plan(max_tokens=4096, hidden=7168, experts=256, top_k=8, inner=2048)
         y, status = perseus.moe_layer(x, chosen, weights, gate_up, down, plan, residual=x)
     """
-    keep = (not recompute and torch.is_grad_enabled()
-            and any(t.requires_grad for t in (tokens, router_weights, gate_up, down)))
+    operands = (tokens, router_weights, gate_up, down)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    maps = keep or torch.is_grad_enabled() and residual is not None and residual.requires_grad
     out, _, _, status, *_ = _ops.moe_layer(tokens, chosen, router_weights, gate_up, down, residual, plan.sizes,
-                                           plan.capacity, plan.maps_bytes, plan.group_name, placement, keep)
+                                           plan.capacity, plan.maps_bytes, plan.group_name, placement,
+                                           keep and not recompute, maps)
     return out, status
 
 

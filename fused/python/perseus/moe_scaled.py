@@ -28,12 +28,12 @@ _E4M3 = torch.float8_e4m3fn
 
 def _scaled_batch(op: str, group: Group, sizes: list[int], capacity: int, maps_bytes: int, tokens: torch.Tensor,
                   token_scales: torch.Tensor | None, chosen: torch.Tensor, router_weights: torch.Tensor,
-                  placement: torch.Tensor | None) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
+                  placement: torch.Tensor | None, maps: bool = True) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
     if token_scales is None and tokens.dtype is _E4M3:
         raise ValueError(f"perseus.{op}: tokens are {_E4M3} without token_scales: give their scales, or tokens of "
                          "torch.bfloat16, which are then quantised")
     found = _batch(op, group, sizes, capacity, maps_bytes, tokens, chosen, router_weights, placement, _E4M3,
-                   _bf16 if token_scales is None else _E4M3)
+                   _bf16 if token_scales is None else _E4M3, maps)
     if token_scales is not None:
         _check_tensor(group, op, "token_scales", token_scales, torch.float32,
                       (tokens.shape[0], sizes[HIDDEN] // BLOCK))
@@ -83,7 +83,7 @@ def _moe_scaled_layer(tokens: torch.Tensor, token_scales: torch.Tensor | None, c
     if residual is not None:
         _check_tensor(group, op, "residual", residual, _bf16, tuple(tokens.shape))
     plan, batch, made = _scaled_batch(op, group, sizes, capacity, maps_bytes, tokens, token_scales, chosen,
-                                      router_weights, placement)
+                                      router_weights, placement, maps=False)
     out, place = tokens.new_empty(tokens.shape, dtype=_bf16), group.place
     batch.weights, batch.down, batch.out = place.read(gate_up), place.read(down), place.write(_at_least_one(out))
     batch.weight_scales, batch.down_scales = place.read(gate_up_scales), place.read(down_scales)
@@ -98,7 +98,7 @@ def _moe_scaled_layer_fake(tokens: torch.Tensor, token_scales: torch.Tensor | No
                            sizes: list[int], capacity: int, maps_bytes: int, group_name: str,
                            placement: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     return (tokens.new_empty(tokens.shape, dtype=_bf16),
-            _made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name))[2])
+            _made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name), False)[2])
 
 
 _define("moe_scaled_dispatch(Tensor tokens, Tensor? token_scales, Tensor chosen, Tensor router_weights, int[] sizes, "
