@@ -24,16 +24,16 @@ for s in 10 20 40; do
 done
 # One token a rank: what routing by fewer CTAs, and fewer CTAs in all, gain (doc/open.md).
 for n in 1 2 4 16; do
-    step few_route_$n 40 $layer --preset qwen3-30b --tokens 1 8 --rounds 30 --route-ctas $n
+    step few_route_$n 40 $layer --path 1 --preset qwen3-30b --tokens 1 8 --rounds 30 --route-ctas $n
 done
 for n in 32 64; do
-    step few_ctas_$n 40 $layer --preset qwen3-30b --tokens 1 8 --rounds 30 --ctas $n
+    step few_ctas_$n 40 $layer --path 1 --preset qwen3-30b --tokens 1 8 --rounds 30 --ctas $n
 done
-# The layer as one kernel, for few tokens, by turns with the other path: is it right, and how long does it take?
-step one_small 90 $layer --path 2 --preset qwen3-30b --tokens 1 3 32 --rounds 3
-step one 90 $layer --path 2 --preset qwen3-30b --tokens 1 8 32 128 --rounds 30
-step one_deepseek 200 $layer --path 2 --preset deepseek-v3 --tokens 8 32 128 --rounds 20
-step one_zipf 90 $layer --path 2 --preset qwen3-30b --tokens 8 32 --zipf 1 2 --rounds 20
+# The layer as one kernel, which plans for few tokens choose, by turns with several kernels: is it right, and how long does it take?
+step one_small 90 $layer --preset qwen3-30b --tokens 1 3 32 --rounds 3
+step one 90 $layer --preset qwen3-30b --tokens 1 8 32 128 256 --rounds 30
+step one_deepseek 200 $layer --preset deepseek-v3 --tokens 8 32 128 --rounds 20
+step one_zipf 90 $layer --preset qwen3-30b --tokens 8 32 128 --zipf 1 2 --rounds 20
 # Two emulated nodes of one GPU and one NIC each over the software NIC, under each policy of order, beside NCCL on the same NICs; then with a signal for
 # each eight rows, where the policies differ.
 softnic="$build/tools/softnic/softnic-run --quiet --nics $((gpus / 2)) --nodes 2 --rate 400G --latency 2us --fence strict --"

@@ -13,8 +13,8 @@ are there. They alternate; a figure is the median over rounds of the slowest ran
 same bits over poison each time. With --nodes, under softnic-run, ranks are on emulated nodes, NCCL's way may use the
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
-of the result, `error_ratio` ours over theirs. With --path 2 (one kernel, for few tokens) "kernels" is our other path,
---path 1. JSON, one row each. Exit status 77 without GPUs or torch.
+of the result, `error_ratio` ours over theirs. Where our plan takes one kernel, for few tokens, "kernels" is our other
+path, --path 1. JSON, one row each. Exit status 77 without GPUs or torch.
 
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
 peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
@@ -229,7 +229,7 @@ def measure(args, preset, count, zipf, hosts):
               lambda _: relative_error(ours.out[picked], exact), lambda: ours.out[picked[0], :1], (tokens,))
     ways, symm_mem_error = {"own": own, "nccl": Way(nccl.both), "products": Way(nccl.products)}, None
     kernels = None
-    if args.path == ONE:
+    if ours.info.tuning.path == ONE:
         kernels = open_ours(argparse.Namespace(**{**vars(args), "path": KERNELS}), hosts, sizes, args.dtype, tensors)
         ways["kernels"] = Way(kernels.layer)
     plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
@@ -262,7 +262,8 @@ def measure(args, preset, count, zipf, hosts):
            "nccl_error": theirs, "error_ratio": round(error / theirs, 3), "checked_launches": own.checked,
            "differing_elements": differing, "rows_dropped": dropped, "commit": args.commit}
     if kernels:
-        row |= {"path": args.path, "kernels_usec": round(usec["kernels"], 1)}
+        row |= {"path": ONE, "kernels_usec": round(usec["kernels"], 1),
+                "kernels_predicted_usec": round(kernels.info.predicted_us, 1)}
         kernels.close()
     if plain:
         ours.layer()
