@@ -105,7 +105,10 @@ class TorchContextParallel:
     def __init__(self, mesh, tensors, world):
         from torch.distributed.tensor.experimental import context_parallel
         self.mesh, self.context_parallel = mesh, context_parallel
-        # The whole sequence is made on each rank, cut by torch, and only the slices are kept.
+        # The whole sequence, the same one, is made on each rank, cut by torch, and only the slices are kept.
+        tensors = [t.clone() for t in tensors]
+        for t in tensors:
+            dist.broadcast(t, 0)
         self.q, self.k, self.v, self.dout = (torch.cat([t] * world, 1).transpose(1, 2).contiguous() for t in tensors)
         # Of one head, what its first call must give: rows of chunks r and 2 W - 1 - r.
         first = (t[:1, :1].float() for t in (self.q, self.k, self.v))
