@@ -99,7 +99,8 @@ uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct 
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
-    double back = shape->norm ? 2 : 1; /* what an element takes on its second hop, compared with its first: fp32 */
+    /* What a second hop takes, compared with the first. A kernel that normalises behind it takes about as long. */
+    double back = shape->norm ? 2 : 1;
     double more = (double)shape->n * prs_sum_bytes(shape) * (at->world - 1) * (1 - (1 + back) / at->world);
     if (shape->op != PRS_GEMM_ALLREDUCE || more <= 0)
         return most;

@@ -70,10 +70,10 @@ struct prs_gemm_shape {
      * promoted to fp32 every 128 of k. Not with PRS_SCALING_BLOCKS. */
     uint32_t fast_accumulation;
     /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144.
-     * Roundings. Sums by inboxes (few rows on one node, unfused path: up to 16 MB of sums) are normalised as they are,
-     * in fp32: from there C, `normed` and `quantised` are rounded once each. Otherwise a kernel after the product
-     * reads C: `normed` and `quantised` are then made from what was rounded. All ranks of an ALLREDUCE get the same
-     * bits. */
+     * Roundings. Where one kernel adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of
+     * sums, ALLREDUCE of so few rows that every rank adds up all of them), sums are normalised as they are, in fp32:
+     * from there C, `normed` and `quantised` are rounded once each. Otherwise a kernel behind reads C: `normed` and
+     * `quantised` are then made from what was rounded. All ranks of an ALLREDUCE get the same bits. */
     uint32_t norm;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };

@@ -52,7 +52,7 @@ PRS_SHARED uint32_t prs_inbox_slot(uint32_t from, uint32_t to)
 }
 
 /* Of a bank, for parts of `elements` elements. vectors: of 16 bytes for each item and rank; one of partial sums, and in
- * two hops one of results, or two in fp32. */
+ * two hops those of a result, which may be fp32. */
 PRS_SHARED uint64_t prs_inbox_bank_bytes(uint32_t ranks, uint64_t elements, uint32_t vectors)
 {
     return (ranks - 1) * prs_inbox_items(elements) * vectors * 16;

@@ -202,9 +202,9 @@ struct row_range {
     uint32_t first, count;
 };
 
-PRS_DEVICE struct row_range row_range_of(const struct prs_unfused_row_sum &a, uint32_t number)
+PRS_DEVICE struct row_range row_range_of(const struct prs_unfused_row_sum &a, uint32_t number, uint32_t clusters)
 {
-    uint32_t rows = a.sum.part / a.norm.columns, each = prs_ceil_div(rows, a.summing);
+    uint32_t rows = a.sum.part / a.norm.columns, each = prs_ceil_div(rows, clusters);
     uint32_t first = number * each, left = first < rows ? rows - first : 0;
     return {first, min(each, left)};
 }
@@ -240,10 +240,6 @@ PRS_DEVICE void sum_row(const struct prs_unfused_row_sum &a, const struct inbox_
 #pragma unroll
         for (uint32_t j = 0; j < PRS_INBOX_ITEM; j++)
             s[j] += residual[j];
-        if (a.sum.hops == 2)
-            /* MUTANT(emulator norm/eight_ranks_normalise_in_two_hops) others get the sum with the residual:
-             * s/, s)/, residual)/ */
-            send_results<PRS_DTYPE_FP32>(a.sum, share, i, s);
         store_eight<RESULT, true>(a.sum.c, row * a.norm.columns + column, s, PRS_INBOX_ITEM);
         keep_item(*c, k, s);
         /* MUTANT(emulator norm/rows_are_normalised) squares of all items of a thread: s/+=/=/ */
@@ -252,50 +248,19 @@ PRS_DEVICE void sum_row(const struct prs_unfused_row_sum &a, const struct inbox_
     finish_row<TYPE>(a.norm, c, row, squares);
 }
 
-/* The second hop: a row of the part of neighbour p, as fp32. */
-template <int TYPE, int RESULT>
-PRS_DEVICE void take_row(const struct prs_unfused_row_sum &a, const struct inbox_share &share, struct row_cta *c,
-                         uint32_t p, uint32_t rank, uint32_t part_row)
-{
-    uint64_t row = rank * a.sum.part_step / a.norm.columns + part_row;
-    float squares = 0;
-    for (uint32_t k = threadIdx.x; k < c->count; k += blockDim.x) {
-        struct inbox_letter l = {p, rank, part_row * c->items + c->first + k};
-        float s[PRS_INBOX_ITEM];
-        receive_results<PRS_DTYPE_FP32>(a.sum, share, l, l.i == share.first, s);
-        store_eight<RESULT, true>(a.sum.c, row * a.norm.columns + (c->first + k) * PRS_INBOX_ITEM, s, PRS_INBOX_ITEM);
-        keep_item(*c, k, s);
-        squares += squares_of(s);
-    }
-    finish_row<TYPE>(a.norm, c, row, squares);
-}
-
-/* The first a.summing units of a launch send and add up rows of this rank's part, each for the same rows of every part;
- * in two hops as many follow for each neighbour, and take what it has added up. There are a multiple of a.summing
- * clusters: all units of a cluster are of the same rows, and wait only for clusters of the same or of a lower number of
- * other ranks. So any number of resident clusters makes progress. */
+/* In one hop: every rank adds up all rows that it needs. A cluster waits only for clusters of its number of other ranks,
+ * so any number of resident clusters makes progress. */
 template <int TYPE, int RESULT>
 static __global__ void sum_rows_by_inbox(const __grid_constant__ struct prs_unfused_row_sum a)
 {
     struct row_cta c = row_cta_here(a.norm);
     uint32_t number = begin_and_draw(c, a.norm, &((struct prs_inbox *)a.sum.inbox[0])->drawn);
-    uint32_t ranks = a.sum.place.local_ranks, units = a.summing * (a.sum.hops == 2 ? ranks : 1);
-    for (uint32_t u = number % PRS_INBOX_LAUNCH; u < units; u += gridDim.x / c.ctas) {
-        uint32_t p = u / a.summing, rank = (a.sum.place.local_rank + p) % ranks;
-        struct row_range rows = row_range_of(a, u % a.summing);
-        struct inbox_share share = row_share_of(a, c, rows, number);
-        if (p ==
-            0) /* The normed rows may lie where the partial sums were: row_total() has a barrier before the first. */
-            send_partials<TYPE, true>(a.sum, share);
-        for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
-            if (item_elements(a.sum, rank, r * c.items) == 0)
-                continue;
-            if (p == 0)
-                sum_row<TYPE, RESULT>(a, share, &c, r);
-            else
-                take_row<TYPE, RESULT>(a, share, &c, p, rank, r);
-        }
-    }
+    struct row_range rows = row_range_of(a, number % PRS_INBOX_LAUNCH, gridDim.x / c.ctas);
+    struct inbox_share share = row_share_of(a, c, rows, number);
+    /* The normed rows may lie where the partial sums were: row_total() has a barrier before the first. */
+    send_partials<TYPE, true>(a.sum, share);
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        sum_row<TYPE, RESULT>(a, share, &c, r);
 }
 
 /* ---- rows that are there ---- */

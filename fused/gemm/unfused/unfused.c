@@ -110,14 +110,19 @@ struct inbox_parts {
 static struct inbox_parts inbox_parts(const struct prs_gemm_plan *p, uint32_t rows)
 {
     const struct prs_place *at = &p->args.schedule.place;
-    uint32_t all = rows * p->shape.n, step = p->shape.norm ? p->shape.n : PRS_INBOX_ITEM,
-             slice = (uint32_t)prs_slice_of(all, at->world, step).each; /* 16 MB at most */
+    uint32_t all = rows * p->shape.n;
+    uint32_t slice = (uint32_t)prs_slice_of(all, at->world, PRS_INBOX_ITEM).each; /* 16 MB at most */
     if (p->shape.op == PRS_GEMM_REDUCE_SCATTER)
         return (struct inbox_parts){all, all / at->world, all / at->world, 1, 1};
     if (rows <= prs_tuning_one_hop_rows(&p->shape, at))
         return (struct inbox_parts){all, all, 0, 1, 1};
-    return (struct inbox_parts){all, slice, slice, 2,
-                                1 + PRS_INBOX_ITEM * (p->shape.norm ? 4 : prs_result_bytes(&p->shape)) / 16};
+    return (struct inbox_parts){all, slice, slice, 2, 1 + PRS_INBOX_ITEM * prs_result_bytes(&p->shape) / 16};
+}
+
+bool prs_unfused_norms(const struct prs_gemm_plan *p)
+{
+    return p->info.tuning.path == PRS_GEMM_PATH_UNFUSED && prs_unfused_has_inbox(p) &&
+           inbox_parts(p, p->rows).hops == 1;
 }
 
 static uint64_t inbox_bytes(const struct prs_gemm_plan *p, uint32_t rows)
@@ -323,7 +328,7 @@ static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
                                       .most_ctas = 2 * p->info.tuning.clusters};
     a.c_first = parts.hops == 2 ? a.place.rank * parts.part_step : 0;
     memcpy(a.inbox, inbox->at, sizeof(a.inbox));
-    if (r == 0 && p->shape.norm) {
+    if (r == 0 && p->shape.norm && parts.hops == 1) {
         struct prs_unfused_row_sum rows = {.sum = a, .norm = prs_norm_of(p)};
         return launched(prs_unfused_sum_rows_by_inbox(&rows, stream), "a sum over ranks by inboxes, with a norm");
     }

@@ -295,10 +295,6 @@ extern "C" int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cuda
     struct launch_shape shape;
     uint32_t most = a->sum.most_ctas < PRS_INBOX_MOST_CTAS ? a->sum.most_ctas : PRS_INBOX_MOST_CTAS;
     uint32_t clusters = choose_clusters(&a->norm, a->sum.part / a->norm.columns, most, &shape);
-    uint32_t times = most / (a->norm.ctas * clusters); /* as many clusters */
-    a->summing = clusters;
-    if (a->sum.hops == 2 && times > 1)
-        clusters *= times < a->sum.place.local_ranks ? times : a->sum.place.local_ranks;
     return launch_kernel(instances_of(a->sum.type, a->sum.result)->inbox_rows, &shape, clusters, stream, *a);
 }
 

@@ -29,11 +29,9 @@ static inline bool prs_unfused_has_inbox(const struct prs_gemm_plan *plan)
 {
     return plan->rows <= plan->inbox_rows;
 }
-/* Whether that launch makes the norm of its rows, too. */
-static inline bool prs_unfused_norms(const struct prs_gemm_plan *plan)
-{
-    return plan->info.tuning.path == PRS_GEMM_PATH_UNFUSED && prs_unfused_has_inbox(plan);
-}
+/* Whether the kernel that adds up makes the norm of its rows, too: in one hop. With two, the second would carry fp32,
+ * and a kernel behind it was faster. */
+bool prs_unfused_norms(const struct prs_gemm_plan *plan);
 /* Enqueues a copy inside this rank's memory, of an even number of bytes. 0 or -EIO (logged). */
 int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
 
@@ -107,11 +105,10 @@ struct prs_row_norm {
 /* The most columns whose rows fit the shared memory of a cluster. */
 enum { PRS_NORM_MOST_COLUMNS = 1 << 18 };
 
-/* The same as a sum by inboxes, of whole rows: part and part_step are multiples of the columns. */
+/* The same as a sum by inboxes in one hop, of whole rows: `part` is a multiple of the columns. */
 struct prs_unfused_row_sum {
     struct prs_unfused_inbox_sum sum;
     struct prs_row_norm norm;
-    uint32_t summing; /* clusters that add up; chosen by the launch */
 };
 /* 0 or -EIO. */
 int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cudaStream_t stream);
