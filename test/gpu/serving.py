@@ -118,8 +118,8 @@ def row_of(cell, model, device, options):
     model.group.check()
     row = {"model": cell.model, "phase": cell.phase, "tokens": cell.tokens, "gpus": model.group.world,
            "layers": len(model.layers), "context": options.context if cell.phase == "decode" else 0,
-           "p50_us": {name: percentile(of, 0.5) for name, of in times.items()},
-           "p99_us": {name: percentile(of, 0.99) for name, of in times.items()},
+           **{f"{name}_us": percentile(of, 0.5) for name, of in times.items()},
+           **{f"{name}_p99_us": percentile(of, 0.99) for name, of in times.items()}, "ways": list(times),
            "rounds": options.rounds, "norm_compiled": Norms.compiled,
            "error": {name: round(value, 3) for name, value in errors.items()},
            "checked": all(value <= 1 for value in errors.values()) and "perseus" in errors}
@@ -129,7 +129,7 @@ def row_of(cell, model, device, options):
 
 
 def line_of(row):
-    times = ", ".join(f"{name} {value:.0f} ({row['p99_us'][name]:.0f})" for name, value in row["p50_us"].items())
+    times = ", ".join(f"{name} {row[name + '_us']:.0f} ({row[name + '_p99_us']:.0f})" for name in row["ways"])
     wrong = "" if row["checked"] else f"  WRONG: {row['error']} {row.get('failed', '')}"
     return f"{row['model']} {row['phase']} {row['tokens']}: {times} us{wrong}"
 

@@ -36,7 +36,7 @@ class Serving(unittest.TestCase):
         for row in rows:
             self.assertTrue(row["checked"], row)
             self.assertNotIn("failed", row)
-        self.assertEqual([set(row["p50_us"]) for row in rows],
+        self.assertEqual([set(row["ways"]) for row in rows],
                          [{"perseus", "perseus_apart", "perseus_after", "nccl"}] * 2 + [{"perseus", "nccl"}])
         self.assertEqual(len(json.loads((self.folder / "serving-2xemulated.json").read_text())["rows"]), 3)
 

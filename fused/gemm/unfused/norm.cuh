@@ -248,8 +248,8 @@ PRS_DEVICE void sum_row(const struct prs_unfused_row_sum &a, const struct inbox_
     finish_row<TYPE>(a.norm, c, row, squares);
 }
 
-/* In one hop: every rank adds up all rows that it needs. A cluster waits only for clusters of its number of other ranks,
- * so any number of resident clusters makes progress. */
+/* In one hop: every rank adds up all rows that it needs. A cluster waits only for clusters of its own number on other
+ * ranks, so any number of resident clusters makes progress. */
 template <int TYPE, int RESULT>
 static __global__ void sum_rows_by_inbox(const __grid_constant__ struct prs_unfused_row_sum a)
 {
