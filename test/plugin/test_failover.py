@@ -59,19 +59,20 @@ def lose_rail(world, fault, chance, recover, standby):
 
 
 def watch_return(world, bench, chance, lost, log, sides):
-    """The rail comes back. Return how many bytes each device has sent since all sides use it again; None: the program
-    ended before."""
+    """The rail comes back. Return how many bytes each device has sent since all sides use it again, and what was in
+    flight had time to end; None: the program ended before."""
     time.sleep(0.02 + chance.random() * 0.5)
     if lost.startswith("softnic") and bench.poll() is None:
         world.control("link", lost, "up")
     began = last = None
     while bench.poll() is None:
+        used = len(USED_AGAIN.findall(pathlib.Path(log.name).read_text())) >= sides  # before the bytes are counted
         time.sleep(0.02)
         try:
             last = world.sent()
         except subprocess.CalledProcessError:
             break  # it has just ended
-        if began is None and len(USED_AGAIN.findall(pathlib.Path(log.name).read_text())) >= sides:
+        if began is None and used:
             began = last
     return [b - a for a, b in zip(began, last)] if began else None
 
