@@ -403,7 +403,6 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     __syncthreads();
     order_rows(args, m);
     __syncthreads();
-    __syncthreads();
     if (threadIdx.x < 32)
         load_weights(args, m);
     else if (threadIdx.x < 128)

@@ -186,17 +186,17 @@ PRS_DEVICE void add_partials(const struct prs_unfused_inbox_sum &a, const struct
             add_eight<TYPE>(s, received_vector(x[r]));
 }
 
-/* The second hop: item i of this rank's part to the others. WIRE: the type in which results travel. */
-template <int WIRE>
+/* The second hop: item i of this rank's part to the others. */
+template <int RESULT>
 PRS_DEVICE void send_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
                              const float (&s)[PRS_INBOX_ITEM])
 {
-    enum { VECTORS = PRS_INBOX_ITEM / element<WIRE>::in_vector };
+    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
     uint32_t ranks = a.place.local_ranks, me = a.place.local_rank;
     uint4 y[VECTORS];
 #pragma unroll
     for (uint32_t v = 0; v < VECTORS; v++)
-        y[v] = pack_vector<WIRE>(&s[v * element<WIRE>::in_vector]);
+        y[v] = pack_vector<RESULT>(&s[v * element<RESULT>::in_vector]);
     for (uint32_t p = 1; p < ranks; p++) {
         uint32_t rank = me + p < ranks ? me + p : me + p - ranks;
 #pragma unroll
@@ -205,13 +205,13 @@ PRS_DEVICE void send_results(const struct prs_unfused_inbox_sum &a, const struct
     }
 }
 
-/* The second hop: an item of another rank's part, which is awaited and cleared. alone: one thread of each launch has
- * it. */
-template <int WIRE>
+/* The second hop: an item of another rank's part, which is awaited and cleared. one: a single thread of a CTA says so,
+ * and looks for an alarm. */
+template <int RESULT>
 PRS_DEVICE void receive_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share,
-                                const struct inbox_letter &l, bool alone, float (&s)[PRS_INBOX_ITEM])
+                                const struct inbox_letter &l, bool one, float (&s)[PRS_INBOX_ITEM])
 {
-    enum { VECTORS = PRS_INBOX_ITEM / element<WIRE>::in_vector };
+    enum { VECTORS = PRS_INBOX_ITEM / element<RESULT>::in_vector };
     uint32_t slot = prs_inbox_slot(l.rank, a.place.local_rank);
     struct wait_clock clock = {0, 0};
     uint4 y[VECTORS];
@@ -227,12 +227,12 @@ PRS_DEVICE void receive_results(const struct prs_unfused_inbox_sum &a, const str
                                      prs_place_rank(&a.place, a.place.node, l.rank), l.i, 1, 0))
             break;
     }
-    if (alone)
+    if (one)
         check_alarm(a, result_at(a, share, 0, slot, l.i, 0, VECTORS));
 #pragma unroll
     for (uint32_t v = 0; v < VECTORS; v++) {
         store_relaxed_sys_v4(result_at(a, share, 0, slot, l.i, v, VECTORS), make_uint4(0, 0, 0, 0));
-        unpack_vector<WIRE>(received_vector(y[v]), &s[v * element<WIRE>::in_vector]);
+        unpack_vector<RESULT>(received_vector(y[v]), &s[v * element<RESULT>::in_vector]);
     }
 }
 
