@@ -38,12 +38,13 @@ template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32
             s[i] = -INFINITY;
 }
 
-/* The same where a row meets the keys from .. to - 1 of the block. */
+/* The keys of a block that a row meets: from .. to - 1. */
 struct key_range {
     int32_t from, to;
 };
 
-/* PROBABILITIES: or those, which become 0. */
+/* Masks the scores of keys that a row does not meet. With PROBABILITIES s has these instead of scores, and they become
+ * 0. */
 template <bool PROBABILITIES, int N> PRS_DEVICE void mask_ranges(float (&s)[N], const struct key_range (&rows)[2])
 {
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;

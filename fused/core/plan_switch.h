@@ -7,8 +7,8 @@
  * Ranks launch the plans of a context in the same order, so all see the same changes. The device compares, and not the
  * host: so the step holds for graphs, which may be replayed in any order.
  *
- * A plan whose launches may need nothing of some rank asks for the step always: its own flags would let a rank run
- * ahead of one that it does not need.
+ * A plan may ask for the step before each launch. It must where a launch may need no data of some rank: the plan's
+ * flags alone would let this rank start its next launch while that rank still reads the memory.
  *
  * plan_switch.cuh has the kernel. */
 #ifndef PERSEUS_FUSED_PLAN_SWITCH_H
