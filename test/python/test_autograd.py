@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from llama_block import Config, LlamaBlock, Unfused
 from ranks import random, run
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils._python_dispatch import TorchDispatchMode
 from train import furthest, initialize, train
 
 import perseus
@@ -67,6 +68,44 @@ class Gradients(unittest.TestCase):
         self.check(4, "all_gather_matmul", (16,), 64, 80, reference)
         self.check(2, "all_gather_matmul", (32,), 72, 96, reference, dtype=torch.float16)
         self.check(2, "all_gather_matmul", (32,), 72, 96, reference, out_dtype=torch.float32)
+
+    def test_gradients_are_the_same_where_a_mode_sees_the_ops(self):
+        """A mode of torch makes calls go through its dispatcher, which they otherwise avoid."""
+        class Log(TorchDispatchMode):
+            def __init__(self):
+                super().__init__()
+                self.seen = []
+
+            def __torch_dispatch__(self, op, types, arguments=(), options=None):
+                self.seen.append(op._schema.name)
+                return op(*arguments, **(options or {}))
+
+        def results(group, op, out_dtype):
+            a, w = random(0, 32, 64).requires_grad_(), random(1, 80, 64).requires_grad_()
+            c = getattr(perseus, op)(a, [w.t()] if op.endswith("matmuls") else w.t(), group, **out_dtype)
+            c = c[0] if isinstance(c, list) else c
+            return [c.detach(), *torch.autograd.grad(c.float().square().sum(), (a, w))]
+
+        def body(group):
+            for op, options in (("all_gather_matmul", {}), ("all_gather_matmul", {"keep_gathered": False}),
+                                ("all_gather_matmul", {"out_dtype": torch.float32}), ("all_gather_matmuls", {}),
+                                ("matmul_reduce_scatter", {}), ("matmul_all_reduce", {}), ("replicated_matmul", {})):
+                straight = results(group, op, options)
+                with Log() as log:
+                    logged = results(group, op, options)
+                self.assertTrue(any(op in name for name in log.seen), (op, log.seen))
+                self.assertNotIn("aten::add", log.seen)  # one product has one gradient: nothing to add to it
+                for one, other in zip(straight, logged):
+                    self.assertTrue(torch.equal(one, other), op)
+        run(1, body)
+
+    def test_a_profiler_sees_the_names_of_ops(self):
+        def body(group):
+            a, w = random(0, 32, 64), random(1, 80, 64)
+            with torch.autograd.profiler.profile() as profile:
+                perseus.matmul_all_reduce(a, w.t(), group)
+            return [event.name for event in profile.function_events]
+        self.assertIn("perseus::matmul_all_reduce", run(1, body)[0])
 
     def test_the_backward_pass_gathers_nothing_that_a_kernel_has_gathered(self):
         def body(group):

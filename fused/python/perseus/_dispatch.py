@@ -3,6 +3,7 @@
 gradients, autocast, and backward passes that nobody differentiates in silence."""
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -11,46 +12,136 @@ _library = torch.library.Library("perseus", "DEF")
 _fixed = (torch._C.Tag.needs_fixed_stride_order,)
 
 
+_ops = torch.ops.perseus
+_call = types.SimpleNamespace()  # the ops by name, for calls from Python
+
+
 def _define(schema: str, run: Any, fake: Any) -> None:
     name = schema.partition("(")[0]
     _library.define(schema, tags=_fixed)
     _library.impl(name, run, "CUDA")
     _library.impl(name, run, "CPU")  # with the emulated library; otherwise the check of devices says what is wrong
     torch.library.register_fake(f"perseus::{name}", fake, lib=_library)
+    setattr(_call, name, _Call(name, run))
 
 
-_ops = torch.ops.perseus
-
-
-# ---- calls without gradients ----
+# ---- calls that torch's dispatcher need not see ----
 
 _ordinary = (torch.Tensor, torch.nn.Parameter)
 
 
-def _nothing_to_record(a: torch.Tensor, bs: list[torch.Tensor]) -> bool:
-    """Whether the call may go straight to the implementation: no gradient, no trace and no mode of torch wants to see
-    the op. That saves the host a second pass through torch's dispatcher, and its conversion of each tensor."""
-    return (type(a) is torch.Tensor and a.is_contiguous() and all(type(b) in _ordinary for b in bs)
-            and torch._C._len_torch_dispatch_stack() == 0
-            and not (torch.is_grad_enabled() and (a.requires_grad or any(b.requires_grad for b in bs)))
-            and torch._C._functorch.peek_interpreter_stack() is None)
+def _nobody_looks() -> bool:
+    """Whether no mode, trace, transform, profiler or autocast of torch wants to see ops."""
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+                or torch.autograd.profiler._is_profiler_enabled or torch._C._is_any_autocast_enabled()
+                or torch._C._functorch.peek_interpreter_stack() is not None
+                or torch._C._get_tracing_state() is not None)
+
+
+def _tensors(arguments: tuple) -> list[torch.Tensor]:
+    found = []
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif type(x) is list:
+            found += [t for t in x if isinstance(t, torch.Tensor)]
+    return found
+
+
+class _Call:
+    """An op as a function of Python. The dispatcher of torch takes some 10 us of the host for an op in Python, and 80
+    where a gradient is needed. Where nobody looks, the call goes straight to the implementation, or to a node of
+    autograd."""
+
+    def __init__(self, name: str, run: Any) -> None:
+        self.name, self.packet, self.run, self.node = name, getattr(_ops, name), run, None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.packet(*arguments)
+        way = self.way(arguments)
+        return self.packet(*arguments) if way is None else way(*arguments)
+
+    def way(self, arguments: tuple) -> Any:
+        """The implementation, or what records it for a gradient; None: the dispatcher must see the call."""
+        if not _nobody_looks():
+            return None
+        tensors = _tensors(arguments)
+        for t in tensors:
+            if type(t) not in _ordinary or t.is_meta:
+                return None
+        if torch.is_grad_enabled():
+            for t in tensors:
+                if t.requires_grad:
+                    return self.node
+        return self.run
 
 
 class _Direct:
-    """Where register_autograd() puts its kernel: behind a test that a call without gradients passes."""
+    """Where register_autograd() puts its kernel: behind the ways of _Call, for who calls torch.ops.perseus."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, call: _Call) -> None:
+        self.call = call
 
     def impl(self, name: str, kernel: Any, key: str, with_keyset: bool) -> None:
-        run = self.run
+        call = self.call
 
-        def direct(keyset: Any, a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
-                   *rest: Any) -> torch.Tensor:
-            if _nothing_to_record(a, [b] if bias is None else [b, bias]):
-                return run(a, b, group_name, bias, *rest)
-            return kernel(keyset, a, b, group_name, bias, *rest)
+        def direct(keyset: Any, *arguments: Any) -> Any:
+            way = call.way(arguments)
+            return kernel(keyset, *arguments) if way is None else way(*arguments)
         _library.impl(name, direct, key, with_keyset=with_keyset)
+
+
+# ---- gradients ----
+
+def _differentiate(name: str, backward: Any, setup: Any) -> None:
+    """Gradients of an op, for torch.library.register_autograd() and for calls that the dispatcher does not see.
+
+    backward(ctx, *gradients), setup(ctx, inputs, output): as register_autograd() takes them. At most one argument is a
+    list of tensors, and then the result is one."""
+    call, backward, setup = getattr(_call, name), _once(name, backward), _splittable(name, setup)
+    call.node = _recorded(call, backward, setup)
+    torch.library.register_autograd(f"perseus::{name}", backward, setup_context=setup, lib=_Direct(call))
+
+
+def _recorded(call: _Call, backward: Any, setup: Any) -> Any:
+    """The op as a node of autograd. torch.autograd.Function sees no tensors in lists, so a list comes last, taken
+    apart."""
+    parameters = call.packet.default._schema.arguments
+    defaults = [x.default_value for x in parameters]
+    at = next((i for i, x in enumerate(parameters) if str(x.type) == "List[Tensor]"), None)
+    others = len(parameters) - 1
+
+    def nested(flat: tuple) -> tuple:
+        return flat if at is None else (*flat[:at], list(flat[others:]), *flat[at:others])
+
+    def forward(ctx: Any, *flat: Any) -> Any:
+        inputs = nested(flat)
+        output = call.run(*inputs)
+        setup(ctx, inputs, output)
+        return output if at is None else tuple(output)
+
+    def gradients(ctx: Any, *given: Any) -> Any:
+        if at is None:
+            return backward(ctx, *given)
+        needed = ctx.needs_input_grad
+        ctx.needs_input_grad = nested(needed)
+        try:
+            found = backward(ctx, list(given))
+        finally:
+            ctx.needs_input_grad = needed
+        missing = (None,) * (len(parameters) - len(found))  # arguments that the dispatcher would have left out
+        return *found[:at], *found[at + 1:], *missing, *found[at]
+
+    node = type(call.name, (torch.autograd.Function,),
+                {"forward": staticmethod(forward), "backward": staticmethod(gradients)})
+
+    def record(*arguments: Any) -> Any:
+        whole = (*arguments, *defaults[len(arguments):])
+        if at is None:
+            return node.apply(*whole)
+        return list(node.apply(*whole[:at], *whole[at + 1:], *whole[at]))
+    return record
 
 
 # ---- gradients of gradients ----

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._checks import _bf16, _check_tensor
-from ._dispatch import _autocast, _define, _library, _once, _ops, _splittable
+from ._dispatch import _autocast, _call, _define, _differentiate
 from ._group import Group, Plan
 from ._library import library
 from ._registry import GroupLike, find, world_of
@@ -338,7 +338,7 @@ def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _dispatch_backward(ctx: Any, of_rows: torch.Tensor, *unused: Any) -> tuple:
     router_weights, origins, maps = ctx.saved_tensors
-    of_tokens = _ops.moe_combine(of_rows.contiguous(), router_weights, origins, maps, None, False, ctx.sizes,
+    of_tokens = _call.moe_combine(of_rows.contiguous(), router_weights, origins, maps, None, False, ctx.sizes,
                                  ctx.group_name)
     return of_tokens, None, None, None, None, None, None, None
 
@@ -354,10 +354,10 @@ def _combine_backward(ctx: Any, g: torch.Tensor) -> tuple:
     g, weights = g.contiguous(), ctx.weighted and ctx.needs_input_grad[1]
     of_rows = of_weights = None
     if ctx.needs_input_grad[0] or weights:
-        of_rows, products = _ops.moe_dispatch_again(g, maps, rows if weights else None, ctx.weighted, ctx.capacity,
+        of_rows, products = _call.moe_dispatch_again(g, maps, rows if weights else None, ctx.weighted, ctx.capacity,
                                                     ctx.sizes, ctx.group_name)
     if weights:
-        of_weights = _ops.moe_return_values(products, origins, maps, ctx.count, ctx.sizes, ctx.group_name)
+        of_weights = _call.moe_return_values(products, origins, maps, ctx.count, ctx.sizes, ctx.group_name)
     return of_rows, of_weights, None, None, g if ctx.has_residual else None, None, None, None
 
 
@@ -380,7 +380,7 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
     sizes, name, linear, ends = ctx.sizes, ctx.group_name, bool(ctx.sizes[LINEAR_LAYOUT]), moe_ends(expert_rows)
 
     def dispatched(tokens: torch.Tensor) -> torch.Tensor:
-        return _ops.moe_dispatch_again(tokens, maps, None, False, ctx.capacity, sizes, name)[0]
+        return _call.moe_dispatch_again(tokens, maps, None, False, ctx.capacity, sizes, name)[0]
 
     def of_matrix(needed: bool, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
         """The gradient of weights that make b's columns of a's, in the layout of the weights."""
@@ -388,19 +388,19 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
                 else torch._grouped_mm(a.t(), b, offs=ends))
     x, columns = saved if len(saved) == 2 else (dispatched(saved[0]), None)
     if columns is None:
-        columns = _ops.moe_multiply(x, gate_up, linear, maps, sizes, name)
+        columns = _call.moe_multiply(x, gate_up, linear, maps, sizes, name)
     of_sums = dispatched(g.contiguous())
-    of_active = _ops.moe_multiply(of_sums, down, not linear, maps, sizes, name)  # but for the router's weights
-    of_columns, weighted, products = _ops.moe_activation_back(columns, of_active, origins, maps, sizes, name)
+    of_active = _call.moe_multiply(of_sums, down, not linear, maps, sizes, name)  # but for the router's weights
+    of_columns, weighted, products = _call.moe_activation_back(columns, of_active, origins, maps, sizes, name)
     del columns, of_active
-    of_weights = (_ops.moe_return_values(products, origins, maps, ctx.count, sizes, name)
+    of_weights = (_call.moe_return_values(products, origins, maps, ctx.count, sizes, name)
                   if ctx.needs_input_grad[2] else None)
     of_down = of_matrix(ctx.needs_input_grad[4], weighted, of_sums)
     del weighted, of_sums
     of_tokens = None
     if ctx.needs_input_grad[0]:
-        of_x = _ops.moe_multiply(of_columns, gate_up, not linear, maps, sizes, name)
-        of_tokens = _ops.moe_combine(of_x, router_weights, origins, maps, None, False, sizes, name)
+        of_x = _call.moe_multiply(of_columns, gate_up, not linear, maps, sizes, name)
+        of_tokens = _call.moe_combine(of_x, router_weights, origins, maps, None, False, sizes, name)
         del of_x
     of_gate_up = of_matrix(ctx.needs_input_grad[3], x, of_columns)
     return (of_tokens, None, of_weights, of_gate_up, of_down, g if ctx.has_residual else None, None, None, None,
@@ -410,8 +410,7 @@ def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
 for _name, _backward, _setup in (("moe_dispatch", _dispatch_backward, _save_dispatch),
                                  ("moe_combine", _combine_backward, _save_combine),
                                  ("moe_layer", _layer_backward, _save_layer)):
-    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward),
-                                    setup_context=_splittable(_name, _setup), lib=_library)
+    _differentiate(_name, _backward, _setup)
 _autocast("moe_dispatch", (0,), (_bf16,))
 _autocast("moe_combine", (0, 4), (_bf16,))
 _autocast("moe_layer", (0, 3, 4, 5), (_bf16,))
@@ -539,7 +538,7 @@ def moe_dispatch(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: tor
         d = perseus.moe_dispatch(x, chosen, weights, plan)
         y = perseus.moe_combine(torch._grouped_mm(d.rows, w, offs=d.ends), d)
     """
-    rows, origins, expert_rows, status, maps = _ops.moe_dispatch(tokens, chosen, router_weights.detach(), plan.sizes,
+    rows, origins, expert_rows, status, maps = _call.moe_dispatch(tokens, chosen, router_weights.detach(), plan.sizes,
                                                                  plan.capacity, plan.maps_bytes,
                                                                  plan.group_name, placement)
     return Dispatched(rows, expert_rows, moe_ends(expert_rows), origins, status, router_weights, maps, plan)
@@ -557,7 +556,7 @@ def moe_combine(rows: torch.Tensor, dispatched: Dispatched, residual: torch.Tens
         y = perseus.moe_combine(experts(d.rows), d, residual=x)
     """
     d = dispatched
-    return _ops.moe_combine(rows, d.router_weights, d.origins, d.maps, residual, True, d.plan.sizes, d.plan.group_name)
+    return _call.moe_combine(rows, d.router_weights, d.origins, d.maps, residual, True, d.plan.sizes, d.plan.group_name)
 
 
 def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
@@ -585,7 +584,7 @@ def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.
     operands = (tokens, router_weights, gate_up, down)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     maps = keep or torch.is_grad_enabled() and residual is not None and residual.requires_grad
-    out, _, _, status, *_ = _ops.moe_layer(tokens, chosen, router_weights, gate_up, down, residual, plan.sizes,
+    out, _, _, status, *_ = _call.moe_layer(tokens, chosen, router_weights, gate_up, down, residual, plan.sizes,
                                            plan.capacity, plan.maps_bytes, plan.group_name, placement,
                                            keep and not recompute, maps)
     return out, status

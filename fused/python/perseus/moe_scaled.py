@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ._checks import _bf16, _check_tensor
-from ._dispatch import _define, _ops
+from ._dispatch import _call, _define
 from ._group import Group
 from ._registry import find, world_of
 from .moe import (BLOCK, EXPERTS, HIDDEN, LAYER, SIZES, Dispatched, MoePlan, _at_least_one, _batch, _layer_columns,
@@ -127,7 +127,7 @@ def moe_scaled_dispatch(tokens: torch.Tensor, chosen: torch.Tensor, router_weigh
         d = perseus.moe_scaled_dispatch(x, chosen, weights, plan)
         y = perseus.moe_combine(grouped_scaled_products(d.rows, d.scales, d.ends), d)
     """
-    memory, origins, expert_rows, status, maps = _ops.moe_scaled_dispatch(
+    memory, origins, expert_rows, status, maps = _call.moe_scaled_dispatch(
         tokens, token_scales, chosen, router_weights.detach(), plan.sizes, plan.capacity, plan.maps_bytes,
         plan.group_name, placement)
     hidden = plan.sizes[HIDDEN]
@@ -152,7 +152,7 @@ def moe_scaled_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights:
         plan = perseus.moe_plan(..., inner=2048, dtype=torch.float8_e4m3fn)
         y, status = perseus.moe_scaled_layer(x, chosen, weights, w13, w2, w13_scale_inv, w2_scale_inv, plan)
     """
-    return _ops.moe_scaled_layer(tokens, token_scales, chosen, router_weights, gate_up, down, gate_up_scales,
+    return _call.moe_scaled_layer(tokens, token_scales, chosen, router_weights, gate_up, down, gate_up_scales,
                                  down_scales, residual, plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name,
                                  placement)
 

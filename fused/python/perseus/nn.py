@@ -67,7 +67,7 @@ def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """x @ weight.t() + bias for a weight [out / W, in]; see ColumnParallelLinear."""
     rows, b = _matrix(layer, x, weight.shape[1], sequence_dim), weight.t()
     if sequence_dim is None:
-        return _tensor(ops._ops.replicated_matmul(rows, b, group_name, bias), x, None, 0)
+        return _tensor(ops._call.replicated_matmul(rows, b, group_name, bias), x, None, 0)
     y = ops.all_gather_matmul(rows, b, group_name, bias=bias, keep_gathered=keep_gathered)
     return _tensor(y, x, sequence_dim, x.shape[sequence_dim] * world)
 
@@ -77,12 +77,12 @@ def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     """The sum over the ranks of x @ weight.t(), + bias, for a weight [out, in / W]; see RowParallelLinear."""
     rows = _matrix(layer, x, weight.shape[1], sequence_dim)
     if sequence_dim is None:
-        return _tensor(ops._ops.matmul_all_reduce(rows, weight.t(), group_name, bias), x, None, 0)
+        return _tensor(ops._call.matmul_all_reduce(rows, weight.t(), group_name, bias), x, None, 0)
     sequence = x.shape[sequence_dim]
     if sequence % world:
         raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; the {world} ranks must divide its sequence, "
                          f"dimension {sequence_dim}, which has {sequence} positions")
-    return _tensor(ops._ops.matmul_reduce_scatter(rows, weight.t(), group_name, bias), x, sequence_dim,
+    return _tensor(ops._call.matmul_reduce_scatter(rows, weight.t(), group_name, bias), x, sequence_dim,
                    sequence // world)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from ._checks import _PRODUCTS, _check_bias, _check_rows, _check_tensor, _check_weights
-from ._dispatch import _define, _ops
+from ._dispatch import _call, _define
 from ._group import Group
 from ._registry import GroupLike, find, name_of, world_of
 from .ops import ALLREDUCE, REDUCE_SCATTER, _forward_only
@@ -248,12 +248,12 @@ for _run, _fake, _schema in (
 
 def all_reduce(x: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
     """The sum of x [m, n] over all ranks, on every rank, in new memory. Added up in fp32, rounded once."""
-    return _ops.all_reduce(x, name_of(group))
+    return _call.all_reduce(x, name_of(group))
 
 
 def reduce_scatter(x: torch.Tensor, group: GroupLike = None) -> torch.Tensor:
     """Rows r m / W ... (r + 1) m / W of the sum of x [m, n] over all ranks. Added up in fp32, rounded once."""
-    return _ops.reduce_scatter(x, name_of(group))
+    return _call.reduce_scatter(x, name_of(group))
 
 
 def all_reduce_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float = 1e-6,
@@ -268,7 +268,7 @@ def all_reduce_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: 
 
         h, residual = perseus.all_reduce_rms_norm(partial, residual, norm.weight, norm.eps)
     """
-    return _ops.all_reduce_rms_norm(x, residual, weight, eps, name_of(group), bias)
+    return _call.all_reduce_rms_norm(x, residual, weight, eps, name_of(group), bias)
 
 
 def matmul_all_reduce_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
@@ -280,21 +280,21 @@ def matmul_all_reduce_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch
 
         h, residual = perseus.matmul_all_reduce_rms_norm(attention, o.weight.t(), residual, norm.weight, norm.eps)
     """
-    return _ops.matmul_all_reduce_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
+    return _call.matmul_all_reduce_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
 
 
 def reduce_scatter_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None,
                             eps: float = 1e-6, group: GroupLike = None, *, bias: torch.Tensor | None = None,
                             ) -> tuple[torch.Tensor, torch.Tensor]:
     """all_reduce_rms_norm() of this rank's rows alone, which residual and the results have: [m / W, n]."""
-    return _ops.reduce_scatter_rms_norm(x, residual, weight, eps, name_of(group), bias)
+    return _call.reduce_scatter_rms_norm(x, residual, weight, eps, name_of(group), bias)
 
 
 def matmul_reduce_scatter_rms_norm(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None,
                                    weight: torch.Tensor | None, eps: float = 1e-6, group: GroupLike = None, *,
                                    bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """reduce_scatter_rms_norm(a @ b, ...) in one call."""
-    return _ops.matmul_reduce_scatter_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
+    return _call.matmul_reduce_scatter_rms_norm(a, b, residual, weight, eps, name_of(group), bias)
 
 
 def all_reduce_rms_norm_quant(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None,
@@ -306,7 +306,7 @@ def all_reduce_rms_norm_quant(x: torch.Tensor, residual: torch.Tensor | None, we
     scales: "rows": one for each row, [m, 1]; "blocks": one for each 128 columns, [m, n / 128], column-major; both as
     the scaled products take them. "tensor": `scale` is given, one torch.float32, and returned.
     """
-    quantised, written, residual = _ops.all_reduce_rms_norm_quant(x, residual, weight, eps, scales, name_of(group),
+    quantised, written, residual = _call.all_reduce_rms_norm_quant(x, residual, weight, eps, scales, name_of(group),
                                                                   scale, bias)
     return quantised, written if scale is None else scale, residual
 
@@ -317,7 +317,7 @@ def matmul_all_reduce_rms_norm_quant(a: torch.Tensor, b: torch.Tensor, residual:
                                      bias: torch.Tensor | None = None,
                                      ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """all_reduce_rms_norm_quant(a @ b, ...) in one call."""
-    quantised, written, residual = _ops.matmul_all_reduce_rms_norm_quant(a, b, residual, weight, eps, scales,
+    quantised, written, residual = _call.matmul_all_reduce_rms_norm_quant(a, b, residual, weight, eps, scales,
                                                                          name_of(group), scale, bias)
     return quantised, written if scale is None else scale, residual
 

@@ -13,12 +13,13 @@ PerseusError if a plan cannot be opened, and PerseusError with the rank to blame
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
 
 from ._checks import _PRODUCTS, _bf16, _check_bias, _check_rows, _check_tensor, _check_weights
-from ._dispatch import _autocast, _define, _Direct, _fixed, _library, _nothing_to_record, _once, _ops, _splittable
+from ._dispatch import _autocast, _call, _define, _differentiate, _fixed, _library
 from ._group import Group
 from ._library import PerseusError
 from ._registry import GroupLike, find, name_of, world_of
@@ -190,8 +191,8 @@ def _as_operand(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 def _all_gather_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), name = ctx.saved_tensors, ctx.group_name
     g = _as_operand(a, g)
-    return (_ops.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(_ops.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None,
+    return (_call.matmul_reduce_scatter(g, b.t(), name) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(_call.all_gather(a, name), g, b) if ctx.needs_input_grad[1] else None, None,
             _bias_gradient(ctx, g), *ctx.rest)
 
 
@@ -200,11 +201,11 @@ def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
     g = _as_operand(a, g)
     of_bias = _bias_gradient(ctx, g)
     if not ctx.needs_input_grad[1]:
-        return (_ops.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None,
+        return (_call.all_gather_matmul(g, b.t(), name) if ctx.needs_input_grad[0] else None, None, None,
                 of_bias, *ctx.rest)
     if not ctx.needs_input_grad[0]:
-        return None, _weight_gradient(a, _ops.all_gather(g, name), b), None, of_bias, *ctx.rest
-    of_a, gathered = _ops.all_gather_matmuls(g, [b.t()], name)
+        return None, _weight_gradient(a, _call.all_gather(g, name), b), None, of_bias, *ctx.rest
+    of_a, gathered = _call.all_gather_matmuls(g, [b.t()], name)
     return of_a, _weight_gradient(a, gathered, b), None, of_bias, *ctx.rest
 
 
@@ -217,7 +218,7 @@ def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
 
 def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), g = ctx.saved_tensors, g.contiguous()
-    return (_ops.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
+    return (_call.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
             _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
 
 
@@ -237,19 +238,17 @@ def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     last = (None, _bias_gradient(ctx, grads[0])) if ctx.has_bias else (None,)
     if not ctx.needs_input_grad[0]:
         return (None, of_bs, *last)
-    return (sum(_ops.matmul_reduce_scatter(g, b.t(), ctx.group_name) for b, g in zip(bs, grads)), of_bs, *last)
+    of_a = functools.reduce(torch.add, (_call.matmul_reduce_scatter(g, b.t(), ctx.group_name)
+                                        for b, g in zip(bs, grads)))
+    return (of_a, of_bs, *last)
 
 
 for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
                         (_matmul_reduce_scatter, _matmul_reduce_scatter_backward),
                         (_matmul_all_reduce, _matmul_all_reduce_backward),
                         (_replicated_matmul, _replicated_matmul_backward)):
-    _name = _run.__name__[1:]
-    torch.library.register_autograd(f"perseus::{_name}", _once(_name, _backward),
-                                    setup_context=_splittable(_name, _save), lib=_Direct(_run))
-torch.library.register_autograd("perseus::all_gather_matmuls",
-                                _once("all_gather_matmuls", _all_gather_matmuls_backward),
-                                setup_context=_splittable("all_gather_matmuls", _save_several), lib=_library)
+    _differentiate(_run.__name__[1:], _backward, _save)
+_differentiate("all_gather_matmuls", _all_gather_matmuls_backward, _save_several)
 
 
 for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
@@ -265,17 +264,12 @@ def _fused_all_gather_matmul(A: torch.Tensor, Bs: list[torch.Tensor], gather_dim
         raise ValueError(f"perseus.fused_all_gather_matmul: gather_dim {gather_dim} is not a leading dimension of A, "
                          f"whose shape is {tuple(A.shape)}")
     plain = A.dim() == 2  # nothing to move or to restore
-    if plain and _nothing_to_record(A, Bs) and not torch.is_autocast_enabled(A.device.type):
-        if return_A:
-            *products, gathered = _all_gather_matmuls(A, Bs, group_name)
-            return gathered, products
-        return None, [_all_gather_matmul(A, b, group_name) for b in Bs]
     first = A if plain else A.movedim(gather_dim, 0)
     rows, others = first.reshape(-1, A.shape[-1]).contiguous(), first.shape[1:-1]
     if return_A:
-        *products, gathered = _ops.all_gather_matmuls(rows, Bs, group_name)
+        *products, gathered = _call.all_gather_matmuls(rows, Bs, group_name)
     else:
-        products, gathered = [_ops.all_gather_matmul(rows, b, group_name) for b in Bs], None
+        products, gathered = [_call.all_gather_matmul(rows, b, group_name) for b in Bs], None
 
     if plain:
         return gathered, products
@@ -292,15 +286,14 @@ def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: st
     if not 0 <= scatter_dim < A.dim() - 1:
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: scatter_dim {scatter_dim} is not a leading dimension "
                          f"of A, whose shape is {tuple(A.shape)}")
-    if (reduce_op == "sum" and A.dim() == 2 and _nothing_to_record(A, [B])
-        and not torch.is_autocast_enabled(A.device.type)):
-        return _matmul_reduce_scatter(A, B, group_name)
+    if reduce_op == "sum" and A.dim() == 2:
+        return _call.matmul_reduce_scatter(A, B, group_name)
     first = A.movedim(scatter_dim, 0)
     world = world_of(group_name)
     if first.shape[0] % world:
         raise ValueError(f"perseus.fused_matmul_reduce_scatter: dimension {scatter_dim} of A has {first.shape[0]} "
                          f"elements; {world} ranks must divide them")
-    c = _ops.matmul_reduce_scatter(first.reshape(-1, A.shape[-1]).contiguous(), B, group_name)
+    c = _call.matmul_reduce_scatter(first.reshape(-1, A.shape[-1]).contiguous(), B, group_name)
     c = c.view(-1, *first.shape[1:-1], B.shape[1]).movedim(0, scatter_dim)
     return c / world if reduce_op == "avg" else c
 
@@ -384,7 +377,7 @@ def _attention_gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor
     q, k, v, out, lse = ctx.saved_tensors  # read once: _as_operand() says why
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    return *_ops.ring_attention_backward(dout, dlse, q, k, v, out, lse, *ctx.rest), *(None for _ in ctx.rest)
+    return *_call.ring_attention_backward(dout, dlse, q, k, v, out, lse, *ctx.rest), *(None for _ in ctx.rest)
 
 
 # ---- MoE ----
@@ -447,8 +440,7 @@ def _forward_only(name: str) -> None:
     torch.library.register_autograd(f"perseus::{name}", backward, lib=_library)
 
 
-torch.library.register_autograd("perseus::ring_attention", _once("ring_attention", _attention_gradients),
-                                setup_context=_splittable("ring_attention", _save_attention), lib=_library)
+_differentiate("ring_attention", _attention_gradients, _save_attention)
 _forward_only("moe_dispatch_gemm")
 _autocast("ring_attention", (0, 1, 2), (_bf16,))
 _autocast("moe_dispatch_gemm", (0, 3), (_bf16,))
@@ -472,8 +464,8 @@ def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
     if keep_gathered and out_dtype is None and b.requires_grad and torch.is_grad_enabled():
-        return _ops.all_gather_matmuls(a, [b], name_of(group), bias)[0]
-    return _ops.all_gather_matmul(a, b, name_of(group), bias, out_dtype)
+        return _call.all_gather_matmuls(a, [b], name_of(group), bias)[0]
+    return _call.all_gather_matmul(a, b, name_of(group), bias, out_dtype)
 
 
 def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike = None) -> list[torch.Tensor]:
@@ -484,7 +476,7 @@ def all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group: GroupLike
 
         q, k, v, gathered = perseus.all_gather_matmuls(x, [wq.t(), wk.t(), wv.t()])
     """
-    return _ops.all_gather_matmuls(a, bs, name_of(group))
+    return _call.all_gather_matmuls(a, bs, name_of(group))
 
 
 def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *,
@@ -499,7 +491,7 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: GroupLike = N
 
         y = perseus.matmul_reduce_scatter(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens / W, out]
     """
-    return _ops.matmul_reduce_scatter(a, b, name_of(group), bias, out_dtype)
+    return _call.matmul_reduce_scatter(a, b, name_of(group), bias, out_dtype)
 
 
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *, bias: torch.Tensor | None = None,
@@ -515,7 +507,7 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
 
         y = perseus.matmul_all_reduce(h, linear.weight.t())   # h: [tokens, in / W], y: [tokens, out]
     """
-    return _ops.matmul_all_reduce(a, b, name_of(group), bias, out_dtype)
+    return _call.matmul_all_reduce(a, b, name_of(group), bias, out_dtype)
 
 
 def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None, *,
@@ -526,7 +518,7 @@ def replicated_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
 
         h = perseus.replicated_matmul(x, linear.weight.t())   # x: [tokens, in] on every rank, h: [tokens, out / W]
     """
-    return _ops.replicated_matmul(a, b, name_of(group), bias)
+    return _call.replicated_matmul(a, b, name_of(group), bias)
 
 
 def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *, causal: bool = False,
@@ -547,7 +539,7 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
         out, lse = perseus.ring_attention(q, k, v, causal=True)
         (out * w).sum().backward()
     """
-    return _ops.ring_attention(q, k, v, name_of(group), causal, scale, heads_first)
+    return _call.ring_attention(q, k, v, name_of(group), causal, scale, heads_first)
 
 
 def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, weights: torch.Tensor,
@@ -572,7 +564,7 @@ def moe_dispatch_gemm(tokens: torch.Tensor, chosen: torch.Tensor, router_weights
         out, rows, expert_rows, status = perseus.moe_dispatch_gemm(x, chosen, weight.float(), experts, max_tokens=4096,
                                                                    capacity=capacity)
     """
-    return _ops.moe_dispatch_gemm(tokens, chosen, router_weights, weights, max_tokens, capacity, name_of(group))
+    return _call.moe_dispatch_gemm(tokens, chosen, router_weights, weights, max_tokens, capacity, name_of(group))
 
 
 def moe_capacity(*, max_tokens: int, hidden: int, columns: int, experts: int, top_k: int,

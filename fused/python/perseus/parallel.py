@@ -191,7 +191,7 @@ class GatheredInput(ParallelStyle):
         if isinstance(x, DTensor):
             x = x.redistribute(mesh, [Shard(dim)]).to_local(grad_placements=[Shard(dim)])
         rows = layers._matrix("perseus.parallel.GatheredInput", x, x.shape[-1], dim)
-        *results, gathered = ops._ops.all_gather_matmuls(rows, [layers.local(m.weight).t() for m in made], name)
+        *results, gathered = ops._call.all_gather_matmuls(rows, [layers.local(m.weight).t() for m in made], name)
         sequence = x.shape[dim] * world
         whole = _Whole.apply(x, layers._tensor(gathered, x, dim, sequence), rank, dim)
         if not self.use_local_output:

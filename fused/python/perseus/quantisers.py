@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ._device import Emulated
-from ._dispatch import _define, _ops
+from ._dispatch import _call, _define
 from ._library import library
 from .ops import _forward_only
 
@@ -140,8 +140,8 @@ def quantise(x: torch.Tensor, block: tuple[int, int] = (1, 128), *, column_major
     if scale is not None:
         if block != (-1, -1):
             raise ValueError(f"perseus.quantise: block is {block} with a given scale; it must be (-1, -1)")
-        return _ops.quantise_given(x, scale), scale
-    return _ops.quantise(x, list(block), column_major)
+        return _call.quantise_given(x, scale), scale
+    return _call.quantise(x, list(block), column_major)
 
 
 def quantise_reference(x: torch.Tensor, block: tuple[int, int] = (1, 128), *,

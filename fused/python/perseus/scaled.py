@@ -20,7 +20,7 @@ import math
 import torch
 
 from ._checks import _bf16, _check_scaled, _check_tensor
-from ._dispatch import _define, _fixed, _library, _ops
+from ._dispatch import _call, _define, _fixed, _library
 from ._group import Group
 from ._registry import GroupLike, find, name_of, world_of
 from .ops import ALLGATHER, ALLREDUCE, REDUCE_SCATTER, _forward_only
@@ -202,9 +202,9 @@ def _fused_all_gather_scaled_matmul(A: torch.Tensor, Bs: list[torch.Tensor], A_s
 
     def restored(t: torch.Tensor) -> torch.Tensor:
         return t.view(-1, *others, t.shape[-1]).movedim(0, gather_dim)
-    first, gathered = _ops.all_gather_scaled_matmul_kept(rows, Bs[0], scales, B_scales[0], group_name, biases[0],
+    first, gathered = _call.all_gather_scaled_matmul_kept(rows, Bs[0], scales, B_scales[0], group_name, biases[0],
                                                          use_fast_accum[0])
-    products = [first, *(_ops.all_gather_scaled_matmul(rows, b, scales, scale, group_name, bias, fast)
+    products = [first, *(_call.all_gather_scaled_matmul(rows, b, scales, scale, group_name, bias, fast)
                          for b, scale, bias, fast in zip(Bs[1:], B_scales[1:], biases[1:], use_fast_accum[1:]))]
     return restored(gathered), [restored(t) for t in products]
 
@@ -238,7 +238,7 @@ def _fused_scaled_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, A_scal
     rows = _as_rows(A.reshape(*leading, A.shape[-1]), orig_scatter_dim)
     scales = A_scale if A_scale.numel() == 1 else _as_rows(A_scale.reshape(*leading, A_scale.shape[-1]),
                                                            orig_scatter_dim)
-    c = _ops.scaled_matmul_reduce_scatter(rows, B, scales, B_scale, group_name, bias, use_fast_accum)
+    c = _call.scaled_matmul_reduce_scatter(rows, B, scales, B_scale, group_name, bias, use_fast_accum)
     others = leading[:orig_scatter_dim] + leading[orig_scatter_dim + 1:]
     c = c.view(-1, *others, B.shape[1]).movedim(0, orig_scatter_dim)
     return c / world if reduce_op == "avg" else c
@@ -268,7 +268,7 @@ def all_gather_scaled_matmul(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Te
 
         y = perseus.all_gather_scaled_matmul(x8, weight8.t(), x_scale, weight_scale_inv.t())
     """
-    return _ops.all_gather_scaled_matmul(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    return _call.all_gather_scaled_matmul(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
 
 
 def scaled_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
@@ -278,7 +278,7 @@ def scaled_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, scale_a: torc
 
     a: float8_e4m3fn [m, k], row-major; W divides m. b: weight.t() of a float8_e4m3fn [n, k] weight. Returns bfloat16
     [m / W, n]. bias [n] is added once."""
-    return _ops.scaled_matmul_reduce_scatter(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    return _call.scaled_matmul_reduce_scatter(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
 
 
 def scaled_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
@@ -286,7 +286,7 @@ def scaled_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Te
                              use_fast_accum: bool = False) -> torch.Tensor:
     """The sum over all ranks of a @ b, each with the scales of its rank, on every rank; the arguments are those of
     scaled_matmul_reduce_scatter(). Returns bfloat16 [m, n]."""
-    return _ops.scaled_matmul_all_reduce(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    return _call.scaled_matmul_all_reduce(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
 
 
 __all__ = ["all_gather_scaled_matmul", "scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ._checks import _bf16, _check_tensor
-from ._dispatch import _autocast, _define, _library, _once, _ops, _splittable
+from ._dispatch import _autocast, _call, _define, _differentiate
 from ._group import Group
 from ._registry import GroupLike, find, name_of
 
@@ -127,12 +127,11 @@ def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -
     q, k, v, out, lse, cu_seqlens, sinks = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    dq, dk, dv, dsinks = _ops.striped_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, *ctx.rest)
+    dq, dk, dv, dsinks = _call.striped_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens, sinks, *ctx.rest)
     return dq, dk, dv, None, None if sinks is None else dsinks, *(None for _ in ctx.rest)
 
 
-torch.library.register_autograd("perseus::striped_attention", _once("striped_attention", _gradients),
-                                setup_context=_splittable("striped_attention", _save), lib=_library)
+_differentiate("striped_attention", _gradients, _save)
 _autocast("striped_attention", (0, 1, 2), (_bf16,))
 
 
@@ -153,7 +152,7 @@ def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: 
 
     Returns (out, lse), both with gradients. cu_seqlens may have other values in each replay of a CUDA graph.
     """
-    return _ops.striped_attention(q, k, v, cu_seqlens, sinks, name_of(group), causal, stripe, window, soft_cap, scale,
+    return _call.striped_attention(q, k, v, cu_seqlens, sinks, name_of(group), causal, stripe, window, soft_cap, scale,
                                   heads_first)
 
 
