@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from train import initialize
 
 import perseus
+from perseus._dispatch import _meeting
 from perseus._registry import _groups
 
 SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
@@ -98,11 +99,17 @@ def orders(ranks_own):
 
 
 class Order(unittest.TestCase):
+    def test_all_ops_in_which_ranks_meet_keep_their_order(self):
+        for name in ("all_reduce", "reduce_scatter", "matmul_all_reduce_rms_norm_quant", "moe_scaled_layer",
+                     "striped_attention_backward"):
+            self.assertIn(name, _meeting)
+        for name in ("replicated_matmul", "moe_multiply", "moe_activation_back", "quantise"):
+            self.assertNotIn(name, _meeting)
+
     def test_keep_order_chains_ops_and_keeps_the_unused(self):
         (_, same), = run(1, lambda group: orders(group.name))
         self.assertTrue(same)
         perseus.keep_order()
-        self.assertTrue(all(hasattr(torch.ops.perseus, name) for name in perseus.inductor._MEETING))
         try:
             (found, same), = run(1, lambda group: orders(group.name))
             self.assertTrue(same)
@@ -110,7 +117,7 @@ class Order(unittest.TestCase):
             self.assertEqual(forward, (["matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmuls"], True))
             self.assertTrue(backward[0] and backward[1], backward)
         finally:
-            for name in perseus.inductor._MEETING:
+            for name in _meeting:
                 torch.library._register_effectful_op(f"perseus::{name}", None)
 
 

@@ -14,10 +14,14 @@ _fixed = (torch._C.Tag.needs_fixed_stride_order,)
 
 _ops = torch.ops.perseus
 _call = types.SimpleNamespace()  # the ops by name, for calls from Python
+_meeting: list[str] = []  # ops in which ranks wait for each other
 
 
-def _define(schema: str, run: Any, fake: Any) -> None:
+def _define(schema: str, run: Any, fake: Any, local: bool = False) -> None:
+    """local: the op has a group, and waits for no other rank."""
     name = schema.partition("(")[0]
+    if "str group_name" in schema and not local:
+        _meeting.append(name)
     _library.define(schema, tags=_fixed)
     _library.impl(name, run, "CUDA")
     _library.impl(name, run, "CPU")  # with the emulated library; otherwise the check of devices says what is wrong

@@ -10,23 +10,18 @@ import torch
 from torch import fx
 
 from ._checks import _PRODUCTS
-from ._dispatch import _define
+from ._dispatch import _define, _meeting
 from ._registry import _groups
 from .ops import _fused_all_gather_matmul, _fused_matmul_reduce_scatter
 
 # The ops of symm_mem's schemas, for graphs whose gradients are made: Inductor wants ops that it need not decompose.
+# local: keep_order() is for graphs of before.
 _define("post_grad_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A = True) "
-        "-> (Tensor?, Tensor[])", _fused_all_gather_matmul, _fused_all_gather_matmul)
+        "-> (Tensor?, Tensor[])", _fused_all_gather_matmul, _fused_all_gather_matmul, local=True)
 _define("post_grad_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor",
-        _fused_matmul_reduce_scatter, _fused_matmul_reduce_scatter)
+        _fused_matmul_reduce_scatter, _fused_matmul_reduce_scatter, local=True)
 _EXCHANGED = {"symm_mem::fused_all_gather_matmul": "post_grad_all_gather_matmul",
               "symm_mem::fused_matmul_reduce_scatter": "post_grad_matmul_reduce_scatter"}
-# Ops in which ranks wait for each other.
-_MEETING = ("all_gather", "all_gather_matmul", "all_gather_matmuls", "all_gather_scaled_matmul", "matmul_all_reduce",
-            "matmul_reduce_scatter", "moe_combine", "moe_dispatch", "moe_dispatch_again", "moe_dispatch_gemm",
-            "moe_layer", "moe_return_values", "moe_scaled_dispatch", "moe_scaled_layer", "ring_attention",
-            "ring_attention_backward", "scaled_matmul_all_reduce", "scaled_matmul_reduce_scatter", "striped_attention",
-            "striped_attention_backward")
 
 
 def _takes(node: fx.Node) -> bool:
@@ -96,7 +91,7 @@ def keep_order() -> None:
     """
     from torch._library.effects import EffectType
     from torch.library import _register_effectful_op
-    for name in _MEETING:
+    for name in _meeting:
         _register_effectful_op(f"perseus::{name}", EffectType.ORDERED)
 
 

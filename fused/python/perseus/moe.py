@@ -318,9 +318,9 @@ _define("moe_layer(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor g
         "bool maps=True) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _moe_layer, _moe_layer_fake)
 _define("moe_multiply(Tensor rows, Tensor weights, bool transposed, Tensor maps, int[] sizes, str group_name) -> "
-        "Tensor", _moe_multiply, _moe_multiply_fake)
+        "Tensor", _moe_multiply, _moe_multiply_fake, local=True)
 _define("moe_activation_back(Tensor columns, Tensor gradients, Tensor origins, Tensor maps, int[] sizes, str "
-        "group_name) -> (Tensor, Tensor, Tensor)", _moe_activation_back, _moe_activation_back_fake)
+        "group_name) -> (Tensor, Tensor, Tensor)", _moe_activation_back, _moe_activation_back_fake, local=True)
 
 
 # ---- gradients (doc/decisions/0015) ----

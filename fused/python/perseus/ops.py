@@ -161,7 +161,7 @@ _define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=
 _define("matmul_all_reduce(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
         "Tensor", _matmul_all_reduce, _matmul_all_reduce_fake)
 _define("replicated_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> Tensor", _replicated_matmul,
-        _matmul_all_reduce_fake)
+        _matmul_all_reduce_fake, local=True)
 
 
 # ---- gradients of products ----
