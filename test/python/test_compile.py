@@ -13,11 +13,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from train import initialize
 
 import perseus
 from perseus._dispatch import _meeting
 from perseus._registry import _groups
+from perseus.parallel import ColwiseParallel, GatheredInput, RowwiseParallel
 
 SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
 
@@ -121,6 +123,23 @@ class Order(unittest.TestCase):
                 torch.library._register_effectful_op(f"perseus::{name}", None)
 
 
+class FeedForward(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = (torch.nn.Linear(*sizes, bias=False, dtype=torch.bfloat16)
+                                         for sizes in ((64, 96), (64, 96), (96, 64)))
+
+    def forward(self, x):
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def initialized(module):
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(random(0, *p.shape, seed=i) / 8)
+    return module
+
+
 class Compiled(unittest.TestCase):
     def compare(self, backend, dynamic=None):
         def body(group):
@@ -156,6 +175,24 @@ class Compiled(unittest.TestCase):
             y.float().square().mean().backward()
             results.append([y.detach(), *(p.grad.full_tensor() for p in block.parameters())])
         self.assertTrue(all(isinstance(p, DTensor) for p in block.parameters()))
+        self.assertTrue(all(map(torch.equal, *results)))
+        group.close()
+        dist.destroy_process_group()
+
+    def test_styles_compile_in_one_graph_and_share_a_gather(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        group, results = perseus.init(mesh, device=0, watchdog=False), []
+        for backend in (None, "aot_eager"):
+            block = initialized(FeedForward())
+            parallelize_module(block, mesh, {"": GatheredInput("gate", "up"), "gate": ColwiseParallel(),
+                                             "up": ColwiseParallel(), "down": RowwiseParallel(sequence_dim=1)})
+            run_block = torch.compile(block, fullgraph=True, backend=backend) if backend else block
+            x = random(0, 2, 16, 64).requires_grad_()
+            y = run_block(x)
+            y.float().square().mean().backward()
+            self.assertIsNone(getattr(block.up, "perseus_given", None))  # no tensor is kept
+            results.append([y.detach(), x.grad, *(p.grad.full_tensor() for p in block.parameters())])
         self.assertTrue(all(map(torch.equal, *results)))
         group.close()
         dist.destroy_process_group()

@@ -29,11 +29,13 @@ from ._registry import find
 
 class _Split(nn.Linear):
     """What an nn.Linear becomes. perseus: its style; perseus_group: the group's name and ranks; perseus_mesh: its
-    mesh."""
+    mesh; perseus_given: by GatheredInput, an input and its result."""
+    perseus_given: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        style, (name, world), mesh = self.perseus, self.perseus_group, self.perseus_mesh
-        given = self.__dict__.pop("perseus_given", None)  # by GatheredInput: an input, and its result
+        style, (name, world), mesh, given = self.perseus, self.perseus_group, self.perseus_mesh, self.perseus_given
+        if given is not None:
+            self.perseus_given = None
         if given is not None and given[0] is x:
             return given[1] if style.use_local_output else style.as_output(given[1], mesh)
         if isinstance(x, DTensor):
@@ -198,7 +200,7 @@ class GatheredInput(ParallelStyle):
             whole = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
         for m, y in zip(made, results):
             y = layers._tensor(y, x, dim, sequence)
-            m.__dict__["perseus_given"] = whole, y if m.bias is None else y + layers.local(m.bias).to(y.dtype)
+            m.perseus_given = whole, y if m.bias is None else y + layers.local(m.bias).to(y.dtype)
         return whole
 
 
