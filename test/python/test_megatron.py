@@ -43,18 +43,18 @@ class Norm(torch.nn.LayerNorm):
             p.sequence_parallel = config.sequence_parallel
 
 
-def made_spec():
+def made_spec(**options):
     transformer_block.LayerNormImpl = Norm
-    spec = get_gpt_layer_local_spec()
+    spec = get_gpt_layer_local_spec(**options)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
     return spec
 
 
-def train(spec):
+def train(spec, **sizes):
     """Losses of a GPT, main_grad of the first step, and the model. As Megatron's schedules train it: with its
     DistributedDataParallel, and the gradients of norms summed over the tensor-parallel ranks."""
     torch.manual_seed(1)
-    made = config(sequence_parallel=True)
+    made = config(sequence_parallel=True, **sizes)
     model = GPTModel(made, spec, vocab_size=96, max_sequence_length=SEQUENCE)
     model = model.bfloat16()
     wrapped = DistributedDataParallel(made, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
@@ -75,18 +75,22 @@ def train(spec):
     return losses, grads, model
 
 
-def gpt():
-    wanted_losses, wanted, theirs = train(made_spec())
-    with mock.patch.object(perseus.nn, "column_linear", wraps=perseus.nn.column_linear) as columns, \
-         mock.patch.object(perseus.nn, "row_linear", wraps=perseus.nn.row_linear) as rows:
-        losses, grads, model = train(adaptor.fused(made_spec()))
-    yield f"products {columns.call_count}, {rows.call_count}", columns.call_count == rows.call_count == 2 * 2 * STEPS
+def compared(losses, grads, wanted_losses, wanted):
     yield (f"losses {losses}, Megatron's {wanted_losses}",
            all(abs(a - b) < 0.01 * b for a, b in zip(losses, wanted_losses)) and losses[2] < losses[0])
     least = 0.05 * max(float(g.square().mean().sqrt()) for g in wanted.values())
     for name, g in grads.items():
         error = float((g - wanted[name]).abs().max() / wanted[name].square().mean().sqrt().clamp_min(least))
         yield f"main_grad of {name}: {error:g}", error < 0.25
+
+
+def gpt():
+    wanted_losses, wanted, theirs = train(made_spec())
+    with mock.patch.object(perseus.nn, "column_linear", wraps=perseus.nn.column_linear) as columns, \
+         mock.patch.object(perseus.nn, "row_linear", wraps=perseus.nn.row_linear) as rows:
+        losses, grads, model = train(adaptor.fused(made_spec()))
+    yield f"products {columns.call_count}, {rows.call_count}", columns.call_count == rows.call_count == 2 * 2 * STEPS
+    yield from compared(losses, grads, wanted_losses, wanted)
     kinds = {type(m).__module__ for name, m in model.decoder.named_modules() if "linear" in name}
     yield f"linear layers of {kinds}", kinds == {adaptor.__name__}
     ours, others = (m.sharded_state_dict() for m in (model, theirs))
@@ -160,6 +164,40 @@ def specs():
         yield "a fused norm", "PerseusSpecProvider" in str(e)
 
 
+@contextlib.contextmanager
+def no_streams():
+    """Megatron's all-to-all copies its counts to the host on a stream of CUDA, and its router has a name of
+    TransformerEngine's that is not there."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    with mock.patch.multiple(torch.cuda, Stream=mock.MagicMock(), stream=mock.MagicMock(),
+                             current_stream=mock.MagicMock()), \
+         mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu",
+                           lambda t, as_numpy=False, **_: t.numpy() if as_numpy and torch.is_tensor(t) else t), \
+         mock.patch.object(moe_utils, "te_general_gemm", None, create=True):
+        yield
+
+
+def experts():
+    """A GPT whose experts lie on the ranks that share its sequences. The router drops tokens."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=WORLD, expert_model_parallel_size=WORLD,
+                                             expert_tensor_parallel_size=1)
+    sizes = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48, "gated_linear_unit": True,
+             "activation_func": torch.nn.functional.silu, "add_bias_linear": False, "expert_model_parallel_size": WORLD,
+             "expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall",
+             "moe_expert_capacity_factor": 1.0, "moe_router_load_balancing_type": "none"}
+    with no_streams():
+        wanted_losses, wanted, _ = train(made_spec(num_experts=4), **sizes)
+        with mock.patch.object(adaptor, "moe_layer", wraps=adaptor.moe_layer) as launches:
+            losses, grads, model = train(adaptor.fused(made_spec(num_experts=4)), **sizes)
+    yield f"launches {launches.call_count}", launches.call_count == 2 * STEPS
+    dropped = [int((call.args[1] < 0).sum()) for call in launches.call_args_list]
+    yield f"dropped {dropped}", max(dropped) > 0
+    yield from compared(losses, grads, wanted_losses, wanted)
+    experts = model.decoder.layers[0].mlp.experts.local_experts
+    yield "each expert has a gradient", all(float(e.linear_fc1.weight.main_grad.abs().max()) > 0 for e in experts)
+
+
 def page():
     """The program of the page, and one pass of its model, without sequence parallelism."""
     made = {"config": config(sequence_parallel=False)}
@@ -176,7 +214,7 @@ def rank_main():
     type(tensor_parallel.get_cuda_rng_tracker()).fork = lambda *names: contextlib.nullcontext()
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=WORLD)
-    os._exit(min(100, sum(ranks.judge(body.__name__, body()) for body in (specs, arguments, gpt, page))))
+    os._exit(min(100, sum(ranks.judge(body.__name__, body()) for body in (specs, arguments, gpt, page, experts))))
 
 
 class Megatron(unittest.TestCase):
