@@ -124,7 +124,7 @@ setup_torch() {
 
 # The frameworks of test/python, in build/frameworks, for the Python that has torch. Nothing is fetched where none has.
 setup_frameworks() {
-    local wanted=$root/test/python/frameworks.txt folder=$root/build/frameworks python found=
+    local lists=$root/test/python folder=$root/build/frameworks python found= wanted
     for python in "$root/build/torch-env/bin/python" python3; do
         if LD_LIBRARY_PATH=/usr/local/cuda/lib64 "$python" -c 'from torch import Tensor' 2>/dev/null; then
             found=$python
@@ -132,16 +132,21 @@ setup_frameworks() {
         fi
     done
     [ -n "$found" ] || return 0
-    cmp -s "$wanted" "$folder/frameworks.txt" && return 0
-    setup_say "fetching transformers and others into build/frameworks"
+    wanted=$(cat "$lists/frameworks.txt" "$lists/unpacked.txt")
+    [ "$wanted" = "$(cat "$folder/wanted.txt" 2>/dev/null)" ] && return 0
+    setup_say "fetching transformers, vLLM and others into build/frameworks"
     rm -rf "$folder"
-    if ! "$found" -m pip install -q --disable-pip-version-check --no-deps --target "$folder" -r "$wanted" \
+    if ! "$found" -m pip install -q --disable-pip-version-check --no-deps --target "$folder" -r "$lists/frameworks.txt" \
         </dev/null >>"$setup_log" 2>&1; then
         setup_say "skipped: tests of frameworks, which cannot be fetched (log: $setup_log)"
         rm -rf "$folder"
         return 0
     fi
-    cp "$wanted" "$folder/"
+    if ! "$found" "$lists/unpack.py" "$lists/unpacked.txt" "$folder" </dev/null >>"$setup_log" 2>&1; then
+        setup_say "skipped: tests of servers, which cannot be fetched (log: $setup_log)"
+        return 0
+    fi
+    echo "$wanted" >"$folder/wanted.txt"
 }
 
 # setup_configure FOLDER OPTION...: a build folder with these options, new or not.

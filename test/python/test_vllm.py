@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoE layers of vLLM's own classes whose experts are ours, on emulated GPUs, compared with torch's products. vLLM's
+Python is the real one; what it imports for HTTP, images and the like are stand-ins."""
+import importlib.metadata
+import pathlib
+import sys
+import tempfile
+import threading
+import tomllib
+import types
+import unittest
+from unittest import mock
+
+import ranks
+import torch
+import torch.nn.functional as F
+from ranks import random
+from stand_ins import stand_in
+
+stand_in("zmq", "vllm.distributed.kv_transfer", "urllib3", "cbor2", "aiohttp", "requests", "openai_harmony", "openai",
+         "uvloop", "cpuinfo", "PIL", "pybase64", "cachetools", "einops", "prometheus_client",
+         "compressed_tensors")
+from vllm import forward_context, plugins  # noqa: E402
+from vllm.config import ParallelConfig, SchedulerConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.distributed import parallel_state  # noqa: E402
+from vllm.model_executor.custom_op import op_registry_oot  # noqa: E402
+from vllm.model_executor.layers.fused_moe import layer as vllm_layer  # noqa: E402
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method  # noqa: E402
+from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
+
+import perseus  # noqa: E402
+
+EXPERTS, TOP_K, HIDDEN, INNER, MOST = 4, 2, 128, 128, 16
+PYPROJECT = pathlib.Path(perseus.__file__).parents[1] / "pyproject.toml"
+
+
+def installed(folder):
+    """What pip would leave of our package: its entry points."""
+    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
+    info = pathlib.Path(folder, "perseus_fused-0.dist-info")
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Name: perseus-fused\nVersion: 0\n")
+    info.joinpath("entry_points.txt").write_text("".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in groups.items()))
+
+
+with tempfile.TemporaryDirectory() as _folder:
+    installed(_folder)
+    with mock.patch.object(sys, "path", [_folder, *sys.path]):
+        importlib.invalidate_caches()
+        plugins.load_general_plugins()
+import perseus.integrations.vllm as adaptor  # noqa: E402
+
+
+class Mine:
+    """A group of vLLM's, of which each thread has a rank of its own."""
+
+    def __init__(self):
+        self.of_thread = threading.local()
+
+    def __getattr__(self, name):
+        return getattr(self.of_thread.group, name)
+
+    def enter(self, group):
+        def all_reduce(x):
+            group.process_group.allreduce([x]).wait()
+            return x
+        self.of_thread.group = types.SimpleNamespace(world_size=group.world, rank_in_group=group.rank, rank=group.rank,
+                                                     device_group=group.process_group, all_reduce=all_reduce)
+
+
+def weights(scaled):
+    """Of all experts: w13, w2, and for e4m3 their scales."""
+    w13, w2 = (random(0, EXPERTS, n, k, seed=n).mul_(0.3) for n, k in ((2 * INNER, HIDDEN), (HIDDEN, INNER)))
+    if not scaled:
+        return w13, w2
+    (w13, s13), (w2, s2) = (perseus.quantise_reference(w, (128, 128)) for w in (w13, w2))
+    return w13, w2, s13, s2
+
+
+def reference(x, chosen, router, scaled):
+    w13, w2, *scales = weights(scaled)
+    w13, w2 = (w.float() if not scaled else w.float() * s.repeat_interleave(128, 1).repeat_interleave(128, 2)
+               for w, s in zip((w13, w2), scales or (None, None)))
+    out = torch.zeros(x.shape)
+    for token in range(x.shape[0]):
+        for slot in range(TOP_K):
+            gate, up = (w13[chosen[token, slot]] @ x[token].float()).chunk(2)
+            out[token] += router[token, slot] * (w2[chosen[token, slot]] @ (F.silu(gate) * up))
+    return out
+
+
+def route(hidden_states, gating_output, topk, renormalize):
+    values, chosen = gating_output.float().softmax(-1).topk(topk)
+    return values, chosen.to(torch.int32)
+
+
+class Vllm(unittest.TestCase):
+    def setUp(self):
+        self.groups = Mine()
+        for name in ("_EP", "_DP", "_TP", "_PCP"):
+            self.enterContext(mock.patch.object(parallel_state, name, self.groups))
+
+    def config(self, asked):
+        scheduler = SchedulerConfig(max_model_len=MOST, is_encoder_decoder=False, max_num_batched_tokens=MOST,
+                                    max_num_seqs=MOST)
+        config = VllmConfig(parallel_config=ParallelConfig(enable_expert_parallel=True),
+                            scheduler_config=scheduler, additional_config={} if asked is None else {"perseus": asked})
+        self.enterContext(set_current_vllm_config(config))
+        return config
+
+    def made(self, rank=0, scaled=False, load=True, **options):
+        """A MoE layer of vLLM's with its weights."""
+        parallel = {"tp_size": 1, "dp_size": 2, **options}
+        quant = get_quantization_config("fp8")(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic",
+                                               weight_block_size=[128, 128]) if scaled else None
+        runner = vllm_layer.FusedMoEFactory(
+            num_experts=EXPERTS, top_k=TOP_K, hidden_size=HIDDEN, intermediate_size=INNER, params_dtype=torch.bfloat16,
+            prefix=f"layer{rank}", pcp_size=1, custom_routing_function=route, quant_config=quant, **parallel)
+        if not load:
+            return runner
+        local, experts = EXPERTS // 2, runner.routed_experts
+        names = ["w13_weight", "w2_weight", "w13_weight_scale_inv", "w2_weight_scale_inv"]
+        for name, whole in zip(names, weights(scaled)):
+            getattr(experts, name).data.copy_(whole[rank * local:(rank + 1) * local])
+        experts.quant_method.process_weights_after_loading(experts)
+        return runner
+
+    def check(self, counts, plans, scaled=False, replicated=False, asked={"tokens": [4]}):
+        """Each of `counts` is a step: the tokens of each rank. plans: the max_tokens of the plan of each."""
+        config, seen = self.config(asked), []
+        sizes = {"tp_size": 2, "dp_size": 1} if replicated else {}
+        steps = [forward_context.ForwardContext(
+            no_compile_layers=config.compilation_config.static_forward_context, attn_metadata={}, slot_mapping={},
+            dp_metadata=None if replicated else forward_context.DPMetadata(torch.tensor(step))) for step in counts]
+
+        def body(group):
+            self.groups.enter(group)
+            runner, errors = self.made(group.rank, scaled, **sizes), []
+            experts = runner.routed_experts.quant_method.moe_kernel.fused_experts
+            self.assertIsInstance(experts, adaptor.PerseusExperts)
+            plan = experts.layer.plan
+            with mock.patch.object(experts.layer, "plan", lambda most: seen.append(plan(most)) or seen[-1]):
+                for number, step in enumerate(counts):
+                    x = random(0 if replicated else group.rank, step[group.rank], HIDDEN, seed=number)
+                    logits = random(0 if replicated else group.rank, step[group.rank], EXPERTS, seed=50 + number)
+                    arrived.wait()
+                    if group.rank == 0:
+                        forward_context._forward_context = steps[number]
+                    arrived.wait()
+                    y = runner(x.clone(), logits)
+                    want = reference(x, *reversed(route(x, logits, TOP_K, False)), scaled)
+                    errors.append(float((y.float() - want).square().mean().sqrt() / want.square().mean().sqrt()))
+            group.check()
+            return errors
+        arrived = threading.Barrier(2)
+        self.addCleanup(setattr, forward_context, "_forward_context", None)
+        for errors in ranks.run(2, body):
+            for error in errors:
+                self.assertLess(error, 0.06 if scaled else 0.01)
+        self.assertEqual(sorted({p.sizes[0] for p in seen}), plans)
+        return seen
+
+    def test_ranks_with_tokens_of_their_own_take_the_plan_of_the_longest_batch(self):
+        seen = self.check([(3, 4), (9, 1)], [4, 16])
+        self.assertEqual({plan.path for plan in seen}, {"one kernel"})
+
+    def test_tokens_that_all_ranks_have_are_added_up_by_vllms_all_reduce(self):
+        self.check([(5, 5), (1, 1)], [4], replicated=True)
+
+    def test_fp8_checkpoints_keep_their_blocks(self):
+        self.check([(3, 7)], [8], scaled=True, asked=True)
+
+    def test_where_nobody_asks_vllm_stays_as_it_is(self):
+        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        for asked, scaled in ((None, False), (False, False), (None, True)):
+            self.config(asked)
+            method = self.made(scaled=scaled, load=False).routed_experts.quant_method
+            self.assertIs(type(method), adaptor.Fp8MoEMethod if scaled else adaptor.PerseusMoEMethod)
+            self.assertNotEqual(method.experts_cls, adaptor.PerseusExperts)
+
+    def test_a_layer_that_the_kernels_cannot_take_is_an_error_that_says_why(self):
+        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        self.enterContext(mock.patch.object(unquantized_fused_moe_method, "select_unquantized_moe_backend",
+                                            return_value=(None, None)))  # on a CPU vLLM itself refuses some of them
+        for said, asked, parallel, layer in (
+                ("--enable-expert-parallel", True, {"enable_expert_parallel": False}, {}),
+                ("biases of experts", True, {}, {"has_bias": True}),
+                ("--enable-dbo", True, {"enable_dbo": True}, {}),
+                ("hidden size 252", True, {}, {"hidden": 252}),
+                ("SwiGLU", True, {}, {"swiglu_limit": 7.0}),
+                ("perseus is 'yes'; it must be", "yes", {}, {}),
+                ("tokens", {"tokns": [1]}, {}, {})):
+            config = self.config(asked)
+            for name, value in parallel.items():
+                setattr(config.parallel_config, name, value)
+            with self.subTest(said), mock.patch(f"{__name__}.HIDDEN", layer.pop("hidden", HIDDEN)), \
+                 self.assertRaisesRegex(ValueError, said):
+                self.made(load=False, **layer)
+
+    def test_vllm_has_loaded_the_entry_point(self):
+        self.assertIs(op_registry_oot["UnquantizedFusedMoEMethod"], adaptor.PerseusMoEMethod)
+        self.assertIs(get_quantization_config("fp8"), adaptor.PerseusFp8Config)
+
+    def test_another_plugin_in_the_same_place_is_named(self):
+        adaptor.register()  # a second time
+        with mock.patch.dict(op_registry_oot, {"UnquantizedFusedMoEMethod": unittest.TestCase}):
+            with self.assertRaisesRegex(RuntimeError, "unittest.case.TestCase.*VLLM_PLUGINS"):
+                adaptor.register()
+
+
+if __name__ == "__main__":
+    ranks.main()
