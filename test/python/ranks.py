@@ -73,10 +73,10 @@ def processes(file, world, *arguments, limit_s=500):
     return [p.wait(timeout=limit_s) for p in started]
 
 
-def page(section, kind, changes=()):
-    """The first block of code of this kind in a section of doc/training.md. changes: what to exchange in it, each of
+def page(section, kind, changes=(), name="training"):
+    """The first block of code of this kind in a section of doc/NAME.md. changes: what to exchange in it, each of
     which must be there."""
-    text = (pathlib.Path(__file__).resolve().parents[2] / "doc/training.md").read_text()
+    text = (pathlib.Path(__file__).resolve().parents[2] / f"doc/{name}.md").read_text()
     code = text.split(f"\n## {section}\n")[1].split("\n## ")[0].split(f"```{kind}\n")[1].split("```")[0]
     for old, new in changes:
         assert old in code, (section, old)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoE layers of vLLM's own classes whose experts are ours, on emulated GPUs, compared with torch's products. vLLM's
 Python is the real one; what it imports for HTTP, images and the like are stand-ins."""
-import importlib.metadata
+import importlib
+import os
 import pathlib
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from ranks import random
 from stand_ins import stand_in
 
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 stand_in("zmq", "vllm.distributed.kv_transfer", "urllib3", "cbor2", "aiohttp", "requests", "openai_harmony", "openai",
          "uvloop", "cpuinfo", "PIL", "pybase64", "cachetools", "einops", "prometheus_client",
          "compressed_tensors")
@@ -51,6 +53,12 @@ with tempfile.TemporaryDirectory() as _folder:
         importlib.invalidate_caches()
         plugins.load_general_plugins()
 import perseus.integrations.vllm as adaptor  # noqa: E402
+from perseus.integrations import deep_ep  # noqa: E402
+
+deep_ep.install()
+from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig  # noqa: E402
+from vllm.model_executor.layers.fused_moe.prepare_finalize import deepep_ht, deepep_ll  # noqa: E402
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceDelegate  # noqa: E402
 
 
 class Mine:
@@ -171,6 +179,35 @@ class Vllm(unittest.TestCase):
 
     def test_fp8_checkpoints_keep_their_blocks(self):
         self.check([(3, 7)], [8], scaled=True, asked=True)
+
+    def test_vllms_dispatch_and_combine_of_deepep_run_over_ours(self):
+        """Its high-throughput and low-latency classes, with experts in torch between them."""
+        factors = torch.tensor([1., -2., 3., 0.5])  # what each expert multiplies by
+        self.enterContext(mock.patch.object(deepep_ll.DeepEPLLPrepareAndFinalize, "SUPPORTED_HIDDEN_SIZES", [HIDDEN]))
+
+        def body(group):
+            buffer, first = deep_ep.Buffer(group, max_tokens=MOST), group.rank * EXPERTS // 2
+            x = random(group.rank, 7 - 3 * group.rank, HIDDEN, seed=3)
+            logits = random(group.rank, len(x), EXPERTS, seed=4)
+            router, chosen = route(x, logits, TOP_K, False)
+            given = x, router, chosen.long(), EXPERTS, None, False, FusedMoEQuantConfig.make()
+            want, found = x.float() * (router * factors[chosen]).sum(1, keepdim=True), []
+            whole = deepep_ht.DeepEPHTPrepareAndFinalize(buffer, 2, 2, first)
+            rows, _, meta, ids, weights = whole.prepare(*given)
+            mine = torch.where((ids >= first) & (ids < first + EXPERTS // 2), weights * factors[ids], 0)
+            self.assertEqual(int(meta.expert_num_tokens.sum()), int((mine != 0).sum()))
+            out = (rows.float() * mine.sum(1, keepdim=True)).bfloat16()
+            found.append(torch.empty_like(x))
+            whole.finalize(found[-1], out, *given[1:3], False, adaptor.TopKWeightAndReduceNoOP())
+            batched = deepep_ll.DeepEPLLPrepareAndFinalize(buffer, MOST, 2)
+            rows, _, meta, _, _ = batched.prepare(*given)
+            within = torch.arange(rows.shape[1]) < meta.expert_num_tokens[:, None]
+            out = torch.where(within[:, :, None], rows.float() * factors[first:first + EXPERTS // 2, None, None], 0)
+            found.append(torch.empty_like(x))
+            batched.finalize(found[-1], out.bfloat16(), *given[1:3], False, TopKWeightAndReduceDelegate())
+            return [float((y.float() - want).abs().max()) for y in found]
+        for errors in ranks.run(2, body):
+            self.assertLess(max(errors), 0.05)
 
     def test_where_nobody_asks_vllm_stays_as_it_is(self):
         self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
