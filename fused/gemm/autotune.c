@@ -250,7 +250,8 @@ static int fill(void *to, uint64_t bytes)
     int r = values ? 0 : prs_fail(-ENOMEM, "fused: no memory for values to multiply");
     for (uint32_t i = 0; i < BLOCK / 2 && r == 0; i++) {
         state = state * 1664525u + 1013904223u;
-        values[i] = (uint16_t)(0x3c00u + (state >> 16 & 0x83ffu)); /* bf16: 0.008 ... 2; fp16: 1 ... 2; both signs */
+        /* bf16: 0.008 ... 2; fp16: 1 ... 2; e4m3: finite; both signs. fp32: as bf16. */
+        values[i] = (uint16_t)(0x3c00u + (state >> 16 & 0x83bfu));
     }
     if (!r)
         r = prs_cuda_check(cudaMemcpy(to, values, bytes < BLOCK ? bytes : BLOCK, cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -265,13 +266,34 @@ static int fill(void *to, uint64_t bytes)
 }
 
 struct matrices {
-    uint64_t a, b, c; /* bytes */
+    uint64_t a, b, scale_a, scale_b, c; /* bytes */
     uint8_t *at;
 };
 
 static uint64_t aligned(uint64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
+}
+
+/* Bytes of the scales of a matrix of `rows` rows, of which a block has `block`. */
+static uint64_t scales_of(const struct prs_gemm_shape *s, uint64_t rows, uint32_t block)
+{
+    switch (s->scaling) {
+    case PRS_SCALING_NONE:
+        return 0;
+    case PRS_SCALING_TENSOR:
+        return aligned(sizeof(float));
+    case PRS_SCALING_ROWS:
+        return aligned(rows * sizeof(float));
+    default:
+        return aligned((rows + block - 1) / block * (s->k / PRS_SCALE_BLOCK) * sizeof(float));
+    }
+}
+
+/* Floats from the scales of one block of K to those of the next: for any operation, and a multiple of 4. */
+static uint64_t scale_pitch(const struct prs_gemm_shape *s)
+{
+    return ((uint64_t)s->m + 3) / 4 * 4;
 }
 
 /* Bytes of the operands without gaps. */
@@ -283,19 +305,36 @@ static struct matrices matrices_of(const struct prs_fused *ctx, const struct prs
     uint64_t rows_c = s->op == PRS_GEMM_REDUCE_SCATTER ? s->m / world : s->m;
     return (struct matrices){.a = aligned(rows_a * s->k * prs_operand_bytes(s)),
                              .b = aligned((uint64_t)s->n * s->k * prs_operand_bytes(s)),
+                             .scale_a = scales_of(s, scale_pitch(s), 1),
+                             .scale_b = scales_of(s, s->n, PRS_SCALE_BLOCK),
                              .c = aligned(rows_c * columns * prs_result_bytes(s))};
+}
+
+static void place_operands(const struct prs_gemm_shape *s, const struct matrices *x, struct prs_gemm_operands *operands)
+{
+    uint8_t *scales = x->at + x->a + x->b;
+    operands->a = x->at;
+    operands->b = x->at + x->a;
+    operands->c = scales + x->scale_a + x->scale_b;
+    if (s->scaling == PRS_SCALING_NONE)
+        return;
+    operands->scale_a = (const float *)(const void *)scales;
+    operands->scale_b = (const float *)(const void *)(scales + x->scale_a);
+    if (s->scaling == PRS_SCALING_BLOCKS)
+        operands->scale_a_pitch = scale_pitch(s);
 }
 
 /* Collective. *there: all ranks have memory and values; where one has not, none measures, which is no error. */
 static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
 {
-    uint32_t mine = cudaMalloc((void **)&x->at, x->a + x->b + x->c) == cudaSuccess, *all;
+    uint64_t filled = x->a + x->b + x->scale_a + x->scale_b;
+    uint32_t mine = cudaMalloc((void **)&x->at, filled + x->c) == cudaSuccess, *all;
     int r = 0;
     if (!mine) {
         (void)cudaGetLastError();
         x->at = NULL;
     }
-    mine = mine && !fill(x->at, x->a + x->b);
+    mine = mine && !fill(x->at, filled);
     all = calloc(ctx->config.world, sizeof(*all));
     if (!all)
         r = prs_fail(-ENOMEM, "fused: no memory for the answers of %u ranks", ctx->config.world);
@@ -309,11 +348,11 @@ static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
     return r;
 }
 
-/* Whether candidates are timed where no entry of a table is near, which has none of e4m3. The same on all ranks. */
+/* Whether candidates are timed where no entry of a table is near. The same on all ranks. */
 static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *shape)
 {
     return ctx->measure_ms != 0 && shape->op != PRS_GEMM_ALONE && ctx->config.world > 1 && !prs_has_gaps(shape) &&
-           shape->dtype != PRS_DTYPE_E4M3 && shape->k != 0;
+           shape->k != 0;
 }
 
 /* Collective: times candidates on memory of its own for ctx->measure_ms, and one candidate longer. Waits for all work
@@ -341,7 +380,7 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     r = prs_ranks_agree(ctx, r);
     if (!r)
         r = take_matrices(ctx, &x, &there);
-    operands.a = x.at, operands.b = x.at + x.a, operands.c = x.at + x.a + x.b;
+    place_operands(&own, &x, &operands);
     t.until_ns = prs_clock_ns() + (uint64_t)ctx->measure_ms * 1000000u;
     if (there)
         r = run(&t, &found->tuning, &us);

@@ -234,7 +234,7 @@ static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
         return r;
     p->base.call.hint.flags |= WITHOUT_LT;
     p->info.tuning.path = PRS_GEMM_PATH_FUSED;
-    p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
+    p->info.reason = "unfused would be faster, but cuBLASLt cannot run it";
     return need_workspace(p);
 }
 

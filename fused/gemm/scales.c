@@ -52,8 +52,7 @@ int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_sh
     return s->scaling == PRS_SCALING_BLOCKS ? check_blocks(s) : 0;
 }
 
-/* Of A on this rank, in the launch. */
-static uint64_t rows_of_a(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
+uint64_t prs_scales_rows_of_a(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
 {
     uint64_t rows = x->m != 0 ? x->m : p->shape.m;
     return p->shape.op == PRS_GEMM_ALLGATHER ? rows / p->args.schedule.place.world : rows;
@@ -63,7 +62,7 @@ int prs_scales_check_operands(const struct prs_gemm_plan *p, const struct prs_ge
 {
     const struct prs_gemm_shape *s = &p->shape;
     bool blocks = s->scaling == PRS_SCALING_BLOCKS;
-    uint64_t rows = rows_of_a(p, x), pitch = x->scale_a_pitch != 0 ? x->scale_a_pitch : rows;
+    uint64_t rows = prs_scales_rows_of_a(p, x), pitch = x->scale_a_pitch != 0 ? x->scale_a_pitch : rows;
     uintptr_t alignment = s->scaling == PRS_SCALING_TENSOR ? sizeof(float) : 16;
     if (!is_scaled(s) && (x->scale_a || x->scale_b))
         return prs_fail(-EINVAL, "fused: scale_a %p, scale_b %p: this plan is of %s, which has no scales",
@@ -93,5 +92,5 @@ void prs_scales_fill(struct prs_gemm_plan *p)
     s->b = x->scale_b;
     s->a_step = s->b_step = scaling == PRS_SCALING_ROWS;
     s->k_blocks = scaling == PRS_SCALING_BLOCKS ? p->shape.k / PRS_SCALE_BLOCK : 0;
-    s->a_pitch = x->scale_a_pitch != 0 ? x->scale_a_pitch : rows_of_a(p, x);
+    s->a_pitch = x->scale_a_pitch != 0 ? x->scale_a_pitch : prs_scales_rows_of_a(p, x);
 }

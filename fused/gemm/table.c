@@ -10,18 +10,18 @@
 #include "fused/gemm/schedule.h"
 #include "transport/util/error.h"
 
-static const double NEAR = 0.5, OTHER_LAYOUT = 0.25;
+static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25;
 
 enum { MOST_LINE = 256 };
 
-/* GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds. A line of another
- * version does not fit. */
-static const char LINE[] = "v5 %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf";
-enum { LINE_FIELDS = 18 };
+/* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling.
+ * Lines of version 5 have no scaling, which is that of 16-bit types; a line of another version does not fit. */
+static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u";
+enum { FIRST_VERSION = 5, VERSION = 6, FIRST_FIELDS = 19, FIELDS = 20 };
 
 struct entry {
     char gpu[64];
-    unsigned sms, op, m, n, k, b_transposed, world, nodes;
+    unsigned version, sms, op, m, n, k, b_transposed, world, nodes, scaling; /* scaling: enum prs_scaling */
     struct prs_gemm_tuning tuning;
     double us;
 };
@@ -52,24 +52,26 @@ const struct prs_place *prs_table_place(const struct prs_fused *ctx, const struc
 static bool parse(const char *line, struct entry *e)
 {
     struct prs_gemm_tuning *t = &e->tuning;
-    return sscanf(line, LINE, e->gpu, &e->sms, &e->op, &e->m, &e->n, &e->k, &e->b_transposed, &e->world, &e->nodes,
-                  &t->path, &t->clusters, &t->band, &t->mover, &t->segments, &t->paced, &t->spread,
-                  &t->tiles_per_signal, &e->us) == LINE_FIELDS &&
-           t->path <= PRS_GEMM_PATH_UNFUSED && t->mover <= PRS_MOVED_BY_CTAS;
+    int fields = sscanf(line, LINE, &e->version, e->gpu, &e->sms, &e->op, &e->m, &e->n, &e->k, &e->b_transposed,
+                        &e->world, &e->nodes, &t->path, &t->clusters, &t->band, &t->mover, &t->segments, &t->paced,
+                        &t->spread, &t->tiles_per_signal, &e->us, &e->scaling);
+    return ((e->version == FIRST_VERSION && fields == FIRST_FIELDS) || (e->version == VERSION && fields == FIELDS)) &&
+           t->path <= PRS_GEMM_PATH_UNFUSED && t->mover <= PRS_MOVED_BY_CTAS && e->scaling <= PRS_SCALING_BLOCKS;
 }
 
 static bool same_ranks(const struct search *s, const struct entry *e)
 {
     const struct prs_place *at = prs_table_place(s->ctx, s->shape);
     return e->op == (unsigned)s->shape->op && e->world == at->world && e->nodes == at->nodes && e->sms == s->ctx->sms &&
-           strcmp(e->gpu, s->gpu) == 0;
+           strcmp(e->gpu, s->gpu) == 0 && !e->scaling == !s->shape->scaling;
 }
 
 static double distance(const struct prs_gemm_shape *shape, const struct entry *e)
 {
     return fabs(log2((double)shape->m / e->m)) + fabs(log2((double)shape->n / e->n)) +
            fabs(log2((double)shape->k / e->k)) +
-           ((shape->b_transposed != 0) != (e->b_transposed != 0) ? OTHER_LAYOUT : 0);
+           ((shape->b_transposed != 0) != (e->b_transposed != 0) ? OTHER_LAYOUT : 0) +
+           (shape->scaling != e->scaling ? OTHER_SCALING : 0);
 }
 
 static uint32_t pairs_of(uint32_t m, uint32_t world)
@@ -128,18 +130,12 @@ static void search_file(struct search *s, const char *path)
     (void)fclose(f);
 }
 
-/* Lines do not say the type: all are of 16-bit ones, whose times differ little. */
-static bool is_timed(const struct prs_gemm_shape *shape)
-{
-    return shape->dtype != PRS_DTYPE_E4M3 && shape->k != 0;
-}
-
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct search s = {.ctx = ctx, .shape = shape, .nearest = NEAR, .found = found};
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
-    if (!is_timed(shape))
+    if (shape->k == 0) /* no line is of sums alone */
         return;
     gpu_word(ctx, s.gpu);
     search_text(&s, prs_table_shipped());
@@ -155,17 +151,17 @@ int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *s
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
     int written;
-    if (!path || !is_timed(shape))
+    if (!path || shape->k == 0)
         return 0;
     f = fopen(path, "ae");
     if (!f)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
     gpu_word(ctx, gpu);
-    written =
-        fprintf(f, "v5 %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f\n", gpu, ctx->sms, (unsigned)shape->op,
-                shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world, at->nodes, t->path, t->clusters,
-                t->band, t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal, us);
+    written = fprintf(f, "v%u %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f %u\n", VERSION, gpu, ctx->sms,
+                      (unsigned)shape->op, shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world, at->nodes,
+                      t->path, t->clusters, t->band, t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal,
+                      us, shape->scaling);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;

@@ -13,9 +13,10 @@
  * Sums. A rank's partial product is rounded to shape.sum_dtype once to travel; the owner adds its own fp32 sum and the
  * others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
  *
- * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and C, bias and residual are bf16. A rank
+ * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
  * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
- * different ones. On one node, by the fused path.
+ * different ones. On one node. The unfused path needs an n and a k that are multiples of 16; with scales of blocks, of
+ * 128 and 512.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  *
@@ -61,9 +62,8 @@ struct prs_gemm_shape {
     /** enum prs_dtype, each apart; the kernels have no other combinations.
      * dtype: of A, B, bias and gathered. Default: bf16; fp16; e4m3, with a bias of bf16.
      * sum_dtype: of partial sums that travel between ranks. Default: as dtype; bf16 for e4m3.
-     * c_dtype: of C and residual. Default: as sum_dtype. fp32, but not with e4m3: for weight gradients and logits; with
-     * residual = C a launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between
-     * nodes. */
+     * c_dtype: of C and residual. Default: as sum_dtype. fp32: for weight gradients and logits; with residual = C a
+     * launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. */
     uint32_t dtype, sum_dtype, c_dtype;
     uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
@@ -118,10 +118,9 @@ struct prs_gemm_plan;
 /** *Collective.* tuning NULL: what was measured for the nearest shape, in the file that PERSEUS_FUSED_TUNING names for
  * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
- * time); else, and always for e4m3, the model's choice. A shape takes the unfused path (cuBLASLt, then separate
- * communication) where the fused kernel would be slower, or cannot run it because n or k is not a multiple of 8.
- * prs_gemm_plan_query() says what was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces
- * cannot. -ENOMEM, -EIO. */
+ * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
+ * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
+ * was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
@@ -187,8 +186,8 @@ PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_op
 
 /** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
  * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is decided, fields that are 0 are
- * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file, unless it is of e4m3. Waits for the
- * launches. Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
+ * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches. Errors: those
+ * of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
                               struct prs_gemm_tuning *best);

@@ -20,7 +20,11 @@ static struct {
     cudaDataType type; /* of the last matrix */
     uint32_t matrices; /* of this type, one after the other */
     bool capturing;
-} asked = {.found = 1};
+    int32_t mode[2]; /* of scales, of its A and B; -1: not set */
+    int8_t fast;
+    const void *scales[2];
+    bool knows_no_modes;
+} asked = {.found = 1, .mode = {-1, -1}};
 
 int prs_cuda_check(cudaError_t e, const char *what)
 {
@@ -37,6 +41,19 @@ static cublasStatus_t describe_product(cublasLtMatmulDesc_t *desc, cublasCompute
 {
     *desc = (cublasLtMatmulDesc_t)&asked;
     asked.compute = compute;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t set_desc(cublasLtMatmulDesc_t desc, int attribute, const void *value, size_t bytes)
+{
+    if (attribute == 31 || attribute == 32) { /* CUBLASLT_MATMUL_DESC_A_SCALE_MODE, B: of 12.9 */
+        memcpy(&asked.mode[attribute - 31], value, sizeof(asked.mode[0]));
+        return asked.knows_no_modes ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
+    }
+    if (attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER || attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)
+        memcpy(&asked.scales[attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER], value, sizeof(asked.scales[0]));
+    if (attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM)
+        memcpy(&asked.fast, value, sizeof(asked.fast));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -152,6 +169,7 @@ static const struct {
 } functions[] = {
     {"cublasLtCreate", (void *)create},
     {"cublasLtMatmulDescCreate", (void *)describe_product},
+    {"cublasLtMatmulDescSetAttribute", (void *)set_desc},
     {"cublasLtMatrixLayoutCreate", (void *)describe_matrix},
     {"cublasLtMatrixLayoutSetAttribute", (void *)set_layout},
     {"cublasLtMatmul", (void *)multiply},
@@ -227,7 +245,7 @@ Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
     cr_assert_eq(captured, 5, "products of 32, 64, 128, 256 and 512 rows: %u", captured);
     cr_assert_eq(instantiated, 5);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
-        cr_assert_eq(prs_lt_run(lt, ROWS[i][0], lt, lt, NULL, lt, NULL), 0);
+        cr_assert_eq(prs_lt_run(lt, ROWS[i][0], &(struct prs_lt_operands){.a = lt, .b = lt, .c = lt}, NULL), 0);
         cr_assert_eq(asked.rows, ROWS[i][0]);
         cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
     }
@@ -248,6 +266,38 @@ Test(lt, all_matrices_have_the_type_of_the_shape)
         cr_assert_eq(asked.matrices, 3, "A, B and C");
         prs_lt_close(lt);
     }
+}
+
+/* Its A is our B. Of a tensor's scale it has always known. */
+Test(lt, each_kind_of_scale_has_its_mode_and_each_launch_its_scales)
+{
+    static const int32_t MODES[][2] = {{-1, -1}, {3, 3}, {5, 4}}; /* its A, its B: outer vectors; blocks, vectors */
+    struct prs_gemm_shape shape = {.op = PRS_GEMM_ALONE,
+                                   .m = 512,
+                                   .n = 4096,
+                                   .k = 4096,
+                                   .b_transposed = 1,
+                                   .dtype = PRS_DTYPE_E4M3,
+                                   .sum_dtype = PRS_DTYPE_BF16,
+                                   .c_dtype = PRS_DTYPE_BF16};
+    static const float of_a[4], of_b[4];
+    for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+        struct prs_lt *lt = NULL;
+        shape.scaling = scaling;
+        shape.fast_accumulation = scaling == PRS_SCALING_ROWS;
+        asked.mode[0] = asked.mode[1] = -1;
+        asked.scales[0] = asked.scales[1] = NULL;
+        cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
+        cr_assert(asked.mode[0] == MODES[scaling - 1][0] && asked.mode[1] == MODES[scaling - 1][1], "scaling %u: %d %d",
+                  scaling, asked.mode[0], asked.mode[1]);
+        cr_assert_eq(asked.fast, (int8_t)shape.fast_accumulation);
+        cr_assert(asked.scales[0] && asked.scales[1], "algorithms are chosen with scales");
+        cr_assert_eq(prs_lt_run(lt, 32, &(struct prs_lt_operands){lt, lt, NULL, lt, of_a, of_b}, NULL), 0);
+        cr_assert(asked.scales[0] == of_b && asked.scales[1] == of_a);
+        prs_lt_close(lt);
+    }
+    asked.knows_no_modes = true;
+    cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &(struct prs_lt *){NULL}), -ENOTSUP);
 }
 
 Test(lt, the_library_of_either_cuda_is_opened)

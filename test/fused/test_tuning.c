@@ -24,7 +24,12 @@ const char *prs_table_shipped(void)
            "v5 NVIDIA_H200 132 2 1024 7168 4096 1 4 1 : 1 66 1 1 2 2 85 16 110\n"
            "v5 NVIDIA_H200 132 1 1024 8192 7168 1 4 1 : 1 66 1 0 1 2 1 16 196\n"
            "v5 NVIDIA_H200 132 1 2048 4096 3584 1 4 1 : 1 66 2 0 1 2 1 16 116\n"
-           "v5 NVIDIA_H200 132 1 512 4096 3584 1 4 1 : 2 66 0 0 1 2 85 16 40";
+           "v5 NVIDIA_H200 132 1 512 4096 3584 1 4 1 : 2 66 0 0 1 2 85 16 40\n"
+           "v6 NVIDIA_H200 132 1 512 4096 3584 1 4 1 : 2 66 0 0 1 2 85 16 30 2\n"
+           "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 150 2\n"
+           "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 160 3\n"
+           "v6 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300\n"
+           "v7 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300 0";
 }
 
 static struct prs_gemm_shape product(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k, uint32_t b_transposed)
@@ -287,6 +292,24 @@ Test(table, a_shape_takes_the_entry_of_the_nearest_one)
         cr_assert_eq(found.source, cases[i].us > 0 ? PRS_TABLE_SHIPPED : PRS_TABLE_NONE, "case %zu", i);
         if (cases[i].us == 657 || cases[i].us == 390)
             cr_assert_float_eq(found.us, cases[i].us * s->m * s->n * s->k / entry, 1, "case %zu: %f us", i, found.us);
+    }
+}
+
+/* An entry of another scaling is 1/4 away; one of 16-bit types is none for e4m3, nor the reverse. */
+Test(table, e4m3_has_entries_of_its_own)
+{
+    static const struct {
+        uint32_t m, n, k, scaling;
+        float us;
+    } cases[] = {{512, 4096, 3584, PRS_SCALING_NONE, 40},     {512, 4096, 3584, PRS_SCALING_ROWS, 30},
+                 {512, 4096, 3584, PRS_SCALING_TENSOR, 30},   {640, 4096, 3584, PRS_SCALING_BLOCKS, 0},
+                 {4096, 8192, 2048, PRS_SCALING_BLOCKS, 160}, {4096, 8192, 2048, PRS_SCALING_TENSOR, 160},
+                 {4096, 8192, 2048, PRS_SCALING_NONE, 0},     {4096, 8192, 4096, PRS_SCALING_ROWS, 0}};
+    struct prs_fused ctx = four_h200();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct prs_gemm_shape shape = product(PRS_GEMM_REDUCE_SCATTER, cases[i].m, cases[i].n, cases[i].k, 1);
+        shape.scaling = cases[i].scaling;
+        cr_assert_float_eq(find(&ctx, shape).us, cases[i].us, 0.01, "case %zu: %g us", i, find(&ctx, shape).us);
     }
 }
 

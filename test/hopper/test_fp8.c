@@ -105,6 +105,38 @@ Test(fp8, fp8_sums_are_promoted, .timeout = 300)
     ranks_assert_right(&p);
 }
 
+/* ---- unfused ---- */
+/* Scales of rows and blocks travel with the rows of an all-gather; those of blocks are copied where cuBLASLt does not
+ * take their distance. Fewer rows than the most, so the next launch finds the scales of the last one elsewhere; results
+ * of 16 and 32 bits. */
+Test(fp8, fp8_unfused_products_are_right, .timeout = 300)
+{
+    static const uint32_t ROWS[] = {44, 12, 40};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+            struct ranks_product p =
+                product_of(operations[i], scaling, 44, 128, scaling == PRS_SCALING_BLOCKS ? 512 : 144);
+            p.tuning.path = PRS_GEMM_PATH_UNFUSED;
+            p.shape.c_dtype = i % 2 == 0 ? PRS_DTYPE_FP32 : PRS_DTYPE_BF16;
+            p.scale_a_pitch = scaling == PRS_SCALING_BLOCKS && i < 3 ? 48 : 0;
+            p.rows = ROWS, p.epochs = 3;
+            p.bias = true, p.residual = RANKS_RESIDUAL;
+            ranks_assert_right(&p);
+        }
+}
+
+Test(fp8, fp8_unfused_gathered_rows_are_kept_and_gated, .timeout = 300)
+{
+    for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+        struct ranks_product p = product_of(PRS_GEMM_ALLGATHER, scaling, 44, 256, 512);
+        p.tuning.path = PRS_GEMM_PATH_UNFUSED;
+        p.keeps = true, p.epochs = 2;
+        p.scale_a_pitch = scaling == PRS_SCALING_BLOCKS ? 24 : 0;
+        p.shape.gated = 1, p.shape.activation = PRS_ACTIVATION_SILU;
+        ranks_assert_right(&p);
+    }
+}
+
 /* ---- what is refused ---- */
 struct refused {
     struct prs_gemm_shape shape;
@@ -135,9 +167,9 @@ Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 60)
         {E4M3(128, 128, 1, .scaling = 0), {0}, "scaling 0: a product of e4m3 needs PRS_SCALING_TENSOR"},
         {E4M3(128, 128, 1, .scaling = 4), {0}, "scaling 4: a product of e4m3 needs PRS_SCALING_TENSOR"},
         {E4M3(128, 128, 0, .scaling = 1), {0}, "B of a product of e4m3 must be [n, k] (b_transposed)"},
-        {E4M3(128, 128, 1, .scaling = 1, .c_dtype = PRS_DTYPE_FP32),
+        {E4M3(120, 128, 1, .scaling = 1, .c_dtype = PRS_DTYPE_FP32),
          {0},
-         "of e4m3 needs the fused path, which cannot take it: C"},
+         "of e4m3, with an n or k that is no multiple of 16, needs the fused path, which cannot take it: C"},
         {E4M3(128, 128, 1, .scaling = 1, .c_dtype = PRS_DTYPE_FP16),
          {0},
          "c_dtype 2 (fp16): C has the type of sums, bf16"},
@@ -147,8 +179,14 @@ Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 60)
         {E4M3(128, 128, 1, .scaling = 1, .lda = 136),
          {0},
          "rows of A are 136 elements apart: that must be a multiple of 16"},
-        {E4M3(128, 120, 1, .scaling = 1), {0}, "of e4m3 needs the fused path, which cannot take it: rows of A"},
-        {E4M3(128, 128, 1, .scaling = 1), {.path = PRS_GEMM_PATH_UNFUSED}, "of e4m3 needs the fused path"},
+        {E4M3(128, 120, 1, .scaling = 1),
+         {0},
+         "no multiple of 16, needs the fused path, which cannot take it: rows of A"},
+        {E4M3(120, 128, 1, .scaling = 1), {.path = PRS_GEMM_PATH_UNFUSED}, "no multiple of 16, needs the fused path"},
+        {E4M3(128, 256, 1, .scaling = 3),
+         {.path = PRS_GEMM_PATH_UNFUSED},
+         "or a k that is none of 512, needs the fused"},
+        {E4M3(144, 512, 1, .scaling = 3), {.path = PRS_GEMM_PATH_UNFUSED}, "an n that is no multiple of 128"},
         {E4M3(128, 192, 1, .scaling = 3), {0}, "a multiple of 128, and k is 192"},
         {E4M3(384, 128, 1, .scaling = 3, .gated = 1), {0}, "a gated product of 384 columns with scales of blocks"},
         {E4M3(128, 128, 1, .scaling = 3, .fast_accumulation = 1),

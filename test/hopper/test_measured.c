@@ -13,6 +13,7 @@
 #include "tools/hopper/hopper.h"
 
 struct measured {
+    uint32_t scaling; /* enum prs_scaling, with e4m3 */
     struct prs_gemm_info info[2], again[2];
     atomic_uint met[2]; /* how many all-gathers each has begun */
 };
@@ -39,9 +40,13 @@ static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_fused *ctx = NULL;
     struct prs_gemm_plan *plan = NULL, *again = NULL;
     struct prs_gemm_operands x = {0};
+    if (found->scaling != PRS_SCALING_NONE)
+        shape.dtype = PRS_DTYPE_E4M3, shape.scaling = found->scaling, shape.m = 64, shape.k = 128;
     (void)cudaSetDevice((int)rank);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     x.a = ranks_upload(1, 1024 * 64), x.b = ranks_upload(2, 256 * 64);
+    if (found->scaling != PRS_SCALING_NONE)
+        x.scale_a = x.a, x.scale_b = x.b;
     cr_assert_eq(cudaMalloc(&x.c, 512 * 256 * 2), cudaSuccess);
     cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
     prs_gemm_plan_query(plan, &found->info[rank]);
@@ -55,11 +60,12 @@ static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
 }
 
 /* limit_ms: of the time in which candidates may begin. Returns how many all-gathers there were. */
-static unsigned measured_in(const char *limit_ms)
+static unsigned measured_in(const char *limit_ms, uint32_t scaling)
 {
     char path[] = "/tmp/perseus-tuning-XXXXXX", line[256], more[256];
-    static const char kept[] = "v5 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : ";
-    struct measured found = {0};
+    const char *kept = scaling == PRS_SCALING_NONE ? "v6 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : "
+                                                   : "v6 emulated_Hopper_GPU 4 1 64 256 128 1 2 1 : ";
+    struct measured found = {.scaling = scaling};
     FILE *f = fdopen(mkstemp(path), "r");
     cr_assert_not_null(f);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
@@ -68,6 +74,7 @@ static unsigned measured_in(const char *limit_ms)
     ranks_run(2, open_measured, &found);
     cr_assert(fgets(line, sizeof(line), f) && !fgets(more, sizeof(more), f), "rank 0 keeps one line");
     cr_assert_eq(strncmp(line, kept, strlen(kept)), 0, "%s", line);
+    cr_assert_eq(line[strlen(line) - 2], (char)('0' + scaling), "%s", line);
     for (int rank = 0; rank < 2; rank++) {
         cr_assert_str_eq(found.info[rank].reason, "measured when the plan opened");
         cr_assert_str_eq(found.again[rank].reason, "tuning file");
@@ -83,8 +90,14 @@ static unsigned measured_in(const char *limit_ms)
 /* A candidate is a plan that opens, and times that are exchanged. In 1 ms there is time for the first only. */
 Test(measured, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeout = 200)
 {
-    unsigned all = measured_in("60000"), first = measured_in("1");
+    unsigned all = measured_in("60000", PRS_SCALING_NONE), first = measured_in("1", PRS_SCALING_NONE);
     cr_assert(all >= first + 15, "%u all-gathers with all candidates, %u with the first", all, first);
+}
+
+Test(measured, scales_are_made_for_the_candidates_of_e4m3, .timeout = 200)
+{
+    for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++)
+        (void)measured_in("1", scaling);
 }
 
 struct refused {

@@ -17,21 +17,49 @@ struct prs_lt {
 
 struct product_args {
     struct prs_gemm_shape shape;
-    const void *a, *b;
-    const void *add;
-    void *c;
+    struct prs_lt_operands x;
 };
+
+template <int TYPE> PRS_DEVICE float load_factor(const void *from, uint64_t i)
+{
+    if constexpr (TYPE == PRS_DTYPE_E4M3)
+        return __half2float(__half(__nv_cvt_fp8_to_halfraw(((const uint8_t *)from)[i], __NV_E4M3)));
+    else
+        return load_element<TYPE>(from, i);
+}
+
+/* What the number of A in this row stands for, times that of B in this column, at i along K. */
+PRS_DEVICE float scale_of(const struct product_args &p, uint64_t row, uint64_t column, uint64_t i)
+{
+    uint64_t block = i / PRS_SCALE_BLOCK, blocks = p.shape.k / PRS_SCALE_BLOCK;
+    switch (p.shape.scaling) {
+    case PRS_SCALING_NONE:
+        return 1;
+    case PRS_SCALING_TENSOR:
+        return *p.x.scale_a * *p.x.scale_b;
+    case PRS_SCALING_ROWS:
+        return p.x.scale_a[row] * p.x.scale_b[column];
+    default:
+        return p.x.scale_a[block * prs_lt_scale_pitch(p.shape.m) + row] *
+               p.x.scale_b[column / PRS_SCALE_BLOCK * blocks + block];
+    }
+}
 
 /* Each thread computes one element at a time. Sums are fp32, as they are with cuBLASLt. */
 template <int TYPE, int RESULT> static __global__ void multiply(const struct product_args p)
 {
     uint64_t n = p.shape.n, k = p.shape.k, all = p.shape.m * n;
     for (uint64_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
-        uint64_t a = at / n * k, b = p.shape.b_transposed ? at % n * k : at % n;
-        float sum = p.add ? load_element<RESULT>(p.add, at) : 0;
-        for (uint64_t i = 0; i < k; i++)
-            sum += load_element<TYPE>(p.a, a + i) * load_element<TYPE>(p.b, b + (p.shape.b_transposed ? i : i * n));
-        store_element<RESULT>(p.c, at, sum);
+        uint64_t row = at / n, column = at % n, b = p.shape.b_transposed ? column * k : column;
+        float sum = p.x.add ? load_element<RESULT>(p.x.add, at) : 0;
+        for (uint64_t from = 0; from < k; from += PRS_SCALE_BLOCK) {
+            float part = 0;
+            for (uint64_t i = from; i < k && i < from + PRS_SCALE_BLOCK; i++)
+                part += load_factor<TYPE>(p.x.a, row * k + i) *
+                        load_factor<TYPE>(p.x.b, b + (p.shape.b_transposed ? i : i * n));
+            sum += part * scale_of(p, row, column, from);
+        }
+        store_element<RESULT>(p.x.c, at, sum);
     }
 }
 
@@ -46,10 +74,9 @@ template <int TYPE, int RESULT> static constexpr struct instance make(void)
 }
 
 static const struct instance instances[] = {
-    make<PRS_DTYPE_BF16, PRS_DTYPE_BF16>(),
-    make<PRS_DTYPE_BF16, PRS_DTYPE_FP32>(),
-    make<PRS_DTYPE_FP16, PRS_DTYPE_FP16>(),
-    make<PRS_DTYPE_FP16, PRS_DTYPE_FP32>(),
+    make<PRS_DTYPE_BF16, PRS_DTYPE_BF16>(), make<PRS_DTYPE_BF16, PRS_DTYPE_FP32>(),
+    make<PRS_DTYPE_FP16, PRS_DTYPE_FP16>(), make<PRS_DTYPE_FP16, PRS_DTYPE_FP32>(),
+    make<PRS_DTYPE_E4M3, PRS_DTYPE_BF16>(), make<PRS_DTYPE_E4M3, PRS_DTYPE_FP32>(),
 };
 
 static void (*kernel_of(const struct prs_gemm_shape &shape))(const struct product_args)
@@ -83,10 +110,9 @@ extern "C" void prs_lt_release(void *)
 {
 }
 
-extern "C" int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
-                          cudaStream_t stream)
+extern "C" int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, cudaStream_t stream)
 {
-    struct product_args args = {lt->shape, a, b, add, c};
+    struct product_args args = {lt->shape, *x};
     args.shape.m = m;
     return launch_kernel(kernel_of(args.shape), &few_threads, 4, stream, args);
 }

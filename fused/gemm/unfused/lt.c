@@ -18,6 +18,10 @@ enum {
     MOST_SIZES = 32
 };
 
+/* Numbers of cuBLASLt 12.9, which the headers of older versions lack. A library that does not know them refuses. */
+enum { SCALE_MODE_A = 31, SCALE_MODE_B = 32 };                /* cublasLtMatmulDescAttributes_t */
+enum { SCALE_ROWS = 3, SCALE_VECTORS = 4, SCALE_BLOCKS = 5 }; /* cublasLtMatmulMatrixScale_t */
+
 /* An algorithm for products of up to `rows` rows. */
 struct size {
     uint32_t rows;
@@ -31,6 +35,7 @@ struct prs_lt {
     struct size sizes[MOST_SIZES]; /* the fewest rows first */
     uint32_t size_count;
     void *workspace;
+    bool scaled;
 };
 
 static struct {
@@ -110,6 +115,34 @@ static int load_api(void)
                                api.why);
 }
 
+static int set(struct prs_lt *lt, int attribute, const void *value, size_t bytes)
+{
+    return api.desc_set(lt->desc, (cublasLtMatmulDescAttributes_t)attribute, value, bytes) == CUBLAS_STATUS_SUCCESS
+               ? 0
+               : -1;
+}
+
+static int set_scales(struct prs_lt *lt, const float *a, const float *b)
+{
+    int r = set(lt, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof(b));
+    return r ? r : set(lt, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof(a));
+}
+
+/* Our B is its A. A tensor's scale is the default, which every version knows. The algorithms are chosen before there
+ * are scales, which must not be NULL for that. */
+static int describe_scales(struct prs_lt *lt, const struct prs_gemm_shape *s)
+{
+    int32_t of_a = s->scaling == PRS_SCALING_ROWS ? SCALE_ROWS : SCALE_VECTORS;
+    int32_t of_b = s->scaling == PRS_SCALING_ROWS ? SCALE_ROWS : SCALE_BLOCKS;
+    int8_t fast = s->fast_accumulation != 0;
+    int r = set(lt, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
+    if (r == 0 && s->scaling != PRS_SCALING_TENSOR)
+        r = set(lt, SCALE_MODE_A, &of_b, sizeof(of_b));
+    if (r == 0 && s->scaling != PRS_SCALING_TENSOR)
+        r = set(lt, SCALE_MODE_B, &of_a, sizeof(of_a));
+    return r ? r : set_scales(lt, lt->workspace, lt->workspace);
+}
+
 /* cuBLASLt has column-major matrices, so it computes the transpose of C as transpose(B) transpose(A). */
 static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t sms)
 {
@@ -119,11 +152,11 @@ static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t s
     uint64_t b_rows = s->b_transposed ? s->k : s->n, b_columns = s->b_transposed ? s->n : s->k;
     if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
         return -1;
-    if (sms != 0 &&
-        api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof(sms)) != CUBLAS_STATUS_SUCCESS)
+    if (sms != 0 && set(lt, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof(sms)) != 0)
         return -1;
-    if (s->b_transposed &&
-        api.desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != CUBLAS_STATUS_SUCCESS)
+    if (s->b_transposed && set(lt, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != 0)
+        return -1;
+    if (lt->scaled && describe_scales(lt, s) != 0)
         return -1;
     if (api.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
         api.layout(&lt->a, type, s->k, s->m, s->k) != CUBLAS_STATUS_SUCCESS ||
@@ -192,6 +225,8 @@ static int choose_all(struct prs_lt *lt, uint32_t most)
 /* Captures a product of each size into a graph that never runs: that loads its kernels. */
 static int load_kernels(struct prs_lt *lt)
 {
+    void *at = lt->workspace;
+    const struct prs_lt_operands any = {.a = at, .b = at, .c = at, .scale_a = at, .scale_b = at};
     cudaStream_t stream;
     int r = prs_cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (r)
@@ -202,7 +237,7 @@ static int load_kernels(struct prs_lt *lt)
         r = prs_cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
         if (r)
             break;
-        r = prs_lt_run(lt, lt->sizes[i].rows, lt->workspace, lt->workspace, NULL, lt->workspace, stream);
+        r = prs_lt_run(lt, lt->sizes[i].rows, &any, stream);
         if (cudaStreamEndCapture(stream, &graph) != cudaSuccess && !r)
             r = prs_fail(-EIO, "fused: a product of cuBLASLt cannot be captured");
         if (!r)
@@ -229,6 +264,7 @@ int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *sha
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt gives no handle");
     lt->handle = *handle;
     lt->workspace = workspace;
+    lt->scaled = shape->scaling != PRS_SCALING_NONE;
     if (r == 0 && (describe(lt, shape, (int32_t)sms) != 0 || choose_all(lt, shape->m) != 0))
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt has nothing for %u x %u x %u", shape->m, shape->n, shape->k);
     if (!r)
@@ -260,17 +296,16 @@ void prs_lt_release(void *handle)
     (void)api.destroy(handle);
 }
 
-int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
-               cudaStream_t stream)
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, cudaStream_t stream)
 {
-    const float one = 1, beta = add ? 1 : 0;
+    const float one = 1, beta = x->add ? 1 : 0;
     cublasStatus_t e;
     uint32_t i = 0;
     while (i + 1 < lt->size_count && lt->sizes[i].rows < m)
         i++;
-    if (set_rows(lt, m) != 0)
+    if (set_rows(lt, m) != 0 || (lt->scaled && set_scales(lt, x->scale_a, x->scale_b) != 0))
         return prs_fail(-EIO, "fused: cuBLASLt refused a matrix of %u rows", m);
-    e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &beta, add ? add : c, lt->c, c, lt->c,
-                   &lt->sizes[i].algo, lt->workspace, PRS_LT_WORKSPACE, stream);
+    e = api.matmul(lt->handle, lt->desc, &one, x->b, lt->b, x->a, lt->a, &beta, x->add ? x->add : x->c, lt->c, x->c,
+                   lt->c, &lt->sizes[i].algo, lt->workspace, PRS_LT_WORKSPACE, stream);
     return e == CUBLAS_STATUS_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", (int)e);
 }

@@ -9,6 +9,7 @@
 #include <perseus/gemm.h>
 
 #include "fused/core/element.h"
+#include "fused/core/scales.h"
 
 struct prs_lt;
 
@@ -21,6 +22,21 @@ static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
     return result ? s->c_dtype : s->sum_dtype;
 }
 
+/* What a product reads and writes. */
+struct prs_lt_operands {
+    const void *a, *b;
+    const void *add; /* is added to the product, laid out like C, may be C; or NULL */
+    void *c;
+    /* Of e4m3, as struct prs_gemm_operands has them. Those of blocks of A are prs_lt_scale_pitch() floats apart. */
+    const float *scale_a, *scale_b;
+};
+
+/* Floats from the scales of one block of K to those of the next, for A of m rows. */
+static inline uint64_t prs_lt_scale_pitch(uint32_t m)
+{
+    return ((uint64_t)m + 3) / 4 * 4;
+}
+
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
  * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases
  * it after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall
@@ -28,8 +44,6 @@ static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
 void prs_lt_release(void *handle);
-/* add: is added to the product, laid out like C, may be C; or NULL. */
-int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
-               cudaStream_t stream);
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, cudaStream_t stream);
 
 #endif

@@ -20,8 +20,7 @@ void prs_lt_release(void *handle)
 {
 }
 
-int prs_lt_run(struct prs_lt *lt, uint32_t m, const void *a, const void *b, const void *add, void *c,
-               cudaStream_t stream)
+int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, cudaStream_t stream)
 {
     return -ENOTSUP;
 }

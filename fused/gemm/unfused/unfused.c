@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fused/gemm/norm.h"
+#include "fused/gemm/scales.h"
 #include "fused/gemm/tuning.h"
 #include "fused/gemm/unfused/lt.h"
 #include "fused/gemm/unfused/inbox.h"
@@ -26,26 +27,41 @@ static struct prs_slice_bytes slice_bytes_of(const struct prs_gemm_plan *p)
     return prs_slice_scale(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
 }
 
-/* The memory of a gated product, which the epilogue makes C of. */
+/* The memory of a gated product, of which the epilogue makes C. */
 static uint64_t product_bytes(const struct prs_gemm_plan *p)
 {
     return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * prs_sum_bytes(&p->shape) : 0;
 }
 
-/* Where it is: after the gathered A of the most rows. */
+static uint64_t aligned(uint64_t bytes)
+{
+    return (bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+}
+
+/* Where the gathered scales of A are: after the gathered A of the most rows. */
+static uint64_t scales_place(const struct prs_gemm_plan *p)
+{
+    return aligned((uint64_t)p->shape.m * p->shape.k * prs_operand_bytes(&p->shape));
+}
+
+static uint64_t scales_bytes(const struct prs_gemm_plan *p, uint32_t each_row)
+{
+    return aligned(each_row * prs_lt_scale_pitch(p->shape.m) * sizeof(float));
+}
+
+/* Where a gated product is: after both. */
 static uint64_t product_place(const struct prs_gemm_plan *p)
 {
-    uint64_t bytes = (uint64_t)p->shape.m * p->shape.k * prs_operand_bytes(&p->shape);
-    return (bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    return scales_place(p) + scales_bytes(p, prs_scales_sent(&p->shape));
 }
 
 static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 {
     struct prs_slice_bytes slice = slice_bytes_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
-    if (p->shape.op == PRS_GEMM_ALLGATHER && p->shape.gated)
+    if (p->shape.op == PRS_GEMM_ALLGATHER)
         return product_place(p) + product_bytes(p);
-    if (far == 0 || p->shape.op == PRS_GEMM_ALLGATHER)
+    if (far == 0)
         return slice.all_bytes;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
@@ -154,6 +170,8 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     int r = open_lt(p);
     if (!r && s->place.world == 1 && p->shape.gated)
         r = prs_plan_local(&p->base, product_bytes(p), 0);
+    if (!r && p->shape.scaling == PRS_SCALING_BLOCKS)
+        r = prs_plan_scratch(&p->base, scales_bytes(p, p->shape.k / PRS_SCALE_BLOCK));
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
@@ -218,6 +236,56 @@ static int keep(struct prs_gemm_plan *p, const void *gathered, cudaStream_t stre
               : 0;
 }
 
+static bool gathers_scales(const struct prs_gemm_plan *p)
+{
+    return p->args.schedule.place.world > 1 && prs_scales_sent(&p->shape) != 0;
+}
+
+/* The scales of this rank's rows of A, to be copied to where `row` is the first of them. at, pitch: of the scales
+ * there. */
+static struct prs_copied_scales scales_to(const struct prs_gemm_plan *p, uint8_t *const *at, uint32_t ranks,
+                                          uint64_t row, uint64_t pitch)
+{
+    const struct prs_scales *x = &p->args.scales;
+    struct prs_copied_scales s = {.from = x->a, .from_step = x->a_pitch, .to_step = pitch};
+    s.lines = x->k_blocks != 0 ? x->k_blocks : 1;
+    s.each = (uint32_t)prs_scales_rows_of_a(p, &p->operands);
+    for (uint32_t i = 0; i < ranks; i++)
+        s.to[i] = (float *)(void *)at[i] + row;
+    return s;
+}
+
+/* Where cuBLASLt finds the scales of A: *at. It takes those of blocks at one distance only. */
+static int place_scales(struct prs_gemm_plan *p, const float **at, cudaStream_t stream)
+{
+    struct prs_unfused_copy c = {.copies = 1};
+    uint64_t pitch = prs_lt_scale_pitch(p->rows);
+    uint8_t *scratch = p->base.scratch.at;
+    *at = gathers_scales(p) ? (const float *)(const void *)(p->args.staging[0] + scales_place(p)) : p->args.scales.a;
+    if (gathers_scales(p) || p->args.scales.k_blocks == 0 || p->args.scales.a_pitch == pitch)
+        return 0;
+    c.scales = scales_to(p, &scratch, 1, 0, pitch);
+    *at = c.scales.to[0];
+    return launched(prs_unfused_copy(&c, stream), "a copy of scales");
+}
+
+/* This rank's rows of A, with their scales, to all ranks of the node. */
+static int send_rows(struct prs_gemm_plan *p, const void *a, const struct prs_slice_bytes *slice, cudaStream_t stream)
+{
+    const struct prs_place *at = &p->args.schedule.place;
+    uint64_t first = prs_slice_offset(slice, at->rank);
+    struct prs_unfused_copy c = {.from = a, .bytes = prs_slice_len(slice, at->rank), .copies = at->local_ranks};
+    uint8_t *scales[PRS_MAX_LOCAL_RANKS];
+    for (uint32_t i = 0; i < at->local_ranks; i++) {
+        c.to[i] = p->args.staging[i] + first;
+        scales[i] = p->args.staging[i] + scales_place(p);
+    }
+    if (gathers_scales(p))
+        c.scales = scales_to(p, scales, at->local_ranks, (uint64_t)at->rank * (p->rows / at->world),
+                             prs_lt_scale_pitch(p->rows));
+    return launched(prs_unfused_copy(&c, stream), "a copy of rows");
+}
+
 static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -226,8 +294,7 @@ static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
-    uint64_t first = prs_slice_offset(&x.slice, s->place.rank), bytes = prs_slice_len(&x.slice, s->place.rank);
-    int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
+    int r = send_rows(p, a, &x.slice, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
     if (!r)
@@ -384,8 +451,11 @@ static void *product_of(const struct prs_gemm_plan *p)
 static int multiply(struct prs_gemm_plan *p, const void *a, const void *residual, void *to, cudaStream_t stream)
 {
     uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_sum_bytes(&p->shape);
-    if (p->shape.k != 0)
-        return prs_lt_run(p->lt, p->rows, a, p->operands.b, residual, to, stream);
+    struct prs_lt_operands x = {.a = a, .b = p->operands.b, .add = residual, .c = to, .scale_b = p->args.scales.b};
+    if (p->shape.k != 0) {
+        int r = place_scales(p, &x.scale_a, stream);
+        return r ? r : prs_lt_run(p->lt, p->rows, &x, stream);
+    }
     return prs_unfused_has_inbox(p) || p->args.schedule.place.world == 1 ? 0
                                                                          : prs_unfused_copy_rows(a, to, bytes, stream);
 }

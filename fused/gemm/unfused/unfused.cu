@@ -50,6 +50,12 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
         for (uint32_t k = 0; k < a.copies; k++)
             ((VECTOR *)a.to[k])[i] = x;
     }
+    for (uint32_t line = blockIdx.x; line < a.scales.lines; line += gridDim.x)
+        for (uint32_t j = threadIdx.x; j < a.scales.each; j += blockDim.x) {
+            float x = a.scales.from[line * a.scales.from_step + j];
+            for (uint32_t k = 0; k < a.copies; k++)
+                a.scales.to[k][line * a.scales.to_step + j] = x;
+        }
 }
 
 /* Adds in fp32 in a fixed order, and rounds once; WIDE: eight elements at a time. */
@@ -228,14 +234,14 @@ static uint32_t wide_blocks(uint64_t items, uint32_t most)
 
 extern "C" int prs_unfused_copy(const struct prs_unfused_copy *a, cudaStream_t stream)
 {
-    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16;
+    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16, scales = (uint64_t)a->scales.lines * a->scales.each;
     for (uint32_t k = 0; k < a->copies; k++)
         misaligned |= (uintptr_t)a->to[k] % 16;
-    if (a->bytes == 0 || a->copies == 0)
+    if ((a->bytes | scales) == 0 || a->copies == 0)
         return 0;
     if (misaligned)
-        return launch_kernel(copy<uint16_t>, &wide_shape, wide_blocks(a->bytes / 2, 1056), stream, *a);
-    return launch_kernel(copy<uint4>, &wide_shape, wide_blocks(a->bytes / 16, 528), stream, *a);
+        return launch_kernel(copy<uint16_t>, &wide_shape, wide_blocks(a->bytes / 2 + scales, 1056), stream, *a);
+    return launch_kernel(copy<uint4>, &wide_shape, wide_blocks(a->bytes / 16 + scales, 528), stream, *a);
 }
 
 extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t stream)

@@ -39,12 +39,21 @@ int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 
-/* Copies `bytes` bytes, an even number, to each of to[]. */
+/* Scales of rows: `lines` times `each` of them, from_step and to_step floats apart. */
+struct prs_copied_scales {
+    const float *from;
+    float *to[PRS_MAX_LOCAL_RANKS];
+    uint64_t from_step, to_step;
+    uint32_t lines, each;
+};
+
+/* Copies `bytes` bytes, an even number, to each of to[], and scales to as many places. */
 struct prs_unfused_copy {
     const uint8_t *from;
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t bytes;
     uint32_t copies;
+    struct prs_copied_scales scales;
 };
 /* 0 or -EIO. */
 int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
