@@ -4,6 +4,7 @@
 symmetric memory, on this host's GPUs.
 
     test/gpu/grid.py [--gpus N] [--out FOLDER] [--budget-s 450]     FOLDER/grid-NxGPU.json: a row a cell
+    test/gpu/grid.py --dtype e4m3                                   FOLDER/grid-fp8-NxGPU.json: with torch._scaled_mm
     test/gpu/grid.py --sweep [--from FOLDER/grid-NxGPU.json]        FOLDER/sweep-NxGPU.json: the fastest tunings of each
     test/gpu/grid.py --table FOLDER/sweep-NxGPU.json                lines for fused/gemm/table.txt; also from a grid
 
@@ -235,18 +236,19 @@ class Runner:
         return dict(zip(self.worst, values))
 
 
-def operands_of(cell, group, kept, rotate):
+def operands_of(cell, group, kept, options):
     """kept: the weights of the last cell, by what they depend on."""
     gathers = cell.kind == GATHER
     n, k = (cell.n // group.world, cell.k) if gathers else (cell.n, cell.k // group.world)
-    key = (n, k, cell.layout)
+    key, numbers = (n, k, cell.layout), options.numbers
     if kept.get("key") != key:
         kept.clear()
         torch.manual_seed(1 + group.rank + 64 * n + k)
         shape = (n, k) if cell.layout == "nk" else (k, n)
-        made = (torch.rand(*shape, device=group.device) for _ in range(grid_ways.weights_of(n, k, rotate)))
-        kept.update(key=key, weights=[w.mul_(2).sub_(1).to(grid_ways.TYPE) for w in made])
-    return Operands(group, gathers, cell.tokens, n, k, cell.layout, kept["weights"], cell.pass_ == "both")
+        made = (torch.rand(*shape, device=group.device)
+                for _ in range(grid_ways.weights_of(n, k, numbers, options.rotate)))
+        kept.update(key=key, weights=[numbers.made(w.mul_(2).sub_(1)) for w in made])
+    return Operands(group, numbers, gathers, cell.tokens, n, k, cell.layout, kept["weights"], cell.pass_ == "both")
 
 
 def title(cell):
@@ -254,12 +256,14 @@ def title(cell):
 
 
 def base_row(cell, x, world):
-    return {"model": cell.model, "op": cell.op, "kind": cell.kind, "gpus": world, "tokens": cell.tokens, "n": x.n,
-            "k": x.k, "pass": cell.pass_, "graph": cell.graph, "layout": cell.layout, "weights": len(x.weights)}
+    typed = {"scaling": x.numbers.scaling} if x.numbers.scaling else {}
+    return {**typed, "model": cell.model, "op": cell.op, "kind": cell.kind, "gpus": world, "tokens": cell.tokens,
+            "n": x.n, "k": x.k, "pass": cell.pass_, "graph": cell.graph, "layout": cell.layout,
+            "weights": len(x.weights)}
 
 
 def grid_row(cell, device, group, kept, options):
-    x = operands_of(cell, group, kept, options.rotate)
+    x = operands_of(cell, group, kept, options)
     runner, planned = Runner(device, x, cell.graph), []
     for name, way in (("product", Product), ("perseus", Chosen), ("nccl", Nccl)):
         runner.add(name, way(x), name != "product")
@@ -306,7 +310,7 @@ def candidates(kind, pairs):
 
 def sweep_row(cell, device, group, kept, options):
     """All candidates for a few rounds, then the fastest and the plan's own choice for more."""
-    x = operands_of(cell, group, kept, options.rotate)
+    x = operands_of(cell, group, kept, options)
     runner, planned = Runner(device, x, cell.graph), {}
     runner.add("product", Product(x), False)
     runner.add("chosen", Chosen(x))
@@ -371,8 +375,8 @@ def table_lines(path):
     for row in rows:
         best = row["best"][0] if "best" in row else faster_path(row)
         op = perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
-        yield (f"v5 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
-               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']}")
+        yield (f"v6 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
+               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']} {row.get('scaling', 0)}")
 
 
 # ---- what is said about rows ----
@@ -482,7 +486,10 @@ def measure(group, device, options):
     cells = sweep_cells(options, group.world) if options.sweep else cells_of(options.model)
     cells = [cell for cell in cells if not options.tokens or cell.tokens in options.tokens]
     cells = [cell for cell in cells if not options.op or cell.op in options.op]
-    path = options.out / f"{'sweep' if options.sweep else 'grid'}-{group.world}x{device.name()}.json"
+    if options.numbers.scaling:  # e4m3 has no gradients, and no [k, n]
+        cells = [cell for cell in cells if cell.pass_ == "forward" and cell.layout == "nk"]
+    name = ("sweep" if options.sweep else "grid") + ("-fp8" if options.numbers.scaling else "")
+    path = options.out / f"{name}-{group.world}x{device.name()}.json"
     rows, left, kept, longest, last_written = [], [], {}, 0.0, time.monotonic()
     for number, cell in enumerate(cells):
         begin = time.monotonic()
@@ -516,6 +523,8 @@ def parsed(arguments):
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--op", action="append", help="qkv, o, gate_up, down, q_b, kv_b; default: all")
     parser.add_argument("--tokens", action="append", type=int, help="default: all of the grid's")
+    parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of A and B; sums travel as bf16")
+    parser.add_argument("--scaling", choices=grid_ways.SCALINGS, default="rows", help="of e4m3")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--sweep", action="store_true", help="time the tunings that a plan can have, not the libraries")
     parser.add_argument("--from", dest="from_", type=pathlib.Path, metavar="FILE",
@@ -527,6 +536,7 @@ def parsed(arguments):
     options = parser.parse_args(arguments)
     options.model, options.command = options.model or list(MODELS), list(arguments)
     options.warmup, options.rotate = WARMUP, grid_ways.ROTATE_BYTES
+    options.numbers = grid_ways.numbers_of(options.dtype, options.scaling)
     return options
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The products of a tensor-parallel layer by each library, for grid.py: one call runs one product, or it and its
-gradients, with each of several weights, so that no weight is found in L2.
+gradients, with each of several weights, so that no weight is found in L2. Matrices are of bf16, or of e4m3 with scales.
 
 A call returns the results, weight by weight: [c] or [c, gradient of a, gradient of the weight].
 """
+import collections
 import ctypes
 
 import torch
@@ -18,11 +19,13 @@ FEWEST_WEIGHTS, MOST_WEIGHTS = 2, 32
 TUNING = ("path", "clusters", "band", "mover", "segments", "spread", "paced", "tiles_per_signal")
 FUSED, UNFUSED = 1, 2  # enum prs_gemm_path
 TYPE = torch.bfloat16
+SCALINGS = {"tensor": 1, "rows": 2}  # enum prs_scaling
+Scaled = collections.namedtuple("Scaled", "numbers scale")  # a matrix of e4m3: numbers * scale
 
 
-def weights_of(n, k, rotate=ROTATE_BYTES):
+def weights_of(n, k, numbers, rotate=ROTATE_BYTES):
     """How many weights are more than the cache holds."""
-    return min(max(-(-rotate // (n * k * 2)), FEWEST_WEIGHTS), MOST_WEIGHTS)
+    return min(max(-(-rotate // (n * k * numbers.bytes)), FEWEST_WEIGHTS), MOST_WEIGHTS)
 
 
 def _done(work):
@@ -48,25 +51,117 @@ def scattered_sum(x, group):
     return out
 
 
+# ---- what matrices are made of ----
+
+class Bf16:
+    """What A and B are made of, and what each library multiplies them by. made(x): a matrix near x, of fp32."""
+    bytes, scale_bytes, scaling, dtype = 2, 0, 0, 0
+
+    def made(self, x):
+        return x.to(TYPE)
+
+    def transposed(self, x):
+        return x.t()
+
+    def wide(self, x):
+        return x.float()
+
+    def negate(self, x):
+        x.neg_()
+
+    def gathered(self, x, group):
+        return gathered_rows(x, group)
+
+    def multiply(self, a, b):
+        return torch.mm(a, b)
+
+    def symm_gather(self, a, b, name):
+        whole, (c,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, name)
+        return c, whole
+
+    def symm_scatter(self, a, b, name):
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, name)
+
+    def op(self, gathers):
+        return perseus.all_gather_matmul if gathers else perseus.matmul_reduce_scatter
+
+    def operands(self, a, b, place):
+        """Fields of struct prs_gemm_operands."""
+        return {"a": place.read(a), "b": place.read(b)}
+
+
+class E4m3(Bf16):
+    """With a scale for each row of A and column of B, or for each matrix; sums are promoted to fp32."""
+    bytes, dtype = 1, 4  # enum prs_dtype
+
+    def __init__(self, scaling):
+        self.scaling, self.rows = SCALINGS[scaling], scaling == "rows"
+        self.scale_bytes = 4 if self.rows else 0  # of a row that travels
+
+    def made(self, x):
+        # A tensor's scale is the same on all ranks, as values are in -1 ... 1.
+        scale = x.abs().amax(1, keepdim=True) / 448 if self.rows else torch.full((1, 1), 1 / 448, device=x.device)
+        return Scaled((x / scale).to(torch.float8_e4m3fn), scale)
+
+    def transposed(self, x):
+        return Scaled(x.numbers.t(), x.scale.t())
+
+    def wide(self, x):
+        return x.numbers.float() * x.scale
+
+    def negate(self, x):
+        x.numbers.view(torch.uint8).bitwise_xor_(0x80)
+
+    def gathered(self, x, group):
+        return Scaled(gathered_rows(x.numbers, group), gathered_rows(x.scale, group) if self.rows else x.scale)
+
+    def multiply(self, a, b):
+        return torch._scaled_mm(a.numbers, b.numbers, a.scale, b.scale, out_dtype=TYPE, use_fast_accum=False)
+
+    def symm_gather(self, a, b, name):
+        _, (c,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(a.numbers, [b.numbers], a.scale, [b.scale], 0, name,
+                                                                    [None], [None], [TYPE], [False])
+        return c, None
+
+    def symm_scatter(self, a, b, name):
+        shape = [a.numbers.shape[0], b.numbers.shape[1]]
+        return torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(a.numbers, b.numbers, a.scale, b.scale, "sum", 0,
+                                                                     0, name, shape, None, None, TYPE, False)
+
+    def op(self, gathers):
+        scaled = perseus.all_gather_scaled_matmul if gathers else perseus.scaled_matmul_reduce_scatter
+        return lambda a, b, group: scaled(a.numbers, b.numbers, a.scale, b.scale, group)
+
+    def operands(self, a, b, place):
+        return {"a": place.read(a.numbers), "b": place.read(b.numbers), "scale_a": place.read(a.scale),
+                "scale_b": place.read(b.scale)}
+
+
+def numbers_of(dtype, scaling):
+    return Bf16() if dtype == "bf16" else E4m3(scaling)
+
+
+# ---- operands ----
+
 class Operands:
     """Of one product on this rank. `gathers`: all-gather + product, else product + reduce-scatter. n, k: this rank's.
 
     a, g: the input, and the gradient of the result. whole: what the products alone multiply.
     """
 
-    def __init__(self, group, gathers, m, n, k, layout, weights, backward):
-        self.group, self.gathers, self.m, self.n, self.k = group, gathers, m, n, k
+    def __init__(self, group, numbers, gathers, m, n, k, layout, weights, backward):
+        self.group, self.numbers, self.gathers, self.m, self.n, self.k = group, numbers, gathers, m, n, k
         self.layout, self.weights, self.backward = layout, weights, backward
         own = m // group.world
-        self.a = self.random(own if gathers else m, k)
-        self.g = self.random(m if gathers else own, n) if backward else None
-        self.whole_a = gathered_rows(self.a, group) if gathers else self.a
+        self.a = numbers.made(self.random(own if gathers else m, k))
+        self.g = self.random(m if gathers else own, n).to(TYPE) if backward else None
+        self.whole_a = numbers.gathered(self.a, group) if gathers else self.a
         self.whole_g = None if not backward else self.g if gathers else gathered_rows(self.g, group)
         self.signs = [1, 1]
         self.rooms = {}
 
     def random(self, *shape):
-        return torch.rand(*shape, device=self.group.device).mul_(2).sub_(1).to(TYPE)
+        return torch.rand(*shape, device=self.group.device).mul_(2).sub_(1)
 
     def room(self, key, rows, columns):
         """Memory for a result that all plans share: a result is looked at before another way runs."""
@@ -76,7 +171,7 @@ class Operands:
 
     def b(self, w):
         """The second operand of the product."""
-        return w.t() if self.layout == "nk" else w
+        return self.numbers.transposed(w) if self.layout == "nk" else w
 
     def weight_gradient(self, a, g):
         return torch.mm(g.t(), a) if self.layout == "nk" else torch.mm(a.t(), g)
@@ -88,8 +183,8 @@ class Operands:
         if self.backward and step % 2:
             flips += [self.g, *([self.whole_g] if self.whole_g is not self.g else [])]
             self.signs[1] = -self.signs[1]
-        for tensor in flips:
-            tensor.neg_()
+        for matrix in flips:
+            (self.numbers if matrix is self.a or matrix is self.whole_a else Bf16()).negate(matrix)
 
     def sign_of(self, index):
         """Of the index-th result of a call: c, the gradient of a, that of the weight."""
@@ -97,9 +192,9 @@ class Operands:
 
     def references(self):
         """In fp32, rounded once: the results of a call, with the signs that hold now."""
-        a, found = self.whole_a.float(), []
+        a, found = self.numbers.wide(self.whole_a), []
         for w in self.weights:
-            b = self.b(w).float()
+            b = self.numbers.wide(self.b(w))
             results = [a @ b]
             if not self.gathers:
                 results[0] = scattered_sum(results[0], self.group)
@@ -118,7 +213,8 @@ class Operands:
 
     def link_bytes(self):
         """What this rank must receive."""
-        forward = self.m * (self.k if self.gathers else self.n) * 2
+        row = self.k * self.numbers.bytes + self.numbers.scale_bytes if self.gathers else self.n * 2
+        forward = self.m * row
         return forward * (2 if self.backward else 1) * (self.group.world - 1) / self.group.world
 
 
@@ -151,42 +247,49 @@ class Product(Way):
 
     def one(self, w):
         x, b = self.x, self.x.b(w)
-        c = torch.mm(x.whole_a, b)
+        c = x.numbers.multiply(x.whole_a, b)
         return [c] if not x.backward else [c, torch.mm(x.whole_g, b.t()), x.weight_gradient(x.whole_a, x.whole_g)]
 
 
 class Nccl(Way):
-    """The process group's collectives (NCCL on GPUs) and torch.mm."""
+    """The process group's collectives (NCCL on GPUs) and torch's products."""
 
     def gather(self, a, b):
-        whole = gathered_rows(a, self.x.group)
-        return torch.mm(whole, b), whole
+        whole = self.x.numbers.gathered(a, self.x.group)
+        return self.x.numbers.multiply(whole, b), whole
 
     def scatter(self, a, b):
-        return scattered_sum(torch.mm(a, b), self.x.group)
+        return scattered_sum(self.x.numbers.multiply(a, b), self.x.group)
 
 
 class SymmMem(Way):
     """torch.ops.symm_mem.fused_*"""
 
     def gather(self, a, b):
-        whole, (c,) = torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, self.x.group.process_group.group_name)
-        return c, whole
+        return self.x.numbers.symm_gather(a, b, self.x.group.process_group.group_name)
 
     def scatter(self, a, b):
-        return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, self.x.group.process_group.group_name)
+        return self.x.numbers.symm_scatter(a, b, self.x.group.process_group.group_name)
 
 
 class Chosen(Way):
     """The ops of the package, as a program uses them: the plan chooses."""
 
     def one(self, w):
-        x, op = self.x, perseus.all_gather_matmul if self.x.gathers else perseus.matmul_reduce_scatter
+        x, op = self.x, self.x.numbers.op(self.x.gathers)
         if not x.backward:
             return [op(x.a, x.b(w), x.group)]
         a, weight = x.a.detach().requires_grad_(), w.detach().requires_grad_()
         c = op(a, x.b(weight), x.group)
         return [c.detach(), *torch.autograd.grad(c, (a, weight), x.g)]
+
+
+def key_of(b):
+    return (b.numbers if isinstance(b, Scaled) else b).data_ptr()
+
+
+def columns_of(b):
+    return (b.numbers if isinstance(b, Scaled) else b).shape[1]
 
 
 class Planned(Way):
@@ -208,7 +311,8 @@ class Planned(Way):
 
     def _open(self, op, n, k, transposed):
         group, lib = self.x.group, self.x.group.library
-        shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_transposed=transposed)
+        shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_transposed=transposed,
+                                   dtype=self.x.numbers.dtype, scaling=self.x.numbers.scaling)
         tuning = lib.prs_gemm_tuning(**self.tuning)
         what = f"plan of a product of {n} columns and depth {k}"
         shape, tuning = ctypes.byref(shape), ctypes.byref(tuning)
@@ -220,19 +324,20 @@ class Planned(Way):
 
     def _launch(self, op, a, b, c, gathered=None):
         group, place = self.x.group, self.x.group.place
-        operands = group.library.prs_gemm_operands(a=place.read(a), b=place.read(b), c=place.write(c), m=self.x.m,
-                                                    gathered=None if gathered is None else place.write(gathered))
+        operands = group.library.prs_gemm_operands(c=place.write(c), m=self.x.m,
+                                                    gathered=None if gathered is None else place.write(gathered),
+                                                    **self.x.numbers.operands(a, b, place))
         group.launch(group.library.prs_gemm_launch, self.plans[op], ctypes.byref(operands))
         return c
 
     def gather(self, a, b):
         x = self.x
-        whole = x.room("whole", x.m, a.shape[1]) if x.backward else None
-        room = x.room(("gather", b.data_ptr()), x.m, b.shape[1])
+        whole = x.room("whole", x.m, a.shape[1]) if x.backward else None  # of bf16
+        room = x.room(("gather", key_of(b)), x.m, columns_of(b))
         return self._launch(perseus.ops.ALLGATHER, a, b, room, whole), whole
 
     def scatter(self, a, b):
-        room = self.x.room(("scatter", b.data_ptr()), self.x.m // self.x.group.world, b.shape[1])
+        room = self.x.room(("scatter", key_of(b)), self.x.m // self.x.group.world, columns_of(b))
         return self._launch(perseus.ops.REDUCE_SCATTER, a, b, room)
 
     def close(self):
@@ -252,4 +357,5 @@ def chosen_plan(operands):
     """plan_info() of the plan that the package's op takes in the forward pass."""
     x = operands
     op = perseus.ops.ALLGATHER if x.gathers else perseus.ops.REDUCE_SCATTER
-    return plan_info(x.group, x.group.product(op, x.m, x.n, x.k, x.layout == "nk", 0, 0).handle)
+    plan = x.group.product(op, x.m, x.n, x.k, x.layout == "nk", x.numbers.dtype, 0, x.numbers.scaling)
+    return plan_info(x.group, plan.handle)

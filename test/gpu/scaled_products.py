@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim scaled_products of python.py: products in e4m3 with each kind of scale, beside bf16, torch._scaled_mm
-alone, NCCL + torch._scaled_mm and torch's symmetric memory."""
+"""Claims of python.py. scaled_products: products in e4m3 with each kind of scale, compared with bf16, torch._scaled_mm
+alone, NCCL + torch._scaled_mm and torch's symmetric memory. scaled_paths: each kind of scale on each path."""
+import ctypes
+import json
+import sys
+
 import torch
 import torch.distributed as dist
 from perseus.bench import captured, once
@@ -138,4 +142,75 @@ def scaled_products(group, rounds=9, shapes=((8192, 8192, 8192), (2048, 8192, 81
             found[f"{op} {m}x{n}x{k}"] = row
             del calls, wants
             torch.cuda.empty_cache()
+    return found, fine
+
+
+# ---- both paths ----
+
+PATHS = {"fused": 1, "unfused": 2}  # enum prs_gemm_path
+SCALINGS = {"tensor": 1, "rows": 2, "blocks": 3}  # enum prs_scaling
+DTYPES = {torch.bfloat16: 0, torch.float32: 3}  # enum prs_dtype, 0 its default
+
+
+class Planned:
+    """A plan of a path, and a call of it. Raises perseus.PerseusError where there is none."""
+
+    def __init__(self, group, op, path, kind, a, b, of_a, of_b, c):
+        lib, rows = group.library, a.shape[0] * (group.world if op == "all_gather" else 1)
+        scales = [t.t().contiguous() if kind == "blocks" else t for t in (of_a, of_b)]
+        self.group, self.inputs, self.c = group, {"a": a, "b": b, "scale_a": scales[0], "scale_b": scales[1]}, c
+        shape = lib.prs_gemm_shape(op={"all_gather": 2, "reduce_scatter": 1, "all_reduce": 3}[op], m=rows, n=b.shape[1],
+                                   k=b.shape[0], b_transposed=1, dtype=4, c_dtype=DTYPES[c.dtype], c_anywhere=1,
+                                   scaling=SCALINGS[kind])
+        tuning = lib.prs_gemm_tuning(path=PATHS[path])
+        self.plan = group._open(f"plan of {op}", "prs_gemm_plan_open", group.handle, ctypes.byref(shape),
+                                ctypes.byref(tuning))
+
+    def __call__(self):
+        lib, place = self.group.library, self.group.place
+        operands = lib.prs_gemm_operands(c=place.write(self.c), **{k: place.read(t) for k, t in self.inputs.items()})
+        self.group.launch(lib.prs_gemm_launch, self.plan, ctypes.byref(operands))
+        return self.c
+
+    def close(self):
+        self.group.library.prs_gemm_plan_close(self.plan)
+
+
+def scaled_paths(group, rounds=9, shapes=((128, 2560, 8192), (512, 2560, 8192), (128, 8192, 2048), (512, 8192, 2048),
+                                          (32, 384, 1024))):
+    """Rows over all ranks; n and k of this rank. Graphs of CALLS calls. A path that a shape cannot take is named."""
+    found, fine, world = {}, True, group.world
+    for m, n, k in shapes:
+        for op in ("all_gather", "reduce_scatter", "all_reduce"):
+            row = found[f"{op} {m}x{n}x{k}"] = {}
+            a, w = (torch.rand(*size, device="cuda").mul_(2).sub_(1).bfloat16() for size in
+                    ((m // world if op == "all_gather" else m, k), (n, k)))
+            a[0, 0] = 1
+            for kind in SCALINGS:
+                x, wide_a, wide_w = operands(kind, a, w)
+                want = (gathered(wide_a, world) if op == "all_gather" else wide_a) @ wide_w.t()
+                if op != "all_gather":
+                    dist.all_reduce(want)
+                if op == "reduce_scatter":
+                    want = want.chunk(world)[group.rank]
+                for path, dtype in (("fused", torch.bfloat16), ("unfused", torch.bfloat16), ("unfused", torch.float32)):
+                    name = f"{kind}_{path}{'_fp32' if dtype is torch.float32 else ''}"
+                    c = torch.full(want.shape, torch.nan, dtype=dtype, device="cuda")
+                    try:
+                        way = Planned(group, op, path, kind, *x, c)
+                    except perseus.PerseusError as e:
+                        row[f"{name}_failed"] = str(e)[-160:]
+                        continue
+                    way()
+                    call, taken = captured(lambda way=way: [way() for _ in range(CALLS)]), []
+                    for _ in range(rounds):
+                        c.fill_(torch.nan)
+                        taken.append(once(call, group)[0] / CALLS)
+                    wrong = error(c, want)
+                    fine = fine and wrong <= LIMIT
+                    row[f"{name}_us"], row[f"{name}_error"] = round(sorted(taken)[rounds // 2], 1), round(wrong, 4)
+                    torch.cuda.synchronize()
+                    way.close()
+            if group.rank == 0:
+                print(op, m, n, k, json.dumps(row), file=sys.stderr, flush=True)
     return found, fine
