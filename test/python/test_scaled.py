@@ -89,6 +89,25 @@ class Scaled(unittest.TestCase):
                     + wrong(part, [(p[mine], q[mine]) for p, q in partials], self.K))
         self.each(body)
 
+    def test_results_can_be_fp32(self):
+        """A result is then that much nearer to the product than bfloat16 is; sums travel as bfloat16."""
+        def body(group, kind):
+            every = [Operands(r, kind, 24, 128, 512, of_a=0) for r in range(2)]
+            x, name = every[group.rank], group.name
+            want = torch.cat([o.whole_a for o in every]) @ x.whole_b
+            c = perseus.all_gather_scaled_matmul(*x, group, out_dtype=torch.float32)
+            torchs = c if kind == scaled.BLOCKS else torch.ops.perseus.fused_all_gather_scaled_matmul(
+                x.a, [x.b], x.scale_a, [x.scale_b], 0, name, [None], [None], [torch.float32], [False])[1][0]
+            bad = sum(int(((t.double() - want).abs() > want.abs() * 2**-16 + 2**-12).sum()) for t in (c, torchs))
+            partials = [product(o.whole_a, o.whole_b) for o in every]
+            part = perseus.scaled_matmul_reduce_scatter(*x, group, out_dtype=torch.float32)
+            mine = slice(12 * group.rank, 12 * group.rank + 12)
+            bad += wrong(part, [(p[mine], q[mine]) for p, q in partials], 512)
+            whole = perseus.scaled_matmul_all_reduce(*x, group, out_dtype=torch.float32)
+            bad += wrong(whole, partials, 512)
+            return bad + sum(t.dtype is not torch.float32 for t in (c, torchs, part, whole))
+        self.each(body)
+
     def test_fused_all_gather_scaled_matmul_has_torchs_arguments(self):
         def body(group):
             bad, fused = 0, torch.ops.perseus.fused_all_gather_scaled_matmul
@@ -181,7 +200,8 @@ class Scaled(unittest.TestCase):
                      "scale_a with shape .* must be column-major"),
                     (lambda: gather(bias=torch.ones(self.N)), TypeError, "bias is torch.float32"),
                     (lambda: gathers(dtype=None), TypeError, "out_dtype is None; it must be torch.bfloat16"),
-                    (lambda: gathers(dtype=torch.float32), TypeError, "it must be torch.bfloat16"),
+                    (lambda: gathers(dtype=torch.float16), TypeError, "it must be torch.bfloat16 or torch.float32"),
+                    (lambda: gather(out_dtype=torch.float16), TypeError, "out_dtype is torch.float16; it must be"),
                     (lambda: gathers(result_scale=one), ValueError, "result_scale is set"),
                     (lambda: gathers(scale=x.scale_a[:8]), ValueError, "A_scale has shape .8, 1."),
                     (lambda: scatter(x.a, x.b, x.scale_a, x.scale_b, "max", 0, 0, group.name, None), ValueError,

@@ -10,6 +10,7 @@ Scales are torch.float32, of one kind for both operands, and laid out as the ope
 
 b is weight.t() of an [n, k] weight. Results and bias are bfloat16, sums fp32: each rank multiplies its own partial sum
 by its own scales before that is rounded to bfloat16 to travel, so the ranks of a sum may have different ones.
+out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path.
 use_fast_accum: the tensor cores keep about 14 bits of a sum; otherwise, and always with blocks, it is promoted to fp32
 every 128 of k. Forward only, and on one node.
 """
@@ -23,7 +24,7 @@ from ._checks import _bf16, _check_scaled, _check_tensor
 from ._dispatch import _call, _define, _fixed, _library
 from ._group import Group
 from ._registry import GroupLike, find, name_of, world_of
-from .ops import ALLGATHER, ALLREDUCE, REDUCE_SCATTER, _forward_only
+from .ops import _FP32, ALLGATHER, ALLREDUCE, REDUCE_SCATTER, _forward_only
 
 _E4M3 = 4  # enum prs_dtype
 TENSOR, ROWS, BLOCKS = 1, 2, 3  # enum prs_scaling; test/python/test_scaled.py compares
@@ -56,6 +57,12 @@ def _scaling(op: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
                      f"{_BLOCK} divides k, ({rows}, k / {_BLOCK}) and (k / {_BLOCK}, ceil(n / {_BLOCK}))")
 
 
+def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dtype | None) -> torch.Tensor:
+    if out_dtype not in (None, _bf16, torch.float32):
+        raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be torch.bfloat16 or torch.float32")
+    return a.new_empty(rows, columns, dtype=out_dtype or _bf16)
+
+
 def _multiply(group: Group, op: str, number: int, m: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
               scale_b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, use_fast_accum: bool,
               gathered: torch.Tensor | None = None) -> torch.Tensor:
@@ -66,7 +73,7 @@ def _multiply(group: Group, op: str, number: int, m: int, a: torch.Tensor, b: to
     if not c.numel():
         return c
     place, scales = group.place, (_aligned(scale_a.contiguous()), _aligned(scale_b.contiguous()))
-    plan = group.product(number, m, b.shape[1], b.shape[0], True, _E4M3, 0, kind,
+    plan = group.product(number, m, b.shape[1], b.shape[0], True, _E4M3, _FP32 if c.dtype is torch.float32 else 0, kind,
                          int(use_fast_accum and kind != BLOCKS))
     operands = plan.operands
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
@@ -79,23 +86,24 @@ def _multiply(group: Group, op: str, number: int, m: int, a: torch.Tensor, b: to
 
 def _all_gather_scaled_matmul(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                               group_name: str, bias: torch.Tensor | None = None,
-                              use_fast_accum: bool = False) -> torch.Tensor:
-    group, c = find(group_name), _all_gather_scaled_matmul_fake(a, b, scale_a, scale_b, group_name)
+                              use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    group, c = find(group_name), _all_gather_scaled_matmul_fake(a, b, scale_a, scale_b, group_name, out_dtype=out_dtype)
     return _multiply(group, "all_gather_scaled_matmul", ALLGATHER, c.shape[0], a, b, scale_a, scale_b, c, bias,
                      use_fast_accum)
 
 
 def _all_gather_scaled_matmul_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                    group_name: str, bias: torch.Tensor | None = None,
-                                   use_fast_accum: bool = False) -> torch.Tensor:
-    return a.new_empty(a.shape[0] * world_of(group_name), b.shape[1], dtype=_bf16)
+                                   use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _new("all_gather_scaled_matmul", a, a.shape[0] * world_of(group_name), b.shape[1], out_dtype)
 
 
 def _all_gather_scaled_matmul_kept(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                    group_name: str, bias: torch.Tensor | None = None,
-                                   use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+                                   use_fast_accum: bool = False,
+                                   out_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     group = find(group_name)
-    c, gathered = _all_gather_scaled_matmul_kept_fake(a, b, scale_a, scale_b, group_name)
+    c, gathered = _all_gather_scaled_matmul_kept_fake(a, b, scale_a, scale_b, group_name, out_dtype=out_dtype)
     _multiply(group, "all_gather_scaled_matmul_kept", ALLGATHER, c.shape[0], a, b, scale_a, scale_b, c, bias,
               use_fast_accum, gathered)
     return c, gathered
@@ -103,45 +111,47 @@ def _all_gather_scaled_matmul_kept(a: torch.Tensor, b: torch.Tensor, scale_a: to
 
 def _all_gather_scaled_matmul_kept_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                         group_name: str, bias: torch.Tensor | None = None,
-                                        use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+                                        use_fast_accum: bool = False,
+                                        out_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     rows = a.shape[0] * world_of(group_name)
-    return a.new_empty(rows, b.shape[1], dtype=_bf16), a.new_empty(rows, a.shape[1])
+    return _new("all_gather_scaled_matmul_kept", a, rows, b.shape[1], out_dtype), a.new_empty(rows, a.shape[1])
 
 
 def _scaled_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                   group_name: str, bias: torch.Tensor | None = None,
-                                  use_fast_accum: bool = False) -> torch.Tensor:
+                                  use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     group = find(group_name)
     if a.shape[0] % group.world:
         raise ValueError(f"perseus.scaled_matmul_reduce_scatter: a has {a.shape[0]} rows; the {group.world} ranks of "
                          f"group {group.name} must divide them")
-    c = _scaled_matmul_reduce_scatter_fake(a, b, scale_a, scale_b, group_name)
+    c = _scaled_matmul_reduce_scatter_fake(a, b, scale_a, scale_b, group_name, out_dtype=out_dtype)
     return _multiply(group, "scaled_matmul_reduce_scatter", REDUCE_SCATTER, a.shape[0], a, b, scale_a, scale_b, c,
                      bias, use_fast_accum)
 
 
 def _scaled_matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                        group_name: str, bias: torch.Tensor | None = None,
-                                       use_fast_accum: bool = False) -> torch.Tensor:
-    return a.new_empty(a.shape[0] // world_of(group_name), b.shape[1], dtype=_bf16)
+                                       use_fast_accum: bool = False,
+                                       out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _new("scaled_matmul_reduce_scatter", a, a.shape[0] // world_of(group_name), b.shape[1], out_dtype)
 
 
 def _scaled_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                               group_name: str, bias: torch.Tensor | None = None,
-                              use_fast_accum: bool = False) -> torch.Tensor:
-    group, c = find(group_name), _scaled_matmul_all_reduce_fake(a, b, scale_a, scale_b, group_name)
+                              use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    group, c = find(group_name), _scaled_matmul_all_reduce_fake(a, b, scale_a, scale_b, group_name, out_dtype=out_dtype)
     return _multiply(group, "scaled_matmul_all_reduce", ALLREDUCE, a.shape[0], a, b, scale_a, scale_b, c, bias,
                      use_fast_accum)
 
 
 def _scaled_matmul_all_reduce_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                    group_name: str, bias: torch.Tensor | None = None,
-                                   use_fast_accum: bool = False) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1], dtype=_bf16)
+                                   use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _new("scaled_matmul_all_reduce", a, a.shape[0], b.shape[1], out_dtype)
 
 
 _PARAMETERS = ("(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str group_name, Tensor? bias=None, bool "
-               "use_fast_accum=False) -> ")
+               "use_fast_accum=False, ScalarType? out_dtype=None) -> ")
 for _run, _fake, _results in (
         (_all_gather_scaled_matmul, _all_gather_scaled_matmul_fake, "Tensor"),
         (_all_gather_scaled_matmul_kept, _all_gather_scaled_matmul_kept_fake, "(Tensor, Tensor)"),
@@ -153,14 +163,16 @@ for _run, _fake, _results in (
 
 # ---- torch.ops.symm_mem's signatures ----
 
-_BFLOAT16 = 15  # c10::ScalarType, as which torch passes the dtypes of a list
+_RESULTS = {15: _bf16, 6: torch.float32}  # c10::ScalarType, as which torch passes the dtypes of a list
 
 
-def _check_result(op: str, result_scale: torch.Tensor | None, out_dtype: torch.dtype | int | None) -> None:
+def _result(op: str, result_scale: torch.Tensor | None, out_dtype: torch.dtype | int | None) -> torch.dtype:
     if result_scale is not None:
-        raise ValueError(f"perseus.{op}: result_scale is set: results are bfloat16, which have none")
-    if out_dtype not in (_bf16, _BFLOAT16):
-        raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be torch.bfloat16")
+        raise ValueError(f"perseus.{op}: result_scale is set: results are bfloat16 or float32, which have none")
+    found = _RESULTS.get(out_dtype, out_dtype)
+    if found not in _RESULTS.values():
+        raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be torch.bfloat16 or torch.float32")
+    return found
 
 
 def _own_scales(op: str, A: torch.Tensor, A_scale: torch.Tensor, dim: int, group_name: str) -> torch.Tensor:
@@ -195,17 +207,17 @@ def _fused_all_gather_scaled_matmul(A: torch.Tensor, Bs: list[torch.Tensor], A_s
     if not 0 <= gather_dim < A.dim() - 1:
         raise ValueError(f"perseus.{op}: gather_dim {gather_dim} is not a leading dimension of A, whose shape is "
                          f"{tuple(A.shape)}")
-    for scale, dtype in zip(result_scales, out_dtypes):
-        _check_result(op, scale, dtype)
+    dtypes = [_result(op, scale, dtype) for scale, dtype in zip(result_scales, out_dtypes)]
     scales = _as_rows(_own_scales(op, A, A_scale, gather_dim, group_name), gather_dim)
     rows, others = _as_rows(A, gather_dim), A.movedim(gather_dim, 0).shape[1:-1]
 
     def restored(t: torch.Tensor) -> torch.Tensor:
         return t.view(-1, *others, t.shape[-1]).movedim(0, gather_dim)
     first, gathered = _call.all_gather_scaled_matmul_kept(rows, Bs[0], scales, B_scales[0], group_name, biases[0],
-                                                         use_fast_accum[0])
-    products = [first, *(_call.all_gather_scaled_matmul(rows, b, scales, scale, group_name, bias, fast)
-                         for b, scale, bias, fast in zip(Bs[1:], B_scales[1:], biases[1:], use_fast_accum[1:]))]
+                                                         use_fast_accum[0], dtypes[0])
+    rest = zip(Bs[1:], B_scales[1:], biases[1:], use_fast_accum[1:], dtypes[1:])
+    products = [first, *(_call.all_gather_scaled_matmul(rows, b, scales, scale, group_name, bias, fast, dtype)
+                         for b, scale, bias, fast, dtype in rest)]
     return restored(gathered), [restored(t) for t in products]
 
 
@@ -231,14 +243,14 @@ def _fused_scaled_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, A_scal
     if leading[orig_scatter_dim] % world:
         raise ValueError(f"perseus.{op}: dimension {orig_scatter_dim} of the product has {leading[orig_scatter_dim]} "
                          f"elements; {world} ranks must divide them")
-    _check_result(op, result_scale, out_dtype)
+    dtype = _result(op, result_scale, out_dtype)
     if A_scale.numel() != 1 and A_scale.shape[:-1] != A.shape[:-1]:
         raise ValueError(f"perseus.{op}: A_scale has shape {tuple(A_scale.shape)}; its leading dimensions must be "
                          f"those of A {tuple(A.shape)}, or it has one element")
     rows = _as_rows(A.reshape(*leading, A.shape[-1]), orig_scatter_dim)
     scales = A_scale if A_scale.numel() == 1 else _as_rows(A_scale.reshape(*leading, A_scale.shape[-1]),
                                                            orig_scatter_dim)
-    c = _call.scaled_matmul_reduce_scatter(rows, B, scales, B_scale, group_name, bias, use_fast_accum)
+    c = _call.scaled_matmul_reduce_scatter(rows, B, scales, B_scale, group_name, bias, use_fast_accum, dtype)
     others = leading[:orig_scatter_dim] + leading[orig_scatter_dim + 1:]
     c = c.view(-1, *others, B.shape[1]).movedim(0, orig_scatter_dim)
     return c / world if reduce_op == "avg" else c
@@ -259,34 +271,34 @@ _library.impl("fused_scaled_matmul_reduce_scatter", _fused_scaled_matmul_reduce_
 
 def all_gather_scaled_matmul(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                              group: GroupLike = None, *, bias: torch.Tensor | None = None,
-                             use_fast_accum: bool = False) -> torch.Tensor:
+                             use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """(the a of all ranks, stacked) @ b, with the scales of both. Those of a travel with its rows.
 
-    a: float8_e4m3fn [m / W, k], row-major. b: weight.t() of a float8_e4m3fn [n, k] weight. Returns bfloat16 [m, n].
+    a: float8_e4m3fn [m / W, k], row-major. b: weight.t() of a float8_e4m3fn [n, k] weight. Returns [m, n].
 
     Example::
 
         y = perseus.all_gather_scaled_matmul(x8, weight8.t(), x_scale, weight_scale_inv.t())
     """
-    return _call.all_gather_scaled_matmul(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    return _call.all_gather_scaled_matmul(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum, out_dtype)
 
 
 def scaled_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                                  group: GroupLike = None, *, bias: torch.Tensor | None = None,
-                                 use_fast_accum: bool = False) -> torch.Tensor:
+                                 use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Rows r m / W ... (r + 1) m / W of the sum over all ranks of a @ b, each with the scales of its rank.
 
-    a: float8_e4m3fn [m, k], row-major; W divides m. b: weight.t() of a float8_e4m3fn [n, k] weight. Returns bfloat16
+    a: float8_e4m3fn [m, k], row-major; W divides m. b: weight.t() of a float8_e4m3fn [n, k] weight. Returns
     [m / W, n]. bias [n] is added once."""
-    return _call.scaled_matmul_reduce_scatter(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    return _call.scaled_matmul_reduce_scatter(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum, out_dtype)
 
 
 def scaled_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
                              group: GroupLike = None, *, bias: torch.Tensor | None = None,
-                             use_fast_accum: bool = False) -> torch.Tensor:
+                             use_fast_accum: bool = False, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """The sum over all ranks of a @ b, each with the scales of its rank, on every rank; the arguments are those of
-    scaled_matmul_reduce_scatter(). Returns bfloat16 [m, n]."""
-    return _call.scaled_matmul_all_reduce(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum)
+    scaled_matmul_reduce_scatter(). Returns [m, n]."""
+    return _call.scaled_matmul_all_reduce(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum, out_dtype)
 
 
 __all__ = ["all_gather_scaled_matmul", "scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"]
