@@ -21,6 +21,7 @@ from ._group import Group
 from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init
 from ._version import __version__
+from .fp8 import fp8_all_gather_matmul, fp8_matmul_all_reduce, fp8_matmul_reduce_scatter, fp8_replicated_matmul
 from .inductor import enable_inductor, keep_order
 from .moe import moe_balance, moe_combine, moe_dispatch, moe_layer, moe_plan, moe_survivors
 from .moe_scaled import moe_scaled_dispatch, moe_scaled_layer
@@ -37,7 +38,8 @@ from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
            "all_gather_scaled_matmul", "all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "bundled",
-           "close_all", "enable_inductor", "find", "init", "join_sequence", "keep_order", "library",
+           "close_all", "enable_inductor", "find", "fp8_all_gather_matmul", "fp8_matmul_all_reduce",
+           "fp8_matmul_reduce_scatter", "fp8_replicated_matmul", "init", "join_sequence", "keep_order", "library",
            "matmul_all_reduce", "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant",
            "matmul_reduce_scatter", "matmul_reduce_scatter_rms_norm", "moe_balance", "moe_capacity", "moe_combine",
            "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_scaled_dispatch", "moe_scaled_layer",

@@ -10,6 +10,9 @@ sequence in [sequence, batch, features]):
 Without it x and the result have t rows on every rank. Weights are laid out as torch.nn.Linear's; dtype is bfloat16, or
 float16. Layers take what torch.nn.Linear takes: views are copied where the ops need dense rows.
 
+fp8="blocks" or "rows" multiplies in float8_e4m3fn in the forward pass, which quantises x and the weight (fp8.py).
+Parameters, results and gradients are bfloat16 as before. None: not.
+
 Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and
 optimizers know which part a rank has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch
 has no mesh (those made from a store) have plain tensors.
@@ -28,6 +31,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from . import ops
 from ._group import Group
 from ._registry import GroupLike, find, name_of
+from .fp8 import check_recipe
 
 
 # ---- tensors of any shape as matrices ----
@@ -62,28 +66,34 @@ def _tensor(y: torch.Tensor, x: torch.Tensor, sequence_dim: int | None, sequence
 
 
 def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int,
-                  sequence_dim: int | None, keep_gathered: bool = True,
-                  layer: str = "ColumnParallelLinear") -> torch.Tensor:
+                  sequence_dim: int | None, keep_gathered: bool = True, layer: str = "ColumnParallelLinear",
+                  fp8: str | None = None) -> torch.Tensor:
     """x @ weight.t() + bias for a weight [out / W, in]; see ColumnParallelLinear."""
     rows, b = _matrix(layer, x, weight.shape[1], sequence_dim), weight.t()
     if sequence_dim is None:
-        return _tensor(ops._call.replicated_matmul(rows, b, group_name, bias), x, None, 0)
-    y = ops.all_gather_matmul(rows, b, group_name, bias=bias, keep_gathered=keep_gathered)
+        y = (ops._call.fp8_replicated_matmul(rows, b, group_name, bias, fp8) if fp8 else
+             ops._call.replicated_matmul(rows, b, group_name, bias))
+        return _tensor(y, x, None, 0)
+    y = (ops._call.fp8_all_gather_matmul(rows, b, group_name, bias, fp8) if fp8 else
+         ops.all_gather_matmul(rows, b, group_name, bias=bias, keep_gathered=keep_gathered))
     return _tensor(y, x, sequence_dim, x.shape[sequence_dim] * world)
 
 
 def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str, world: int,
-               sequence_dim: int | None, layer: str = "RowParallelLinear") -> torch.Tensor:
+               sequence_dim: int | None, layer: str = "RowParallelLinear", fp8: str | None = None) -> torch.Tensor:
     """The sum over the ranks of x @ weight.t(), + bias, for a weight [out, in / W]; see RowParallelLinear."""
     rows = _matrix(layer, x, weight.shape[1], sequence_dim)
     if sequence_dim is None:
-        return _tensor(ops._call.matmul_all_reduce(rows, weight.t(), group_name, bias), x, None, 0)
+        y = (ops._call.fp8_matmul_all_reduce(rows, weight.t(), group_name, bias, fp8) if fp8 else
+             ops._call.matmul_all_reduce(rows, weight.t(), group_name, bias))
+        return _tensor(y, x, None, 0)
     sequence = x.shape[sequence_dim]
     if sequence % world:
         raise ValueError(f"{layer}: x has shape {tuple(x.shape)}; the {world} ranks must divide its sequence, "
                          f"dimension {sequence_dim}, which has {sequence} positions")
-    return _tensor(ops._call.matmul_reduce_scatter(rows, weight.t(), group_name, bias), x, sequence_dim,
-                   sequence // world)
+    y = (ops._call.fp8_matmul_reduce_scatter(rows, weight.t(), group_name, bias, fp8) if fp8 else
+         ops._call.matmul_reduce_scatter(rows, weight.t(), group_name, bias))
+    return _tensor(y, x, sequence_dim, sequence // world)
 
 
 # ---- parameters ----
@@ -137,8 +147,10 @@ class _Parallel(nn.Module):
     split: int  # the dimension of the weight that is split
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike, bias: bool, sequence_parallel: bool,
-                 sequence_dim: int, device: Any, dtype: torch.dtype) -> None:
+                 sequence_dim: int, device: Any, dtype: torch.dtype, fp8: str | None) -> None:
         super().__init__()
+        check_recipe(f"{type(self).__name__}: fp8", fp8)
+        self.fp8 = fp8
         opened = find(group)
         self.group_name, self.rank, self.world = name_of(opened), opened.rank, opened.world
         self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
@@ -198,7 +210,8 @@ class _Parallel(nn.Module):
 
     def extra_repr(self) -> str:
         return (f"{self.in_features}, {self.out_features}, ranks={self.world}, "
-                f"sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}")
+                f"sequence_parallel={self.sequence_parallel}, bias={self.bias is not None}"
+                f"{f', fp8={self.fp8}' if self.fp8 else ''}")
 
 
 class ColumnParallelLinear(_Parallel):
@@ -208,8 +221,8 @@ class ColumnParallelLinear(_Parallel):
     rows (replicated_matmul).
     sequence_dim: the dimension of x that is split: 0 for [sequence, batch, in], 1 for [batch, sequence, in], which
     costs a copy where batch > 1.
-    keep_gathered: the x of all ranks [t, ..., in] stays for the weight's gradient; False: the backward pass gathers it
-    once more.
+    keep_gathered: the x of all ranks [t, ..., in] stays for the weight's gradient; False, and with fp8: the backward
+    pass gathers it once more.
 
     Example::
 
@@ -219,14 +232,14 @@ class ColumnParallelLinear(_Parallel):
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False,
                  sequence_parallel: bool = True, sequence_dim: int = 0, keep_gathered: bool = True, device: Any = None,
-                 dtype: torch.dtype = torch.bfloat16) -> None:
-        super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype)
+                 dtype: torch.dtype = torch.bfloat16, fp8: str | None = None) -> None:
+        super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype, fp8)
         self.keep_gathered = keep_gathered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else local(self.bias)
         return column_linear(x, local(self.weight), bias, self.group_name, self.world, self._sequence(),
-                             self.keep_gathered)
+                             self.keep_gathered, fp8=self.fp8)
 
 
 class RowParallelLinear(_Parallel):
@@ -245,12 +258,12 @@ class RowParallelLinear(_Parallel):
 
     def __init__(self, in_features: int, out_features: int, group: GroupLike = None, *, bias: bool = False,
                  sequence_parallel: bool = True, sequence_dim: int = 0, device: Any = None,
-                 dtype: torch.dtype = torch.bfloat16) -> None:
-        super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype)
+                 dtype: torch.dtype = torch.bfloat16, fp8: str | None = None) -> None:
+        super().__init__(in_features, out_features, group, bias, sequence_parallel, sequence_dim, device, dtype, fp8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else local(self.bias, self.sequence_parallel)
-        return row_linear(x, local(self.weight), bias, self.group_name, self.world, self._sequence())
+        return row_linear(x, local(self.weight), bias, self.group_name, self.world, self._sequence(), fp8=self.fp8)
 
 
 # ---- replicated parameters ----

@@ -219,7 +219,7 @@ def _matmul_all_reduce_backward(ctx: Any, g: torch.Tensor) -> tuple:
 def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
     (a, b), g = ctx.saved_tensors, g.contiguous()
     return (_call.matmul_all_reduce(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
+            _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
 
 
 def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:

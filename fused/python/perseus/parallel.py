@@ -79,20 +79,22 @@ class ColwiseParallel(_Style):
     """A rank has out / W rows of the weight [out, in], and of the bias. y is this rank's columns, [..., out / W].
 
     sequence_dim: x is this rank's part of the sequence along it, and y has the whole sequence (all_gather_matmul).
-    None: x is the same on all ranks (replicated_matmul). keep_gathered: see perseus.nn.ColumnParallelLinear.
+    None: x is the same on all ranks (replicated_matmul). keep_gathered, fp8: see perseus.nn.ColumnParallelLinear.
     use_local_output: False: y is a DTensor, Shard on its last dimension.
     """
     split = 0
 
     def __init__(self, *, sequence_dim: int | None = None, keep_gathered: bool = True,
-                 use_local_output: bool = True) -> None:
+                 use_local_output: bool = True, fp8: str | None = None) -> None:
         super().__init__()
+        layers.check_recipe("perseus.parallel.ColwiseParallel: fp8", fp8)
         self.sequence_dim, self.keep_gathered, self.use_local_output = sequence_dim, keep_gathered, use_local_output
+        self.fp8 = fp8
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str,
             world: int) -> torch.Tensor:
         return layers.column_linear(x, weight, bias, name, world, self.sequence_dim, self.keep_gathered,
-                                    "perseus.parallel.ColwiseParallel")
+                                    "perseus.parallel.ColwiseParallel", self.fp8)
 
     def sums_bias(self) -> bool:
         return False
@@ -108,19 +110,22 @@ class RowwiseParallel(_Style):
     """A rank has in / W columns of the weight [out, in], and the whole bias. x is this rank's columns, [..., in / W].
 
     sequence_dim: y is this rank's part of the sequence along it, which W divides (matmul_reduce_scatter). None: y is
-    the same on all ranks (matmul_all_reduce). use_local_output: False: y is a DTensor, Shard on sequence_dim, or
-    Replicate. With sequence_dim the gradient of the bias is a part (Partial): call
+    the same on all ranks (matmul_all_reduce). fp8: see perseus.nn. use_local_output: False: y is a DTensor, Shard on
+    sequence_dim, or Replicate. With sequence_dim the gradient of the bias is a part (Partial): call
     perseus.nn.sum_replicated_gradients(model).
     """
     split = 1
 
-    def __init__(self, *, sequence_dim: int | None = None, use_local_output: bool = True) -> None:
+    def __init__(self, *, sequence_dim: int | None = None, use_local_output: bool = True,
+                 fp8: str | None = None) -> None:
         super().__init__()
-        self.sequence_dim, self.use_local_output = sequence_dim, use_local_output
+        layers.check_recipe("perseus.parallel.RowwiseParallel: fp8", fp8)
+        self.sequence_dim, self.use_local_output, self.fp8 = sequence_dim, use_local_output, fp8
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str,
             world: int) -> torch.Tensor:
-        return layers.row_linear(x, weight, bias, name, world, self.sequence_dim, "perseus.parallel.RowwiseParallel")
+        return layers.row_linear(x, weight, bias, name, world, self.sequence_dim, "perseus.parallel.RowwiseParallel",
+                                 self.fp8)
 
     def sums_bias(self) -> bool:
         return self.sequence_dim is not None

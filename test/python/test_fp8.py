@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of bfloat16 whose forward pass is in FP8, and layers of them, on emulated GPUs."""
+import unittest
+
+import ranks
+import torch
+import torch.nn.functional as F
+from ranks import random, run
+
+import perseus
+from perseus import fp8
+
+PAIRS = (("fp8_all_gather_matmul", "all_gather_matmul"), ("fp8_matmul_reduce_scatter", "matmul_reduce_scatter"),
+         ("fp8_matmul_all_reduce", "matmul_all_reduce"), ("fp8_replicated_matmul", "replicated_matmul"))
+
+
+def dequantised(x, block):
+    numbers, scale = perseus.quantise_reference(x, block)
+    rows, columns = (n if size == -1 else size for size, n in zip(block, x.shape))
+    return numbers.double() * scale.double().repeat_interleave(rows, 0)[:x.shape[0]].repeat_interleave(columns, 1)
+
+
+def apart(have, want):
+    """Over the root mean square."""
+    return float((have.double() - want.double()).abs().max() / want.double().square().mean().sqrt())
+
+
+def mean_error(have, want):
+    return float((have.double() - want.double()).norm() / want.double().norm())
+
+
+class Fp8(unittest.TestCase):
+    N, K = 144, 256
+
+    def operands(self, rank, op):
+        same = op == "fp8_replicated_matmul"
+        return random(0 if same else rank, 24, self.K), random(rank, self.N, self.K, seed=1), random(3, self.N, seed=4)
+
+    def test_results_are_the_products_of_what_is_quantised(self):
+        def body(group):
+            worst = 0
+            for recipe, (of_a, of_weight) in fp8.RECIPES.items():
+                for op, _ in PAIRS:
+                    a, w, bias = self.operands(group.rank, op)
+                    have = getattr(perseus, op)(a, w.t(), group, bias=bias, recipe=recipe)
+                    every = [self.operands(r, op) for r in range(2)]
+                    wide = [dequantised(x[0], of_a) for x in every], [dequantised(x[1], of_weight) for x in every]
+                    if op == "fp8_all_gather_matmul":
+                        want = torch.cat(wide[0]) @ wide[1][group.rank].t()
+                    elif op == "fp8_replicated_matmul":
+                        want = wide[0][0] @ wide[1][group.rank].t()
+                    else:
+                        want = sum(x @ y.t() for x, y in zip(*wide))
+                    want = want + bias.double()
+                    if op == "fp8_matmul_reduce_scatter":
+                        want = want.chunk(2)[group.rank]
+                    self.assertEqual((have.shape, have.dtype), (want.shape, torch.bfloat16))
+                    worst = max(worst, apart(have, want))
+            return worst
+        for worst in run(2, body):
+            self.assertLess(worst, 0.03)
+
+    def test_gradients_are_those_of_bfloat16(self):
+        def gradients(op, group, a, w, bias, **recipe):
+            inputs = [t.clone().requires_grad_() for t in (a, w, bias)]
+            c = op(inputs[0], inputs[1].t(), group, bias=inputs[2], **recipe)
+            c.backward(random(5, *c.shape))
+            return [t.grad for t in inputs]
+
+        def body(group):
+            differ = 0
+            for ours, plain in PAIRS:
+                want = gradients(getattr(perseus, plain), group, *self.operands(group.rank, ours))
+                for recipe in fp8.RECIPES:
+                    found = gradients(getattr(perseus, ours), group, *self.operands(group.rank, ours), recipe=recipe)
+                    differ += sum(int((x != y).sum()) for x, y in zip(found, want))
+            return differ
+        self.assertEqual(run(2, body), [0, 0])
+
+    def test_layers_multiply_in_fp8(self):
+        x = random(0, 32, 128)
+
+        def body(group, options):
+            up = perseus.nn.ColumnParallelLinear(128, 256, group, bias=True, **options)
+            down = perseus.nn.RowParallelLinear(256, 128, group, bias=True, **options)
+            for seed, layer in enumerate((up, down)):  # ranks are threads, and share a generator
+                weight = perseus.nn.local(layer.weight.detach())
+                weight.copy_(random(group.rank, *weight.shape, seed=seed) * 0.1)
+            mine = (x.chunk(2)[group.rank] if options["sequence_parallel"] else x).clone().requires_grad_()
+            y = down(F.silu(up(mine)))
+            y.float().square().sum().backward()
+            return y.detach(), mine.grad, up.weight.grad, down.weight.grad
+        for parallel in (True, False):
+            plain = run(2, lambda group: body(group, {"sequence_parallel": parallel}))
+            for recipe in fp8.RECIPES:
+                found = run(2, lambda group: body(group, {"sequence_parallel": parallel, "fp8": recipe}))
+                for have, want in zip(found, plain):
+                    self.assertGreater(mean_error(have[0], want[0]), 0.01)  # bfloat16 alone: 0.004
+                    for a, b in zip(have, want):
+                        self.assertLess(mean_error(a, b), 0.1)
+
+    def test_layers_are_compiled_without_a_graph_break(self):
+        def body(group):
+            layer = perseus.nn.ColumnParallelLinear(128, 64, group, fp8="rows")
+            x = random(0, 16, 128)
+            return int((torch.compile(layer, fullgraph=True, backend="aot_eager")(x) != layer(x)).sum())
+        self.assertEqual(run(1, body), [0])
+
+    def test_what_cannot_be_is_refused_by_name(self):
+        def body(group):
+            a, w, bias = self.operands(0, "")
+            multiply = perseus.fp8_all_gather_matmul
+            for call, error, why in (
+                    (lambda: multiply(a, w.t(), group, recipe="columns"), ValueError,
+                     "recipe is 'columns'; it must be None or one of 'rows', 'blocks'"),
+                    (lambda: multiply(a.half(), w.half().t(), group), TypeError, "a is torch.float16"),
+                    (lambda: multiply(a, w.t().contiguous(), group), ValueError, r"it must be weight.t\(\)"),
+                    (lambda: multiply(a[:, :144].contiguous(), w[:, :144].contiguous().t(), group), ValueError,
+                     "a multiple of 128"),
+                    (lambda: multiply(a[:6], w.t(), group), ValueError, "a has 6 rows; with scales of blocks"),
+                    (lambda: multiply(a, w.t(), group, bias=bias[1:]), ValueError, "bias has shape"),
+                    (lambda: perseus.nn.ColumnParallelLinear(128, 64, group, fp8="block"), ValueError,
+                     "ColumnParallelLinear: fp8 is 'block'"),
+                    (lambda: perseus.parallel.RowwiseParallel(fp8="block"), ValueError, "RowwiseParallel: fp8 is"),
+            ):
+                with self.assertRaisesRegex(error, why):
+                    call()
+            return 0
+        self.assertEqual(run(1, body), [0])
+
+
+if __name__ == "__main__":
+    ranks.main()
