@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { CANDIDATES = 24, LT_WORKSPACE = 64 << 20, TRIES = 3 };
+/* Numbers of cuBLASLt 12.9, which older headers lack: attributes of a product, and scales of rows. */
+enum { SCALE_MODE_A = 31, SCALE_MODE_B = 32, SCALE_ROWS = 3 };
 
 /* ---- cuBLASLt ---- */
 struct lt_library {
@@ -108,25 +110,47 @@ static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult
     BENCH_CUDA(cudaEventDestroy(to));
 }
 
+static cudaDataType type_of(uint32_t dtype)
+{
+    return dtype == PRS_DTYPE_E4M3 ? CUDA_R_8F_E4M3 : dtype == PRS_DTYPE_FP16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+/* Its A is our B. */
+static void describe_scales(struct bench_lt *lt, const struct prs_gemm_shape *s, const float *a, const float *b)
+{
+    const struct lt_library *lib = lt_library();
+    int32_t rows = SCALE_ROWS;
+    int8_t fast = s->fast_accumulation != 0;
+    LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof(b)));
+    LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof(a)));
+    LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)));
+    if (s->scaling != PRS_SCALING_ROWS)
+        return;
+    LT(lib->desc_set(lt->desc, (cublasLtMatmulDescAttributes_t)SCALE_MODE_A, &rows, sizeof(rows)));
+    LT(lib->desc_set(lt->desc, (cublasLtMatmulDescAttributes_t)SCALE_MODE_B, &rows, sizeof(rows)));
+}
+
 struct bench_lt *bench_lt_open(const struct prs_gemm_shape *s, bool wide, const void *a, const void *b, void *c,
-                               cudaStream_t stream)
+                               const float *scale_a, const float *scale_b, cudaStream_t stream)
 {
     const struct lt_library *lib = lt_library();
     struct bench_lt *lt = (struct bench_lt *)calloc(1, sizeof(*lt));
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     cublasLtMatmulPreference_t preference;
     cublasOperation_t transpose = CUBLAS_OP_T;
-    cudaDataType_t type = s->dtype == PRS_DTYPE_FP16 ? CUDA_R_16F : CUDA_R_16BF;
+    cudaDataType_t type = type_of(s->dtype), result = s->dtype == PRS_DTYPE_E4M3 ? CUDA_R_16BF : type;
     size_t workspace = LT_WORKSPACE;
     int count = 0;
     LT(lib->create(&lt->handle));
     LT(lib->desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     if (s->b_transposed)
         LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
+    if (s->scaling)
+        describe_scales(lt, s, scale_a, scale_b);
     LT(lib->layout(&lt->b, type, s->b_transposed ? s->k : s->n, s->b_transposed ? s->n : s->k,
                    s->b_transposed ? s->k : s->n));
     LT(lib->layout(&lt->a, type, s->k, s->m, s->k));
-    LT(lib->layout(&lt->c, wide ? CUDA_R_32F : type, s->n, s->m, s->n));
+    LT(lib->layout(&lt->c, wide ? CUDA_R_32F : result, s->n, s->m, s->n));
     LT(lib->preference(&preference));
     LT(lib->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
     LT(lib->heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, CANDIDATES, found, &count));
@@ -146,7 +170,7 @@ void bench_lt_close(struct bench_lt *lt)
 struct nccl_id {
     char bytes[128];
 };
-enum { NCCL_FLOAT16 = 6, NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
+enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
 
 struct bench_nccl {
     void *comm;
@@ -192,10 +216,15 @@ int bench_nccl_run(struct bench_nccl *n, const struct prs_gemm_shape *s, const v
 {
     int type = s->dtype == PRS_DTYPE_FP16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
     if (s->op == PRS_GEMM_ALLGATHER)
-        return n->all_gather(send, receive, elements, type, n->comm, stream);
+        return n->all_gather(send, receive, elements, s->dtype == PRS_DTYPE_E4M3 ? NCCL_UINT8 : type, n->comm, stream);
     if (s->op == PRS_GEMM_REDUCE_SCATTER)
         return n->reduce_scatter(send, receive, elements, type, NCCL_SUM, n->comm, stream);
     return n->all_reduce(send, receive, elements, type, NCCL_SUM, n->comm, stream);
+}
+
+int bench_nccl_gather_scales(struct bench_nccl *n, const float *send, float *receive, size_t count, cudaStream_t stream)
+{
+    return n->all_gather(send, receive, count, NCCL_FLOAT32, n->comm, stream);
 }
 
 void bench_nccl_close(struct bench_nccl *n)

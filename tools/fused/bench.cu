@@ -27,7 +27,7 @@ struct run {
     struct bench_nccl *nccl;
     cudaStream_t stream;
     void *a, *b, *c, *bias, *residual, *all_a; /* all_a: the gathered A as a second result; each may be NULL */
-    float *scale_a, *scale_b;                  /* or NULL */
+    float *scale_a, *scale_b, *all_scales;     /* or NULL; all_scales: of A of all ranks, for the unfused method */
     struct prs_gemm_plan *plain;               /* or NULL: the same without a norm */
     void *weight, *normed, *kept_normed;       /* of a norm, or NULL */
     float *scratch;                            /* of a norm of its own, or NULL */
@@ -89,6 +89,8 @@ static void run_communicate(struct run *r)
     if (r->nccl)
         BENCH_CALL(bench_nccl_run(r->nccl, &r->problem.shape, gathers ? r->a : r->partial, gathers ? r->gathered : r->c,
                                   slice_elements(r), r->stream));
+    if (r->nccl && r->all_scales)
+        BENCH_CALL(bench_nccl_gather_scales(r->nccl, r->scale_a, r->all_scales, bench_rows_a(&r->problem), r->stream));
 }
 
 static void run_method(void *user, uint32_t method)
@@ -341,11 +343,16 @@ static void open_run(struct run *r)
             BENCH_CUDA(cudaMalloc(&r->gathered, a * p->world));
             BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * p->world, r->stream));
         }
+        if (p->shape.op == PRS_GEMM_ALLGATHER && p->shape.scaling == PRS_SCALING_ROWS) {
+            BENCH_CUDA(cudaMalloc((void **)&r->all_scales, p->shape.m * sizeof(float)));
+            BENCH_CUDA(cudaMemsetAsync(r->all_scales, 0x3c, p->shape.m * sizeof(float), r->stream));
+        }
         if ((p->shape.op != PRS_GEMM_ALLGATHER && p->shape.op != PRS_GEMM_ALONE) || bench_finishes(p)) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
         r->lt = bench_lt_open(&p->shape, !r->partial && bench_words_c(p) == 2, r->gathered ? r->gathered : r->a, r->b,
-                              r->partial ? r->partial : r->c, r->stream);
+                              r->partial ? r->partial : r->c, r->all_scales ? r->all_scales : r->scale_a, r->scale_b,
+                              r->stream);
     }
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
 }
@@ -360,10 +367,10 @@ static void close_run(struct run *r)
     BENCH_CUDA(cudaFree(r->a));
     BENCH_CUDA(cudaFree(r->b));
     for (void *p : {r->gathered, r->partial, r->bias, r->residual, r->all_a, r->weight, r->normed, (void *)r->scratch,
-                    (void *)r->scale_a, (void *)r->scale_b})
+                    (void *)r->scale_a, (void *)r->scale_b, (void *)r->all_scales})
         BENCH_CUDA(cudaFree(p));
     r->lt = NULL;
-    r->plain = NULL, r->scratch = NULL;
+    r->plain = NULL, r->scratch = r->all_scales = NULL;
     r->gathered = r->partial = r->bias = r->residual = r->all_a = r->weight = r->normed = NULL;
 }
 

@@ -154,9 +154,9 @@ uint64_t bench_check_norm(const struct bench_problem *p, const void *c, const vo
 
 /* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
-/* wide: C is fp32. */
+/* wide: C is fp32. scale_a, scale_b: of all rows of A and columns of B, or of the tensors; else NULL. */
 struct bench_lt *bench_lt_open(const struct prs_gemm_shape *shape, bool wide, const void *a, const void *b, void *c,
-                               cudaStream_t stream);
+                               const float *scale_a, const float *scale_b, cudaStream_t stream);
 void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
 void bench_lt_close(struct bench_lt *lt);
 
@@ -164,6 +164,8 @@ struct bench_nccl;
 struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl, or ranks share a device */
 int bench_nccl_run(struct bench_nccl *nccl, const struct prs_gemm_shape *shape, const void *send, void *receive,
                    size_t elements, cudaStream_t stream);
+int bench_nccl_gather_scales(struct bench_nccl *nccl, const float *send, float *receive, size_t count,
+                             cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
 
 /* ---- rows of the GEMM kernels (gemm_row.cu) ---- */

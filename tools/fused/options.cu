@@ -98,10 +98,11 @@ static const struct option_row ROWS[] = {
      "MoE: expert i is chosen in proportion to 1 / i^S (default 0); may be repeated, up to 8 times",
      OPTION_PARSED_BY(parse_zipf)},
     {OPTION_CHOICE, "layout", "kn|nk|both", "B as [K,N] (default), [N,K] or both", FIELD(layouts), 0, 0, LAYOUTS},
-    {OPTION_CHOICE, "dtype", "bf16|fp16|e4m3", "products: of the matrices; e4m3: --layout nk, no baselines",
-     FIELD(dtype), 0, 0, DTYPES},
-    {OPTION_CHOICE, "scaling", "tensor|rows|blocks", "products of e4m3: what has a scale (default tensor)",
-     FIELD(scaling), 0, 0, BENCH_SCALINGS},
+    {OPTION_CHOICE, "dtype", "bf16|fp16|e4m3", "products: of the matrices; e4m3: --layout nk", FIELD(dtype), 0, 0,
+     DTYPES},
+    {OPTION_CHOICE, "scaling", "tensor|rows|blocks",
+     "products of e4m3: what has a scale (default tensor); blocks have no baselines", FIELD(scaling), 0, 0,
+     BENCH_SCALINGS},
     {OPTION_SET, "fast-accumulation", NULL, "products of e4m3: sums are not promoted to fp32", FIELD(fast), 1},
     {OPTION_CHOICE, "c-dtype", "same|fp32", "products: of C: that of A and B (default), or fp32", FIELD(wide), 0, 0,
      C_DTYPES},
@@ -248,10 +249,10 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
     if (option_table_parse(&TABLE, o, argc, argv) < argc)
         option_table_refuse(&TABLE, "'%s' is not an option", argv[argc - 1]);
     check_kernels(o);
-    if (o->dtype == BENCH_DTYPE_E4M3) { /* cuBLASLt's product has scales of other layouts */
-        o->no_baselines = 1;
+    if (o->dtype == BENCH_DTYPE_E4M3)
         o->scaling = o->scaling ? o->scaling : PRS_SCALING_TENSOR;
-    }
+    if (o->scaling == PRS_SCALING_BLOCKS)
+        o->no_baselines = 1;
     o->layouts++; /* a bit for each layout */
     if (o->moe.zipf_count == 0)
         o->moe.zipf_count = 1; /* 0: all experts are equally popular */
