@@ -10,7 +10,7 @@
 #include "fused/gemm/schedule.h"
 #include "transport/util/error.h"
 
-static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25;
+static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER_GPU = 0.3;
 
 enum { MOST_LINE = 256 };
 
@@ -63,15 +63,16 @@ static bool same_ranks(const struct search *s, const struct entry *e)
 {
     const struct prs_place *at = prs_table_place(s->ctx, s->shape);
     return e->op == (unsigned)s->shape->op && e->world == at->world && e->nodes == at->nodes && e->sms == s->ctx->sms &&
-           strcmp(e->gpu, s->gpu) == 0 && !e->scaling == !s->shape->scaling;
+           !e->scaling == !s->shape->scaling;
 }
 
-static double distance(const struct prs_gemm_shape *shape, const struct entry *e)
+static double distance(const struct search *s, const struct entry *e)
 {
+    const struct prs_gemm_shape *shape = s->shape;
     return fabs(log2((double)shape->m / e->m)) + fabs(log2((double)shape->n / e->n)) +
            fabs(log2((double)shape->k / e->k)) +
            ((shape->b_transposed != 0) != (e->b_transposed != 0) ? OTHER_LAYOUT : 0) +
-           (shape->scaling != e->scaling ? OTHER_SCALING : 0);
+           (shape->scaling != e->scaling ? OTHER_SCALING : 0) + (strcmp(e->gpu, s->gpu) != 0 ? OTHER_GPU : 0);
 }
 
 static uint32_t pairs_of(uint32_t m, uint32_t world)
@@ -98,7 +99,7 @@ static void consider(struct search *s, const char *line, enum prs_table_source s
     double far;
     if (!parse(line, &e) || !same_ranks(s, &e) || e.m == 0 || e.n == 0 || e.k == 0)
         return;
-    far = distance(s->shape, &e);
+    far = distance(s, &e);
     if (far > s->nearest)
         return;
     s->nearest = far;

@@ -20,11 +20,11 @@ struct prs_table_found {
     struct prs_gemm_tuning tuning; /* as measured; 0: by the model */
 };
 
-/* The entry of the nearest shape, among those of this GPU, number of SMs, operation, world and nodes, and of types as
- * wide: all 16-bit types have the same entries. The distance of two shapes is |log2| of the ratio of their m, plus that
- * of n, plus that of k, plus 1/4 where B is laid out differently, plus 1/4 where they are scaled differently; an entry
- * further than 1/2 is none. Of equally near ones the file's wins over the library's, and a later line over an earlier
- * one. */
+/* The entry of the nearest shape, among those of this number of SMs, operation, world and nodes, and of types as wide:
+ * all 16-bit types have the same entries. The distance of two shapes is |log2| of the ratio of their m, plus that of n,
+ * plus that of k, plus 1/4 where B is laid out differently, plus 1/4 where they are scaled differently, plus 0.3 where
+ * the GPU has another name; an entry further than 1/2 is none. Of equally near ones the file's wins over the library's,
+ * and a later line over an earlier one. */
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found);
 
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */

@@ -313,7 +313,7 @@ Test(table, e4m3_has_entries_of_its_own)
     }
 }
 
-Test(table, other_ranks_or_another_gpu_are_not_near)
+Test(table, other_ranks_or_other_numbers_of_sms_are_not_near)
 {
     struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1);
     struct prs_fused ctx = four_h200();
@@ -324,8 +324,26 @@ Test(table, other_ranks_or_another_gpu_are_not_near)
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
     ctx = four_h200(), ctx.place.nodes = 2;
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
-    ctx = four_h200(), strcpy(ctx.gpu, "NVIDIA H20");
+}
+
+/* An H100 has the SMs and links of an H200: its own entries are nearer, and where it has none, those of H200 serve. */
+Test(table, another_gpu_with_as_many_sms_is_a_little_further)
+{
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 1024, 14336, 8192, 1);
+    struct prs_fused ctx = four_h200();
+    char path[] = "/tmp/perseus-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    strcpy(ctx.gpu, "NVIDIA H100 80GB HBM3");
+    cr_assert_float_eq(find(&ctx, shape).us, 390, 0.01);
+    shape.m = 1220; /* 0.25 further */
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
+    cr_assert_gt(dprintf(fd, "v5 NVIDIA_H100_80GB_HBM3 132 2 1200 14336 8192 1 4 1 : 2 66 1 1 2 2 85 16 444\n"), 0);
+    (void)close(fd);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    shape.m = 1024;
+    cr_assert_float_eq(find(&ctx, shape).us, 444 * 1024 / 1200.0, 0.01);
+    unsetenv("PERSEUS_FUSED_TUNING");
+    (void)unlink(path);
 }
 
 Test(table, the_file_wins_over_the_library_where_both_are_as_near)
