@@ -24,6 +24,7 @@ static struct {
     int8_t fast;
     const void *scales[2];
     bool knows_no_modes;
+    uint64_t alike; /* rows up to this have one algorithm */
 } asked = {.found = 1, .mode = {-1, -1}};
 
 int prs_cuda_check(cudaError_t e, const char *what)
@@ -88,7 +89,7 @@ static cublasStatus_t find_algorithm(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      cublasLtMatmulHeuristicResult_t *found, int *count)
 {
     memset(found, 0, sizeof(*found));
-    found->algo.data[0] = asked.rows;
+    found->algo.data[0] = asked.rows > asked.alike ? asked.rows : asked.alike;
     *count = asked.found;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -236,20 +237,38 @@ Test(lt, no_operand_is_taken_for_aligned_to_more_than_16_bytes)
 /* A launch that loads a kernel may wait for kernels that wait for this rank. */
 Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
 {
-    static const uint32_t ROWS[][2] = {{1, 32}, {32, 32}, {33, 64}, {300, 512}, {512, 512}};
+    static const uint32_t ROWS[][2] = {{1, 32}, {32, 32}, {33, 64}, {257, 288}, {480, 480}, {500, 500}};
     const struct prs_gemm_shape shape = {
-        .op = PRS_GEMM_ALLGATHER, .m = 512, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
+        .op = PRS_GEMM_ALLGATHER, .m = 500, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     struct prs_lt *lt = NULL;
     captured = instantiated = 0;
     cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
-    cr_assert_eq(captured, 5, "products of 32, 64, 128, 256 and 512 rows: %u", captured);
-    cr_assert_eq(instantiated, 5);
+    cr_assert_eq(captured, 16, "products of 32, 64 ... 480 and 500 rows: %u", captured);
+    cr_assert_eq(instantiated, 16);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
         cr_assert_eq(prs_lt_run(lt, ROWS[i][0], &(struct prs_lt_operands){.a = lt, .b = lt, .c = lt}, NULL), 0);
         cr_assert_eq(asked.rows, ROWS[i][0]);
         cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
     }
-    cr_assert_eq(captured, 5, "nothing was loaded later");
+    cr_assert_eq(captured, 16, "nothing was loaded later");
+    prs_lt_close(lt);
+}
+
+/* The algorithm of 2048 rows is a bad one for 1544. */
+Test(lt, each_octave_of_rows_has_eight_algorithms_or_fewer)
+{
+    static const uint32_t ROWS[][2] = {{1000, 1024}, {1024, 1024}, {1025, 1152},
+                                       {1544, 1664}, {1920, 1920}, {1921, 2048}};
+    const struct prs_gemm_shape shape = {
+        .op = PRS_GEMM_ALLGATHER, .m = 2048, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
+    struct prs_lt *lt = NULL;
+    captured = 0, asked.alike = 1024;
+    cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
+    cr_assert_eq(captured, 1 + 8, "one of up to 1024 rows, and those to 2048: %u", captured);
+    for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
+        cr_assert_eq(prs_lt_run(lt, ROWS[i][0], &(struct prs_lt_operands){.a = lt, .b = lt, .c = lt}, NULL), 0);
+        cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
+    }
     prs_lt_close(lt);
 }
 

@@ -8,14 +8,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fused/core/context.h"
 #include "fused/core/element.h"
 #include "transport/util/error.h"
 
 enum {
-    FEWEST_ROWS = 32, /* from here to shape.m an algorithm is chosen for each power of two */
-    MOST_SIZES = 32
+    FEWEST_ROWS = 32, /* from here to shape.m an algorithm is chosen for each number of rows that next_rows() gives */
+    STEPS_OF_OCTAVE = 8, /* between powers of two, waves of tiles differ */
+    MOST_SIZES = 8 + 24 * STEPS_OF_OCTAVE
 };
 
 /* Numbers of cuBLASLt 12.9, which the headers of older versions lack. A library that does not know them refuses. */
@@ -203,8 +205,20 @@ static int choose(struct prs_lt *lt, cublasLtMatmulPreference_t preference, uint
     if (set_rows(lt, rows) != 0 || api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1,
                                                  &found, &count) != CUBLAS_STATUS_SUCCESS)
         return -1;
+    if (count != 1)
+        return -1;
+    if (lt->size_count != 0 && memcmp(&lt->sizes[lt->size_count - 1].algo, &found.algo, sizeof(found.algo)) == 0)
+        lt->size_count--; /* serves these rows, too */
     lt->sizes[lt->size_count++] = (struct size){rows, found.algo};
-    return count == 1 ? 0 : -1;
+    return 0;
+}
+
+static uint64_t next_rows(uint64_t rows)
+{
+    uint64_t octave = FEWEST_ROWS * STEPS_OF_OCTAVE;
+    while (octave * 2 <= rows)
+        octave *= 2;
+    return rows + octave / STEPS_OF_OCTAVE;
 }
 
 static int choose_all(struct prs_lt *lt, uint32_t most)
@@ -214,7 +228,7 @@ static int choose_all(struct prs_lt *lt, uint32_t most)
     if (api.preference(&preference) != CUBLAS_STATUS_SUCCESS)
         return -1;
     r = limit(preference);
-    for (uint64_t rows = FEWEST_ROWS; rows < most && !r; rows *= 2)
+    for (uint64_t rows = FEWEST_ROWS; rows < most && !r; rows = next_rows(rows))
         r = choose(lt, preference, (uint32_t)rows);
     if (!r)
         r = choose(lt, preference, most);
