@@ -273,15 +273,18 @@ class SymmMem(Way):
 
 
 class Chosen(Way):
-    """The ops of the package, as a program uses them: the plan chooses."""
+    """The ops of the package, as a program uses them: the plan chooses, and one backward pass has all products, as a
+    model's has."""
 
-    def one(self, w):
+    def __call__(self):
         x, op = self.x, self.x.numbers.op(self.x.gathers)
         if not x.backward:
-            return [op(x.a, x.b(w), x.group)]
-        a, weight = x.a.detach().requires_grad_(), w.detach().requires_grad_()
-        c = op(a, x.b(weight), x.group)
-        return [c.detach(), *torch.autograd.grad(c, (a, weight), x.g)]
+            return [[op(x.a, x.b(w), x.group)] for w in x.weights]
+        inputs = [(x.a.detach().requires_grad_(), w.detach().requires_grad_()) for w in x.weights]
+        results = [op(a, x.b(weight), x.group) for a, weight in inputs]
+        gradients = torch.autograd.grad(results, [t for pair in inputs for t in pair], [x.g] * len(results))
+        return [[c.detach(), of_a, of_weight]
+                for c, of_a, of_weight in zip(results, gradients[::2], gradients[1::2])]
 
 
 def key_of(b):

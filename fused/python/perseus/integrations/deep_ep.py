@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._dispatch import _ops
+from .._dispatch import _call
 from .._registry import find
 from ..moe import BLOCK, MoePlan, moe_dispatch, moe_plan
 from ..moe_scaled import moe_scaled_dispatch
@@ -74,7 +74,7 @@ def _nothing() -> None:
 
 
 def _combined(rows: torch.Tensor, h: _Handle) -> torch.Tensor:
-    return _ops.moe_combine(rows, h.ones, h.origins, h.maps, None, False, h.plan.sizes, h.plan.group_name)
+    return _call.moe_combine(rows, h.ones, h.origins, h.maps, None, False, h.plan.sizes, h.plan.group_name)
 
 
 class Buffer:
@@ -186,7 +186,7 @@ class Buffer:
             raise NotImplementedError("perseus.integrations.deep_ep.Buffer.dispatch: along a handle tokens are "
                                       "torch.bfloat16, and those before them were")
         row = torch.cat([x, x.new_zeros(len(x), h.plan.sizes[1] - h.hidden)], 1)
-        rows, _ = _ops.moe_dispatch_again(row, h.maps, None, False, h.plan.capacity, h.plan.sizes, h.plan.group_name)
+        rows, _ = _call.moe_dispatch_again(row, h.maps, None, False, h.plan.capacity, h.plan.sizes, h.plan.group_name)
         return rows[:h.received, :h.hidden].contiguous()
 
     def combine(self, x: torch.Tensor, handle: _Handle, topk_weights: torch.Tensor | None = None, config: Any = None,
