@@ -131,6 +131,9 @@ INPUTS = [
     *(Bad(82 + i, ["sh", "-c", """printf '{"op": "x", "bytes": %d, "busbw_GBps": 1}\n' 8 64 | $0 """ + to, PLOT], 1,
           r"cannot write all of the output: No space left", lines=1)
       for i, to in enumerate(("-o /dev/full", ">/dev/full"))),
+    Bad(84, [PERF, "putsignal", "extra"], 2, r"'extra': one operation only", lines=1),
+    Bad(85, ["tools/perseus-sim", "trace", "/x.trace"], 2, r"'/x\.trace': one workload only", lines=1),
+    Bad(86, ["tools/perseus-sim", "trace"], 2, r"trace needs --trace FILE", lines=1),
     Bad(63, [INFO, "--jsn"], 2, r"'--jsn' is not an option"),
     Bad(64, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"NCCL_SOCKET_IFNAME",
         {"NCCL_SOCKET_IFNAME": "nope0"}, never=r"\blo\b.*\blo\b", lines=6),

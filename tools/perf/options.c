@@ -79,8 +79,10 @@ void options_parse(int argc, char **argv, struct options *o)
     option_table_set(&table, o, "concurrency", "96");
     option_table_set(&table, o, "peers", "7");
     words = option_table_parse(&table, o, argc, argv);
-    if (words + 1 != argc)
+    if (words == argc)
         option_table_refuse(&table, "want one operation: putsignal, put, latency, msgrate or alltoall");
+    if (words + 1 < argc)
+        option_table_refuse(&table, "'%s': one operation only", argv[words + 1]);
     parse_op(argv[words], o);
     for (uint32_t i = 0; i < o->bytes.count; i++)
         if (o->bytes.value[i] % 8)

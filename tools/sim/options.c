@@ -186,13 +186,17 @@ void options_parse(int argc, char **argv, struct options *o)
     option_table_set(&table, o, "nodes", "2");
     option_table_set(&table, o, "band", "middle");
     words = option_table_parse(&table, o, argc, argv);
-    if (words + 1 != argc)
-        option_table_refuse(&table, "want one workload");
+    if (words == argc)
+        option_table_refuse(&table, "want one workload: putsignal, moe, alltoall, fused, nccl or trace");
+    if (words + 1 < argc)
+        option_table_refuse(&table, "'%s': one workload only", argv[words + 1]);
     while (workload_names[o->workload] && strcmp(argv[words], workload_names[o->workload]))
         o->workload++;
     o->workload_name = workload_names[o->workload];
     if (!o->workload_name)
         option_table_refuse(&table, "'%s': want putsignal, moe, alltoall, fused, nccl or trace", argv[words]);
+    if (!strcmp(o->workload_name, "trace") && !o->trace)
+        option_table_refuse(&table, "trace needs --trace FILE, as perseus-perf putsignal --trace writes it");
     if (o->ring_slots & (o->ring_slots - 1))
         option_table_refuse(&table, "--ring '%u': want a power of two", o->ring_slots);
 }

@@ -174,10 +174,6 @@ int trace_play(const struct work *work, struct work_result *result)
     struct state state = {.work = work};
     int r;
 
-    if (!work->options->trace) {
-        fprintf(stderr, "perseus-sim: trace needs --trace FILE\n");
-        return -EINVAL;
-    }
     r = read_trace(&state, work->options->trace);
     if (!r)
         r = link_lines(&state);
