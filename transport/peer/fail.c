@@ -11,13 +11,13 @@
 void prs_peer_lock(const struct prs_peer *peer)
 {
     if (peer->failover)
-        pthread_mutex_lock(&peer->failover->lock);
+        prs_light_lock_take(&peer->failover->lock);
 }
 
 void prs_peer_unlock(const struct prs_peer *peer)
 {
     if (peer->failover)
-        pthread_mutex_unlock(&peer->failover->lock);
+        prs_light_lock_give(&peer->failover->lock);
 }
 
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)

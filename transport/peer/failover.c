@@ -22,25 +22,16 @@ enum {
 
 int prs_failover_open(struct prs_peer *peer)
 {
-    pthread_mutexattr_t attr;
-
     if (!prs_order_can_fail_over(&peer->order))
         return 0;
     peer->failover = calloc(1, sizeof(*peer->failover));
     if (!peer->failover)
         return prs_fail(-ENOMEM, "no memory to replace rails");
-    pthread_mutexattr_init(&attr);
-    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&peer->failover->lock, &attr);
-    pthread_mutexattr_destroy(&attr);
     return 0;
 }
 
 void prs_failover_close(struct prs_peer *peer)
 {
-    if (!peer->failover)
-        return;
-    pthread_mutex_destroy(&peer->failover->lock);
     free(peer->failover);
     peer->failover = NULL;
 }

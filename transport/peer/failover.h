@@ -18,9 +18,8 @@
 #ifndef TRANSPORT_FAILOVER_H
 #define TRANSPORT_FAILOVER_H
 
-#include <pthread.h>
-
 #include "transport/nic/nic.h"
+#include "transport/util/light_lock.h"
 
 struct prs_peer;
 
@@ -103,9 +102,9 @@ struct prs_failover_path {
 };
 
 struct prs_failover {
-    /* Recursive. Protects this struct, the stream, and the completion queues and receives of the links. The owner holds
+    /* Protects this struct, the stream, and the completion queues and receives of the links. The owner holds
      * it while it makes progress or fails the peer. What is not protected belongs to the owner. */
-    pthread_mutex_t lock;
+    struct prs_light_lock lock;
     bool attended;          /* the thread has done something since the owner's last progress */
     struct prs_event *kept; /* what the thread has polled, for the owner */
     uint32_t kept_count, kept_room;

@@ -97,7 +97,7 @@ static bool attend(struct prs_peer *peer)
     bool again = false;
 
     /* The owner may want the lock of the list, for another peer. While it makes progress it takes notes itself. */
-    if (pthread_mutex_trylock(&peer->failover->lock))
+    if (!prs_light_lock_try(&peer->failover->lock))
         return true;
     if (!peer->error && peer->stream_fd >= 0 && !peer->remote_closed) {
         while (take_note(peer))
