@@ -115,7 +115,8 @@ static int start_connecting(struct plugin_context *context, int device, int traf
                             struct send_comm **out)
 {
     /* NCCL asks again until the other rank accepts, which may wait for a third one that is minutes late. */
-    struct prs_peer_options options = {.max_ops = COMM_REQUESTS, .traffic_class = traffic_class, .patient = true};
+    struct prs_peer_options options = {
+        .max_ops = COMM_REQUESTS, .traffic_class = traffic_class, .patient = true, .replaces_rails = true};
     struct sender_info info = {.magic = SENDER_INFO_MAGIC, .version = SENDER_INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;
@@ -296,8 +297,10 @@ static int read_sender_info(struct recv_comm *comm)
 net_result connect_accept(void *listen_comm, void **out, struct net_device_handle **offload)
 {
     struct listen_comm *listen = listen_comm;
-    struct prs_peer_options options = {
-        .on_notify = request_arrived, .max_ops = RECV_MAX_OPS, .traffic_class = listen->traffic_class};
+    struct prs_peer_options options = {.on_notify = request_arrived,
+                                       .max_ops = RECV_MAX_OPS,
+                                       .traffic_class = listen->traffic_class,
+                                       .replaces_rails = true};
     struct recv_comm *comm;
     int r;
 

@@ -81,7 +81,8 @@ static const char *choose_policy(const struct prs_network *n)
 {
     const char *asked = prs_env_text("PERSEUS_ORDER");
     struct prs_rail_info info;
-    if (prs_env_clamp("NCCL_IB_RESILIENCY_PORT_FAILOVER", 0, 0, 1))
+    long standby = prs_env_clamp("PERSEUS_STANDBY_RAIL", 0, 0, 1);
+    if (prs_env_clamp("NCCL_IB_RESILIENCY_PORT_FAILOVER", standby, 0, 1))
         return NULL;
     for (int i = 0; i < n->rails.count; i++)
         if (prs_rail_query(n->fabric, n->rails.rail[i], &info) != 0 || !info.in_order || info.adaptive_routing)

@@ -237,6 +237,9 @@ struct prs_peer_options {
     /* Wait for the other process as long as the caller keeps asking: it may be minutes late. A warning is logged once
      * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
     bool patient;
+    /* Replace a lost rail also where NCCL_IB_RESILIENCY_PORT_FAILOVER is not set (decisions/0014). The CPU then adds to
+     * words in host memory, so only such peers with several rails may add to a word. */
+    bool replaces_rails;
     uint32_t timeout_ms;                   /* of connecting; 0: the fabric's */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages through the plugin, both ends in this thread, so that their instructions can be counted: the calls of NCCL
- * happen in use() (callgrind --toggle-collect=use). Exits with 77 if there is no device.
+ * happen in use() (callgrind --toggle-collect=use). RAILS devices are merged into one, as NCCL does with the ports of a
+ * NIC. Exits with 77 if there is no device.
  *
- * usage: isends PLUGIN MESSAGES BYTES */
+ * usage: isends PLUGIN MESSAGES BYTES [RAILS] */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -70,28 +71,42 @@ static __attribute__((noinline)) void use(int messages, size_t bytes)
     }
 }
 
+/* The number of a device that has the first `rails` devices as members. */
+static int merge(int rails)
+{
+    struct net_vdevice_v12 members = {.count = rails};
+    int device = 0;
+
+    for (int i = 0; i < rails; i++)
+        members.device[i] = i;
+    if (rails > 1 && net->make_vdevice(&device, &members) != NET_SUCCESS)
+        stop("merging devices");
+    return device;
+}
+
 int main(int argc, char **argv)
 {
-    int messages = argc == 4 ? atoi(argv[2]) : 0, devices = 0;
-    size_t bytes = argc == 4 ? (size_t)atol(argv[3]) : 0;
+    int messages = argc >= 4 ? atoi(argv[2]) : 0, rails = argc == 5 ? atoi(argv[4]) : 1, devices = 0, device;
+    size_t bytes = argc >= 4 ? (size_t)atol(argv[3]) : 0;
     struct net_config config = {.traffic_class = NET_UNDEFINED};
     uint8_t handle[NET_HANDLE_BYTES];
     void *library, *context, *listen;
 
-    if (messages < 1 || bytes < 1 || bytes > MOST_BYTES) {
-        fprintf(stderr, "usage: isends PLUGIN MESSAGES BYTES; at most %d bytes\n", MOST_BYTES);
+    if (messages < 1 || bytes < 1 || bytes > MOST_BYTES || rails < 1 || rails > NET_VDEVICE_MAX_V12) {
+        fprintf(stderr, "usage: isends PLUGIN MESSAGES BYTES [RAILS]; at most %d bytes\n", MOST_BYTES);
         return 2;
     }
     library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     net = library ? dlsym(library, "ncclNetPlugin_v12") : NULL;
     if (!net || net->init(&context, 1, &config, say, NULL) != NET_SUCCESS)
         stop("opening the plugin");
-    if (net->devices(&devices) != NET_SUCCESS || devices < 1)
+    if (net->devices(&devices) != NET_SUCCESS || devices < rails)
         return 77;
-    if (net->listen(context, 0, handle, &listen) != NET_SUCCESS)
+    device = merge(rails);
+    if (net->listen(context, device, handle, &listen) != NET_SUCCESS)
         stop("listen");
     while (!send_comm || !recv_comm) {
-        if (!send_comm && net->connect(context, 0, handle, &send_comm, NULL) != NET_SUCCESS)
+        if (!send_comm && net->connect(context, device, handle, &send_comm, NULL) != NET_SUCCESS)
             stop("connect");
         if (!recv_comm && net->accept(listen, &recv_comm, NULL) != NET_SUCCESS)
             stop("accept");

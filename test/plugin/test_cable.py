@@ -57,7 +57,7 @@ def a_link_that_stays_down_is_an_error_that_names_it():
     status, _, err = broken_run("down", SHORT, [(0, None)], 1000)
     assert status != 0, err[-3000:]
     assert "softnic0" in err and ("port error" in err or "no answer" in err), err[-3000:]
-    assert "NCCL_IB_RESILIENCY_PORT_FAILOVER=1" in err, f"what to set: {err[-3000:]}"
+    assert "PERSEUS_STANDBY_RAIL=1" in err, f"what to set: {err[-3000:]}"
 
 
 def events_that_are_not_to_be_returned_are_left_to_the_completions():

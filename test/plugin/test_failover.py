@@ -10,7 +10,7 @@ link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and 
 reports that, and then completes and flushes nothing. The pause is the time of the slowest iteration less that of the
 usual one. --recover: the rail comes back, and both rails carry data again. --standby: each connection has one rail, and
 the other stands by: it carries data only while the first is lost. --json: the runs, one a line, for
-tools/dev/record.py.
+tools/dev/record.py. Failover and recovery are on by default.
 """
 import argparse
 import json
@@ -29,7 +29,6 @@ LIMIT_S = 120
 ITERATIONS, ITERATIONS_RECOVER = 400, 1200
 # 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms.
 RETRY_MS, RETRY = 268, {"NCCL_IB_TIMEOUT": "13", "NCCL_IB_RETRY_CNT": "7"}
-FAILOVER = {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1"}
 SIDES = {"link": 4, "nic": 4, "queue": 2}  # that lose it: of both connections between the ranks, or of one
 GROWN_BYTES = 1 << 20            # that each device must send after the rail is back
 USED_AGAIN = re.compile(r"(\S+) to \S+ at \S+ is used again, ([\d.]+) s after it was lost")
@@ -85,7 +84,7 @@ def one_run(args, seed):
 def one_logged_run(args, seed, log):
     chance = random.Random(seed)
     world = World(args.softnicctl, f"failover-{seed}-{os.getpid()}")
-    recovery = {"NCCL_IB_RESILIENCY_PORT_RECOVERY": "1"} if args.recover else {}
+    recovery = {} if args.recover else {"NCCL_IB_RESILIENCY_PORT_RECOVERY": "0"}
     standby = {"PERSEUS_STANDBY_RAIL": "1"} if args.standby else {}
     idle = None
     grown = None
@@ -95,7 +94,7 @@ def one_logged_run(args, seed, log):
          *([] if args.standby else ["--fuse"]), "--sizes", "1M", "--iters", str(args.iterations), "--warmup", "2",
          "--check", "--json", "--timeout", "60", "--setup-timeout", "60"],
         stdout=subprocess.PIPE, stderr=log, text=True,
-        env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **FAILOVER, **recovery, **standby})
+        env={**os.environ, "NCCL_DEBUG": "WARN", **RETRY, **recovery, **standby})
     try:
         world.wait_for_traffic(bench, 4 << 20)
         idle = max(world.sent()[1::2]) if args.standby else 0

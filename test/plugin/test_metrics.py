@@ -51,7 +51,7 @@ def standby_rail_is_counted():
                NETBENCH, "--plugin", PLUGIN, "--nodes", "2", *OPTIONS]
     with tempfile.TemporaryDirectory() as name:
         env = {**os.environ, "PERSEUS_METRICS": name, "PERSEUS_STANDBY_RAIL": "1",
-               "NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "NCCL_IB_TIMEOUT": "10"}
+               "NCCL_IB_TIMEOUT": "10"}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
             first = None
             while bench.poll() is None and not first:

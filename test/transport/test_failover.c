@@ -240,6 +240,7 @@ static void run_row_of(const struct loss *row, pair_fn *a, pair_fn *b, bool word
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1); /* for the sides, which are processes of their own */
     setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
+    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", 0); /* a row may have set it */
     pair_run(&spec, a, b);
 }
 
@@ -265,6 +266,7 @@ static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool 
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1);
     setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
+    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", 0); /* a row may have set it */
     setenv("PERSEUS_STANDBY_RAIL", "1", 1);
     pair_run(&spec, a, b);
 }

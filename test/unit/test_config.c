@@ -28,6 +28,27 @@ Test(config, what_nccl_means_by_an_unset_variable_holds)
     cr_assert_eq(config.return_async_events, 1);
 }
 
+Test(config, who_replaces_lost_rails_follows_from_three_variables)
+{
+    static const struct {
+        const char *failover, *standby;
+        int taken;
+    } rows[] = {{NULL, NULL, PRS_FAILOVER_UNSET}, {"0", NULL, 0}, {"1", NULL, 1}, {NULL, "1", 1}, {"0", "1", 0}};
+    struct prs_config config;
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        unsetenv("NCCL_IB_RESILIENCY_PORT_FAILOVER");
+        unsetenv("PERSEUS_STANDBY_RAIL");
+        if (rows[i].failover)
+            setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", rows[i].failover, 1);
+        if (rows[i].standby)
+            setenv("PERSEUS_STANDBY_RAIL", rows[i].standby, 1);
+        cr_assert_eq(prs_config_read(NULL, &config), 0);
+        cr_assert_eq(config.failover, rows[i].taken, "row %zu", i);
+        cr_assert_eq(config.recovery, 1);
+    }
+}
+
 /* A job that NCCL's own transport would run must not fall back to another network by a typing error. */
 Test(config, a_bad_number_of_nccl_is_clamped_with_a_warning)
 {

@@ -52,6 +52,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .private_data.bytes = from->private_bytes,
         .exclusive_adds = from->exclusive_adds,
         .patient = from->patient,
+        .replaces_rails = from->replaces_rails,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
@@ -125,6 +126,13 @@ static bool routes_adaptively(const struct prs_peer *peer)
     return any;
 }
 
+static bool replaces_rails(const struct prs_peer *peer, const struct prs_setup_options *options)
+{
+    int failover = peer->fabric->config.failover;
+
+    return peer->nic->fails_over && (failover == PRS_FAILOVER_UNSET ? options->replaces_rails : failover != 0);
+}
+
 static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
                       uint32_t depth, char *why, size_t why_bytes)
 {
@@ -138,7 +146,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .split_queues = peer->fabric->config.split_queues,
                                       .adaptive_bytes =
                                           routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
-                                      .failover = peer->fabric->config.failover && peer->nic->fails_over,
+                                      .failover = replaces_rails(peer, options),
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {
         .in_order = peer->nic->in_order, .fence = peer->nic->fence, .queues = peer->queues};

@@ -16,6 +16,7 @@ struct prs_setup_options {
     enum prs_policy policy; /* may be PRS_POLICY_AUTO */
     bool exclusive_adds;
     bool patient;
+    bool replaces_rails;
     uint32_t timeout_ms;
     struct prs_cq_group *cqs; /* completion queues to share; NULL: none */
     struct prs_wire_private private_data;

@@ -39,8 +39,8 @@ static void read_numbers(struct prs_config *config)
         {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
         {"NCCL_IB_ECE_ENABLE", 1, 0, 1, &config->ece},
-        {"NCCL_IB_RESILIENCY_PORT_FAILOVER", 0, 0, 1, &config->failover},
-        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", 0, 0, 1, &config->recovery},
+        {"NCCL_IB_RESILIENCY_PORT_FAILOVER", PRS_FAILOVER_UNSET, 0, 1, &config->failover},
+        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", 1, 0, 1, &config->recovery},
         {"NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", 200, 0, 3600000, &config->recovery_ms},
         {"NCCL_IB_AR_THRESHOLD", 8192, 1, 1 << 30, &config->ar_bytes},
     };
@@ -146,10 +146,12 @@ static int read_words(struct prs_config *config)
     if (r)
         return r;
     config->standby = (int)standby;
+    if (standby && config->failover == PRS_FAILOVER_UNSET)
+        config->failover = 1;
     if (standby && !config->failover)
-        PRS_WARN("PERSEUS_STANDBY_RAIL=1 has no effect without NCCL_IB_RESILIENCY_PORT_FAILOVER=1");
+        PRS_WARN("PERSEUS_STANDBY_RAIL=1 has no effect with NCCL_IB_RESILIENCY_PORT_FAILOVER=0");
     r = prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
-    if (!r && config->failover && config->policy != PRS_POLICY_AUTO && config->policy != PRS_POLICY_COUNTED)
+    if (!r && config->failover == 1 && config->policy != PRS_POLICY_AUTO && config->policy != PRS_POLICY_COUNTED)
         PRS_WARN("NCCL_IB_RESILIENCY_PORT_FAILOVER=1 has no effect with PERSEUS_ORDER=%s, which cannot replace a lost "
                  "rail: use auto or counted",
                  prs_policy_names[config->policy]);

@@ -9,6 +9,8 @@
 #include "transport/host/hca_filter.h"
 #include <perseus/perseus.h>
 
+enum { PRS_FAILOVER_UNSET = -1 }; /* each connection's options decide */
+
 struct prs_config {
     struct prs_hca_filter hca;    /* NCCL_IB_HCA */
     struct prs_hca_filter ifname; /* NCCL_SOCKET_IFNAME */
@@ -37,7 +39,7 @@ struct prs_config {
     int mqp_retry_ms;
     int return_async_events;
     int ece;
-    int failover; /* NCCL_IB_RESILIENCY_PORT_FAILOVER */
+    int failover; /* NCCL_IB_RESILIENCY_PORT_FAILOVER: 0, 1 or PRS_FAILOVER_UNSET */
     int standby;  /* PERSEUS_STANDBY_RAIL */
     int recovery; /* NCCL_IB_RESILIENCY_PORT_RECOVERY */
     int recovery_ms;

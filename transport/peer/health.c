@@ -26,14 +26,14 @@ static const char *advice(const struct prs_peer *peer)
     const struct prs_config *config = &peer->fabric->config;
 
     return !peer->nic->fails_over ? ". These queues cannot replace a lost rail"
-           : !config->failover ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces "
-                                 "it (a single rail: "
-                                 "with PERSEUS_STANDBY_RAIL=1)"
+           : !config->failover
+               ? ". If only a rail is lost, others replace it without NCCL_IB_RESILIENCY_PORT_FAILOVER=0"
            : peer->path_count == 1 && !config->standby
                ? ". If only a rail is lost, PERSEUS_STANDBY_RAIL=1 at both sides replaces it"
            : peer->order.policy != PRS_POLICY_COUNTED
                ? ". Lost rails are replaced under PERSEUS_ORDER=counted, or auto, only"
-               : "";
+           : !peer->failover ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces it"
+                             : "";
 }
 
 /* A request has failed: name the rails of its queue. */
