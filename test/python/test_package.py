@@ -117,6 +117,13 @@ class Commands(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stdout, f"problem .*{library}")
 
+    def test_an_example_for_gpus_says_how_to_start_it(self):
+        for name in ("train", "moe_block"):
+            done = subprocess.run([sys.executable, str(SOURCE / f"examples/{name}.py")], capture_output=True, text=True,
+                                  env={key: value for key, value in os.environ.items() if key != "LOCAL_RANK"})
+            self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
+            self.assertIn(f"{name}.py: start it by torchrun", done.stderr)
+
     def test_the_example_without_a_gpu(self):
         done = subprocess.run([sys.executable, str(SOURCE / "examples/emulated.py")], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
