@@ -72,9 +72,19 @@ static const char *awaited_name(const struct prs_fused *ctx, uint32_t what)
     return name ? name : "an unknown flag";
 }
 
-/* The kernel was told to give up. The device API says so too, and a kernel may learn it there first. */
-static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+/* Where the network between nodes failed, the rank that a kernel waited for may be one that waits itself. */
+static void blame_connection(const struct prs_fused *ctx, struct prs_fused_error *error)
 {
+    uint32_t rank;
+    if (prs_team_failed_rank(ctx->network->team, &rank) == 0)
+        error->blamed = (uint64_t)rank + 1;
+}
+
+/* The kernel was told to give up. The device API says so too, and a kernel may learn it there first. */
+static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f, struct prs_fused_error *error)
+{
+    char *text = error->text;
+    size_t bytes = sizeof(error->text);
     const char *awaited = awaited_name(ctx, f->what & ~(uint32_t)PRS_FAULT_ABORTED);
     int r = ctx->network ? prs_proxy_check(ctx->network->proxy) : 0;
     if (r == 0 || __atomic_load_n(&ctx->fault->asked, __ATOMIC_RELAXED)) {
@@ -85,6 +95,7 @@ static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f
             ctx->config.rank, f->waited_ns / 1000000, awaited, f->from, f->index, f->want, f->seen);
         return -ECANCELED;
     }
+    blame_connection(ctx, error);
     (void)snprintf(text, bytes,
                    "rank %u gave up waiting for %s of rank %u after %" PRIu64
                    " ms (flag %u, want %u, have %u): the network between nodes failed: %s",
@@ -100,6 +111,7 @@ static int describe_difference(const struct prs_fused *ctx, const struct prs_dif
     char *text = error->text;
     size_t bytes = sizeof(error->text);
     error->from_rank = d->from;
+    error->blamed = (uint64_t)d->from + 1;
     error->flag = plan;
     error->want = (uint32_t)d->mine;
     error->seen = (uint32_t)d->other;
@@ -116,11 +128,13 @@ static int describe_difference(const struct prs_fused *ctx, const struct prs_dif
     return -EINVAL;
 }
 
-static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, struct prs_fused_error *error)
 {
+    char *text = error->text;
+    size_t bytes = sizeof(error->text);
     if ((f->what & PRS_FAULT_ABORTED) != 0 ||
         (f->what == PRS_AWAIT_NETWORK && __atomic_load_n(&ctx->fault->abort, __ATOMIC_RELAXED)))
-        return describe_abort(ctx, f, text, bytes);
+        return describe_abort(ctx, f, error);
     switch (f->what) {
     case PRS_FAULT_ROWS:
         (void)snprintf(
@@ -162,16 +176,20 @@ const char *prs_fused_error_text(void)
 }
 
 /* The error without a report of a kernel; 0: none. */
-static int describe_host(const struct prs_fused *ctx, char *text, size_t bytes)
+static int describe_host(const struct prs_fused *ctx, struct prs_fused_error *error)
 {
+    char *text = error->text;
+    size_t bytes = sizeof(error->text);
     int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
     if (__atomic_load_n(&ctx->fault->asked, __ATOMIC_RELAXED)) {
         (void)snprintf(text, bytes, "rank %u was told to abort (prs_fused_abort())", ctx->config.rank);
         return -ECANCELED;
     }
-    if (r)
+    if (r) {
+        blame_connection(ctx, error);
         (void)snprintf(text, bytes, "rank %u: the network between nodes failed: %s", ctx->config.rank,
                        prs_proxy_error(ctx->network->proxy));
+    }
     return r;
 }
 
@@ -185,7 +203,7 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     }
     /* [fault-record]: state 2 means that the report is complete. Pairs with the fence in record_fault(). */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
-        error->code = describe_host(ctx, error->text, sizeof(error->text));
+        error->code = describe_host(ctx, error);
         return error->code;
     }
     error->from_rank = f->from;
@@ -193,7 +211,8 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     error->want = f->want;
     error->seen = f->seen;
     error->waited_ns = f->waited_ns;
-    error->code = describe_fault(ctx, f, error->text, sizeof(error->text));
+    error->blamed = (uint64_t)f->from + 1;
+    error->code = describe_fault(ctx, f, error);
     return error->code;
 }
 

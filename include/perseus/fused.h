@@ -160,7 +160,8 @@ struct prs_fused_error {
     uint32_t flag, want, seen;
     uint64_t waited_ns;
     char text[256];
-    uint64_t reserved[PRS_RESERVED_WORDS];
+    uint64_t blamed; /**< the rank to blame, plus one: of a failed network, that of the connection; 0: not known */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
 /** The text of the calling thread's last failed call: what failed, on which object, with which value, the likely cause.

@@ -87,6 +87,9 @@ PRS_API bool prs_team_is_raising(struct prs_team *team, uint32_t context_id);
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out);
 /** The first error of the team, naming the rank; "" while there is none. */
 PRS_API const char *prs_team_error(const struct prs_team *team);
+/** The rank that the first error of the team is about. Return 0, or -ENOENT: there is no error, or it is about no
+ * single rank. */
+PRS_API int prs_team_failed_rank(const struct prs_team *team, uint32_t *rank);
 
 /** This rank, and the number of ranks. */
 PRS_API uint32_t prs_team_rank(const struct prs_team *team);

@@ -209,6 +209,7 @@ Test(ranks, all_peers_fail_when_the_queue_that_they_share_does, .init = open_def
 Test(ranks, a_rank_that_does_not_come_is_named_at_the_limit, .init = open_default, .fini = close_default)
 {
     uint64_t began = prs_clock_ms();
+    uint32_t rank;
 
     open_ranks(3, (struct prs_team_options){.timeout_ms = 200});
     connect_ranks(0, 1);
@@ -217,16 +218,19 @@ Test(ranks, a_rank_that_does_not_come_is_named_at_the_limit, .init = open_defaul
                   strstr(prs_error_text(), "200 ms"),
               "%s", prs_error_text());
     cr_assert_str_eq(prs_team_error(team[2]), prs_error_text());
+    cr_assert_eq(prs_team_failed_rank(team[2], &rank), -ENOENT, "two ranks are missing");
     cr_assert_lt(prs_clock_ms() - began, HEALTHY_MS / 2);
     close_ranks();
 }
 
 Test(ranks, the_first_error_of_a_team_stays, .init = open_default, .fini = close_default)
 {
+    uint32_t failed = RANKS;
     char first[512];
 
     open_ranks(1, (struct prs_team_options){.timeout_ms = 200});
     cr_assert_str_eq(prs_team_error(team[0]), "");
+    cr_assert_eq(prs_team_failed_rank(team[0], &failed), -ENOENT);
     for (uint32_t rank = 1; rank < RANKS; rank++) {
         uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
         char name[32];
@@ -243,6 +247,8 @@ Test(ranks, the_first_error_of_a_team_stays, .init = open_default, .fini = close
             snprintf(first, sizeof(first), "%s", prs_error_text());
     }
     cr_assert_str_eq(prs_team_error(team[0]), first);
+    cr_assert_eq(prs_team_failed_rank(team[0], &failed), 0);
+    cr_assert_eq(failed, 1);
     close_ranks();
 }
 

@@ -33,16 +33,32 @@ const char *prs_team_error(const struct prs_team *team)
     return __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
 }
 
-void prs_team_keep_text(struct prs_team *team, const char *text)
+int prs_team_failed_rank(const struct prs_team *team, uint32_t *rank)
+{
+    /* The rank is written before the text is seen: [team-error]. */
+    if (!prs_team_error(team)[0] || team->failed == 0)
+        return -ENOENT;
+    *rank = team->failed - 1;
+    return 0;
+}
+
+/* failed: the rank that the text is about, plus one; 0: no single one */
+static void keep_text(struct prs_team *team, const char *text, uint32_t failed)
 {
     pthread_mutex_lock(&team->text_lock);
     /* MUTANT(connect ranks/the_first_error_of_a_team_stays) the first error of a team stays: s/!team->text[0]/true/ */
     if (!team->text[0]) {
         snprintf(team->text, sizeof(team->text), "%s", text);
+        team->failed = failed;
         /* [team-error] pairs with the load in prs_team_error() */
         __atomic_store_n(&team->error, team->text, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&team->text_lock);
+}
+
+void prs_team_keep_text(struct prs_team *team, const char *text)
+{
+    keep_text(team, text, 0);
 }
 
 int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error)
@@ -51,7 +67,7 @@ int prs_team_fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, i
 
     snprintf(text, sizeof(text), "rank %u to rank %u, context %u: %s", team->options.rank, rank, context,
              prs_error_text());
-    prs_team_keep_text(team, text);
+    keep_text(team, text, rank + 1);
     return prs_error_repeat(error, text);
 }
 

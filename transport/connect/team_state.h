@@ -55,6 +55,7 @@ struct prs_team {
     struct prs_team_context contexts[PRS_TEAM_CONTEXTS]; /* hash table with linear probing, by context id */
     pthread_mutex_t text_lock;                           /* contexts of several threads may fail at once */
     char text[512];                                      /* of the first error; written once */
+    uint32_t failed;                                     /* the rank that it is about, plus one; 0: no single one */
     const char *error;                                   /* [team-error] the text, once it is complete; "" before */
 };
 

@@ -61,7 +61,9 @@ class LlamaBlock(nn.Module):
         self.config, self.dim = c, c.hidden // c.heads
         self.heads, self.kv_heads = c.heads // group.world, c.kv_heads // group.world
         self.attention_norm, self.mlp_norm = (RMSNorm(c.hidden, c.eps, group.device) for _ in range(2))
-        # Query, key and value in one product, gate and up in another: one gather each.
+        # Query, key and value in one product, gate and up in another: one gather each. A rank has its heads of all
+        # three, so a checkpoint belongs to its number of ranks; perseus.parallel.GatheredInput gathers once for
+        # matrices that stay apart.
         self.qkv = layers.ColumnParallelLinear(c.hidden, (c.heads + 2 * c.kv_heads) * self.dim, group)
         self.out = layers.RowParallelLinear(c.hidden, c.hidden, group)
         self.gate_up = layers.ColumnParallelLinear(c.hidden, 2 * c.intermediate, group)

@@ -63,6 +63,7 @@ class Group:
         self.frozen = False
         self.ended: Any = None  # called by close()
         self._handle: int | None = None
+        self._untold = threading.Lock()  # taken by who raises the asynchronous error first
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
         self.exchange = None
         if world > 1:
@@ -278,8 +279,7 @@ class Group:
         with self._alive:
             if self._handle is None or self.library.prs_fused_poll_error(self._handle, ctypes.byref(e)) == 0:
                 return None
-        # -EINVAL (a number of rows), -ETIMEDOUT and -ECANCELED name a rank; the network's errors do not.
-        rank = e.from_rank if e.want or e.seen or e.waited_ns or e.flag else None
+        rank = e.blamed - 1 if e.blamed else None
         return PerseusError(f"perseus: rank {self.rank} of group {self.name}: {e.text.decode(errors='replace')}",
                             e.code, rank)
 
@@ -288,7 +288,13 @@ class Group:
         to see those of all launches."""
         failure = self.error()
         if failure:
+            if not self.first_to_tell():
+                (lambda: None)()  # takes what the watchdog has raised in this thread, which is then the only error
             raise failure
+
+    def first_to_tell(self) -> bool:
+        """Whether nobody has raised the error of this group yet: a caller's exception and the watchdog's are one."""
+        return self._untold.acquire(blocking=False)
 
     def abort(self) -> None:
         """Ends the waits of this rank's kernels within milliseconds, now and later; nothing more is launched. From any

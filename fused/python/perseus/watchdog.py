@@ -22,8 +22,9 @@ _thread: threading.Thread | None = None
 def raise_in_its_thread(group: Group, error: PerseusError) -> None:
     """Raises the error in the thread that opened the group, when it next runs Python code. A thread that waits for the
     GPU in CUDA gets it after that wait, which ends when the kernels give up; one that waits for other ranks to open
-    something, at once."""
-    raise_in(group.thread, error)
+    something, at once. Does nothing where a call has raised the error already."""
+    if group.first_to_tell():
+        raise_in(group.thread, error)
 
 
 def watch(group: Group, act: Callable[[Group, PerseusError], None] = raise_in_its_thread) -> None:

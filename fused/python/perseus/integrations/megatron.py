@@ -216,8 +216,8 @@ _BY_NAME = {"TEColumnParallelLinear": ColumnParallelLinear, "TERowParallelLinear
 
 def fused(spec: Any) -> Any:
     """A copy of a ModuleSpec, or of submodules, with our linear layers in the place of Megatron's and those of its
-    TransformerEngine extension, and our layer of experts. Raises TypeError for a norm that is fused with its linear layer: make the spec from
-    PerseusSpecProvider(), or take get_gpt_layer_local_spec().
+    TransformerEngine extension, and our layer of experts. Raises TypeError for a norm that is fused with its linear
+    layer: make the spec from PerseusSpecProvider(), or take get_gpt_layer_local_spec().
 
     Example::
 

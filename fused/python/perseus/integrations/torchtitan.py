@@ -110,8 +110,8 @@ def _share(run: nn.Module, mesh: DeviceMesh, *tensors: torch.Tensor) -> torch.Te
     adds the ranks' results up."""
     count = tensors[0].shape[0]
     if count % mesh.size():
-        raise ValueError(f"perseus.integrations.torchtitan: {mesh.size()} tensor-parallel ranks must divide the {count} "
-                         "tokens of a layer of experts")
+        raise ValueError(f"perseus.integrations.torchtitan: {mesh.size()} tensor-parallel ranks must divide the "
+                         f"{count} tokens of a layer of experts")
     share = count // mesh.size()
     begin = share * mesh.get_local_rank()
     return F.pad(run(*(t.narrow(0, begin, share) for t in tensors)), (0, 0, begin, count - begin - share))
