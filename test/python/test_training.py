@@ -340,9 +340,10 @@ def async_tp(mesh, folder):
     perseus.enable_inductor()
     perseus.enable_inductor()
     yield "the pass is on", torch._inductor.config._micro_pipeline_tp
-    for dim, dtype, wanted in ((0, torch.bfloat16, 2), (1, torch.bfloat16, 2), (0, torch.float32, 0)):
+    for batch, dim, dtype, wanted in ((8, 0, torch.bfloat16, 2), (8, 1, torch.bfloat16, 2), (1, 1, torch.bfloat16, 2),
+                                      (8, 0, torch.float32, 0)):
         arguments = [random(group.rank, *shape, seed=s, dtype=dtype) for s, shape in enumerate(
-            ((8, 4, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))]
+            ((batch, 4, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)))]
         traced = make_fx(lambda *tensors: funcol.wait_tensor(mlp(*tensors, dim)), tracing_mode="fake",
                          decomposition_table={torch.ops.aten._unsafe_view.default: torch.Tensor.view})(*arguments)
         before = traced(*arguments)
@@ -354,11 +355,11 @@ def async_tp(mesh, folder):
         traced.graph.eliminate_dead_code()
         traced.recompile()
         ours = sum("perseus" in str(node.target) for node in traced.graph.nodes)
-        yield f"dim {dim}, {dtype}: {ours} ops of ours in {traced.graph}", ours == wanted
+        yield f"batch {batch}, dim {dim}, {dtype}: {ours} ops of ours in {traced.graph}", ours == wanted
         if wanted:
             after = traced(*arguments)
             error = (after.float() - before.float()).abs().max() / before.float().square().mean().sqrt()
-            yield f"dim {dim}: {error:g}", bool(error < 0.1)
+            yield f"batch {batch}, dim {dim}: {error:g}", bool(error < 0.1)
 
 
 def page(mesh, folder):

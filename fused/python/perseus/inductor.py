@@ -45,11 +45,45 @@ def exchange(graph: fx.Graph) -> int:
     return count
 
 
+def _as_rows(graph: fx.Graph) -> None:
+    """Gathers rows where torch gathers [1, sequence, features] and views the result: its pass does not look through
+    such a view, so it finds no gather before the products of a batch of one sequence."""
+    c10d, reshape = torch.ops._c10d_functional, torch.ops.aten.reshape.default
+    for gather in list(graph.nodes):
+        if gather.target is not c10d.all_gather_into_tensor.default or len(gather.users) != 1:
+            continue
+        (wait,), (x, ranks, *_) = gather.users, gather.args
+        part = x.meta.get("val")
+        if wait.target is not c10d.wait_tensor.default or part is None or part.dim() != 3 or part.shape[0] != 1:
+            continue
+        count, columns = part.shape[1:]
+        if not isinstance(count, int) or not isinstance(columns, int):
+            continue
+
+        def made(target: Any, rows: int, *arguments: Any) -> fx.Node:
+            node = graph.call_function(target, arguments)
+            node.meta["val"] = part.new_empty(rows, columns)
+            return node
+        with graph.inserting_before(gather):
+            rows = made(gather.target, ranks * count, made(reshape, count, x, [count, columns]), *gather.args[1:])
+            rows = made(wait.target, ranks * count, rows)
+        for view in [user for user in wait.users if user.target is reshape]:
+            view.replace_input_with(wait, rows)
+            for user in [user for user in view.users if user.target is reshape]:
+                if list(user.args[1]) == [ranks * count, columns]:
+                    user.replace_all_uses_with(rows)
+                    graph.erase_node(user)
+        if not wait.users:
+            graph.erase_node(wait)
+            graph.erase_node(gather)
+
+
 def _after(find_and_fuse: Any) -> Any:
     """torch's pass, for groups that are open here, and then exchange()."""
     from torch.distributed._symmetric_memory import _test_mode
 
     def run(graph: fx.Graph) -> None:
+        _as_rows(graph)
         with _test_mode(set(_groups)):  # what says to the pass that a group takes fused products
             find_and_fuse(graph)
         exchange(graph)
