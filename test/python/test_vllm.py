@@ -23,6 +23,7 @@ stand_in("zmq", "vllm.distributed.kv_transfer", "urllib3", "cbor2", "aiohttp", "
          "uvloop", "cpuinfo", "PIL", "pybase64", "cachetools", "einops", "prometheus_client",
          "compressed_tensors")
 from vllm import forward_context, plugins  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from vllm.config import ParallelConfig, SchedulerConfig, VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.model_executor.custom_op import op_registry_oot  # noqa: E402
@@ -31,6 +32,9 @@ from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method  #
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
 
 import perseus  # noqa: E402
+import vllm.ir  # noqa: E402
+from vllm.config.utils import Range  # noqa: E402
+from vllm.utils.import_utils import resolve_obj_by_qualname  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INNER, MOST = 4, 2, 128, 128, 16
 PYPROJECT = pathlib.Path(perseus.__file__).parents[1] / "pyproject.toml"
@@ -75,7 +79,8 @@ class Mine:
             group.process_group.allreduce([x]).wait()
             return x
         self.of_thread.group = types.SimpleNamespace(world_size=group.world, rank_in_group=group.rank, rank=group.rank,
-                                                     device_group=group.process_group, all_reduce=all_reduce)
+                                                     device_group=group.process_group, all_reduce=all_reduce,
+                                                     unique_name="tp:0")
 
 
 def weights(scaled):
@@ -209,6 +214,52 @@ class Vllm(unittest.TestCase):
         for errors in ranks.run(2, body):
             self.assertLess(max(errors), 0.05)
 
+    def test_sums_with_norms_become_one_op_in_the_graphs_that_vllm_compiles(self):
+        manager = resolve_obj_by_qualname(adaptor.current_platform.get_pass_manager_cls())()
+        config = self.config({"norm": 64, "moe": False})
+        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        config.parallel_config.tensor_parallel_size = 2
+        manager.configure(config)
+        ours, = (p for p in manager.passes if type(p).__name__ == "AllReduceNorm")
+        self.assertTrue(ours.is_applicable_for_range(Range(1, 64)))
+        self.assertFalse(ours.is_applicable_for_range(Range(1, 65)))
+        self.assertNotEqual(ours.uuid(), type(ours)(32).uuid())
+
+        def model(x, residual, weight):
+            def normed(x, residual):
+                return vllm.ir.ops.fused_add_rms_norm(torch.ops.vllm.all_reduce(x, group_name="tp:0"), residual, weight,
+                                                      1e-5)
+            h, residual = normed(x, residual)
+            y = torch.ops.vllm.all_reduce(h, group_name="tp:0")  # which is used twice
+            other, _ = vllm.ir.ops.fused_add_rms_norm(y, residual, weight, 1e-5)
+            return h, residual, y + other
+
+        def inputs_of(rank):
+            return random(rank, 5, 64, seed=1), random(0, 5, 64, seed=2), random(0, 64, seed=3)
+
+        def body(group):
+            self.groups.enter(group)
+            inputs, traced = inputs_of(group.rank), graphs[group.rank]
+            ours(traced.graph)
+            traced.graph.lint()
+            traced.recompile()
+            found = [str(n.target) for n in traced.graph.nodes if n.op == "call_function"]
+            return found, traced(*inputs), inputs
+        graphs = [make_fx(model, tracing_mode="fake")(*inputs_of(rank)) for rank in range(2)]  # not for threads
+        vllm_all_reduce = torch.library.Library("vllm", "IMPL", "CPU")
+        self.addCleanup(vllm_all_reduce._destroy)
+        vllm_all_reduce.impl("all_reduce", lambda x, group_name: self.groups.all_reduce(x.clone()),
+                             allow_override=True)
+        got = ranks.run(2, body)
+        total = sum(inputs[0].double() for _, _, inputs in got)
+        for found, (h, residual, _), inputs in got:
+            self.assertEqual([found.count(f"{name}.default") for name in (
+                "perseus.all_reduce_rms_norm", "vllm.all_reduce", "vllm_ir.fused_add_rms_norm")], [1, 1, 1])
+            want = total + inputs[1].double()
+            self.assertLess(float((residual - want).abs().max()), 0.02)
+            want = want * (want.square().mean(1, keepdim=True) + 1e-5).rsqrt() * inputs[2].double()
+            self.assertLess(float((h - want).abs().max()), 0.03)
+
     def test_where_nobody_asks_vllm_stays_as_it_is(self):
         self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
         for asked, scaled in ((None, False), (False, False), (None, True)):
@@ -228,7 +279,7 @@ class Vllm(unittest.TestCase):
                 ("hidden size 252", True, {}, {"hidden": 252}),
                 ("SwiGLU", True, {}, {"swiglu_limit": 7.0}),
                 ("perseus is 'yes'; it must be", "yes", {}, {}),
-                ("tokens", {"tokns": [1]}, {}, {})):
+                ("tokns", {"tokns": [1]}, {}, {})):
             config = self.config(asked)
             for name, value in parallel.items():
                 setattr(config.parallel_config, name, value)

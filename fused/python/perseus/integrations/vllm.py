@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM (0.32.0): MoE layers with expert parallelism as one call, dispatch and combine included.
+"""vLLM (0.32.0): MoE layers with expert parallelism as one call, dispatch and combine included; and, by vllm_norm.py,
+sums over tensor-parallel ranks with their norms.
 
     vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 4 --enable-expert-parallel \\
         --additional-config '{"perseus": true}'
@@ -42,20 +43,29 @@ _ACTIVATIONS = {MoEActivation.SILU: "silu", MoEActivation.GELU: "gelu", MoEActiv
                 MoEActivation.SILU_NO_MUL: "silu", MoEActivation.GELU_NO_MUL: "gelu",
                 MoEActivation.GELU_TANH_NO_MUL: "gelu_tanh"}
 _SCHEMES = ((None, None), (kFp8Static128BlockSym, kFp8Dynamic128Sym))
-_OPTIONS = {"tokens"}
+_PASS_MANAGER = "vllm.compilation.passes.pass_manager.PostGradPassManager"
+_OPTIONS = {"moe": bool, "tokens": list, "norm": (bool, int)}
 
 
-def wanted() -> dict[str, Any] | None:
-    """What --additional-config says of us: the options, or None where it does not ask."""
-    given = get_current_vllm_config().additional_config
+def options_of(config: Any) -> dict[str, Any] | None:
+    """What --additional-config says of us; None: nothing. moe: whether MoE layers are ours, by default they are.
+    tokens: sizes of batches for which they have plans. norm: whether sums with norms are ours, or up to how many
+    tokens."""
+    given = config.additional_config
     asked = given.get("perseus", False) if isinstance(given, dict) else False
     if asked is False or asked is None:
         return None
     options = {} if asked is True else asked
-    if not isinstance(options, dict) or not options.keys() <= _OPTIONS:
-        raise ValueError(f"--additional-config: perseus is {asked!r}; it must be true, false, or an object with "
-                         f"{', '.join(sorted(_OPTIONS))}")
+    if not isinstance(options, dict) or not all(isinstance(options[k], _OPTIONS.get(k, ())) for k in options):
+        raise ValueError(f"--additional-config: perseus is {asked!r}; it must be true, false, or an object with some "
+                         "of moe (true or false), tokens (a list of numbers) and norm (true, false or a number)")
     return options
+
+
+def wanted() -> dict[str, Any] | None:
+    """The options, where MoE layers are ours."""
+    options = options_of(get_current_vllm_config())
+    return None if options is None or not options.get("moe", True) else options
 
 
 def _replicated(moe: Any) -> bool:
@@ -246,6 +256,10 @@ def register() -> None:
                            f"{known.__name__}: name one of them in VLLM_PLUGINS")
     UnquantizedFusedMoEMethod.register_oot(PerseusMoEMethod)
     register_quantization_config("fp8")(PerseusFp8Config)
+    # The one thing that has no hook. vLLM imports what this names when it compiles; other platforms have their own.
+    if current_platform.get_pass_manager_cls() == _PASS_MANAGER:
+        ours = f"{__package__}.vllm_norm.PassManager"
+        type(current_platform).get_pass_manager_cls = classmethod(lambda platform: ours)
 
 
 __all__ = ["PerseusExperts", "PerseusFp8Config", "PerseusFp8MoEMethod", "PerseusMoEMethod", "register"]
