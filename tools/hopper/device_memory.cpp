@@ -27,17 +27,57 @@ static size_t mapped_bytes(size_t bytes)
     return (bytes + 4095) / 4096 * 4096;
 }
 
+/* Large blocks that were freed keep their pages for the next of the same size, because the kernel takes longer to make
+ * pages than all else takes. Meanwhile an access faults. */
+enum : size_t { KEPT_LEAST = 1 << 20, KEPT_MOST = 512 << 20 };
+static std::multimap<size_t, uint8_t *> &kept = *new std::multimap<size_t, uint8_t *>(); /* by their mapped bytes */
+static size_t kept_bytes;
+
+static bool keep_locked(uint8_t *pages, size_t mapped)
+{
+    if (mapped < KEPT_LEAST || kept_bytes + mapped > KEPT_MOST || mprotect(pages, mapped, PROT_NONE) != 0)
+        return false;
+    kept.insert({mapped, pages});
+    kept_bytes += mapped;
+    return true;
+}
+
+static uint8_t *take_kept(size_t mapped)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto found = kept.find(mapped);
+    if (found == kept.end() || mprotect(found->second, mapped, PROT_READ | PROT_WRITE) != 0)
+        return NULL;
+    uint8_t *pages = found->second;
+    kept.erase(found);
+    kept_bytes -= mapped;
+    return pages;
+}
+
+/* An access to the page before them or after them faults. */
+static uint8_t *map_pages(size_t mapped)
+{
+    uint8_t *p = (uint8_t *)mmap(NULL, mapped + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == (uint8_t *)MAP_FAILED)
+        return NULL;
+    if (mprotect(p + 4096, mapped, PROT_READ | PROT_WRITE) != 0) {
+        (void)munmap(p, mapped + 8192);
+        return NULL;
+    }
+    return p + 4096;
+}
+
 /* The memory, rounded up to CUDA's alignment, ends at the end of a page, so that an access beyond it faults. */
 void *memory_allocate(size_t bytes, int device, enum memory_kind kind)
 {
     size_t mapped = mapped_bytes(bytes), room = (bytes + 255) / 256 * 256;
-    uint8_t *p = (uint8_t *)mmap(NULL, mapped + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == (uint8_t *)MAP_FAILED)
+    uint8_t *pages = take_kept(mapped);
+    if (!pages)
+        pages = map_pages(mapped);
+    if (!pages)
         return NULL;
-    (void)mprotect(p, 4096, PROT_NONE);
-    (void)mprotect(p + 4096 + mapped, 4096, PROT_NONE);
-    memset(p + 4096, 0xff, mapped);
-    p += 4096 + mapped - room;
+    memset(pages, 0xff, mapped);
+    uint8_t *p = pages + mapped - room;
     std::lock_guard<std::mutex> held(lock);
     allocations[(uintptr_t)p] = {p, bytes, device, kind};
     order_forget(p, room);
@@ -50,8 +90,10 @@ bool memory_free(void *p, enum memory_kind kind)
     auto found = allocations.find((uintptr_t)p);
     if (found == allocations.end() || found->second.kind != kind)
         return false;
-    uint8_t *first = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095) - 4096;
-    (void)munmap(first, mapped_bytes(found->second.bytes) + 8192);
+    uint8_t *pages = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095);
+    size_t mapped = mapped_bytes(found->second.bytes);
+    if (!keep_locked(pages, mapped))
+        (void)munmap(pages - 4096, mapped + 8192);
     stamps.erase(found->first);
     order_forget(p, found->second.bytes);
     allocations.erase(found);

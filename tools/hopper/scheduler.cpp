@@ -95,7 +95,7 @@ static void check_stack(const struct fiber *f)
 static void leave_fiber(void)
 {
     struct fiber *f = self;
-    if (machine.plan % 16 == 0) /* seldom, because the end of a stack is far from what is in the cache */
+    if (machine.plan % 128 == 0) /* seldom, because the end of a stack is far from what is in the cache */
         check_stack(f);
     hopper_fiber_switch(&f->stack_pointer, machine.stack_pointer);
 }
