@@ -4,7 +4,7 @@
 on.
 
 usage: test_failover.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN [--fault link|queue|nic] [--recover] [--standby]
-                        [--runs N] [--seed S] [--limit-ms T] [--json]
+                        [--runs N] [--iterations N] [--seed S] [--limit-ms T] [--json]
 
 link: a cable is pulled, and the NIC reports it. queue: a queue pair fails, and nothing else. nic: a NIC dies: it
 reports that, and then completes and flushes nothing. The pause is the time of the slowest iteration less that of the
@@ -149,8 +149,9 @@ def main():
                         help="seconds after the first traffic within which the rail is lost")
     parser.add_argument("--limit-ms", type=float, default=RETRY_MS + 1000, help="longest pause")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--iterations", type=int, help="allreduces of a run: it must last until the rail is used again")
     args = parser.parse_args()
-    args.iterations = ITERATIONS_RECOVER if args.recover else ITERATIONS
+    args.iterations = args.iterations or (ITERATIONS_RECOVER if args.recover else ITERATIONS)
     done = []
     while sum(counts(args, row) or not row["good"] for row in done) < args.runs:
         assert len(done) < 2 * args.runs + 5, f"most runs end before a rail is lost: {done}"
