@@ -265,9 +265,8 @@ static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool 
         cr_skip_test("needs two rails whose queues keep order");
     snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
     setenv("PERSEUS_TEST_LOSS", text, 1);
-    setenv("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", 1);
-    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", 0); /* a row may have set it */
-    setenv("PERSEUS_STANDBY_RAIL", "1", 1);
+    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", 0);
+    setenv("PERSEUS_STANDBY_RAIL", "1", 1); /* and so NCCL_IB_RESILIENCY_PORT_FAILOVER */
     pair_run(&spec, a, b);
 }
 
@@ -322,8 +321,7 @@ ParameterizedTest(struct loss *row, failover, messages_of_a_single_rail_go_on_ov
 
 enum { IDLE_MESSAGES = 100, IDLE_BYTES = 4096, BOTH_AT = 1 << 20, BOTH_BYTES = 1 << 20 };
 
-/* Each message has its own place, so the other side need not answer. The last one, without a notification, says that
- * all others are done. */
+/* Each message has its own place. The last one, without a notification, says that all others are done. */
 static void send_to_idle_side(struct pair *pair)
 {
     static struct prs_op op[IDLE_MESSAGES + 1];
