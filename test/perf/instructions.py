@@ -34,7 +34,7 @@ def counted(softnic_run, library, command):
     """Instructions of one run in the library, within use()."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out")
-        done = subprocess.run([softnic_run, "--quiet", "--", "valgrind", "-q", "--tool=callgrind",
+        done = subprocess.run([softnic_run, "--quiet", "--nics", "2", "--", "valgrind", "-q", "--tool=callgrind",
                                "--toggle-collect=use", f"--callgrind-out-file={out}", *command],
                               capture_output=True, text=True, check=False)
         if done.returncode == 77:
@@ -50,7 +50,8 @@ def messages(peers, libperseus, isends, plugin):
                                                       [peers, "2", policy, "1000", str(n)])
             for policy in ("counted", "in_order", "drain")}
     # Longer ones are copied by a thread of the software NIC, and the number of polls until then is chance.
-    return {**rows, "isend of 64 bytes": (plugin, 1, lambda n: [isends, plugin, str(n), "64"])}
+    return {**rows, "isend of 64 bytes": (plugin, 1, lambda n: [isends, plugin, str(n), "64"]),
+            "isend of 64 bytes, two rails": (plugin, 1, lambda n: [isends, plugin, str(n), "64", "2"])}
 
 
 def measure(softnic_run, library, connections, command):
