@@ -66,21 +66,27 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 
 
 class Mine:
-    """A group of vLLM's, of which each thread has a rank of its own."""
+    """Groups of vLLM's, of which each thread has a rank of its own: expert-, data- and tensor-parallel ones."""
 
-    def __init__(self):
-        self.of_thread = threading.local()
+    def __init__(self, name, of_thread):
+        self.name, self.of_thread = name, of_thread
 
     def __getattr__(self, name):
-        return getattr(self.of_thread.group, name)
+        return getattr(self.of_thread.groups[self.name], name)
 
-    def enter(self, group):
-        def all_reduce(x):
-            group.process_group.allreduce([x]).wait()
-            return x
-        self.of_thread.group = types.SimpleNamespace(world_size=group.world, rank_in_group=group.rank, rank=group.rank,
-                                                     device_group=group.process_group, all_reduce=all_reduce,
-                                                     unique_name="tp:0")
+
+def entered(of_thread, group, tensor=None):
+    """This thread is `group`'s rank in all groups; or, with `tensor` ranks in each tensor-parallel one, in _EP only."""
+    def all_reduce(x):
+        group.process_group.allreduce([x]).wait()
+        return x
+    whole = group.rank, group.world
+    of_tensor, of_data = ((group.rank % tensor, tensor), (group.rank // tensor, group.world // tensor)) if tensor else (
+        whole, whole)
+    of_thread.groups = {
+        name: types.SimpleNamespace(world_size=world, rank_in_group=rank, rank=rank, device_group=group.process_group,
+                                    all_reduce=all_reduce, unique_name="tp:0")
+        for name, (rank, world) in {"_EP": whole, "_DP": of_data, "_TP": of_tensor, "_PCP": whole}.items()}
 
 
 def weights(scaled):
@@ -111,9 +117,9 @@ def route(hidden_states, gating_output, topk, renormalize):
 
 class Vllm(unittest.TestCase):
     def setUp(self):
-        self.groups = Mine()
+        self.of_thread = threading.local()
         for name in ("_EP", "_DP", "_TP", "_PCP"):
-            self.enterContext(mock.patch.object(parallel_state, name, self.groups))
+            self.enterContext(mock.patch.object(parallel_state, name, Mine(name, self.of_thread)))
 
     def config(self, asked):
         scheduler = SchedulerConfig(max_model_len=MOST, is_encoder_decoder=False, max_num_batched_tokens=MOST,
@@ -123,7 +129,7 @@ class Vllm(unittest.TestCase):
         self.enterContext(set_current_vllm_config(config))
         return config
 
-    def made(self, rank=0, scaled=False, load=True, **options):
+    def made(self, rank=0, world=2, scaled=False, load=True, **options):
         """A MoE layer of vLLM's with its weights."""
         parallel = {"tp_size": 1, "dp_size": 2, **options}
         quant = get_quantization_config("fp8")(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic",
@@ -133,31 +139,34 @@ class Vllm(unittest.TestCase):
             prefix=f"layer{rank}", pcp_size=1, custom_routing_function=route, quant_config=quant, **parallel)
         if not load:
             return runner
-        local, experts = EXPERTS // 2, runner.routed_experts
+        local, experts = EXPERTS // world, runner.routed_experts
         names = ["w13_weight", "w2_weight", "w13_weight_scale_inv", "w2_weight_scale_inv"]
         for name, whole in zip(names, weights(scaled)):
             getattr(experts, name).data.copy_(whole[rank * local:(rank + 1) * local])
         experts.quant_method.process_weights_after_loading(experts)
         return runner
 
-    def check(self, counts, plans, scaled=False, replicated=False, asked={"tokens": [4]}):
-        """Each of `counts` is a step: the tokens of each rank. plans: the max_tokens of the plan of each."""
-        config, seen = self.config(asked), []
-        sizes = {"tp_size": 2, "dp_size": 1} if replicated else {}
+    def check(self, counts, plans, scaled=False, replicated=False, asked={"tokens": [4]}, split=False):
+        """Each of `counts` is a step: the tokens of each data-parallel rank. plans: the max_tokens of those that are
+        taken. split: two tensor-parallel ranks share the tokens of each data-parallel one."""
+        config, seen, world = self.config(asked), [], 4 if split else 2
+        sizes = ({"tp_size": 2, "dp_size": 1} if replicated else
+                 {"tp_size": 2, "is_sequence_parallel": True} if split else {})
         steps = [forward_context.ForwardContext(
             no_compile_layers=config.compilation_config.static_forward_context, attn_metadata={}, slot_mapping={},
             dp_metadata=None if replicated else forward_context.DPMetadata(torch.tensor(step))) for step in counts]
 
         def body(group):
-            self.groups.enter(group)
-            runner, errors = self.made(group.rank, scaled, **sizes), []
+            entered(self.of_thread, group, 2 if split else None)
+            runner, errors = self.made(group.rank, world, scaled, **sizes), []
             experts = runner.routed_experts.quant_method.moe_kernel.fused_experts
             self.assertIsInstance(experts, adaptor.PerseusExperts)
             plan = experts.layer.plan
             with mock.patch.object(experts.layer, "plan", lambda most: seen.append(plan(most)) or seen[-1]):
                 for number, step in enumerate(counts):
-                    x = random(0 if replicated else group.rank, step[group.rank], HIDDEN, seed=number)
-                    logits = random(0 if replicated else group.rank, step[group.rank], EXPERTS, seed=50 + number)
+                    count = -(-step[group.rank // 2] // 2) if split else step[group.rank]
+                    x = random(0 if replicated else group.rank, count, HIDDEN, seed=number)
+                    logits = random(0 if replicated else group.rank, count, EXPERTS, seed=50 + number)
                     arrived.wait()
                     if group.rank == 0:
                         forward_context._forward_context = steps[number]
@@ -167,9 +176,9 @@ class Vllm(unittest.TestCase):
                     errors.append(float((y.float() - want).square().mean().sqrt() / want.square().mean().sqrt()))
             group.check()
             return errors
-        arrived = threading.Barrier(2)
+        arrived = threading.Barrier(world)
         self.addCleanup(setattr, forward_context, "_forward_context", None)
-        for errors in ranks.run(2, body):
+        for errors in ranks.run(world, body):
             for error in errors:
                 self.assertLess(error, 0.06 if scaled else 0.01)
         self.assertEqual(sorted({p.sizes[0] for p in seen}), plans)
@@ -181,6 +190,9 @@ class Vllm(unittest.TestCase):
 
     def test_tokens_that_all_ranks_have_are_added_up_by_vllms_all_reduce(self):
         self.check([(5, 5), (1, 1)], [4], replicated=True)
+
+    def test_tokens_that_tensor_parallel_ranks_have_split_go_from_each(self):
+        self.check([(9, 3)], [8], split=True, asked=True)
 
     def test_fp8_checkpoints_keep_their_blocks(self):
         self.check([(3, 7)], [8], scaled=True, asked=True)
@@ -217,7 +229,7 @@ class Vllm(unittest.TestCase):
     def test_sums_with_norms_become_one_op_in_the_graphs_that_vllm_compiles(self):
         manager = resolve_obj_by_qualname(adaptor.current_platform.get_pass_manager_cls())()
         config = self.config({"norm": 64, "moe": False})
-        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        entered(self.of_thread, types.SimpleNamespace(world=2, rank=0, process_group=None))
         config.parallel_config.tensor_parallel_size = 2
         manager.configure(config)
         ours, = (p for p in manager.passes if type(p).__name__ == "AllReduceNorm")
@@ -238,7 +250,7 @@ class Vllm(unittest.TestCase):
             return random(rank, 5, 64, seed=1), random(0, 5, 64, seed=2), random(0, 64, seed=3)
 
         def body(group):
-            self.groups.enter(group)
+            entered(self.of_thread, group)
             inputs, traced = inputs_of(group.rank), graphs[group.rank]
             ours(traced.graph)
             traced.graph.lint()
@@ -248,7 +260,7 @@ class Vllm(unittest.TestCase):
         graphs = [make_fx(model, tracing_mode="fake")(*inputs_of(rank)) for rank in range(2)]  # not for threads
         vllm_all_reduce = torch.library.Library("vllm", "IMPL", "CPU")
         self.addCleanup(vllm_all_reduce._destroy)
-        vllm_all_reduce.impl("all_reduce", lambda x, group_name: self.groups.all_reduce(x.clone()),
+        vllm_all_reduce.impl("all_reduce", lambda x, group_name: parallel_state._TP.all_reduce(x.clone()),
                              allow_override=True)
         got = ranks.run(2, body)
         total = sum(inputs[0].double() for _, _, inputs in got)
@@ -261,7 +273,7 @@ class Vllm(unittest.TestCase):
             self.assertLess(float((h - want).abs().max()), 0.03)
 
     def test_where_nobody_asks_vllm_stays_as_it_is(self):
-        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        entered(self.of_thread, types.SimpleNamespace(world=2, rank=0, process_group=None))
         for asked, scaled in ((None, False), (False, False), (None, True)):
             self.config(asked)
             method = self.made(scaled=scaled, load=False).routed_experts.quant_method
@@ -269,7 +281,7 @@ class Vllm(unittest.TestCase):
             self.assertNotEqual(method.experts_cls, adaptor.PerseusExperts)
 
     def test_a_layer_that_the_kernels_cannot_take_is_an_error_that_says_why(self):
-        self.groups.enter(types.SimpleNamespace(world=2, rank=0, process_group=None))
+        entered(self.of_thread, types.SimpleNamespace(world=2, rank=0, process_group=None))
         self.enterContext(mock.patch.object(unquantized_fused_moe_method, "select_unquantized_moe_backend",
                                             return_value=(None, None)))  # on a CPU vLLM itself refuses some of them
         for said, asked, parallel, layer in (
