@@ -299,3 +299,41 @@ Test(errors, survivors_of_a_lost_rank_open_a_smaller_world, .timeout = 120)
     ranks_run(2, play_round, &later);
     cr_assert(later.freed[0] != 0 && later.freed[1] != 0, "what the lost context had stays for ever");
 }
+
+/* ---- a thread that has not used CUDA ---- */
+
+struct elsewhere {
+    struct prs_gemm_plan *plan;
+    struct prs_gemm_operands operands;
+    int result;
+    char text[256];
+};
+
+static void *launch_elsewhere(void *user)
+{
+    struct elsewhere *e = user;
+    e->result = prs_gemm_launch(e->plan, &e->operands, NULL);
+    (void)snprintf(e->text, sizeof(e->text), "%s", prs_fused_error_text());
+    return NULL;
+}
+
+/* As PyTorch's threads for backward passes are, on the first GPU. */
+Test(errors, a_thread_without_a_context_of_cuda_may_launch, .timeout = 60)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 64, 1};
+    struct elsewhere e = {.result = -1};
+    struct prs_fused *ctx;
+    pthread_t thread;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &e.plan), 0);
+    e.operands = (struct prs_gemm_operands){ranks_upload(1, 128 * 64), ranks_upload(2, 256 * 64),
+                                            ranks_device((size_t)128 * 256 * 2, 0xff)};
+    cr_assert_eq(pthread_create(&thread, NULL, launch_elsewhere, &e), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(e.result, 0, "%s", e.text);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    prs_gemm_plan_close(e.plan);
+    prs_fused_close(ctx);
+}

@@ -17,6 +17,7 @@
 using namespace hopper;
 
 static thread_local int current_device;
+static thread_local bool has_context; /* a new thread has none until a call of the runtime needs one */
 static thread_local cudaError_t last_error;
 
 static cudaError_t result(cudaError_t e)
@@ -26,9 +27,15 @@ static cudaError_t result(cudaError_t e)
     return e;
 }
 
+static int device_here(void)
+{
+    has_context = true;
+    return current_device;
+}
+
 static struct stream_state *stream_here(cudaStream_t stream)
 {
-    return stream_of(stream, current_device);
+    return stream_of(stream, device_here());
 }
 
 /* ---- errors, devices ---- */
@@ -76,6 +83,7 @@ cudaError_t cudaSetDevice(int device)
     if (device < 0 || device >= (int)hopper_devices())
         return result(cudaErrorInvalidDevice);
     current_device = device;
+    has_context = true;
     return cudaSuccess;
 }
 
@@ -142,26 +150,37 @@ uint32_t hopper_repeated_access(void)
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned)
 {
-    if (peer == current_device || peer < 0 || peer >= (int)hopper_devices())
+    if (peer == device_here() || peer < 0 || peer >= (int)hopper_devices())
         return result(cudaErrorInvalidDevice);
-    if (memory_peer_allowed(current_device, peer)) {
+    if (memory_peer_allowed(device_here(), peer)) {
         repeated_access++;
         return result(cudaErrorPeerAccessAlreadyEnabled);
     }
-    memory_allow_peer(current_device, peer);
+    memory_allow_peer(device_here(), peer);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    return result(stream_wait_device(current_device));
+    return result(stream_wait_device(device_here()));
+}
+
+/* As the driver's own: it knows nothing of the runtime's device. */
+static CUresult encode_here(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t dims, void *base,
+                            const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
+                            const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
+                            CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    return has_context ? tile_map_encode(map, type, dims, base, size, stride, box, element_strides, interleave, swizzle,
+                                         promotion, fill)
+                       : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fn, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *found)
 {
     bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
-    *fn = known ? (void *)tile_map_encode : NULL;
+    *fn = known ? (void *)encode_here : NULL;
     if (found)
         *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
@@ -170,7 +189,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fn, unsign
 /* ---- memory ---- */
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    *out = bytes == 0 ? NULL : memory_allocate(bytes, current_device, MEMORY_DEVICE);
+    *out = bytes == 0 ? NULL : memory_allocate(bytes, device_here(), MEMORY_DEVICE);
     return result(bytes != 0 && !*out ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
@@ -241,7 +260,7 @@ cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned
     memcpy(out, &handle, sizeof(*out));
     if (!memory_find(*out, 1, &a))
         return result(cudaErrorInvalidValue);
-    memory_allow_peer(current_device, a.device);
+    memory_allow_peer(device_here(), a.device);
     return cudaSuccess;
 }
 
@@ -333,7 +352,7 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes)
 /* ---- streams, events ---- */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
-    *out = (cudaStream_t)stream_open(current_device, (flags & cudaStreamNonBlocking) == 0);
+    *out = (cudaStream_t)stream_open(device_here(), (flags & cudaStreamNonBlocking) == 0);
     return cudaSuccess;
 }
 
@@ -420,7 +439,7 @@ static std::set<std::pair<int, const void *>> loaded;
 static bool load(const void *kernel)
 {
     std::lock_guard<std::mutex> held(loaded_lock);
-    return loaded.insert({current_device, kernel}).second;
+    return loaded.insert({device_here(), kernel}).second;
 }
 
 static std::atomic<uint32_t> late_loads;
@@ -439,7 +458,7 @@ static cudaError_t load_for_launch(const void *kernel, struct stream_state *s)
     late_loads++;
     if (stream_captures(s) || (mode && strcmp(mode, "EAGER") == 0))
         return cudaSuccess;
-    return stream_wait_kernels(current_device);
+    return stream_wait_kernels(device_here());
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *kernel)
@@ -506,7 +525,7 @@ cudaError_t hopper::launch_enqueue(const cudaLaunchConfig_t *config, const void 
 {
     cudaLaunchConfig_t c = *config;
     uint32_t cluster = cluster_of(config);
-    int device = current_device;
+    int device = device_here();
     work w = {};
     if (!config_fits(kernel, config))
         return result(cudaErrorInvalidConfiguration);
