@@ -14,14 +14,28 @@ import re
 import subprocess
 import sys
 
-ROOMS = ["util", "order", "host", "nic", "nic/verbs", "peer", "connect", "gpu"]
+ROOMS = ["util", "order", "host", "nic", "nic/verbs", "nic/ofi", "peer", "connect", "gpu"]
 RENAMED = {"nic_rc": "rc", "nic_srd": "srd"}  # files that were renamed when they moved
 
 
-def rooms_of_files(tree):
-    """stem of a source: its room"""
+def files_of(tree):
+    """The sources of a tree's transport/, as ROOM/STEM."""
     transport = pathlib.Path(tree) / "transport"
-    return {path.stem: path.parent.relative_to(transport).as_posix() for path in transport.rglob("*.c")}
+    files = sorted(path.relative_to(transport).with_suffix("").as_posix() for path in transport.rglob("*.c"))
+    if missing := {room_of(file) for file in files} - {*ROOMS}:
+        raise SystemExit(f"rooms.py: ROOMS lacks {', '.join(sorted(missing))}")
+    return files
+
+
+def room_of(file):
+    return file.rpartition("/")[0]
+
+
+def file_of(name, files):
+    """The source of an object, which Meson names by its path (nic_ofi_link), or link in a build of before the rooms."""
+    stem = RENAMED.get(name, name)
+    whole = [file for file in files if file.replace("/", "_") == name]
+    return next(iter(whole + [file for file in files if file.rpartition("/")[2] == stem]), f"util/{name}")
 
 
 def symbols(archive):
@@ -40,20 +54,18 @@ def symbols(archive):
     return objects
 
 
-def calls(build, rooms):
+def calls(build, files):
     """(room, room): {(file, file)}"""
     defined, used = {}, {}
     for library in ("transport/libperseus_transport.a", "transport/util/libperseus_util.a"):
         for name, (defines, uses) in symbols(pathlib.Path(build) / library).items():
-            # Meson names an object by its path: order_order_cut.c.o, order.c.o before the rooms.
-            stem = next((s for s in sorted(rooms, key=len, reverse=True)
-                         if name in (s, f"{rooms[s].replace('/', '_')}_{s}") or RENAMED.get(name) == s), name)
-            used[stem] = uses
-            defined.update(dict.fromkeys(defines, stem))
+            file = file_of(name, files)
+            used[file] = uses
+            defined.update(dict.fromkeys(defines, file))
     table = collections.defaultdict(set)
-    for stem, uses in used.items():
-        for other in {defined[name] for name in uses if name in defined} - {stem}:
-            table[rooms.get(stem, "util"), rooms.get(other, "util")].add((stem, other))
+    for file, uses in used.items():
+        for other in {defined[name] for name in uses if name in defined} - {file}:
+            table[room_of(file), room_of(other)].add((file, other))
     return table
 
 
@@ -62,7 +74,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--rooms-of", default=pathlib.Path(__file__).resolve().parents[2])
     options = parser.parse_args()
-    table = calls(options.build, rooms_of_files(options.rooms_of))
+    table = calls(options.build, files_of(options.rooms_of))
     print("| calls | " + " | ".join(ROOMS) + " |")
     print("|---" * (len(ROOMS) + 1) + "|")
     for room in ROOMS:
@@ -74,7 +86,7 @@ def main():
     for a, b in sorted(between):
         if ROOMS.index(b) > ROOMS.index(a):
             for caller, called in sorted(table[a, b]):
-                print(f"upwards: {a}/{caller}.c calls {b}/{called}.c")
+                print(f"upwards: {caller}.c calls {called}.c")
 
 
 if __name__ == "__main__":
