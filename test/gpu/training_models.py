@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import perseus
 
-RATE = 3e-4
+RATE, WARM_STEPS = 1e-4, 30  # without a warm-up losses jump, and then differ between ways of one framework too
 # hidden, heads, heads of keys, inner, vocabulary; experts, top_k, inner of experts
 LLAMA_8B = {"hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336, "vocabulary": 128256}
 QWEN_30B = {"hidden": 2048, "heads": 32, "kv_heads": 4, "inner": 768, "vocabulary": 151936, "experts": 128, "top_k": 8}
@@ -39,9 +39,12 @@ class Way:
         kinds = [[p for p in parameters if isinstance(p, DTensor) == split] for split in (True, False)]
         self.optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds if kind], lr=RATE, betas=(0.9, 0.95),
                                            fused=device.type == "cuda")
-        self.before = lambda: None
+        self.before, self.done = lambda: None, 0
 
     def step(self, tokens, labels):
+        self.done += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * min(1, self.done / WARM_STEPS)
         loss = self.loss_of(tokens, labels)
         self.clip([p for p in self.model.parameters() if p.grad is not None], 1.0)
         self.optimizer.step()
