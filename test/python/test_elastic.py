@@ -133,6 +133,8 @@ def run(store, rank, folder):
         yield "the step of a lost rank ends", False
     except perseus.PerseusError as e:
         yield f"the lost rank is {e.rank}: {e}", e.rank == LOST
+    store.set(f"named/{rank}", "")  # who closes before the others have an error may be taken for the lost one
+    store.wait([f"named/{r}" for r in range(WORLD) if r != LOST])
     wanted = losses[SAVED + 1:]
     yield f"losses fall: {losses}", losses[-1] < losses[0]
     trainer.end()
