@@ -66,6 +66,15 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
     {
         wgmma_m64n64k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
     }
+    /* Both operands with K outermost. */
+    PRS_DEVICE void multiply_outer(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n64k16_bf16_outer(d, a, b, add);
+    }
+    PRS_DEVICE void multiply_outer(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n32k16_bf16_outer(d, a, b, add);
+    }
 
     PRS_DEVICE uint32_t pack(float first, float second)
     {

@@ -221,6 +221,15 @@ PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *
                  : "memory");
 }
 
+/* Adds fp32 elements to memory; in no order with other bulk stores that are incomplete. */
+PRS_DEVICE void bulk_add_f32(float *dst, const void *src, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     (uint64_t)__cvta_generic_to_global(dst)),
+                 "r"(smem_address(src)), "r"(bytes)
+                 : "memory");
+}
+
 PRS_DEVICE void bulk_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

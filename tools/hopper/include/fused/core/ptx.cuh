@@ -167,6 +167,11 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
     hopper::bulk_store_bytes(dst, smem_address(src), bytes, hopper::REDUCE_NONE);
 }
 
+PRS_DEVICE void bulk_add_f32(float *dst, const void *src, uint32_t bytes)
+{
+    hopper::bulk_store_bytes(dst, smem_address(src), bytes, hopper::REDUCE_ADD_F32);
+}
+
 PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
 {
     hopper::bulk_copy_shared(hopper::shared_map(smem_address(dst), cta), smem_address(src), bytes,
@@ -362,6 +367,14 @@ PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t 
     hopper::wgmma_issue(d, &call);
 }
 
+/* The same with both operands turned. */
+template <hopper::wgmma_type TYPE, int SIZE>
+PRS_DEVICE void wgmma_outer(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
+{
+    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, true, true, TYPE};
+    hopper::wgmma_issue(d, &call);
+}
+
 /* The same with A in registers. */
 template <int TRANS_B, hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_registers(float (&d)[SIZE], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
@@ -400,6 +413,16 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n64k16_bf16(float (&d)[32], uint
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
 {
     wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+PRS_DEVICE void wgmma_m64n64k16_bf16_outer(float (&d)[32], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_outer<hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+PRS_DEVICE void wgmma_m64n32k16_bf16_outer(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_outer<hopper::WGMMA_BF16>(d, a, b, add);
 }
 
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n16k16_bf16(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
