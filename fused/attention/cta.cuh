@@ -22,6 +22,7 @@ template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FA
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
     static constexpr bool far = FAR != 0;         /* there are other nodes; the calls that reach them need registers */
     static constexpr bool striped = STRIPED != 0; /* stripes.h; with caps and sinks */
+    static constexpr int adds = 0;                /* buffers for sums in memory (backward/add.cuh) */
     static constexpr bool mirrored = false;       /* segments are numbered backwards (backward/schedule.h) */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
@@ -55,6 +56,7 @@ struct attention_memory {
     uint64_t *pushed;                              /* [PRS_ATTENTION_PUSH_SLOTS] */
     /* [PRS_ATTENTION_PIECE_SLOTS]: a piece is claimed; all roles know it; all its keys and values have been read. */
     uint64_t *piece_full, *piece_empty, *piece_read;
+    uint64_t *sum_full, *sum_empty;   /* [2], backward only: what the warpgroups have for the sums in memory */
     uint32_t *piece;                  /* its index */
     struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped only */
 };
@@ -73,13 +75,16 @@ template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8
     m.piece_full = m.pushed + PRS_ATTENTION_PUSH_SLOTS;
     m.piece_empty = m.piece_full + PRS_ATTENTION_PIECE_SLOTS;
     m.piece_read = m.piece_empty + PRS_ATTENTION_PIECE_SLOTS;
-    m.piece = (uint32_t *)(m.piece_read + PRS_ATTENTION_PIECE_SLOTS);
+    m.sum_full = m.piece_read + PRS_ATTENTION_PIECE_SLOTS;
+    m.sum_empty = m.sum_full + E::adds;
+    m.piece = (uint32_t *)(m.sum_empty + E::adds);
     m.steps = (struct prs_attention_step *)(m.piece + PRS_ATTENTION_PIECE_SLOTS);
-    static_assert(
-        (2 * E::warpgroups + 4 * PRS_ATTENTION_STAGES + PRS_ATTENTION_PUSH_SLOTS + 3 * PRS_ATTENTION_PIECE_SLOTS) * 8 +
-                PRS_ATTENTION_PIECE_SLOTS * 4 + PRS_ATTENTION_STAGES * sizeof(struct prs_attention_step) <=
-            PRS_ATTENTION_BARRIER_BYTES,
-        "barriers, pieces and steps fit");
+    static_assert((2 * E::warpgroups + 2 * E::adds + 4 * PRS_ATTENTION_STAGES + PRS_ATTENTION_PUSH_SLOTS +
+                   3 * PRS_ATTENTION_PIECE_SLOTS) *
+                              8 +
+                          PRS_ATTENTION_PIECE_SLOTS * 4 + PRS_ATTENTION_STAGES * sizeof(struct prs_attention_step) <=
+                      PRS_ATTENTION_BARRIER_BYTES,
+                  "barriers, pieces and steps fit");
     return m;
 }
 
@@ -87,7 +92,7 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
 {
     for (int i = 0; i < E::warpgroups; i++) {
         mbarrier_init(&m->q_full[i], 1);
-        mbarrier_init(&m->q_empty[i], 4); /* one arrival per warp */
+        mbarrier_init(&m->q_empty[i], E::adds != 0 ? 4 * E::warpgroups : 4); /* one arrival per warp that reads them */
     }
     for (int i = 0; i < PRS_ATTENTION_STAGES; i++) {
         mbarrier_init(&m->k_full[i], 1);
@@ -99,8 +104,13 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
         mbarrier_init(&m->pushed[i], 1);
     for (int i = 0; i < PRS_ATTENTION_PIECE_SLOTS; i++) {
         mbarrier_init(&m->piece_full[i], 1);
-        mbarrier_init(&m->piece_empty[i], 4 * E::warpgroups + 1); /* consumer warps, and the thread that counts */
+        /* consumer warps, and the threads that count and add */
+        mbarrier_init(&m->piece_empty[i], 4 * E::warpgroups + 1 + (E::adds != 0 ? 1 : 0));
         mbarrier_init(&m->piece_read[i], 1);
+    }
+    for (int i = 0; i < E::adds; i++) {
+        mbarrier_init(&m->sum_full[i], 4 * E::warpgroups);
+        mbarrier_init(&m->sum_empty[i], 1);
     }
     mbarrier_init_fence();
 }

@@ -31,9 +31,10 @@
 
 /* What its flags stand for (core/sync.h). */
 enum prs_attention_awaited {
-    PRS_AWAIT_KEYS = 8,    /* a slab of keys or values */
-    PRS_AWAIT_CREDIT = 9,  /* room for a group of what is sent */
-    PRS_AWAIT_QUERIES = 10 /* backward: a slab of queries or of gradients of results */
+    PRS_AWAIT_KEYS = 8,      /* a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9,    /* room for a group of what is sent */
+    PRS_AWAIT_QUERIES = 10,  /* backward: a slab of queries or of gradients of results */
+    PRS_AWAIT_GRADIENTS = 11 /* backward: what another rank adds to dq */
 };
 
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };

@@ -20,6 +20,8 @@ const char *prs_attention_awaited(uint32_t what)
         return "credit for what is sent to it";
     case PRS_AWAIT_QUERIES:
         return "queries or gradients of results";
+    case PRS_AWAIT_GRADIENTS:
+        return "its parts of gradients of queries";
     default:
         return NULL;
     }

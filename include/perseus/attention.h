@@ -129,8 +129,10 @@ struct prs_attention_backward_plan;
 
 /** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
  * forward pass takes, on one node. Of the tuning, `block_rows`, `overlap` and `mover` have one value here (0, or what
- * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for what other ranks send in both passes of a
- * launch. What other ranks send lies in memory that the context's plans of attention share, forward and backward.
+ * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries, gradients, keys and values
+ * that other ranks send. What other ranks send lies in memory that the context's plans of attention share, forward and
+ * backward. Not striped, a plan also has sums of gradients of the queries of all ranks: 4 bytes an element, in memory
+ * that all plans of the context share, and 2 for those that other ranks send, whatever the limit.
  *
  * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: several nodes, or the kernels do
  * not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
@@ -163,9 +165,10 @@ struct prs_attention_gradients {
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'
- * launches, one makes sum(out * dout) of each row, one makes dq, one dk and dv. P and dS are rounded to bf16 for the
- * products; each gradient is summed in fp32 over all ranks in a fixed order, and rounded once. Results repeat bit by
- * bit. */
+ * launches, one makes sum(out * dout) of each row, one makes dk, dv and what this rank's keys add to the dq of all
+ * ranks, and one adds up dq (striped: one makes dq, one dk and dv). P and dS are rounded to bf16 for the products;
+ * each gradient is summed in fp32 in a fixed order, and rounded once; dq, where it is not striped, also once for
+ * each other rank. Results repeat bit by bit. */
 PRS_API int prs_attention_backward_launch(struct prs_attention_backward_plan *plan,
                                           const struct prs_attention_gradients *operands, struct CUstream_st *stream);
 

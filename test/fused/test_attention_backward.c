@@ -88,7 +88,8 @@ static void walk_row(const struct pass *p, const struct prs_attention_task *t, u
     prs_backward_begin(&p->s, &p->b, t, &w);
     left = w.left;
     do {
-        uint32_t span = prs_backward_span(&p->b, &w), order = span / p->s.segments, segment = span % p->s.segments;
+        uint32_t span = prs_backward_span(&p->s, &p->b, &w), order = span / p->s.segments,
+                 segment = span % p->s.segments;
         uint32_t source = prs_place_in_order(&p->s.place, order), head = prs_backward_pair(&p->b, t, &w) - t->pair;
         uint32_t first = w.block * p->s.block_rows, at = begin_of(p, source, segment) + first;
         struct prs_backward_range r = prs_backward_range(&p->s, &p->b, &w, row);
@@ -173,4 +174,44 @@ static void terms_have_places_of_their_own(const struct shape *x, const struct p
 Test(attention_backward, terms_have_places_of_their_own)
 {
     for_all(terms_have_places_of_their_own);
+}
+
+/* The tasks, in the order in which they are claimed, add to each block of queries one after the other. A rank's sums of
+ * a segment go to its owner where the rank has keys that meet it. */
+static void tasks_add_in_the_order_of_claims(const struct shape *x, const struct pass *p)
+{
+    uint32_t pairs = x->batch * x->heads_q, tasks = prs_backward_tasks(&p->s, &p->b);
+    uint64_t sums = prs_backward_sum(&p->s, pairs, p->s.place.world, 0, 0, 0), next = 0;
+    uint32_t *added = calloc(sums, sizeof(*added));
+    if (p->b.pass != PRS_PASS_KEYS)
+        tasks = 0;
+    for (uint32_t i = 0; i < tasks; i++) {
+        struct prs_attention_task t;
+        struct prs_attention_walk w;
+        prs_backward_task_at(&p->s, &p->b, i, &t);
+        prs_backward_begin(&p->s, &p->b, &t, &w);
+        do {
+            uint32_t span = prs_backward_span(&p->s, &p->b, &w), pair = prs_backward_pair(&p->b, &t, &w);
+            uint64_t at = prs_backward_sum(&p->s, pairs, span / p->s.segments, pair, span % p->s.segments, w.block);
+            cr_assert(at < sums);
+            cr_assert_eq(prs_backward_turn(&p->s, &t, &w), added[at]++,
+                         "rank %u of %u: segment %u, tile %u, span %u, "
+                         "block %u",
+                         p->s.place.rank, p->s.place.world, t.segment, t.tile, span, w.block);
+        } while (prs_backward_next(&p->s, &p->b, &t, &w));
+    }
+    for (uint32_t order = 0; order < p->s.place.world && tasks != 0; order++)
+        for (uint32_t pair = 0; pair < pairs; pair++)
+            for (uint32_t segment = 0; segment < p->s.segments; segment++)
+                for (uint32_t block = 0; block < prs_backward_blocks(&p->s); block++, next++) {
+                    uint32_t source = prs_place_in_order(&p->s.place, order);
+                    cr_assert_eq(prs_backward_sum(&p->s, pairs, order, pair, segment, block), next);
+                    cr_assert_eq(added[next] != 0, prs_backward_meets(&p->s, p->s.place.rank, source, segment));
+                }
+    free(added);
+}
+
+Test(attention_backward, tasks_add_in_the_order_of_claims)
+{
+    for_all(tasks_add_in_the_order_of_claims);
 }

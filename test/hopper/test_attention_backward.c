@@ -499,7 +499,8 @@ Test(attention_backward, a_lost_rank_is_named_by_the_others, .timeout = 600)
     hopper_forgive_late_writes();
     ranks_run(2, launch_unless_lost, error);
     cr_assert_eq(error[0].code, -ETIMEDOUT, "%d", error[0].code);
-    cr_assert(strstr(error[0].text, "for keys or values of rank 1: flag ") != NULL, "%s", error[0].text);
+    cr_assert(strstr(error[0].text, "for queries or gradients of results of rank 1: flag ") != NULL, "%s",
+              error[0].text);
     cr_assert_eq(error[1].code, 0);
 }
 

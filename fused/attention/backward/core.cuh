@@ -23,6 +23,7 @@ template <class E> struct backward_state {
     float d[E::block / 2];           /* dP, then dS */
     float sum[E::results][E::head_dim / 2];
     uint32_t p[E::block / 4], g[E::block / 4]; /* P and dS as operands */
+    float query[E::head_dim / 4];              /* half of the columns of a block's part of dq */
 };
 
 /* Issues d = own rows x rows of the stream. */
@@ -193,6 +194,58 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
     }
 }
 
+/* ---- dq: 64 queries x the 128 keys of both warpgroups; each computes half of the columns ---- */
+/* 0 is __syncthreads(). dS of a block is written; it has been read by a warpgroup, two barriers. */
+enum { GRADIENTS_BARRIER = 1, FIRST_READ_BARRIER = 2 };
+
+/* Writes dS where both warpgroups read it: rows of keys, with the swizzle of an operand. */
+template <class E> PRS_DEVICE void store_gradients(const struct attention_memory &m, const struct backward_state<E> *x)
+{
+    uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    uint32_t to = smem_address(m.base) + E::at_gradients + (x->half * 64 + row) * PRS_STAGE_ROW;
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of the block before has been read: delete */
+    if (x->step != 0)
+        barrier_sync(FIRST_READ_BARRIER + (x->half ^ 1), 128 * E::warpgroups);
+#pragma unroll
+    for (int i = 0; i < E::block / 8; i += 2)
+        store_matrix_x4(to + (((uint32_t)i + lane / 16) ^ row % 8) * 16, x->g[2 * i], x->g[2 * i + 1], x->g[2 * i + 2],
+                        x->g[2 * i + 3]);
+    fence_async_shared();
+}
+
+/* Issues query = dS x keys. */
+template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &m, struct backward_state<E> *x)
+{
+    typedef element<E::type> in;
+    constexpr int down = in::product_k * PRS_STAGE_ROW, each = 64 / in::product_k;
+    uint32_t base = smem_address(m.base), half = same_in_warp(x->half);
+    uint32_t columns = E::head_dim == 128 ? half * (64 * PRS_STAGE_ROW) : half * (E::head_dim / 2 * in::bytes);
+    uint64_t a = matrix_descriptor(base + E::at_gradients, 16);
+    uint64_t b = matrix_descriptor(base + E::at_q + columns, 16);
+#pragma unroll
+    for (int i = 0; i < PRS_BACKWARD_TILE / (int)in::product_k; i++)
+        in::multiply_outer(x->query, a + i * (down / 16), b + (i / each * E::rows_bytes + i % each * down) / 16,
+                           i != 0);
+    wgmma_commit();
+}
+
+/* Gives its columns to the thread that adds them to the sums. */
+template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x)
+{
+    uint32_t buffer = x->step % E::adds, phase = x->step / E::adds & 1;
+    uint32_t to =
+        smem_address(m.base) + E::at_sums + (buffer * E::warpgroups + x->half) * E::sum_bytes + threadIdx.x % 128 * 16;
+    mbarrier_wait(&m.sum_empty[buffer], phase ^ 1);
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 4; i += 4)
+        store_shared_v4(to + i * 512, __float_as_uint(x->query[i]), __float_as_uint(x->query[i + 1]),
+                        __float_as_uint(x->query[i + 2]), __float_as_uint(x->query[i + 3]));
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(&m.sum_full[buffer]);
+}
+
 /* The terms of the thread's two rows. */
 template <class E>
 PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struct prs_attention_task &t,
@@ -201,7 +254,8 @@ PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struc
     const struct prs_attention_schedule *s = &args.stream.schedule;
     uint32_t pair = t.batch * args.shape.heads + t.head, row = t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
     /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-    uint32_t bank = prs_backward_bank(launch_epoch(&args.stream.sync) + 1); /* the pass for keys comes after this */
+    uint32_t bank =
+        prs_backward_bank(launch_epoch(&args.stream.sync) + 1, args.passes); /* the pass for keys comes after this */
     const struct prs_backward_term *from =
         args.terms + prs_backward_term(s, args.pairs_q, bank, s->place.rank, pair,
                                        E::striped ? t.segment : prs_backward_segment(s, PRS_PASS_KEYS, t.segment));
@@ -239,7 +293,7 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
     wgmma_wait<0>(); /* dP */
     registers_pin(x->d);
-    if (!more && threadIdx.x % 32 == 0) /* the next task's own rows may be loaded */
+    if (!E::adds && !more && threadIdx.x % 32 == 0) /* the next task's own rows may be loaded */
         mbarrier_arrive(&m.q_empty[x->half]);
     form_gradients<E>(m, x);
     if (E::striped && args.stream.cap != 0)
@@ -247,10 +301,27 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     pack_probabilities<E::type>(x->g, x->d);
     if constexpr (E::of_keys)
         pack_probabilities<E::type>(x->p, x->s);
+    if constexpr (E::adds)
+        store_gradients<E>(m, x);
     wgmma_fence();
     if constexpr (E::of_keys)
         issue_sum<E>(x->sum[1], x->p, base + E::at_v + stage * E::block_bytes);
+    if constexpr (E::adds) {
+        /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
+        barrier_sync(GRADIENTS_BARRIER, 128 * E::warpgroups);
+        wgmma_fence();
+        issue_queries<E>(m, x);
+    }
     issue_sum<E>(x->sum[0], x->g, base + E::at_k + stage * E::block_bytes);
+    if constexpr (E::adds) {
+        wgmma_wait<1>(); /* dk */
+        registers_pin(x->query);
+        barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
+        if (!more && threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
+            for (int half = 0; half < E::warpgroups; half++)
+                mbarrier_arrive(&m.q_empty[half]);
+        give_queries<E>(m, x);
+    }
     x->step++;
     if (!E::ahead) {
         /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */

@@ -16,7 +16,8 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int block = PRS_BACKWARD_BLOCK;
     static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
     static constexpr bool far = false;
-    static constexpr bool striped = STRIPED != 0; /* stripes.h */
+    static constexpr bool striped = STRIPED != 0;                            /* stripes.h */
+    static constexpr int adds = of_keys && !striped ? PRS_BACKWARD_SUMS : 0; /* to dq, which needs no pass then */
     static constexpr bool mirrored = of_keys && !striped;
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
@@ -26,7 +27,9 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
     static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
     /* The scores of the next block are computed during the sums of this one, where registers are enough for both. */
-    static constexpr bool ahead = !(of_keys && HEAD_DIM == 128);
+    static constexpr bool ahead = adds == 0 && !(of_keys && HEAD_DIM == 128);
+    static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
+    static constexpr int sum_bytes = block * HEAD_DIM / 2 * sizeof(float);                   /* half of the columns */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = 56;
     static constexpr int consumer_registers = 224;
@@ -38,7 +41,9 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int at_k = at_second + warpgroups * rows_bytes;
     static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
     static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
-    static constexpr int at_terms = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    static constexpr int at_gradients = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    static constexpr int at_sums = at_gradients + (adds != 0 ? gradients_bytes : 0);
+    static constexpr int at_terms = at_sums + adds * warpgroups * sum_bytes;
     static constexpr int at_barriers = at_terms + PRS_ATTENTION_STAGES * terms_bytes;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");

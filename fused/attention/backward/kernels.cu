@@ -2,6 +2,7 @@
 /* The backward kernels of ring attention and their launch. */
 #include "fused/attention/backward/engine.cuh"
 #include "fused/attention/backward/sinks.cuh"
+#include "fused/attention/backward/sums.cuh"
 #include "fused/attention/backward/terms.cuh"
 
 #include "fused/attention/backward/kernels.h"
@@ -11,11 +12,13 @@
 struct instance {
     struct prs_backward_kernel choices;
     void (*terms)(const struct prs_terms_args);
+    void (*finish)(const struct prs_finish_args);
     void (*pass[PRS_PASSES])(const struct prs_backward_args);
     struct launch_shape pass_shape[PRS_PASSES];
 };
 
 static const struct launch_shape terms_shape = {1, 32 * PRS_BACKWARD_WARPS, 0};
+static const struct launch_shape finish_shape = {1, PRS_FINISH_THREADS, 0};
 
 template <int TYPE, int HEAD_DIM, int STRIPED> static constexpr struct instance make(void)
 {
@@ -23,6 +26,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED> static constexpr struct instance 
     using K = backward<TYPE, HEAD_DIM, PRS_PASS_KEYS, STRIPED>;
     return {{TYPE, HEAD_DIM, STRIPED},
             terms_kernel<TYPE, HEAD_DIM>,
+            finish_queries<TYPE, HEAD_DIM>,
             {backward_kernel<Q>, backward_kernel<K>},
             {{1, Q::threads, Q::shared_bytes}, {1, K::threads, K::shared_bytes}}};
 }
@@ -35,6 +39,7 @@ static int load(void)
     int r = launch_load(sum_sinks);
     for (const struct instance &i : instances) {
         r = r ? r : launch_load(i.terms);
+        r = r ? r : launch_load(i.finish);
         for (auto pass : i.pass)
             r = r ? r : launch_load(pass);
     }
@@ -72,6 +77,12 @@ extern "C" int prs_backward_kernel_terms(const struct prs_backward_kernel *kerne
 extern "C" int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream)
 {
     return launch_kernel(sum_sinks, &sum_sinks_shape, args->terms.schedule.heads_q, stream, *args);
+}
+
+extern "C" int prs_backward_kernel_finish(const struct prs_backward_kernel *kernel, const struct prs_finish_args *args,
+                                          uint32_t ctas, cudaStream_t stream)
+{
+    return launch_kernel(find(kernel)->finish, &finish_shape, ctas, stream, *args);
 }
 
 extern "C" int prs_backward_kernel_pass(const struct prs_backward_kernel *kernel, const struct prs_backward_args *args,

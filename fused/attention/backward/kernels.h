@@ -24,6 +24,8 @@ int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint3
 int prs_backward_kernel_terms(const struct prs_backward_kernel *kernel, const struct prs_terms_args *args,
                               uint32_t ctas, cudaStream_t stream);
 int prs_backward_kernel_sinks(const struct prs_sinks_args *args, cudaStream_t stream);
+int prs_backward_kernel_finish(const struct prs_backward_kernel *kernel, const struct prs_finish_args *args,
+                               uint32_t ctas, cudaStream_t stream);
 int prs_backward_kernel_pass(const struct prs_backward_kernel *kernel, const struct prs_backward_args *args,
                              uint32_t ctas, cudaStream_t stream);
 

@@ -6,7 +6,14 @@
 #include "fused/attention/backward/schedule.h"
 #include "fused/attention/layout.h"
 
-enum { PRS_BACKWARD_TILE = 128, PRS_BACKWARD_BLOCK = 64, PRS_BACKWARD_WARPS = 16 /* of a CTA of terms_kernel */ };
+enum {
+    PRS_BACKWARD_TILE = 128,
+    PRS_BACKWARD_BLOCK = 64,
+    PRS_BACKWARD_SUMS = 2 /* buffers of a CTA */,
+    PRS_BACKWARD_NAP_NS = 500,
+    PRS_BACKWARD_WARPS = 16 /* of a CTA of terms_kernel */,
+    PRS_FINISH_THREADS = 256
+};
 
 /* What both passes need of a query row. Rows that only fill a tile have zeros. */
 struct prs_backward_term {
@@ -14,6 +21,18 @@ struct prs_backward_term {
     float delta; /* the sum of out * dout, less dlse */
 };
 static_assert(sizeof(struct prs_backward_term) == 8, "two of them are one vector");
+
+/* Where the pass for keys adds to dq. */
+struct prs_backward_sums {
+    /* Of the queries of all ranks, in the order of the ring (prs_backward_sum()): 64 x head_dim elements each, as
+     * sums.cuh says; and how many tasks have added to each, zero between launches. */
+    float *sums;
+    uint64_t *turns;
+    /* [p]: at neighbour p: what other ranks send, by their place in its order; and how many CTAs of each have sent,
+     * over all launches. */
+    uint16_t *parts[PRS_MAX_LOCAL_RANKS];
+    uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
+};
 
 /* A pass. */
 struct prs_backward_args {
@@ -24,6 +43,8 @@ struct prs_backward_args {
     const struct prs_backward_term *terms; /* of all ranks, in two banks (prs_backward_term()) */
     uint32_t pairs_q;                      /* batch * query heads */
     void *result[2];                       /* dq; or dk, dv */
+    uint32_t passes;                       /* of a launch */
+    struct prs_backward_sums sums;
 };
 
 /* The kernel before both: computes the terms of the own queries and stores them at all ranks. */
@@ -34,6 +55,7 @@ struct prs_terms_args {
     const float *lse, *dlse;                              /* dlse: or NULL */
     struct prs_attention_strides strides;                 /* of out and dout */
     struct prs_backward_term *terms[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
+    uint32_t passes;                                      /* of a launch */
     uint32_t order; /* terms lie as this pass numbers segments (prs_backward_segment()) */
 };
 
@@ -44,12 +66,23 @@ struct prs_sinks_args {
     float *dsinks;
 };
 
-/* A launch is two epochs of the plan, one of each pass. Terms need no flag: a rank stores them before it sends queries,
+/* The kernel after the pass for keys, where that adds to dq. */
+struct prs_finish_args {
+    struct prs_attention_schedule schedule; /* of the pass */
+    struct prs_sync sync;
+    struct prs_attention_strides strides; /* of dq */
+    struct prs_backward_sums sums;
+    void *dq;
+    float scale;
+    uint32_t pairs_q;
+};
+
+/* Each pass of a launch is an epoch of the plan. Terms need no flag: a rank stores them before it sends queries,
  * so what arrives of those says that they are here [terms]. A rank writes a bank again two launches later. Then all
  * have finished this launch, because the one between needed what they sent in it. */
-PRS_SHARED uint32_t prs_backward_bank(uint32_t keys_epoch)
+PRS_SHARED uint32_t prs_backward_bank(uint32_t keys_epoch, uint32_t passes)
 {
-    return keys_epoch / 2 & 1;
+    return keys_epoch / passes & 1;
 }
 
 #endif

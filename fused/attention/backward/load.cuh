@@ -50,7 +50,7 @@ PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_atte
     constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
     struct prs_backward_pass_shape shape = pass_shape<E>(args);
     struct prs_attention_walk at = w;
-    *span = at.span = prs_backward_span(&shape, &w);
+    *span = at.span = prs_backward_span(&args.stream.schedule, &shape, &w);
     t->pair = prs_backward_pair(&shape, t, &w);
     if (at.span / args.stream.schedule.segments != 0) {
         await_block<what>(args.stream, *t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
@@ -94,7 +94,7 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
     if (E::of_keys && KIND == PRS_KEYS) {
         uint32_t source = prs_place_in_order(&s->place, order);
         /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
+        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync), args.passes);
         uint64_t row = prs_backward_term(s, args.pairs_q, bank, source, t.pair, segment) + block * E::block;
         bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
     }

@@ -2,16 +2,16 @@
 /* The backward pass of ring attention: which rank computes what, in which order. Plain C shared by the kernels, the
  * host and the tests.
  *
- * A launch has two passes, which are two kernels of one engine. Each is a ring like the forward one: a task keeps one
- * tile of two own tensors and reads two tensors of all ranks, the stream, which travels by the rules of
- * fused/attention/schedule.h.
+ * A pass is a kernel, and a ring like the forward one: a task keeps one tile of two own tensors and reads two tensors
+ * of all ranks, the stream, which travels by the rules of fused/attention/schedule.h.
  *
  *   pass       own tile          stream            what the task sums in registers
  *   queries    q, dout           keys, values      dq
  *   keys       keys, values      q, dout           dk, dv, over all query heads that share the KV head
  *
- * So no partial sum crosses between ranks or CTAs: each gradient is summed in fp32 by one warpgroup, in a fixed order,
- * and rounded once.
+ * Striped attention has both, so no partial sum crosses between ranks or CTAs. Otherwise the pass for keys alone makes
+ * all gradients: what a task computes of dq it adds to sums in memory, in turns, and a rank's sums of other ranks'
+ * queries go to these. Each gradient is summed in fp32, in a fixed order.
  *
  * Causal: a query meets the keys before it, a key the queries after it. The pass for keys therefore numbers the
  * segments of every rank backwards ("mirrored"): chunk c of the 2 * world is then chunk 2 * world - 1 - c, a rank's
@@ -62,6 +62,13 @@ PRS_SHARED uint32_t prs_backward_tasks(const struct prs_attention_schedule *s, c
     return prs_backward_heads(b, s->pairs) * s->segments * s->tiles;
 }
 
+/* One segment of keys, causal: the first tiles have most queries, and come first. They begin with the last queries,
+ * which all tiles meet: so none waits long for its turn to add (prs_backward_turn()). */
+PRS_SHARED bool prs_backward_from_end(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b)
+{
+    return b->pass == PRS_PASS_KEYS && s->causal && s->segments == 1;
+}
+
 /* Group by group, in the order of the forward's tasks. t->head is an own head; t->pair is the pair of the stream that
  * it reads, or the first of them. */
 PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
@@ -73,7 +80,7 @@ PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, con
     heads = prs_backward_heads(b, prs_attention_group_pairs(s, t->group));
     if (s->causal) { /* the heaviest segments come first */
         head = at % heads;
-        tile = tiles - 1 - at / heads;
+        tile = prs_backward_from_end(s, b) ? at / heads : tiles - 1 - at / heads;
     } else {
         head = at / tiles;
         tile = at % tiles;
@@ -93,10 +100,15 @@ PRS_SHARED uint32_t prs_backward_streams(const struct prs_backward_pass_shape *b
     return b->pass == PRS_PASS_KEYS ? b->shared : 1;
 }
 
-/* Order of the slice * segments + segment. */
-PRS_SHARED uint32_t prs_backward_span(const struct prs_backward_pass_shape *b, const struct prs_attention_walk *w)
+/* Order of the slice * segments + segment. A task of the later of two segments meets its own one last: so it is ahead
+ * of those of the earlier segment, which add to the other spans after it (prs_backward_turn()). */
+PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+                                      const struct prs_attention_walk *w)
 {
-    return w->span / prs_backward_streams(b);
+    uint32_t at = w->span / prs_backward_streams(b), last = s->place.world * 2 - 1;
+    if (b->pass != PRS_PASS_KEYS || !s->causal || s->segments != 2 || at == 0)
+        return at;
+    return at == last ? 1 : at + 1;
 }
 
 PRS_SHARED uint32_t prs_backward_pair(const struct prs_backward_pass_shape *b, const struct prs_attention_task *t,
@@ -109,12 +121,15 @@ PRS_SHARED uint32_t prs_backward_pair(const struct prs_backward_pass_shape *b, c
 PRS_SHARED void prs_backward_enter(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
                                    const struct prs_attention_task *t, struct prs_attention_walk *w, uint32_t span)
 {
-    prs_attention_enter(s, t, w, span / prs_backward_streams(b));
+    w->span = span;
+    prs_attention_enter(s, t, w, prs_backward_span(s, b, w));
     w->span = span;
     if (b->pass == PRS_PASS_KEYS && w->diagonal) {
         /* MUTANT(model backward) a tile of keys meets its first query: s/block_rows;/block_rows + 1;/ */
         w->block = t->tile * s->tile_rows / s->block_rows;
         w->blocks = prs_ceil_div(s->segment_rows, s->block_rows);
+        if (prs_backward_from_end(s, b)) /* `blocks` are left, down to the first query's */
+            w->blocks -= w->block, w->block += w->blocks - 1;
     }
 }
 
@@ -125,7 +140,7 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
     uint32_t steps = 0;
     for (uint32_t span = 0; span < s->place.world * s->segments * prs_backward_streams(b); span++) {
         prs_backward_enter(s, b, t, w, span);
-        steps += w->blocks - w->block;
+        steps += prs_backward_from_end(s, b) ? w->blocks : w->blocks - w->block;
     }
     prs_backward_enter(s, b, t, w, 0); /* of the own slice: never empty */
     w->left = steps;
@@ -135,10 +150,12 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
 PRS_SHARED bool prs_backward_next(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
                                   const struct prs_attention_task *t, struct prs_attention_walk *w)
 {
+    bool down = prs_backward_from_end(s, b);
     if (--w->left == 0)
         return false;
-    w->block++;
-    while (w->block == w->blocks)
+    w->block += down ? -1u : 1;
+    w->blocks -= down ? 1 : 0;
+    while (down ? w->blocks == 0 : w->block == w->blocks)
         prs_backward_enter(s, b, t, w, w->span + 1);
     return true;
 }
@@ -162,6 +179,43 @@ PRS_SHARED struct prs_backward_range prs_backward_range(const struct prs_attenti
     if (b->pass == PRS_PASS_KEYS && w->diagonal)
         r.from = (int32_t)(row - first);
     return r;
+}
+
+/* ---- dq: sums in memory ----
+ * The tasks of a KV head add to a block of queries in the order in which they are claimed. So a task waits only for
+ * tasks that were claimed before it. */
+/* How many tasks add to the walk's block before this one. */
+PRS_SHARED uint32_t prs_backward_turn(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                      const struct prs_attention_walk *w)
+{
+    uint32_t tiles = s->tiles, meet = prs_ceil_div((w->block + 1) * s->block_rows, s->tile_rows);
+    if (!s->causal || s->segments == 1)
+        return t->segment * tiles + t->tile;
+    /* MUTANT(model backward) only tiles that meet the block add: s/w->diagonal/0/ */
+    if (w->diagonal && meet < tiles)
+        tiles = meet;
+    /* MUTANT(model backward) later segments add before: s/+ (s->segments - 1 - t->segment) * s->tiles// */
+    return tiles - 1 - t->tile + (s->segments - 1 - t->segment) * s->tiles;
+}
+
+/* Blocks of a segment. */
+PRS_SHARED uint32_t prs_backward_blocks(const struct prs_attention_schedule *s)
+{
+    return prs_ceil_div(s->segment_rows, s->block_rows);
+}
+
+/* The number of the sum of a block of queries. order: of the slice; pair: query head; of `pairs`. */
+PRS_SHARED uint64_t prs_backward_sum(const struct prs_attention_schedule *s, uint32_t pairs, uint32_t order,
+                                     uint32_t pair, uint32_t segment, uint32_t block)
+{
+    return (((uint64_t)order * pairs + pair) * s->segments + segment) * prs_backward_blocks(s) + block;
+}
+
+/* Whether rank `rank` has keys that meet the queries of this segment of rank `source`. */
+PRS_SHARED bool prs_backward_meets(const struct prs_attention_schedule *s, uint32_t rank, uint32_t source,
+                                   uint32_t segment)
+{
+    return segment < prs_attention_interest(s, source, rank);
 }
 
 /* ---- what is known of each query row ---- */

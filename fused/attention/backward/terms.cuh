@@ -52,7 +52,7 @@ template <int TYPE, int HEAD_DIM> PRS_DEVICE void send_terms(const struct prs_te
     uint32_t parts = prs_backward_term_rows(s) / 32, row = at % parts * 32, segment = at / parts % s->segments;
     uint32_t pair = at / parts / s->segments, mine = row + threadIdx.x % 32;
     /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-    uint32_t bank = prs_backward_bank(launch_epoch(&args.sync) + 1); /* of the second pass of this launch */
+    uint32_t bank = prs_backward_bank(launch_epoch(&args.sync) + args.passes - 1, args.passes);
     uint64_t first = pair / s->heads_q * x->batch + pair % s->heads_q * x->head + segment * x->segment;
     struct prs_backward_term term = {0, delta_of_rows<TYPE, HEAD_DIM>(args, first, row)};
     uint64_t to =

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backward pass, warps 2 and 3: adds what the CTA computes of dq to the sums in memory. The tasks of a head add to
+ * a block of queries in their order, one after the other, so the result is the same each time. */
+#ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_ADD_CUH
+#define PERSEUS_FUSED_ATTENTION_BACKWARD_ADD_CUH
+
+#include "fused/attention/backward/cta.cuh"
+#include "fused/attention/credit.cuh"
+
+/* Waits until the tasks before have added to this block. Not bounded: they run on this GPU, and wait only for what
+ * bounded waits of their CTAs bring. */
+PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
+{
+    while (prs_load_acquire_gpu(turn) < want) { /* [dq-turn]: what the task before has added */
+    }
+    fence_async_global(); /* the turn was read by an ordinary load, the sums are written by the copy engine */
+}
+
+/* step: how many came before. */
+template <class E>
+PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct attention_memory &m,
+                          const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    uint32_t span = prs_backward_span(s, &shape, &w), want = prs_backward_turn(s, &t, &w);
+    uint64_t block = prs_backward_sum(s, args.pairs_q, span / s->segments, prs_backward_pair(&shape, &t, &w),
+                                      span % s->segments, w.block);
+    float *to = args.sums.sums + block * (E::block * E::head_dim);
+    uint32_t buffer = step % PRS_BACKWARD_SUMS, phase = step / PRS_BACKWARD_SUMS & 1;
+    const uint8_t *from = m.base + E::at_sums + buffer * E::warpgroups * E::sum_bytes;
+    /* MUTANT(emulator attention_backward/causal_alone_is_right) tasks add in turn: delete */
+    await_turn(args.sums.turns + block, want);
+    mbarrier_wait(&m.sum_full[buffer], phase);
+    if (want == 0) /* nothing is there */
+        bulk_store(to, from, E::warpgroups * E::sum_bytes);
+    else
+        bulk_add_f32(to, from, E::warpgroups * E::sum_bytes);
+    bulk_commit();
+    bulk_wait_read<0>();
+    mbarrier_arrive(&m.sum_empty[buffer]);
+    bulk_wait_done<0>();
+    prs_store_release_gpu(args.sums.turns + block, want + 1); /* [dq-turn] */
+}
+
+/* One thread of warps 2 and 3 calls it: which 0 and 1. They take turns, because an add takes as long as a step. */
+template <class E>
+PRS_DEVICE void add_queries(const struct prs_backward_args &args, const struct attention_memory &m, uint32_t which)
+{
+    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    uint32_t step = 0, at;
+    static_assert(PRS_BACKWARD_SUMS == 2, "each has a buffer");
+    for (uint32_t turn = 0; (at = await_piece(m, turn)) < args.stream.pieces_count; turn++) {
+        const struct prs_attention_piece *piece = &args.stream.pieces[at];
+        struct prs_attention_task t = piece->task;
+        struct prs_attention_walk w = piece->begin;
+        do {
+            if (step % 2 == which)
+                add_block<E>(args, m, t, w, step);
+            step++;
+        } while (prs_backward_next(&args.stream.schedule, &shape, &t, &w));
+        if (which == 0)
+            count_piece(args.stream, m, launch_epoch(&args.stream.sync), turn, t.group);
+        else
+            mbarrier_arrive(&m.piece_empty[turn % PRS_ATTENTION_PIECE_SLOTS]);
+        (void)add_acq_rel_gpu(args.stream.finished + args.stream.schedule.groups + t.group, 1); /* [dq-group] */
+    }
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dq: what this rank's keys add goes to the owners of the queries, who add up what all ranks sent, in the order of the
+ * ring, and round once.
+ *
+ * A sum is 64 queries of a head in two halves, of half the columns each. A half is as 128 threads hold the accumulators
+ * of a product: vector i of thread t, of four elements, is number 128 i + t. */
+#ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
+#define PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
+
+#include "fused/attention/backward/cta.cuh"
+#include "fused/attention/softmax.cuh"
+
+/* Sums of one rank's queries. */
+PRS_DEVICE uint32_t sums_of_rank(const struct prs_attention_schedule *s, uint32_t pairs)
+{
+    return (uint32_t)prs_backward_sum(s, pairs, 1, 0, 0, 0);
+}
+
+/* ---- warp 1, when it has pushed: sends the sums of other ranks' queries, group by group ---- */
+/* Waits until all tasks of the group have added: two threads of each count. Not bounded, as await_turn(). */
+PRS_DEVICE void await_group(const struct prs_attention_args &args, uint32_t group)
+{
+    const uint32_t *added = args.finished + args.schedule.groups + group;
+    uint32_t want = 2 * args.pieces_of[group];
+    /* MUTANT(emulator attention_backward/several_ranks_are_right) sums are complete: s/< want/< 0/ */
+    while (load_acquire_sys(added) < want) /* [dq-group] */
+        __nanosleep(PRS_BACKWARD_NAP_NS);
+    __syncwarp();
+}
+
+/* One sum to the neighbour that is `order` places after this one. */
+template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args, uint32_t order, uint32_t number)
+{
+    constexpr uint32_t elements = E::block * E::head_dim;
+    const struct prs_backward_sums *x = &args.sums;
+    const struct prs_place *place = &args.stream.schedule.place;
+    uint32_t all = sums_of_rank(&args.stream.schedule, args.pairs_q);
+    uint32_t slot = prs_distance_back(order, place->local_ranks) - 1;
+    const float *from = x->sums + ((uint64_t)order * all + number) * elements;
+    uint16_t *to = x->parts[order] + ((uint64_t)slot * all + number) * elements;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x % 32 * 8; i < elements; i += 32 * 8) {
+        float v[8];
+        *(float4 *)v = *(const float4 *)(from + i);
+        *(float4 *)(v + 4) = *(const float4 *)(from + i + 4);
+        *(uint4 *)(to + i) = pack_vector<E::type>(v);
+    }
+    if (threadIdx.x % 32 == 0)
+        x->turns[(uint64_t)order * all + number] = 0;
+}
+
+/* A whole warp of each CTA calls it. */
+template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &args)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    uint32_t per_pair = s->segments * prs_backward_blocks(s), pairs, first = 0, at = blockIdx.x;
+    for (uint32_t group = 0; group < s->groups; group++, first += pairs) {
+        pairs = prs_attention_group_pairs(s, group);
+        await_group(args.stream, group);
+        /* CTAs deal out the sums of all groups in turn. */
+        for (; at < (first + pairs) * per_pair * (s->place.local_ranks - 1); at += gridDim.x) {
+            uint32_t i = at - first * per_pair * (s->place.local_ranks - 1), order = 1 + i / (pairs * per_pair);
+            uint32_t number = first * per_pair + i % (pairs * per_pair);
+            uint32_t segment = number / prs_backward_blocks(s) % s->segments;
+            if (prs_backward_meets(s, s->place.rank, prs_place_in_order(&s->place, order), segment))
+                send_sum<E>(args, order, number);
+        }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 != 0)
+        return;
+    /* [dq-parts]: all parts, before the count that await_parts() waits for */
+    fence_release_sys();
+    for (uint32_t p = 1; p < s->place.local_ranks; p++)
+        add_relaxed_sys(args.sums.arrivals[p] + prs_distance_back(p, s->place.local_ranks) - 1, 1);
+}
+
+/* ---- the kernel after the pass ---- */
+/* Each CTA of each rank counts once in every launch, when its parts are there. */
+PRS_DEVICE void await_parts(const struct prs_finish_args &args)
+{
+    const struct prs_place *place = &args.schedule.place;
+    uint32_t want = *(volatile uint32_t *)&args.sync.words->epoch * gridDim.x; /* the pass has ended its epoch */
+    for (uint32_t order = 1 + threadIdx.x; order < place->local_ranks; order += PRS_FINISH_THREADS)
+        /* MUTANT(emulator attention_backward/several_ranks_are_right) parts are awaited: s/, want,/, 0,/ */
+        wait_flag(&args.sync, args.sums.arrivals[0] + order - 1, want, PRS_AWAIT_GRADIENTS,
+                  prs_place_in_order(place, order), order - 1);
+    __syncthreads();
+}
+
+/* A warpgroup: half of sum `number` of the own queries. */
+template <int TYPE, int HEAD_DIM>
+PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, uint32_t half)
+{
+    typedef element<TYPE> out;
+    constexpr uint32_t count = HEAD_DIM / 4, columns = HEAD_DIM / 2, elements = PRS_BACKWARD_BLOCK * HEAD_DIM;
+    const struct prs_attention_schedule *s = &args.schedule;
+    const struct prs_attention_strides *x = &args.strides;
+    uint64_t all = sums_of_rank(s, args.pairs_q);
+    uint64_t at = number * elements + half * (elements / 2) + threadIdx.x % 128 * 4;
+    uint32_t blocks = prs_backward_blocks(s), block = number % blocks, segment = number / blocks % s->segments;
+    uint32_t pair = number / blocks / s->segments, lane = threadIdx.x % 32;
+    uint32_t row = block * PRS_BACKWARD_BLOCK + threadIdx.x / 32 % 4 * 16 + lane / 4, w[count / 16][4];
+    float sum[count];
+#pragma unroll
+    for (uint32_t i = 0; i < count; i += 4)
+        *(float4 *)(sum + i) = *(const float4 *)(args.sums.sums + at + i * 128);
+    for (uint32_t order = 1; order < s->place.local_ranks; order++) {
+        const uint16_t *part = args.sums.parts[0] + (order - 1) * all * elements + at;
+        if (!prs_backward_meets(s, prs_place_in_order(&s->place, order), s->place.rank, segment))
+            continue;
+#pragma unroll
+        for (uint32_t i = 0; i < count; i += 4) {
+            uint2 v = *(const uint2 *)(part + i * 128);
+            sum[i] += out::low(v.x), sum[i + 1] += out::high(v.x);
+            sum[i + 2] += out::low(v.y), sum[i + 3] += out::high(v.y);
+        }
+    }
+    typename out::bits *to = (typename out::bits *)args.dq + pair / s->heads_q * x->batch +
+                             pair % s->heads_q * x->head +
+                             prs_backward_segment(s, PRS_PASS_KEYS, segment) * x->segment + half * columns;
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        round_row<TYPE>(w, sum, h, args.scale);
+        if (row >= s->segment_rows)
+            continue;
+#pragma unroll
+        for (uint32_t i = 0; i < count / 16; i++)
+            *(uint4 *)(to + row * x->row + i * 32 + lane % 4 * out::in_vector) =
+                make_uint4(w[i][0], w[i][1], w[i][2], w[i][3]);
+    }
+}
+
+template <int TYPE, int HEAD_DIM>
+__global__ void __launch_bounds__(PRS_FINISH_THREADS)
+    finish_queries(const __grid_constant__ struct prs_finish_args args)
+{
+    uint32_t all = sums_of_rank(&args.schedule, args.pairs_q);
+    await_parts(args);
+    for (uint32_t at = blockIdx.x; at < all; at += gridDim.x) {
+        finish_sum<TYPE, HEAD_DIM>(args, at, threadIdx.x / 128);
+        if (threadIdx.x == 0)
+            args.sums.turns[at] = 0;
+    }
+}
+
+#endif
