@@ -87,11 +87,11 @@ static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
     return prs_backward_term(s, s->pairs, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
 }
 
-/* How many KV heads are worked on together, where the pass for keys adds to dq. Their tasks go head by head, so tasks of
- * one head follow each other the later the more heads there are, and wait less for their turns to add. But the fewer of
- * one head run together, the more often its sums come from memory. One rank: about 8 of a head. Several: twice as many
- * tasks as CTAs compute at a time, no step much fewer than the others. 4 x H100, 16384 keys, 64 heads, backward: 3, 5,
- * 8, 11, 16 heads take 7687, 7064, 6324, 6883, 7367 us. */
+/* How many KV heads are worked on together, where the pass for keys adds to dq. Their tasks go head by head, so tasks
+ * of one head follow each other the later the more heads there are, and wait less for their turns to add. But the fewer
+ * of one head run together, the more often its sums come from memory. One rank: about 8 of a head. Several: twice as
+ * many tasks as CTAs compute at a time, no step much fewer than the others (times by heads a step:
+ * doc/results/attention-backward-4xH200.json). */
 static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ctas)
 {
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
