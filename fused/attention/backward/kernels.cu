@@ -20,6 +20,15 @@ struct instance {
 static const struct launch_shape terms_shape = {1, 32 * PRS_BACKWARD_WARPS, 0};
 static const struct launch_shape finish_shape = {1, PRS_FINISH_THREADS, 0};
 
+/* Only striped attention has it; else NULL. */
+template <class E> static constexpr auto pass_for_queries(void) -> void (*)(const struct prs_backward_args)
+{
+    if constexpr (E::striped)
+        return backward_kernel<E>;
+    else
+        return nullptr;
+}
+
 template <int TYPE, int HEAD_DIM, int STRIPED> static constexpr struct instance make(void)
 {
     using Q = backward<TYPE, HEAD_DIM, PRS_PASS_QUERIES, STRIPED>;
@@ -27,7 +36,7 @@ template <int TYPE, int HEAD_DIM, int STRIPED> static constexpr struct instance 
     return {{TYPE, HEAD_DIM, STRIPED},
             terms_kernel<TYPE, HEAD_DIM>,
             finish_queries<TYPE, HEAD_DIM>,
-            {backward_kernel<Q>, backward_kernel<K>},
+            {pass_for_queries<Q>(), backward_kernel<K>},
             {{1, Q::threads, Q::shared_bytes}, {1, K::threads, K::shared_bytes}}};
 }
 
@@ -41,7 +50,7 @@ static int load(void)
         r = r ? r : launch_load(i.terms);
         r = r ? r : launch_load(i.finish);
         for (auto pass : i.pass)
-            r = r ? r : launch_load(pass);
+            r = r || !pass ? r : launch_load(pass);
     }
     return r;
 }
@@ -59,12 +68,16 @@ static const struct instance *find(const struct prs_backward_kernel *wanted)
 extern "C" int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint32_t *ctas)
 {
     const struct instance *i = find(kernel);
-    uint32_t each[PRS_PASSES];
+    uint32_t each, least = UINT32_MAX;
     int r = i ? 0 : -ENOTSUP;
-    for (uint32_t p = 0; p < PRS_PASSES && !r; p++)
-        r = launch_prepare(i->pass[p], &i->pass_shape[p], &each[p]);
+    for (uint32_t p = 0; p < PRS_PASSES && !r; p++) {
+        if (!i->pass[p])
+            continue;
+        r = launch_prepare(i->pass[p], &i->pass_shape[p], &each);
+        least = !r && each < least ? each : least;
+    }
     if (!r)
-        *ctas = each[0] < each[1] ? each[0] : each[1];
+        *ctas = least;
     return r;
 }
 

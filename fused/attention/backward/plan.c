@@ -11,7 +11,7 @@
 #include "fused/core/plan.h"
 #include "transport/util/error.h"
 
-enum { TILES_TOGETHER = 8 /* of a head, on one rank */ };
+enum { TILES_TOGETHER = 8 /* of a head, on one rank */, LEAST_HEADS = 6 };
 
 /* One pass of a launch. */
 struct pass {
@@ -97,6 +97,8 @@ static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ct
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
     uint32_t tasks = prs_ceil_div(p->shape.seq / world, PRS_BACKWARD_TILE);
     uint32_t most = world == 1 ? prs_ceil_div(ctas, TILES_TOGETHER) : prs_ceil_div(2 * ctas, tasks);
+    if (most < LEAST_HEADS)
+        most = LEAST_HEADS;
     return p->wanted.heads_per_step != 0 ? p->wanted.heads_per_step : prs_ceil_div(pairs, prs_ceil_div(pairs, most));
 }
 
