@@ -102,6 +102,48 @@ def any_number_of_rows(group, steps=10000):
     return {"steps": steps, "worst": worst, "plans": len(group._plans)}, worst < 0.05
 
 
+def memory_does_not_grow(group, steps=10000):
+    """Forward and backward of random numbers of rows and tokens: products in each step, a layer of experts in every
+    fourth. What torch has allocated, memory of the GPU outside of torch, the host's memory and the number of plans,
+    after a fifth of the steps and at the end."""
+    generator, world, found, began = random.Random(11 + group.rank), group.world, [], time.monotonic()
+    shared = random.Random(11)  # of what must be the same on all ranks
+    up, down = uniform(1024 // world, 1024).requires_grad_(), uniform(1024, 1024 // world).requires_grad_()
+    plan = perseus.moe_plan(max_tokens=512, hidden=1024, experts=8 * world, top_k=4, inner=256, linear_layout=True)
+    experts = [uniform(8, 512, 1024).requires_grad_(), uniform(8, 1024, 256).requires_grad_()]
+
+    def products(rows):
+        x = uniform(rows, 1024).requires_grad_()
+        h = perseus.all_gather_matmul(x, up.t(), group)
+        perseus.matmul_reduce_scatter(torch.relu(h), down.t(), group).sum().backward()
+
+    def layer(tokens):
+        x, scores = uniform(tokens, 1024).requires_grad_(), torch.rand(tokens, 8 * world, device="cuda")
+        weights, chosen = scores.requires_grad_().softmax(-1).topk(4)
+        perseus.moe_layer(x, chosen, weights, *experts, plan, recompute=True)[0].sum().backward()
+
+    def used():
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        host = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return [torch.cuda.memory_stats()["allocated_bytes.all.current"],
+                total - free - torch.cuda.memory_reserved(), host, len(group._plans)]
+    for step in range(steps):
+        first = step < 2  # the largest sizes come first
+        products(512 if first else shared.randrange(1, 513))
+        if step % 4 == 0:
+            layer(512 if first else generator.randrange(0, 513))
+        for t in (up, down, *experts):
+            t.grad = None
+        if step in (steps // 5, steps - 1):
+            found.append(used())
+    group.check()
+    grown = [(b - a) / 2**20 for a, b in zip(*found)]
+    return ({"steps": steps, "seconds": round(time.monotonic() - began, 1), "plans": found[1][3],
+             "grown_mb": {name: round(value, 2) for name, value in zip(("torch", "gpu_outside_torch", "host"), grown)}},
+            found[0][3] == found[1][3] and grown[0] < 1 and grown[1] < 4 and grown[2] < 64)
+
+
 def any_stream(group, steps=300):
     """Ops on three streams without a wait between them: each launch of a group follows the one before, whatever its
     stream."""
@@ -422,10 +464,10 @@ def abort_ends_waits(group):
             0 <= ended_ms < 100 and failure is not None and failure.code == -errno.ECANCELED)
 
 
-CLAIMS = [ops_are_right, norms_are_right, any_stream, any_number_of_rows, sixty_seven_sizes, few_rows,
-          gradients_are_right, gradients_of_attention_are_right, striped_attention_is_right, packed_step_beside_one_gpu,
-          a_step_beside_torchs, maps_of_experts, moe_training, scaled_products, scaled_paths, a_killed_rank_is_named,
-          memory_of_torch_is_imported, abort_ends_waits]
+CLAIMS = [ops_are_right, norms_are_right, any_stream, any_number_of_rows, memory_does_not_grow, sixty_seven_sizes,
+          few_rows, gradients_are_right, gradients_of_attention_are_right, striped_attention_is_right,
+          packed_step_beside_one_gpu, a_step_beside_torchs, maps_of_experts, moe_training, scaled_products,
+          scaled_paths, a_killed_rank_is_named, memory_of_torch_is_imported, abort_ends_waits]
 
 
 def rank_main(claim):

@@ -28,6 +28,7 @@ claim moe_training 240
 step moe_block 200 $many fused/python/examples/moe_block.py --tokens 2048 --rounds 5
 claim any_stream 100
 claim any_number_of_rows 200
+claim memory_does_not_grow 200
 claim sixty_seven_sizes 120
 claim few_rows 150
 claim a_killed_rank_is_named 100
