@@ -27,7 +27,7 @@ static const char *advice(const struct prs_peer *peer)
 
     return !peer->nic->fails_over ? ". These queues cannot replace a lost rail"
            : !config->failover
-               ? ". If only a rail is lost, others replace it without NCCL_IB_RESILIENCY_PORT_FAILOVER=0"
+               ? ". If only a rail is lost, others could replace it: NCCL_IB_RESILIENCY_PORT_FAILOVER=0 forbids it"
            : peer->path_count == 1 && !config->standby
                ? ". If only a rail is lost, PERSEUS_STANDBY_RAIL=1 at both sides replaces it"
            : peer->order.policy != PRS_POLICY_COUNTED
