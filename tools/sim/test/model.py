@@ -212,7 +212,7 @@ def a_trace_is_played_and_checked():
         file.write("1 0 put 8 4096 1\n")
         file.flush()
         assert "earlier than the line before" in sim("trace", "--trace", file.name, status=1).stderr
-    assert "--trace FILE" in sim("trace", status=1).stderr
+    assert "--trace FILE" in sim("trace", status=2).stderr
 
 
 def a_table_has_no_column_that_its_workload_does_not_set():
