@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "test/transport/dead_nic.h"
 #include "test/transport/pair.h"
 #include "transport/nic/verbs/device.h"
 #include "transport/nic/verbs/verbs_nic.h"
@@ -48,48 +49,6 @@ static size_t length_of(uint32_t message)
     return lengths[message % (sizeof(lengths) / sizeof(*lengths))];
 }
 
-/* ---- a NIC that has died ---- */
-
-static struct ibv_context *dead;
-static int (*modify_living)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
-static int (*poll_living)(struct ibv_cq *cq, int room, struct ibv_wc *wc);
-
-static int modify_none(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
-{
-    return qp->context == dead ? EIO : modify_living(qp, attr, mask);
-}
-
-/* What it has completed is in memory. It flushes nothing. */
-static int poll_completed(struct ibv_cq *cq, int room, struct ibv_wc *wc)
-{
-    int count, kept = 0;
-
-    do {
-        count = poll_living(cq, room, wc);
-        for (int i = 0; i < count; i++)
-            if (wc[i].status == IBV_WC_SUCCESS)
-                wc[kept++] = wc[i];
-    } while (count > 0 && !kept);
-    return count < 0 ? count : kept;
-}
-
-static void kill_device(const struct prs_link *link)
-{
-    struct ibv_qp_attr silent = {.qp_state = IBV_QPS_ERR};
-    struct prs_domain *domain = link->rail->domain;
-
-    dead = prs_verbs_device(domain)->context;
-    modify_living = prs_verbs.modify_qp;
-    poll_living = dead->ops.poll_cq;
-    for (uint32_t i = 0; i < link->queue_count; i++)
-        modify_living(prs_rc_queue_pair(link->queue[i]), &silent, IBV_QP_STATE);
-    if (link->loopback)
-        modify_living(prs_rc_queue_pair(link->loopback), &silent, IBV_QP_STATE);
-    prs_verbs.modify_qp = modify_none;
-    dead->ops.poll_cq = poll_completed;
-    prs_domain_lose(domain, "local catastrophic error");
-}
-
 /* ---- messages ---- */
 
 static void lose_rail(struct pair *pair, uint32_t message)
@@ -104,7 +63,7 @@ static void lose_rail(struct pair *pair, uint32_t message)
     else if (loss.fault == QUEUE_ERROR)
         pair->peer->nic->stop(pair->peer->link[loss.path]);
     else if (loss.fault == DEVICE_DEAD)
-        kill_device(pair->peer->link[loss.path]);
+        dead_nic_kill(pair->peer->link[loss.path]);
     else
         __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
                          __ATOMIC_RELAXED);
