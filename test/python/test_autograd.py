@@ -99,6 +99,16 @@ class Gradients(unittest.TestCase):
                     self.assertTrue(torch.equal(one, other), op)
         run(1, body)
 
+    def test_a_tuple_of_weights_has_gradients_and_what_is_no_tensor_is_named(self):
+        def body(group):
+            a, ws = random(0, 32, 64), [random(i, 80, 64).requires_grad_() for i in (1, 2)]
+            c, d, _ = perseus.all_gather_matmuls(a, tuple(w.t() for w in ws), group)
+            (c + d).float().sum().backward()
+            with self.assertRaisesRegex((RuntimeError, TypeError), "Tensor"):
+                perseus.matmul_all_reduce([1.0], ws[0].t(), group)
+            return [w.grad is not None for w in ws]
+        self.assertEqual(run(1, body), [[True, True]])
+
     def test_a_profiler_sees_the_names_of_ops(self):
         def body(group):
             a, w = random(0, 32, 64), random(1, 80, 64)

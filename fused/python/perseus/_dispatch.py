@@ -47,7 +47,7 @@ def _tensors(arguments: tuple) -> list[torch.Tensor]:
     for x in arguments:
         if isinstance(x, torch.Tensor):
             found.append(x)
-        elif type(x) is list:
+        elif isinstance(x, (list, tuple)):
             found += [t for t in x if isinstance(t, torch.Tensor)]
     return found
 
@@ -59,6 +59,7 @@ class _Call:
 
     def __init__(self, name: str, run: Any) -> None:
         self.name, self.packet, self.run, self.node = name, getattr(_ops, name), run, None
+        self.wanted = [i for i, x in enumerate(self.packet.default._schema.arguments) if str(x.type) == "Tensor"]
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -70,6 +71,9 @@ class _Call:
         """The implementation, or what records it for a gradient; None: the dispatcher must see the call."""
         if not _nobody_looks():
             return None
+        for i in self.wanted:
+            if i >= len(arguments) or not isinstance(arguments[i], torch.Tensor):
+                return None  # torch says what is wrong
         tensors = _tensors(arguments)
         for t in tensors:
             if type(t) not in _ordinary or t.is_meta:

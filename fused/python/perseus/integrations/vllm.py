@@ -75,7 +75,7 @@ def _replicated(moe: Any) -> bool:
 
 def _most(moe: Any, count: int) -> int | None:
     """The most tokens of a rank in this step; None: not known, as outside of a forward pass."""
-    if moe.dp_size == 1 and not moe.is_sequence_parallel:
+    if _replicated(moe):
         return count
     metadata = get_forward_context().dp_metadata if is_forward_context_available() else None
     if metadata is None:
