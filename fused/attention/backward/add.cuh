@@ -43,7 +43,8 @@ PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct att
     prs_store_release_gpu(args.sums.turns + block, want + 1); /* [dq-turn] */
 }
 
-/* One thread of warps 2 and 3 calls it: which 0 and 1. They take turns, because an add takes as long as a step. */
+/* Called by one thread of warp 2 (which = 0) and one of warp 3 (which = 1). Each adds every second block, because an
+ * add takes as long as a step. */
 template <class E>
 PRS_DEVICE void add_queries(const struct prs_backward_args &args, const struct attention_memory &m, uint32_t which)
 {

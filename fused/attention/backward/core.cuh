@@ -195,7 +195,8 @@ template <class E> PRS_DEVICE void release_stage(const struct attention_memory &
 }
 
 /* ---- dq: 64 queries x the 128 keys of both warpgroups; each computes half of the columns ---- */
-/* 0 is __syncthreads(). dS of a block is written; it has been read by a warpgroup, two barriers. */
+/* Named barriers; number 0 is that of __syncthreads(). GRADIENTS: both warpgroups have written dS of a block.
+ * FIRST_READ, and the number after it: warpgroup 0, and warpgroup 1, has read it. */
 enum { GRADIENTS_BARRIER = 1, FIRST_READ_BARRIER = 2 };
 
 /* Writes dS where both warpgroups read it: rows of keys, with the swizzle of an operand. */
