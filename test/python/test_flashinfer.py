@@ -4,9 +4,9 @@ torch's products."""
 import unittest
 from unittest import mock
 
+import moe_reference
 import ranks
 import torch
-import torch.nn.functional as F
 from ranks import random
 from stand_ins import stand_in
 
@@ -28,23 +28,7 @@ def inputs(rank):
 
 
 def matrices(scaled):
-    found = [random(0, EXPERTS, n, k, seed=n).mul_(0.3) for n, k in ((2 * INNER, HIDDEN), (HIDDEN, INNER))]
-    if not scaled:
-        return found
-    (w13, s13), (w2, s2) = (perseus.quantise_reference(w, (128, 128)) for w in found)
-    return w13, w2, s13, s2
-
-
-def reference(x, chosen, weights, scaled):
-    w13, w2, *scales = matrices(scaled)
-    w13, w2 = (w.float() if not scaled else w.float() * s.repeat_interleave(128, 1).repeat_interleave(128, 2)
-               for w, s in zip((w13, w2), scales or (None, None)))
-    out = torch.zeros(x.shape)
-    for token in range(len(x)):
-        for slot in range(TOP_K):
-            gate, up = (w13[chosen[token, slot]] @ x[token].float()).chunk(2)
-            out[token] += weights[token, slot] * (w2[chosen[token, slot]] @ (F.silu(gate) * up))
-    return out
+    return moe_reference.matrices(EXPERTS, HIDDEN, INNER, scaled)
 
 
 def made(group, scaled=False, **more):
@@ -70,7 +54,7 @@ class FlashInfer(unittest.TestCase):
             t = moe_ep.MoEEpTensors(x, chosen, weights)
             for scaled in (False, True):
                 layer = made(group, scaled, tokens=(10,))
-                want, found = reference(x, chosen, weights, scaled), [layer(t)]
+                want, found = moe_reference.layer(x, chosen, weights, matrices(scaled)), [layer(t)]
                 layer.stage_inputs(t, compile_tokens_per_rank=9)
                 found.append(layer.compute_staged(output=torch.empty_like(x)))
                 small = layer.create_workspace(12)
@@ -93,7 +77,7 @@ class FlashInfer(unittest.TestCase):
                      "chosen": chosen, "router": router}
             exec(program, found)
             found["layer"].destroy()
-            want = reference(x, chosen, router, False)
+            want = moe_reference.layer(x, chosen, router, matrices(False))
             return float((found["y"].float() - want).square().mean().sqrt() / want.square().mean().sqrt()) < 0.01
         program = ranks.page("FlashInfer", "python", [
             ("num_experts=128", "num_experts=4"), ("1024", "16"), ("2048", "128"), ("768, top_k=8", "128, top_k=2"),

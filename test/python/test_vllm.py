@@ -12,9 +12,9 @@ import types
 import unittest
 from unittest import mock
 
+import moe_reference
 import ranks
 import torch
-import torch.nn.functional as F
 from ranks import random
 from stand_ins import stand_in
 
@@ -90,24 +90,7 @@ def entered(of_thread, group, tensor=None):
 
 
 def weights(scaled):
-    """Of all experts: w13, w2, and for e4m3 their scales."""
-    w13, w2 = (random(0, EXPERTS, n, k, seed=n).mul_(0.3) for n, k in ((2 * INNER, HIDDEN), (HIDDEN, INNER)))
-    if not scaled:
-        return w13, w2
-    (w13, s13), (w2, s2) = (perseus.quantise_reference(w, (128, 128)) for w in (w13, w2))
-    return w13, w2, s13, s2
-
-
-def reference(x, chosen, router, scaled):
-    w13, w2, *scales = weights(scaled)
-    w13, w2 = (w.float() if not scaled else w.float() * s.repeat_interleave(128, 1).repeat_interleave(128, 2)
-               for w, s in zip((w13, w2), scales or (None, None)))
-    out = torch.zeros(x.shape)
-    for token in range(x.shape[0]):
-        for slot in range(TOP_K):
-            gate, up = (w13[chosen[token, slot]] @ x[token].float()).chunk(2)
-            out[token] += router[token, slot] * (w2[chosen[token, slot]] @ (F.silu(gate) * up))
-    return out
+    return moe_reference.matrices(EXPERTS, HIDDEN, INNER, scaled)
 
 
 def route(hidden_states, gating_output, topk, renormalize):
@@ -172,7 +155,7 @@ class Vllm(unittest.TestCase):
                         forward_context._forward_context = steps[number]
                     arrived.wait()
                     y = runner(x.clone(), logits)
-                    want = reference(x, *reversed(route(x, logits, TOP_K, False)), scaled)
+                    want = moe_reference.layer(x, *reversed(route(x, logits, TOP_K, False)), weights(scaled))
                     errors.append(float((y.float() - want).square().mean().sqrt() / want.square().mean().sqrt()))
             group.check()
             return errors
