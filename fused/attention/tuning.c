@@ -77,7 +77,9 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     if (a->stripe == 0 && a->seq % parts != 0)
         return prs_fail(-EINVAL, "attention: a sequence of %u does not divide into %u equal parts (%u ranks%s): pad it",
                         a->seq, parts, world, parts > world ? ", two chunks each" : "");
-    if (!(a->scale >= 0))
+    if (!isfinite(a->scale))
+        return prs_fail(-EINVAL, "attention: scale %g is no finite number", (double)a->scale);
+    if (a->scale < 0)
         return prs_fail(-EINVAL, "attention: scale %g is negative: negate the queries instead", (double)a->scale);
     return 0;
 }

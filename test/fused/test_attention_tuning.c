@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "fused/attention/tuning.h"
@@ -235,6 +236,8 @@ static struct row rows[] = {
     {{1, 8, 8, 128, 1002, 0, 0, 0}, 4, -EINVAL},
     {{1, 8, 8, 128, 1004, 1, 0, 0}, 4, -EINVAL}, /* 8 chunks */
     {{1, 8, 8, 128, 1024, 0, 0, -1}, 4, -EINVAL},
+    {{1, 8, 8, 128, 1024, 0, 0, NAN}, 4, -EINVAL},
+    {{1, 8, 8, 128, 1024, 0, 0, INFINITY}, 4, -EINVAL},
     /* more pairs than 32 bits can count */
     {{65536, 65536, 65536, 128, 1024, 0, 0, 0}, 4, -EINVAL},
 };

@@ -201,6 +201,11 @@ class Identity(unittest.TestCase):
         first.close()
         with self.assertRaisesRegex(perseus.PerseusError, "its 2 ranks are 0 to 1"):
             perseus.init((store, 2, 2))
+        with self.assertRaisesRegex(TypeError, r"a tuple of 2 was given; it must be \(store, rank, world\)"):
+            perseus.init((store, 0))
+        for call in (lambda: perseus.init(5), lambda: perseus.matmul_all_reduce(torch.ones(8, 8), torch.ones(8, 8), 5)):
+            with self.assertRaisesRegex(TypeError, "a group was given as int; it must be a ProcessGroup, a DeviceMesh"):
+                call()
 
     def test_a_rank_that_failed_before_it_came_may_try_again(self):
         store = dist.HashStore()

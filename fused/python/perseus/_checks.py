@@ -3,6 +3,8 @@
 they run in every call."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ._group import Group
@@ -28,6 +30,12 @@ def _refuse(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtyp
     layout = "row-major or the transpose of a row-major matrix" if dtype else "row-major"
     raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be {layout}, "
                      "without gaps: call .contiguous()")
+
+
+def _check_kind(op: str, what: str, given: Any, kind: type) -> None:
+    """Whether an argument that is no tensor is an object of ours."""
+    if not isinstance(given, kind):
+        raise TypeError(f"perseus.{op}: {what} is of type {type(given).__name__}; it must be a perseus.{kind.__name__}")
 
 
 def _check_rows(group: Group, op: str, what: str, a: torch.Tensor) -> None:

@@ -86,6 +86,11 @@ def _close_here(group: Group) -> None:
     group.close()
 
 
+def _no_group(given: Any) -> TypeError:
+    return TypeError(f"perseus: a group was given as {type(given).__name__}; it must be a ProcessGroup, a DeviceMesh of "
+                     "one dimension, a Group of perseus.init(), a name, or None")
+
+
 class _Wanted:
     """What perseus.init() was asked for."""
 
@@ -98,6 +103,8 @@ class _Wanted:
                                    "one of them, as in mesh[\"tp\"]", -errno.EINVAL)
             self.mesh, group = group, group.get_group()
         if isinstance(group, Sequence) and not isinstance(group, str):
+            if len(group) != 3:
+                raise TypeError(f"perseus.init: a tuple of {len(group)} was given; it must be (store, rank, world)")
             self.store, self.rank, self.world = group
             self.name = name or "perseus"
             label = self.name
@@ -106,6 +113,8 @@ class _Wanted:
             if self.process_group is None:
                 raise PerseusError("perseus.init: there is no process group: call "
                                    "torch.distributed.init_process_group() first, or pass (store, rank, world)")
+            if not hasattr(self.process_group, "get_group_store"):
+                raise _no_group(self.process_group)
             self.store, self.rank, self.world = (self.process_group.get_group_store(), self.process_group.rank(),
                                                  self.process_group.size())
             self.name = name or self.process_group.group_name
@@ -250,6 +259,8 @@ def name_of(group: GroupLike) -> str:
     process_group = group if group is not None else dist.group.WORLD
     if process_group is None:
         raise PerseusError("perseus: no group was given, and there is no default process group")
+    if not hasattr(process_group, "group_name"):
+        raise _no_group(process_group)
     found = _groups.get(process_group.group_name)
     if found.__class__ is Group and found.process_group is not process_group:
         return init(process_group).name

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._checks import _bf16, _check_tensor
+from ._checks import _bf16, _check_kind, _check_tensor
 from ._dispatch import _autocast, _call, _define, _differentiate
 from ._group import Group, Plan
 from ._library import library
@@ -538,6 +538,7 @@ def moe_dispatch(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: tor
         d = perseus.moe_dispatch(x, chosen, weights, plan)
         y = perseus.moe_combine(torch._grouped_mm(d.rows, w, offs=d.ends), d)
     """
+    _check_kind("moe_dispatch", "plan", plan, MoePlan)
     rows, origins, expert_rows, status, maps = _call.moe_dispatch(tokens, chosen, router_weights.detach(), plan.sizes,
                                                                  plan.capacity, plan.maps_bytes,
                                                                  plan.group_name, placement)
@@ -555,6 +556,7 @@ def moe_combine(rows: torch.Tensor, dispatched: Dispatched, residual: torch.Tens
 
         y = perseus.moe_combine(experts(d.rows), d, residual=x)
     """
+    _check_kind("moe_combine", "dispatched", dispatched, Dispatched)
     d = dispatched
     return _call.moe_combine(rows, d.router_weights, d.origins, d.maps, residual, True, d.plan.sizes, d.plan.group_name)
 
@@ -581,6 +583,7 @@ def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.
         plan = perseus.moe_plan(max_tokens=4096, hidden=7168, experts=256, top_k=8, inner=2048)
         y, status = perseus.moe_layer(x, chosen, weights, gate_up, down, plan, residual=x)
     """
+    _check_kind("moe_layer", "plan", plan, MoePlan)
     operands = (tokens, router_weights, gate_up, down)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     maps = keep or torch.is_grad_enabled() and residual is not None and residual.requires_grad

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._checks import _bf16, _check_tensor
+from ._checks import _bf16, _check_kind, _check_tensor
 from ._dispatch import _call, _define
 from ._group import Group
 from ._registry import find, world_of
@@ -127,6 +127,7 @@ def moe_scaled_dispatch(tokens: torch.Tensor, chosen: torch.Tensor, router_weigh
         d = perseus.moe_scaled_dispatch(x, chosen, weights, plan)
         y = perseus.moe_combine(grouped_scaled_products(d.rows, d.scales, d.ends), d)
     """
+    _check_kind("moe_scaled_dispatch", "plan", plan, MoePlan)
     memory, origins, expert_rows, status, maps = _call.moe_scaled_dispatch(
         tokens, token_scales, chosen, router_weights.detach(), plan.sizes, plan.capacity, plan.maps_bytes,
         plan.group_name, placement)
@@ -152,6 +153,7 @@ def moe_scaled_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights:
         plan = perseus.moe_plan(..., inner=2048, dtype=torch.float8_e4m3fn)
         y, status = perseus.moe_scaled_layer(x, chosen, weights, w13, w2, w13_scale_inv, w2_scale_inv, plan)
     """
+    _check_kind("moe_scaled_layer", "plan", plan, MoePlan)
     return _call.moe_scaled_layer(tokens, token_scales, chosen, router_weights, gate_up, down, gate_up_scales,
                                  down_scales, residual, plan.sizes, plan.capacity, plan.maps_bytes, plan.group_name,
                                  placement)
