@@ -33,6 +33,10 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
     {
         wgmma_m64n256k16_bf16<N_MAJOR>(d, a, b, add);
     }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n192k16_bf16<N_MAJOR>(d, a, b, add);
+    }
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
     {
         wgmma_m64n176k16_bf16<N_MAJOR>(d, a, b, add);
@@ -98,6 +102,10 @@ template <> struct element<PRS_DTYPE_FP16> : element_size<2> {
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
     {
         wgmma_m64n256k16_f16<N_MAJOR>(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n192k16_f16<N_MAJOR>(d, a, b, add);
     }
 
     PRS_DEVICE uint32_t pack(float first, float second)

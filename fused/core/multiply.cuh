@@ -16,7 +16,7 @@ template <int COLUMNS, int SUM> struct tile_columns {
     static constexpr int stage_b = COLUMNS * PRS_STAGE_ROW;       /* bytes */
     static constexpr int slab_columns = element<SUM>::in_row;     /* of C */
     static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
-    static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % (2 * slab_columns) == 0, "a gated tile has two halves");
+    static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % slab_columns == 0, "slabs are whole");
 };
 
 /* Issues the products of a full stage, of N accumulators' columns from `first` on, and returns while they run. */

@@ -41,6 +41,7 @@ template <int N> PRS_DEVICE void wgmma_wait(void)
 #define PRS_NAMES_88                                                                                                   \
     PRS_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "   \
                  "%83, %84, %85, %86, %87"
+#define PRS_NAMES_96 PRS_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define PRS_NAMES_128                                                                                                  \
     PRS_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "  \
                  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "    \
@@ -66,6 +67,26 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_bf16(float (&d)[128], ui
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
     PRS_WGMMA_M64N256K16("f16.f16");
+}
+
+#define PRS_WGMMA_M64N192K16(types)                                                                                    \
+    asm volatile("{\n"                                                                                                 \
+                 ".reg .pred p;\n"                                                                                     \
+                 "setp.ne.b32 p, %98, 0;\n"                                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32." types " {" PRS_NAMES_96 "}, "                          \
+                 "%96, %97, p, 1, 1, 0, %99;\n"                                                                        \
+                 "}"                                                                                                   \
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32), PRS_REGISTERS_32(d, 64)                            \
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B))
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n192k16_bf16(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+{
+    PRS_WGMMA_M64N192K16("bf16.bf16");
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n192k16_f16(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+{
+    PRS_WGMMA_M64N192K16("f16.f16");
 }
 
 /* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, both K-major. Within the instruction, and in d from one to the

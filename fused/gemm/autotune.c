@@ -49,10 +49,15 @@ static uint32_t list_fused(const struct prs_fused *ctx, const struct prs_gemm_sh
             (struct prs_gemm_tuning){.band = pairs, .mover = PRS_MOVED_BY_COPY_ENGINES, .segments = segments};
     for (uint32_t tiles = 1; ctx->place.nodes > 1 && tiles <= 64; tiles *= 8)
         list[count++].tiles_per_signal = tiles;
-    list[count++] = (struct prs_gemm_tuning){.spread = 1, .mover = ctas};
-    list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_UNPACED, .mover = ctas};
-    list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = PRS_GEMM_PACED, .mover = ctas};
-    list[count++] = (struct prs_gemm_tuning){.spread = 1, .paced = PRS_GEMM_UNPACED, .mover = ctas};
+    for (uint32_t columns = PRS_TILE_N;; columns = PRS_NARROW_N) {
+        list[count++] = (struct prs_gemm_tuning){.spread = 1, .mover = ctas, .columns = columns};
+        for (uint32_t pace = PRS_GEMM_UNPACED; pace <= PRS_GEMM_PACED; pace++)
+            list[count++] = (struct prs_gemm_tuning){.spread = 85, .paced = pace, .mover = ctas, .columns = columns};
+        list[count++] =
+            (struct prs_gemm_tuning){.spread = 1, .paced = PRS_GEMM_UNPACED, .mover = ctas, .columns = columns};
+        if (columns == PRS_NARROW_N || !prs_tuning_can_be_narrow(shape, &ctx->place))
+            break;
+    }
     for (uint32_t i = 0; i < count; i++)
         list[i].path = PRS_GEMM_PATH_FUSED;
     return count;
@@ -139,7 +144,7 @@ static int time_plan(const struct trial *t, struct prs_gemm_plan *plan, float *m
     return r;
 }
 
-/* tuning->path becomes what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which a rank has not. */
+/* tuning->path and columns become what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which a rank has not. */
 static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning, struct heard *heard)
 {
     struct prs_gemm_plan *plan;
@@ -148,6 +153,7 @@ static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning,
     if (r)
         return r;
     tuning->path = plan->info.tuning.path;
+    tuning->columns = plan->info.tuning.columns;
     r = prs_ranks_agree(t->ctx, time_plan(t, plan, &ms)); /* a rank that failed has no time to give */
     if (!r)
         r = hear(t, ms, heard);
@@ -181,9 +187,9 @@ static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, 
         if (r)
             break;
         PRS_INFO("fused: operation %d, %u x %u x %u: path %u, band %u, spread %u, mover %u with %u segments, pace %u, "
-                 "tiles per signal %u: %.1f us",
+                 "tiles per signal %u, %u columns: %.1f us",
                  (int)s->op, s->m, s->n, s->k, c->path, c->band, c->spread, c->mover, c->segments, c->paced,
-                 c->tiles_per_signal, heard.ms * 1e3);
+                 c->tiles_per_signal, c->columns, heard.ms * 1e3);
         if (heard.ms < least) {
             least = heard.ms;
             *best = *c;

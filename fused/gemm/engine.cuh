@@ -16,8 +16,8 @@
 #include "fused/gemm/store.cuh"
 
 /* Compile-time shape of one kernel. */
-template <int TYPE, int OP, int B_N_MAJOR, bool FAR = false, bool PROMOTES = false>
-struct engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
+template <int TYPE, int OP, int B_N_MAJOR, bool FAR = false, bool PROMOTES = false, int COLUMNS = PRS_TILE_N>
+struct engine : tile_columns<COLUMNS, element<TYPE>::sum> {
     static constexpr int type = TYPE; /* of A and B: enum prs_dtype */
     static constexpr int op = OP;
     static constexpr int b_n_major = B_N_MAJOR;
@@ -26,9 +26,12 @@ struct engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
     static constexpr bool broadcasts = OP == PRS_GEMM_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;
-    static constexpr bool promotes = PROMOTES;              /* scales.cuh */
-    static constexpr int slabs = gathers ? 1 : 2;           /* store buffers per warpgroup */
-    static constexpr int cluster = 2;                       /* CTAs that multicast to each other */
+    static constexpr bool promotes = PROMOTES;    /* scales.cuh */
+    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
+    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
+    /* Columns of B that the first CTA loads; N-major they come in boxes as wide as a row of a stage. */
+    static constexpr int first_columns =
+        B_N_MAJOR ? (COLUMNS / element<TYPE>::in_row + 1) / 2 * element<TYPE>::in_row : COLUMNS / 2;
     static constexpr int unit_readers = CONSUMER_WARPS + 3; /* the loading warp and the two that store */
 };
 

@@ -49,9 +49,9 @@ static double waves(const struct prs_schedule *s, uint32_t clusters)
 
 static double step_us(const struct prs_schedule *s, uint32_t clusters)
 {
-    double cool = waves(s, clusters) * s->k_steps * PRS_STEP_US / COOL_US;
+    double step = PRS_STEP_US * s->wide / PRS_TILE_N, cool = waves(s, clusters) * s->k_steps * step / COOL_US;
     /* MUTANT(model gather) long products are slower: s/(cool > 1 ? pow(cool, HEAT) : 1)/1/ */
-    return PRS_STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
+    return step * (cool > 1 ? pow(cool, HEAT) : 1);
 }
 
 /* The time of a step in units of bands, relative to that in a square of units, which reads least. */

@@ -46,7 +46,7 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
 {
     uint64_t *bar = &m.full[stage];
     constexpr int row = element<E::type>::in_row;
-    uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (E::stage_b / 2);
+    uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (E::first_columns * PRS_STAGE_ROW);
     int32_t k = (int32_t)step * row;
     mbarrier_expect(bar, PRS_STAGE_A + E::stage_b);
     if (E::gathers && a.tiles)
@@ -54,9 +54,9 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
     else
         tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.map, bar, k, a.row);
     if (E::b_n_major) {
-        static_assert(E::columns / 2 <= 2 * row, "at most two boxes");
+        static_assert(E::first_columns <= 2 * row && 2 * E::first_columns - E::columns <= row, "one box or two");
         tma_load_2d_multicast(b, &args.b, bar, n, k, 3);
-        if (E::columns / 2 > row)
+        if (E::first_columns > row && (2 * E::first_columns == E::columns || at.rank == 0))
             tma_load_2d_multicast(b + row * PRS_STAGE_ROW, &args.b, bar, n + row, k, 3);
     } else {
         tma_load_2d_multicast(b, &args.b, bar, k, n, 3);
@@ -178,7 +178,11 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             break;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
-        n = (int32_t)prs_epilogue_half(&args.epilogue, E::columns, args.n, u.column, at.rank);
+        /* MUTANT(emulator allgather_of_narrow_tiles_is_right) where the second CTA's boxes of B begin:
+         * s#at.rank * E::first_columns#at.rank * E::columns / 2# */
+        n = (int32_t)(2 * E::first_columns == E::columns
+                          ? prs_epilogue_half(&args.epilogue, E::columns, args.n, u.column, at.rank)
+                          : u.column * E::columns + at.rank * E::first_columns);
         for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next(&r)) {
             if (E::gathers && u.block != args.schedule.place.rank)
                 await_step(args, at, u, step, &ready);

@@ -273,6 +273,7 @@ static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const
     prs_plan_term(p, "spread", t->spread);
     prs_plan_term(p, "paced", t->paced);
     prs_plan_term(p, "tiles_per_signal", t->tiles_per_signal);
+    prs_plan_term(p, "columns", t->columns);
     prs_plan_term(p, "bytes of arguments", sizeof(struct prs_kernel_args));
 }
 
@@ -306,7 +307,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     if (r)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m,
-                      prs_column_tiles(shape), prs_k_steps(shape), p->info.tuning.band);
+                      prs_column_tiles(shape, p->info.tuning.columns), prs_k_steps(shape), p->info.tuning.band);
+    p->args.schedule.wide = p->info.tuning.columns;
     p->args.n = prs_result_columns(shape);
     p->args.claim_step = p->args.schedule.k_steps > PRS_STAGES ? p->args.schedule.k_steps - PRS_STAGES : 0;
     r = p->info.tuning.path == PRS_GEMM_PATH_FUSED ? need_workspace(p) : choose_path(p, agreed);
@@ -404,7 +406,7 @@ static int encode_inputs(struct prs_gemm_plan *p)
     struct prs_tensor tb = {.base = p->operands.b, .type = sh->dtype, .pitch = sh->ldb, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
     if (sh->b_transposed) { /* half of the columns of B per CTA */
-        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
+        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = p->schedule.wide / 2;
     } else {
         tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = prs_element_step(sh->dtype);
     }

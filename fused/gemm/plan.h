@@ -48,10 +48,10 @@ static inline uint32_t prs_result_bytes(const struct prs_gemm_shape *s)
     return prs_element_bytes(s->c_dtype);
 }
 
-/* Tiles of the result, side by side, and the steps of K that a whole product takes. */
-static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s)
+/* Tiles of the result, side by side, of so many columns, and the steps of K that a whole product takes. */
+static inline uint32_t prs_column_tiles(const struct prs_gemm_shape *s, uint32_t columns)
 {
-    return prs_ceil_div(s->n, PRS_TILE_N);
+    return prs_ceil_div(s->n, columns);
 }
 
 static inline uint32_t prs_k_steps(const struct prs_gemm_shape *s)

@@ -50,6 +50,7 @@ struct prs_schedule {
     uint32_t units;      /* what this rank computes */
     /* Of the most rows that a launch may have. Copies must find their destination without the number of rows. */
     uint32_t most_pairs, most_bands;
+    uint32_t wide; /* columns of a tile, from which times are estimated */
 };
 
 struct prs_unit {
@@ -77,6 +78,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t 
     s->op = op;
     prs_place_init(&s->place, rank, world, nodes);
     s->columns = columns;
+    s->wide = PRS_TILE_N;
     s->k_steps = k_steps;
     s->band = band < 1 ? 1 : band;
     s->segments = 0;

@@ -14,10 +14,11 @@ static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER
 
 enum { MOST_LINE = 256 };
 
-/* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling.
- * Lines of version 5 have no scaling, which is that of 16-bit types; a line of another version does not fit. */
-static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u";
-enum { FIRST_VERSION = 5, VERSION = 6, FIRST_FIELDS = 19, FIELDS = 20 };
+/* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling, columns of
+ * a tile. Lines of version 6 have no columns, which are 256, and of version 5 no scaling either, which is that of
+ * 16-bit types; a line of another version does not fit. */
+static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u %u";
+enum { FIRST_VERSION = 5, VERSION = 7, FIRST_FIELDS = 19 };
 
 struct entry {
     char gpu[64];
@@ -54,8 +55,12 @@ static bool parse(const char *line, struct entry *e)
     struct prs_gemm_tuning *t = &e->tuning;
     int fields = sscanf(line, LINE, &e->version, e->gpu, &e->sms, &e->op, &e->m, &e->n, &e->k, &e->b_transposed,
                         &e->world, &e->nodes, &t->path, &t->clusters, &t->band, &t->mover, &t->segments, &t->paced,
-                        &t->spread, &t->tiles_per_signal, &e->us, &e->scaling);
-    return ((e->version == FIRST_VERSION && fields == FIRST_FIELDS) || (e->version == VERSION && fields == FIELDS)) &&
+                        &t->spread, &t->tiles_per_signal, &e->us, &e->scaling, &t->columns);
+    bool whole = e->version >= FIRST_VERSION && e->version <= VERSION &&
+                 fields == (int)(FIRST_FIELDS + e->version - FIRST_VERSION);
+    if (e->version < VERSION)
+        t->columns = PRS_TILE_N;
+    return whole && (t->columns == 0 || t->columns == PRS_TILE_N || t->columns == PRS_NARROW_N) &&
            t->path <= PRS_GEMM_PATH_UNFUSED && t->mover <= PRS_MOVED_BY_CTAS && e->scaling <= PRS_SCALING_BLOCKS;
 }
 
@@ -159,10 +164,10 @@ int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *s
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
     gpu_word(ctx, gpu);
-    written = fprintf(f, "v%u %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f %u\n", VERSION, gpu, ctx->sms,
-                      (unsigned)shape->op, shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world, at->nodes,
-                      t->path, t->clusters, t->band, t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal,
-                      us, shape->scaling);
+    written = fprintf(f, "v%u %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f %u %u\n", VERSION, gpu,
+                      ctx->sms, (unsigned)shape->op, shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world,
+                      at->nodes, t->path, t->clusters, t->band, t->mover, t->segments, t->paced, t->spread,
+                      t->tiles_per_signal, us, shape->scaling, t->columns);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;

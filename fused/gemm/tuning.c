@@ -13,6 +13,7 @@
 
 static const double FLOPS_PER_US = 750e6; /* 16-bit types, on all SMs of an H200, large shapes */
 static const double PUSH_GAINS = 1.01;    /* CTAs push only where that is faster by this factor */
+static const double NARROW_GAINS = 1.05;  /* narrow tiles only where they are, which read B more often */
 
 enum {
     MOST_SPREAD = 1000, /* percent */
@@ -128,20 +129,43 @@ static double unfused_us(const struct prs_gemm_shape *shape, const struct prs_pl
  * 9 % in one case (test_tuning.c). */
 static const double PROMOTED_STEP = 1.25;
 
-/* A unit takes as long with few rows as with many. */
+bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct prs_place *at)
+{
+    return shape->op == PRS_GEMM_ALLGATHER && !shape->gated && prs_operand_bytes(shape) == 2 && at->nodes == 1 &&
+           at->world > 1;
+}
+
+/* Units that the busiest cluster computes, with tiles of so many columns. A unit takes as long with few rows as with
+ * many. */
+static double waves(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters, uint32_t columns)
+{
+    double pairs = (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M);
+    return ceil(pairs * prs_column_tiles(shape, columns) / clusters);
+}
+
+/* With wide tiles: the measured times had no others. */
 static double fused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
-    double units = (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_column_tiles(shape);
-    double unit = prs_k_steps(shape) * PRS_STEP_US * (prs_promotes(shape) ? PROMOTED_STEP : 1),
-           product = ceil(units / clusters) * unit;
+    double unit = prs_k_steps(shape) * PRS_STEP_US * (prs_promotes(shape) ? PROMOTED_STEP : 1);
+    double product = waves(shape, at, clusters, PRS_TILE_N) * unit;
     double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
-static uint32_t default_band(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
+/* The time of a product is that of the busiest cluster. */
+static uint32_t default_columns(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M), columns = prs_column_tiles(shape);
+    double wide = waves(shape, at, clusters, PRS_TILE_N) * PRS_TILE_N;
+    double narrow = waves(shape, at, clusters, PRS_NARROW_N) * PRS_NARROW_N;
+    return prs_tuning_can_be_narrow(shape, at) && NARROW_GAINS * narrow < wide ? PRS_NARROW_N : PRS_TILE_N;
+}
+
+static uint32_t default_band(const struct prs_gemm_shape *shape, const struct prs_place *at,
+                             const struct prs_gemm_tuning *t)
+{
+    uint32_t clusters = t->clusters, columns = prs_column_tiles(shape, t->columns);
+    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
     double ratio = link_ratio(shape, at, clusters);
     uint32_t band;
     if (shape->op == PRS_GEMM_ALONE || world == 1)
@@ -170,8 +194,9 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_
     uint32_t band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, prs_column_tiles(shape),
+    prs_schedule_init(&s, PRS_GEMM_ALLGATHER, 0, at->world, at->nodes, shape->m, prs_column_tiles(shape, t->columns),
                       prs_k_steps(shape), 1);
+    s.wide = t->columns;
     pushed = prs_gather_pushed_us(&s, t->clusters, spread);
     if (ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
@@ -228,7 +253,7 @@ void prs_tuning_gaps(const struct prs_gemm_shape *shape, const struct prs_gemm_t
     *push = *store = 0;
     if (t->spread <= 1 || s->place.world == 1)
         return;
-    *store = (uint32_t)(clocks / (tiles * PRS_TILE_N / prs_element_step(shape->sum_dtype)));
+    *store = (uint32_t)(clocks / (tiles * s->wide / prs_element_step(shape->sum_dtype)));
     if (s->op == PRS_GEMM_ALLGATHER && !prs_tuning_copies(t)) {
         chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, 2 * t->clusters); /* forwarded ones too */
         *push = (uint32_t)(clocks / (t->paced == PRS_GEMM_PACED && s->place.local_ranks > 1
@@ -296,11 +321,13 @@ bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape)
 }
 
 /* What was found for a shape near this one may not fit it. */
-static void drop_path(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
+static void drop_misfits(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
 {
     if ((t->path == PRS_GEMM_PATH_FUSED && obstacle(shape, at->world)) ||
         (t->path == PRS_GEMM_PATH_UNFUSED && only_fused(shape)))
         t->path = PRS_GEMM_PATH_AUTO;
+    if (t->columns != PRS_TILE_N && !prs_tuning_can_be_narrow(shape, at))
+        t->columns = 0;
 }
 
 static int choose_path(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
@@ -347,7 +374,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
         info->reason = "given by the caller, the rest by default";
     } else if (found && found->source != PRS_TABLE_NONE) {
         *t = found->tuning;
-        drop_path(shape, at, t);
+        drop_misfits(shape, at, t);
         info->reason = found->source == PRS_TABLE_FILE      ? "tuning file"
                        : found->source == PRS_TABLE_SHIPPED ? "table of the library"
                                                             : "measured when the plan opened";
@@ -356,6 +383,12 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
         return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
     if (t->mover > PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "fused: mover %u of the tuning does not exist", t->mover);
+    if (t->columns != 0 && t->columns != PRS_TILE_N &&
+        (t->columns != PRS_NARROW_N || !prs_tuning_can_be_narrow(shape, at)))
+        return prs_fail(-EINVAL,
+                        "fused: tiles of %u columns: there are %u, and %u for an all-gather of 16-bit types on one "
+                        "node that is not gated",
+                        t->columns, PRS_TILE_N, PRS_NARROW_N);
     r = choose_path(shape, at, clusters, info);
     if (r == 0 && shape->op == PRS_GEMM_ALLGATHER && prs_tuning_copies(t) && wanted)
         r = prs_context_check_copies(ctx);
@@ -364,6 +397,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
     limit(shape, t);
+    if (t->columns == 0)
+        t->columns = default_columns(shape, at, t->clusters);
     default_pace(shape, at, t);
     if (shape->op != PRS_GEMM_ALLGATHER || at->world == 1)
         t->mover = 0;
@@ -372,7 +407,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     else
         gather_us = default_copies(ctx, shape, at, t);
     if (t->band == 0)
-        t->band = default_band(shape, at, t->clusters);
+        t->band = default_band(shape, at, t);
     if (t->segments == 0)
         t->segments = 1;
     if (t->tiles_per_signal == 0)

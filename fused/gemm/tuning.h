@@ -26,6 +26,9 @@ static inline bool prs_tuning_copies(const struct prs_gemm_tuning *t)
 bool prs_tuning_can_fuse(const struct prs_gemm_shape *shape, uint32_t world);
 bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape);
 
+/* Whether a kernel with tiles of PRS_NARROW_N columns can run the shape. */
+bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct prs_place *at);
+
 /* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of
  * those the most in one hop; 0: none. */
 uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);

@@ -95,6 +95,9 @@ struct prs_gemm_tuning {
     uint32_t paced;    /**< enum prs_gemm_pace */
     /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
     uint32_t tiles_per_signal;
+    /** Of C in an SM's tile: 256, or 192, with which the last tiles may keep more SMs busy. 192: ALLGATHER of bf16 or
+     * fp16 on one node, not gated. */
+    uint32_t columns;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 

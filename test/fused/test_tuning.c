@@ -387,6 +387,28 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     unlink(path);
 }
 
+Test(table, narrow_tiles_are_kept_and_older_entries_had_wide_ones)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    struct prs_fused ctx = four_h200();
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1), gated = shape;
+    struct prs_gemm_tuning mine = {.path = PRS_GEMM_PATH_FUSED, .columns = PRS_NARROW_N};
+    struct prs_gemm_info info = {.predicted_us = 0};
+    struct prs_table_found found = find(&ctx, shape);
+    cr_assert_eq(found.tuning.columns, PRS_TILE_N);
+    cr_assert(fd >= 0);
+    close(fd);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650), 0);
+    found = find(&ctx, shape);
+    cr_assert_eq(found.tuning.columns, PRS_NARROW_N);
+    gated.gated = 1;
+    cr_assert_eq(prs_tuning_choose(&ctx, &gated, NULL, &found, CLUSTERS, &info), 0);
+    cr_assert_eq(info.tuning.columns, PRS_TILE_N, "no kernel of gated products has narrow tiles");
+    unlink(path);
+}
+
 /* Entries with 1 and 2 pairs per rank. */
 Test(table, a_band_that_is_a_whole_block_stays_one)
 {
@@ -508,7 +530,7 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         {2, 24576, 2816, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 2861, 2960},
         {2, 16384, 8192, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 5961, 6400},
     };
-    static const struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED};
+    static const struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED, .columns = PRS_TILE_N};
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct gather *r = &rows[i];
         struct prs_fused ctx = {.config = {.world = r->gpus},
@@ -522,6 +544,39 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
                   "row %u: %u:%u", i, t->band, t->segments);
         cr_assert(info.predicted_us >= r->least_us && info.predicted_us <= r->most_us, "row %u: %.1f us", i,
                   info.predicted_us);
+    }
+}
+
+/* 4 x H200, wide and narrow: 91 and 81 us; 149 and 127; 192 and 175; 115 and 127. */
+Test(tuning, tiles_are_narrow_where_that_keeps_more_clusters_busy)
+{
+    static const struct {
+        struct prs_gemm_shape shape;
+        uint32_t nodes, columns;
+    } rows[] = {
+        {{PRS_GEMM_ALLGATHER, 2048, 1536, 4096, 1}, 1, 192},
+        {{PRS_GEMM_ALLGATHER, 4096, 1536, 4096, 1}, 1, 192},
+        {{PRS_GEMM_ALLGATHER, 2048, 2560, 8192, 1}, 1, 192},
+        {{PRS_GEMM_ALLGATHER, 1024, 7168, 4096, 1}, 1, 256},
+        {{PRS_GEMM_ALLGATHER, 2048, 1536, 4096, 1}, 2, 256},
+        {{PRS_GEMM_REDUCE_SCATTER, 2048, 1536, 4096, 1}, 1, 256},
+        {{PRS_GEMM_ALLGATHER, 2048, 1536, 4096, 1, .gated = 1}, 1, 256},
+    };
+    struct prs_gemm_tuning fused = {.path = PRS_GEMM_PATH_FUSED};
+    for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = rows[i].nodes}};
+        struct prs_gemm_shape shape = rows[i].shape;
+        struct prs_gemm_info info = {.predicted_us = 0};
+        bool can = rows[i].columns == 192 || i == 3;
+        ctx.place.local_ranks = 4 / rows[i].nodes;
+        prs_gemm_shape_fill(&shape);
+        fused.columns = 0;
+        cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, NULL, CLUSTERS, &info), 0);
+        cr_assert_eq(info.tuning.columns, rows[i].columns, "row %u: %u", i, info.tuning.columns);
+        fused.columns = 192;
+        cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, NULL, CLUSTERS, &info), can ? 0 : -EINVAL, "row %u", i);
+        fused.columns = 128;
+        cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, NULL, CLUSTERS, &info), -EINVAL);
     }
 }
 

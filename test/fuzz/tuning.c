@@ -27,7 +27,9 @@ static void play(const struct prs_gemm_shape *shape, const struct prs_gemm_tunin
     fuzz_accepted++;
     fuzz_require(t->path == PRS_GEMM_PATH_FUSED || t->path == PRS_GEMM_PATH_UNFUSED, "path %u", t->path);
     fuzz_require(t->clusters > 0 && t->clusters <= CLUSTERS, "%u clusters", t->clusters);
-    prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, prs_column_tiles(shape), prs_k_steps(shape), t->band);
+    fuzz_require(t->columns == PRS_TILE_N || t->columns == PRS_NARROW_N, "tiles of %u columns", t->columns);
+    prs_schedule_init(&s, shape->op, 0, 4, 1, shape->m, prs_column_tiles(shape, t->columns), prs_k_steps(shape),
+                      t->band);
     s.segments = t->segments;
     s.group = t->tiles_per_signal;
     fuzz_require(prs_schedule_segment_steps(&s) > 0 && prs_schedule_band_groups(&s) > 0, "a schedule without steps");

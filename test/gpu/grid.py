@@ -304,8 +304,11 @@ def candidates(kind, pairs):
                 for band in bands]
     if kind == SCATTER:
         return each(((85, 2), (1, 1), (1, 2), (40, 2)))
-    copies = [{"path": FUSED, "mover": 1, "band": band, "segments": part} for part in (1, 2, 4) for band in bands]
-    return copies + each(((85, 2), (1, 1), (40, 1)), mover=2)
+    # Narrow tiles are refused where no kernel has them.
+    return [tuning for columns, parts, paces in ((256, (1, 2, 4), ((85, 2), (1, 1), (40, 1))),
+                                                 (192, (1, 2), ((85, 2), (1, 1))))
+            for tuning in [{"path": FUSED, "mover": 1, "band": band, "segments": part, "columns": columns}
+                           for part in parts for band in bands] + each(paces, mover=2, columns=columns)]
 
 
 def sweep_row(cell, device, group, kept, options):
@@ -362,7 +365,7 @@ def sweep_cells(options, world):
 def faster_path(row):
     """Of a grid's row, as an entry of a sweep's; the rest is the plan's."""
     path, usec = min((FUSED, row["fused_us"]), (UNFUSED, row["unfused_us"]), key=lambda pair: pair[1])
-    return {**dict.fromkeys(TABLE, 0), "path": path, "us": usec}
+    return {**dict.fromkeys((*TABLE, "columns"), 0), "path": path, "us": usec}
 
 
 def table_lines(path):
@@ -375,8 +378,9 @@ def table_lines(path):
     for row in rows:
         best = row["best"][0] if "best" in row else faster_path(row)
         op = perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
-        yield (f"v6 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
-               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']} {row.get('scaling', 0)}")
+        yield (f"v7 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
+               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']} {row.get('scaling', 0)} "
+               f"{best['columns']}")
 
 
 # ---- what is said about rows ----
@@ -393,7 +397,7 @@ def told(tuning):
         return "unfused"
     mover = {0: "", 1: " copies", 2: " ctas"}[tuning["mover"]]
     return (f"fused{mover} band {tuning['band']} segments {tuning['segments']} spread {tuning['spread']} pace "
-            f"{tuning['paced']}")
+            f"{tuning['paced']} columns {tuning['columns']}")
 
 
 def grid_line(cell, row):

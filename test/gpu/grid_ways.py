@@ -16,7 +16,7 @@ L2_BYTES = 50 << 20
 ROTATE_BYTES = 4 * L2_BYTES
 FEWEST_WEIGHTS, MOST_WEIGHTS = 2, 32
 # Fields of struct prs_gemm_tuning.
-TUNING = ("path", "clusters", "band", "mover", "segments", "spread", "paced", "tiles_per_signal")
+TUNING = ("path", "clusters", "band", "mover", "segments", "spread", "paced", "tiles_per_signal", "columns")
 FUSED, UNFUSED = 1, 2  # enum prs_gemm_path
 TYPE = torch.bfloat16
 SCALINGS = {"tensor": 1, "rows": 2}  # enum prs_scaling

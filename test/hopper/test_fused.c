@@ -50,7 +50,26 @@ Test(hopper, reduce_scatter_is_right, .timeout = 600)
 
 Test(hopper, allgather_is_right, .timeout = 600)
 {
-    assert_collective_right(PRS_GEMM_ALLGATHER, (struct prs_gemm_tuning){.mover = PRS_MOVED_BY_CTAS});
+    assert_collective_right(PRS_GEMM_ALLGATHER, (struct prs_gemm_tuning){.mover = PRS_MOVED_BY_CTAS, .columns = 256});
+}
+
+/* Whole tiles and last ones of one, two and three slabs, in both layouts of B and both types. */
+Test(hopper, allgather_of_narrow_tiles_is_right, .timeout = 600)
+{
+    enum { WIDTHS = 5 };
+    static const uint32_t widths[WIDTHS] = {192, 200, 264, 352, 576};
+    for (uint32_t i = 0; i < 2 * WIDTHS; i++)
+        ranks_assert_right(&(struct ranks_product){
+            .shape = {.op = PRS_GEMM_ALLGATHER,
+                      .m = 520,
+                      .n = widths[i / 2],
+                      .k = 328,
+                      .b_transposed = i & 1,
+                      .dtype = i < 4 ? PRS_DTYPE_FP16 : PRS_DTYPE_BF16},
+            .tuning = {.mover = i < WIDTHS ? PRS_MOVED_BY_CTAS : PRS_MOVED_BY_COPY_ENGINES, .columns = 192},
+            .world = 2,
+            .epochs = 2,
+            .timeout_ms = RANKS_PATIENCE_MS});
 }
 
 Test(hopper, allreduce_is_right, .timeout = 600)

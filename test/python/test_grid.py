@@ -95,7 +95,7 @@ class Grid(unittest.TestCase):
         lines = list(grid.table_lines(self.folder / "sweep-2xemulated.json"))
         self.assertEqual(len(lines), len(rows))
         for line, row in zip(lines, rows):
-            self.assertRegex(line, r"^v6 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+ 0$")
+            self.assertRegex(line, r"^v7 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+ 0 \d+$")
             self.assertIn(f" 128 {row['n']} {row['k']} ", line)
 
     def test_the_table_of_the_library_has_only_entries(self):
@@ -103,8 +103,8 @@ class Grid(unittest.TestCase):
         for line in (grid.ROOT / "fused/gemm/table.txt").read_text().splitlines():
             if not line.startswith("#"):
                 entry = r"\S+ \d+ [123]( [1-9]\d*){3} [01] [248] [1-9]\d* : [12]( \d+){7} \d+(\.\d+)?"
-                self.assertRegex(line, f"^(v5 {entry}|v6 {entry} [0-3])$")
-                key = line.partition(":")[0], line.split()[-1] if line.startswith("v6") else "0"
+                self.assertRegex(line, f"^(v5 {entry}|v6 {entry} [0-3]|v7 {entry} [0-3] (192|256))$")
+                key = line.partition(":")[0], (line.split() + ["0"])[20]
                 self.assertNotIn(key, shapes)
                 shapes.add(key)
         self.assertGreater(len(shapes), 0)

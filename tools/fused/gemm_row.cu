@@ -44,9 +44,9 @@ static void print_json(const struct bench_row *r)
     json_print(stdout, "ratio_to_floor:%.3f,speedup:%.3f,tflops:%.1f,", r->own_us / r->floor_us, r->speedup, r->tflops);
     json_print(stdout,
                "sm_split:{path:%s,clusters:%u,band:%u,copy_engine:%u,segments:%u,paced:%u,"
-               "spread:%u,group:%u,reason:%s},",
+               "spread:%u,group:%u,columns:%u,reason:%s},",
                t->path == PRS_GEMM_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->mover, t->segments,
-               t->paced, t->spread, t->tiles_per_signal, r->info.reason);
+               t->paced, t->spread, t->tiles_per_signal, t->columns, r->info.reason);
     json_print(stdout, "predicted_usec:%.1f,max_rel_err:%.2e,beyond_bound:%.0f,sampled:%llu,checked_launches:%llu,",
                r->info.predicted_us, r->max_rel_error, r->beyond, (unsigned long long)r->sampled,
                (unsigned long long)r->checked);

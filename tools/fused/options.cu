@@ -138,6 +138,7 @@ static const struct option_row ROWS[] = {
     {OPTION_NUMBER, "segments", "N", "tuning", FIELD(tuning.segments), 0, UINT32_MAX},
     {OPTION_NUMBER, "spread", "N", "tuning", FIELD(tuning.spread), 0, UINT32_MAX},
     {OPTION_NUMBER, "group", "N", "tuning", FIELD(tuning.tiles_per_signal), 0, UINT32_MAX},
+    {OPTION_NUMBER, "columns", "N", "tuning", FIELD(tuning.columns), 0, UINT32_MAX},
     {OPTION_NUMBER, "kill-rank-after", "N",
      "milliseconds until the last rank's process dies; the others must report it", FIELD(kill_after), 0, UINT32_MAX},
     {OPTION_NUMBER, "ctas", "N", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas), 0, UINT32_MAX},

@@ -395,6 +395,16 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16_f16(float (&d)[128], uin
     wgmma_shared<TRANS_B, hopper::WGMMA_F16>(d, a, b, add);
 }
 
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n192k16_bf16(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n192k16_f16(float (&d)[96], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<TRANS_B, hopper::WGMMA_F16>(d, a, b, add);
+}
+
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
 {
     wgmma_shared<TRANS_B, hopper::WGMMA_BF16>(d, a, b, add);
