@@ -202,9 +202,7 @@ PRS_DEVICE bool find_message(const struct prs_attention_args &args, uint32_t at,
     const struct prs_attention_schedule *s = &args.schedule;
     if constexpr (!E::striped)
         return prs_attention_message_at(s, at, x);
-    return prs_attention_any_message(s, at, x) &&
-           prs_stripe_wanted(&args.stripes, &s->place,
-                             prs_place_neighbour(&s->place, s->place.local_ranks - x->distance), x->segment);
+    return prs_stripe_message_at(&args.stripes, s, at, x);
 }
 
 /* Each message is counted at its receiver once it has landed, while the next message is being sent. */

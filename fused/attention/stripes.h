@@ -117,6 +117,20 @@ PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const s
     return prs_stripe_rows_before(x, place->world, to, from) < prs_stripe_rows_before(x, place->world, to, end);
 }
 
+/* Message `at`; false: there is none. As prs_attention_message_at(), but stripe by stripe, the last one first, and of
+ * each to one rank after the other: so tasks have what they read in the order in which they are claimed. */
+PRS_SHARED bool prs_stripe_message_at(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                      uint32_t at, struct prs_attention_message *m)
+{
+    uint32_t receivers = prs_attention_receivers(s), lot = prs_attention_lot(s), of_stripe = lot / s->segments;
+    uint32_t within = at % (receivers * lot), stripe = within / of_stripe / receivers;
+    uint32_t to = within / of_stripe % receivers, group = at / (receivers * lot);
+    at = (group * receivers + to) * lot + (s->segments - 1 - stripe) * of_stripe + within % of_stripe;
+    return prs_attention_any_message(s, at, m) &&
+           prs_stripe_wanted(x, &s->place, prs_place_neighbour(&s->place, s->place.local_ranks - m->distance),
+                             m->segment);
+}
+
 /* ---- a task's walk through the stream ----
  * Slice by slice in the order of the ring, and in a slice head by head (the pass for keys: query heads that share a KV
  * head; else one), block by block. */

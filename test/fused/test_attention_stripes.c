@@ -153,6 +153,39 @@ static void check_sent(struct problem *p)
         }
 }
 
+/* Each rank that wants a stripe gets each of its messages once, those of later stripes before those of earlier ones. */
+Test(attention_stripes, are_sent_once_and_the_last_first)
+{
+    static struct problem p;
+    for (uint32_t world = 2; world <= 5; world++) {
+        uint32_t receivers = world - 1, lot, sent = 0, wanted = 0, last = 0, group = 0;
+        uint8_t *seen;
+        open_problem(&p, world, 8, 2, 64);
+        p.s.pairs = 5, p.s.group = 2, p.s.groups = 3, p.s.slab_chunks = 2;
+        p.x.before = 300, p.x.after = 0;
+        lot = p.s.pairs * 2 * p.s.slab_chunks;
+        seen = calloc(world * p.s.segments * lot, 1);
+        for (uint32_t at = 0; at < prs_attention_messages(&p.s); at++) {
+            struct prs_attention_message m;
+            uint32_t number;
+            if (!prs_stripe_message_at(&p.x, &p.s, at, &m))
+                continue;
+            cr_assert(m.group > group || (m.group == group && (sent == 0 || m.segment <= last)));
+            group = m.group, last = m.segment;
+            number = (m.pair * 2 + m.kind) * p.s.slab_chunks + m.row / p.s.chunk_rows;
+            cr_assert(m.distance >= 1 && m.distance <= receivers && number < lot);
+            cr_assert_eq(seen[(m.distance * p.s.segments + m.segment) * lot + number]++, 0);
+            sent++;
+        }
+        for (uint32_t distance = 1; distance <= receivers; distance++)
+            for (uint32_t number = 0; number < p.s.segments; number++)
+                if (prs_stripe_wanted(&p.x, &p.s.place, prs_place_neighbour(&p.s.place, world - distance), number))
+                    wanted += lot;
+        cr_assert_eq(sent, wanted, "%u ranks", world);
+        free(seen);
+    }
+}
+
 Test(attention_stripes, walks_read_what_rows_meet_and_nothing_else, .timeout = 300)
 {
     static struct problem p;
