@@ -57,6 +57,7 @@ struct prs_attention_schedule {
     uint32_t slab_chunks; /* messages that one arrival counter counts */
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
+    uint32_t backwards; /* 1: a slice goes first to the rank after this one (backward/schedule.h). On one node */
 };
 
 struct prs_attention_task {
@@ -70,7 +71,7 @@ struct prs_attention_slice {
     uint32_t stripe; /* rows of a segment, of which a slice then has any number (stripes.h); 0: not striped */
 };
 
-/* Call this after tile, block, group, depth, chunk and slab sizes have been set. */
+/* Call this after tile, block, group, depth, chunk and slab sizes, and `backwards`, have been set. */
 PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
                                             const struct prs_attention_slice *slice)
 {
@@ -319,7 +320,8 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
         lot = lot + 1 == s->place.local_ranks ? 0 : lot + 1;
     /* MUTANT(model attention) the relay comes first: s/lot/s->place.nodes - 1 - lot/ */
     m->way = lot / receivers;
-    m->distance = lot % receivers + (s->place.local_ranks - receivers);
+    m->distance =
+        s->backwards != 0 ? receivers - lot % receivers : lot % receivers + (s->place.local_ranks - receivers);
     m->group += m->way == 0 && m->distance == 0 ? ahead : 0;
     return m->group < s->groups;
 }

@@ -129,9 +129,9 @@ struct prs_attention_backward_plan;
 
 /** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
  * forward pass takes, on one node. Of the tuning, `block_rows`, `overlap` and `mover` have one value here (0, or what
- * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries, gradients, keys and values
- * that other ranks send. What other ranks send lies in memory that the context's plans of attention share, forward and
- * backward. Not striped, a plan also has sums of gradients of the queries of all ranks: 4 bytes an element, in memory
+ * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries and gradients that
+ * other ranks send. What other ranks send lies in memory that the context's plans of attention share, forward and
+ * backward. A plan also has sums of gradients of the queries of all ranks: 4 bytes an element, in memory
  * that all plans of the context share, and 2 for those that other ranks send, whatever the limit.
  *
  * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: several nodes, or the kernels do
@@ -139,8 +139,7 @@ struct prs_attention_backward_plan;
 PRS_API int prs_attention_backward_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                                              const struct prs_attention_tuning *tuning,
                                              struct prs_attention_backward_plan **out);
-/** As prs_attention_plan_close() and prs_attention_plan_query(). The mode is that of the pass that needs more memory;
- * `sent_bytes` and `predicted_us` are of the whole launch. */
+/** As prs_attention_plan_close() and prs_attention_plan_query(). */
 PRS_API void prs_attention_backward_plan_close(struct prs_attention_backward_plan *plan);
 PRS_API void prs_attention_backward_plan_query(const struct prs_attention_backward_plan *plan,
                                                struct prs_attention_info *info);
@@ -166,9 +165,9 @@ struct prs_attention_gradients {
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'
  * launches, one makes sum(out * dout) of each row, one makes dk, dv and what this rank's keys add to the dq of all
- * ranks, and one adds up dq (striped: one makes dq, one dk and dv). P and dS are rounded to bf16 for the products;
- * each gradient is summed in fp32 in a fixed order, and rounded once; dq, where it is not striped, also once for
- * each other rank. Results repeat bit by bit. */
+ * ranks, and one adds up dq (packed sequences, sinks: one more each). P and dS are rounded to bf16 for the products;
+ * each gradient is summed in fp32 in a fixed order, and rounded once; dq also once for each other rank that has keys
+ * for it. Results repeat bit by bit. */
 PRS_API int prs_attention_backward_launch(struct prs_attention_backward_plan *plan,
                                           const struct prs_attention_gradients *operands, struct CUstream_st *stream);
 

@@ -18,30 +18,33 @@ static const struct shape shapes[] = {{1, 1, 1, 16, 16, 8, 1}, {2, 4, 2, 34, 16,
 
 struct pass {
     struct prs_attention_schedule s;
-    struct prs_backward_pass_shape b;
+    struct prs_backward_shape b;
 };
 
-static struct pass pass_of(const struct shape *x, uint32_t causal, uint32_t number, uint32_t rank, uint32_t world)
+static struct pass pass_of(const struct shape *x, uint32_t causal, uint32_t rank, uint32_t world)
 {
-    uint32_t heads = prs_backward_stream_heads(number, x->heads_q, x->heads_kv);
-    struct prs_attention_slice slice = {x->batch, x->heads_q, heads, causal, x->rows, 0};
-    struct pass p = {
-        .s = {.tile_rows = x->tile, .block_rows = x->block, .depth = 2, .chunk_rows = 8, .slab_chunks = 2}};
-    p.s.group = x->group * (number == PRS_PASS_KEYS ? x->heads_q / x->heads_kv : 1);
-    p.b = prs_backward_pass_shape_of(number, x->heads_q, x->heads_kv);
+    struct prs_attention_slice slice = {x->batch, x->heads_q, x->heads_q, causal, x->rows, 0};
+    struct pass p = {.s = {.tile_rows = x->tile,
+                           .block_rows = x->block,
+                           .depth = 2,
+                           .chunk_rows = 8,
+                           .slab_chunks = 2,
+                           .backwards = 1},
+                     .b = {x->heads_kv, x->heads_q / x->heads_kv}};
+    p.s.group = x->group * p.b.shared;
     prs_attention_schedule_init(&p.s, rank, world, &slice);
     return p;
 }
 
 typedef void claim_fn(const struct shape *x, const struct pass *p);
 
-/* Every shape, causal or not, in both passes, on every rank of every world. */
+/* Every shape, causal or not, on every rank of every world. */
 static void for_all(claim_fn *claim)
 {
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
         for (uint32_t world = 1; world <= MOST_WORLD; world++)
-            for (uint32_t at = 0; at < world * 4; at++) {
-                struct pass p = pass_of(&shapes[i], at & 1, at >> 1 & 1, at >> 2, world);
+            for (uint32_t at = 0; at < world * 2; at++) {
+                struct pass p = pass_of(&shapes[i], at & 1, at >> 1, world);
                 claim(&shapes[i], &p);
             }
 }
@@ -49,7 +52,7 @@ static void for_all(claim_fn *claim)
 /* Position in the whole sequence of the first row of a segment, as the pass numbers it. */
 static uint32_t begin_of(const struct pass *p, uint32_t rank, uint32_t segment)
 {
-    return prs_attention_chunk(&p->s, rank, prs_backward_segment(&p->s, p->b.pass, segment)) * p->s.segment_rows;
+    return prs_attention_chunk(&p->s, rank, prs_backward_segment(&p->s, segment)) * p->s.segment_rows;
 }
 
 static void every_own_tile_is_one_task(const struct shape *x, const struct pass *p)
@@ -59,14 +62,14 @@ static void every_own_tile_is_one_task(const struct shape *x, const struct pass 
     cr_assert_eq(tasks, x->batch * p->b.heads * p->s.segments * p->s.tiles);
     for (uint32_t i = 0; i < tasks; i++) {
         struct prs_attention_task t;
-        uint32_t at, streams = prs_backward_streams(&p->b), first = p->b.pass == PRS_PASS_KEYS ? p->b.shared : 1;
+        uint32_t at;
         prs_backward_task_at(&p->s, &p->b, i, &t);
         cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
         group = t.group;
-        cr_assert(t.pair / p->s.group == group && (t.pair + streams - 1) / p->s.group == group,
+        cr_assert(t.pair / p->s.group == group && (t.pair + p->b.shared - 1) / p->s.group == group,
                   "a task reads another group's pairs");
         cr_assert_eq(t.pair / p->s.heads_kv, t.batch);
-        cr_assert_eq(t.pair % p->s.heads_kv, p->b.pass == PRS_PASS_KEYS ? t.head * first : t.head / p->b.shared);
+        cr_assert_eq(t.pair % p->s.heads_kv, t.head * p->b.shared);
         at = ((t.batch * p->b.heads + t.head) * p->s.segments + t.segment) * p->s.tiles + t.tile;
         cr_assert(at < tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile, t.segment,
                   t.head);
@@ -92,7 +95,7 @@ static void walk_row(const struct pass *p, const struct prs_attention_task *t, u
                  segment = span % p->s.segments;
         uint32_t source = prs_place_in_order(&p->s.place, order), head = prs_backward_pair(&p->b, t, &w) - t->pair;
         uint32_t first = w.block * p->s.block_rows, at = begin_of(p, source, segment) + first;
-        struct prs_backward_range r = prs_backward_range(&p->s, &p->b, &w, row);
+        struct prs_backward_range r = prs_backward_range(&p->s, &w, row);
         cr_assert(first < p->s.segment_rows, "a block beyond the segment");
         cr_assert(order == 0 || segment < prs_attention_interest(&p->s, source, p->s.place.rank),
                   "rank %u reads segment %u of rank %u, which does not travel", p->s.place.rank, segment, source);
@@ -103,10 +106,10 @@ static void walk_row(const struct pass *p, const struct prs_attention_task *t, u
     cr_assert_eq(steps, left);
 }
 
-/* A query meets the keys up to its own position, a key the queries from its own position on. */
+/* A key meets the queries from its own position on. */
 static void every_row_meets_what_it_may_once(const struct shape *x, const struct pass *p)
 {
-    uint32_t positions = x->rows * p->s.place.world, streams = prs_backward_streams(&p->b);
+    uint32_t positions = x->rows * p->s.place.world, streams = p->b.shared;
     uint32_t tasks = prs_backward_tasks(&p->s, &p->b);
     uint8_t *met = malloc((size_t)positions * streams);
     for (uint32_t i = 0; i < tasks; i += tasks / 9 + 1) {
@@ -118,9 +121,9 @@ static void every_row_meets_what_it_may_once(const struct shape *x, const struct
             walk_row(p, &t, r, positions, met);
             for (uint32_t at = 0; at < positions * streams; at++) {
                 uint32_t other = at % positions;
-                bool may = p->s.causal == 0 || (p->b.pass == PRS_PASS_KEYS ? other >= me : other <= me);
-                cr_assert_eq(met[at], may, "pass %u, rank %u of %u: position %u meets %u of head %u %u times",
-                             p->b.pass, p->s.place.rank, p->s.place.world, me, other, at / positions, met[at]);
+                bool may = p->s.causal == 0 || other >= me;
+                cr_assert_eq(met[at], may, "rank %u of %u: position %u meets %u of head %u %u times", p->s.place.rank,
+                             p->s.place.world, me, other, at / positions, met[at]);
             }
         }
     }
@@ -150,12 +153,10 @@ Test(attention_backward, all_ranks_have_the_same_work)
     static const struct shape even = {2, 4, 2, 64, 16, 8, 1};
     for (uint32_t world = 2; world <= MOST_WORLD; world++)
         for (uint32_t causal = 0; causal < 2; causal++)
-            for (uint32_t number = 0; number < PRS_PASSES; number++)
-                for (uint32_t rank = 1; rank < world; rank++) {
-                    struct pass p = pass_of(&even, causal, number, rank, world);
-                    struct pass first = pass_of(&even, causal, number, 0, world);
-                    cr_assert_eq(steps_of(&p), steps_of(&first), "pass %u, rank %u of %u", number, rank, world);
-                }
+            for (uint32_t rank = 1; rank < world; rank++) {
+                struct pass p = pass_of(&even, causal, rank, world), first = pass_of(&even, causal, 0, world);
+                cr_assert_eq(steps_of(&p), steps_of(&first), "rank %u of %u", rank, world);
+            }
 }
 
 static void terms_have_places_of_their_own(const struct shape *x, const struct pass *p)
@@ -183,8 +184,6 @@ static void tasks_add_in_the_order_of_claims(const struct shape *x, const struct
     uint32_t pairs = x->batch * x->heads_q, tasks = prs_backward_tasks(&p->s, &p->b);
     uint64_t sums = prs_backward_sum(&p->s, pairs, p->s.place.world, 0, 0, 0), next = 0;
     uint32_t *added = calloc(sums, sizeof(*added));
-    if (p->b.pass != PRS_PASS_KEYS)
-        tasks = 0;
     for (uint32_t i = 0; i < tasks; i++) {
         struct prs_attention_task t;
         struct prs_attention_walk w;
@@ -200,7 +199,7 @@ static void tasks_add_in_the_order_of_claims(const struct shape *x, const struct
                          p->s.place.rank, p->s.place.world, t.segment, t.tile, span, w.block);
         } while (prs_backward_next(&p->s, &p->b, &t, &w));
     }
-    for (uint32_t order = 0; order < p->s.place.world && tasks != 0; order++)
+    for (uint32_t order = 0; order < p->s.place.world; order++)
         for (uint32_t pair = 0; pair < pairs; pair++)
             for (uint32_t segment = 0; segment < p->s.segments; segment++)
                 for (uint32_t block = 0; block < prs_backward_blocks(&p->s); block++, next++) {
@@ -214,4 +213,35 @@ static void tasks_add_in_the_order_of_claims(const struct shape *x, const struct
 Test(attention_backward, tasks_add_in_the_order_of_claims)
 {
     for_all(tasks_add_in_the_order_of_claims);
+}
+
+/* What a rank reads of the other slices, it reads in the order in which all ranks send: first that of the rank before
+ * it, which sends to it first. */
+static void slices_are_read_as_they_come(const struct shape *x, const struct pass *p)
+{
+    uint32_t world = p->s.place.world, last = 0, tasks = prs_backward_tasks(&p->s, &p->b);
+    struct prs_attention_task t;
+    struct prs_attention_walk w;
+    (void)x;
+    prs_backward_task_at(&p->s, &p->b, tasks - 1, &t);
+    prs_backward_begin(&p->s, &p->b, &t, &w);
+    do {
+        uint32_t order = prs_backward_span(&p->s, &p->b, &w) / p->s.segments, lot;
+        struct prs_attention_message m;
+        if (order == 0)
+            continue;
+        for (lot = 0; lot + 1 < world; lot++) { /* the number of the lot in which that rank sends to this one */
+            cr_assert(prs_attention_lot_at(&p->s, lot, &m));
+            if (m.distance == order)
+                break;
+        }
+        cr_assert_lt(lot + 1, world, "rank %u of %u never sends", prs_place_in_order(&p->s.place, order), world);
+        cr_assert_geq(lot, last, "rank %u of %u reads slice %u too early", p->s.place.rank, world, order);
+        last = lot;
+    } while (prs_backward_next(&p->s, &p->b, &t, &w));
+}
+
+Test(attention_backward, slices_are_read_as_they_come)
+{
+    for_all(slices_are_read_as_they_come);
 }

@@ -4,7 +4,7 @@
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_ADD_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_ADD_CUH
 
-#include "fused/attention/backward/cta.cuh"
+#include "fused/attention/backward/load.cuh"
 #include "fused/attention/credit.cuh"
 
 /* Waits until the tasks before have added to this block. Not bounded: they run on this GPU, and wait only for what
@@ -16,23 +16,44 @@ PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
     fence_async_global(); /* the turn was read by an ordinary load, the sums are written by the copy engine */
 }
 
+/* The block of a walk: the number of its sum, and how many tasks add to it before this one. */
+struct backward_turn {
+    uint64_t sum;
+    uint32_t want;
+};
+
+PRS_DEVICE struct backward_turn turn_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                        const struct prs_attention_walk &w)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    uint32_t span = prs_backward_span(s, &args.shape, &w);
+    uint64_t sum = prs_backward_sum(s, args.pairs_q, span / s->segments, prs_backward_pair(&args.shape, &t, &w),
+                                    span % s->segments, w.block);
+    return {sum, prs_backward_turn(s, &t, &w)};
+}
+
+PRS_DEVICE struct backward_turn turn_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
+                                        const struct prs_stripe_walk &w)
+{
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    struct prs_stripe_walk at = w;
+    uint32_t position = prs_stripe_look(&args.stream.stripes, s, &at);
+    uint64_t sum = prs_backward_sum(s, args.pairs_q, w.order, t.pair + w.head, w.at.span % s->segments, w.at.block);
+    return {sum, prs_backward_stripe_turn(&args.stream.stripes, s, &t, position)};
+}
+
 /* step: how many came before. */
 template <class E>
 PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct attention_memory &m,
-                          const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step)
+                          const struct backward_turn &x, uint32_t step)
 {
-    const struct prs_attention_schedule *s = &args.stream.schedule;
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
-    uint32_t span = prs_backward_span(s, &shape, &w), want = prs_backward_turn(s, &t, &w);
-    uint64_t block = prs_backward_sum(s, args.pairs_q, span / s->segments, prs_backward_pair(&shape, &t, &w),
-                                      span % s->segments, w.block);
-    float *to = args.sums.sums + block * (E::block * E::head_dim);
+    float *to = args.sums.sums + x.sum * (E::block * E::head_dim);
     uint32_t buffer = step % PRS_BACKWARD_SUMS, phase = step / PRS_BACKWARD_SUMS & 1;
     const uint8_t *from = m.base + E::at_sums + buffer * E::warpgroups * E::sum_bytes;
     /* MUTANT(emulator attention_backward/causal_alone_is_right) tasks add in turn: delete */
-    await_turn(args.sums.turns + block, want);
+    await_turn(args.sums.turns + x.sum, x.want);
     mbarrier_wait(&m.sum_full[buffer], phase);
-    if (want == 0) /* nothing is there */
+    if (x.want == 0) /* nothing is there */
         bulk_store(to, from, E::warpgroups * E::sum_bytes);
     else
         bulk_add_f32(to, from, E::warpgroups * E::sum_bytes);
@@ -40,7 +61,7 @@ PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct att
     bulk_wait_read<0>();
     mbarrier_arrive(&m.sum_empty[buffer]);
     bulk_wait_done<0>();
-    prs_store_release_gpu(args.sums.turns + block, want + 1); /* [dq-turn] */
+    prs_store_release_gpu(args.sums.turns + x.sum, x.want + 1); /* [dq-turn] */
 }
 
 /* Called by one thread of warp 2 (which = 0) and one of warp 3 (which = 1). Each adds every second block, because an
@@ -48,18 +69,18 @@ PRS_DEVICE void add_block(const struct prs_backward_args &args, const struct att
 template <class E>
 PRS_DEVICE void add_queries(const struct prs_backward_args &args, const struct attention_memory &m, uint32_t which)
 {
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
     uint32_t step = 0, at;
     static_assert(PRS_BACKWARD_SUMS == 2, "each has a buffer");
     for (uint32_t turn = 0; (at = await_piece(m, turn)) < args.stream.pieces_count; turn++) {
         const struct prs_attention_piece *piece = &args.stream.pieces[at];
         struct prs_attention_task t = piece->task;
-        struct prs_attention_walk w = piece->begin;
+        typename walk_of<E::striped>::type w;
+        begin_pass(args, *piece, &w);
         do {
             if (step % 2 == which)
-                add_block<E>(args, m, t, w, step);
+                add_block<E>(args, m, turn_of(args, t, w), step);
             step++;
-        } while (prs_backward_next(&args.stream.schedule, &shape, &t, &w));
+        } while (next_in_pass(args, t, &w));
         if (which == 0)
             count_piece(args.stream, m, launch_epoch(&args.stream.sync), turn, t.group);
         else

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward pass, warps 4 and up: consumer warpgroups, 64 own rows each. Both passes do the same with their own rows
- * x1, x2 and a block y1, y2 of the stream:
+/* The backward pass, warps 4 and up: consumer warpgroups, 64 keys each, with their rows k, v and a block q, dout of the
+ * stream:
  *
- *     P = exp(scale * x1 y1T - lse)     dP = x2 y2T     dS = P * (dP - delta)
- *     sum 0 += dS y1 (dq or dk)         sum 1 += P y2 (dv; pass for keys only)
+ *     P = exp(scale * k qT - lse)     dP = v doutT     dS = P * (dP - delta)
+ *     dk += dS q                      dv += P dout     dq of the block += dST k, over the keys of both warpgroups
  *
- * lse and delta belong to the queries: in the pass for queries to own rows, in the pass for keys to those of the
- * stream. P and dS are the A operands of the last two products, in registers. */
+ * P and dS are the A operands of dv and dk, in registers; those of dq are in shared memory. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_CORE_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_CORE_CUH
 
@@ -18,10 +17,9 @@ template <class E> struct backward_state {
     uint32_t half; /* which warpgroup */
     uint32_t step; /* blocks so far */
     struct prs_attention_walk walk;
-    struct prs_backward_term own[2]; /* of the thread's two rows; pass for queries */
-    float s[E::block / 2];           /* scores, then P */
-    float d[E::block / 2];           /* dP, then dS */
-    float sum[E::results][E::head_dim / 2];
+    float s[E::block / 2]; /* scores, then P */
+    float d[E::block / 2]; /* dP, then dS */
+    float dk[E::head_dim / 2], dv[E::head_dim / 2];
     uint32_t p[E::block / 4], g[E::block / 4]; /* P and dS as operands */
     float query[E::head_dim / 4];              /* half of the columns of a block's part of dq */
 };
@@ -80,24 +78,21 @@ PRS_DEVICE uint4 terms_of_stream(const struct attention_memory &m, const struct 
                           column * (uint32_t)sizeof(struct prs_backward_term));
 }
 
-/* Turns scores into P. Elements are ordered as in softmax.cuh. */
+/* Turns scores into P, but for capped ones (form_gradients()). Elements are ordered as in softmax.cuh. */
 template <class E>
 PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const struct attention_memory &m,
                                    struct backward_state<E> *x)
 {
     float scale = args.stream.scale_log2;
-    if (E::striped && args.stream.cap != 0)
+    if (E::capped)
         cap_scores(args.stream, x->s);
 #pragma unroll
-    for (int i = 0; i < E::block / 2; i += 4) {
-        float lse[2];
-        if (E::of_keys) {
-            uint4 terms = terms_of_stream(m, x, i);
-            lse[0] = __uint_as_float(terms.x), lse[1] = __uint_as_float(terms.z);
-        }
+    for (int i = 0; i < E::block / 2 && !E::capped; i += 4) {
+        uint4 terms = terms_of_stream(m, x, i);
+        float lse[2] = {__uint_as_float(terms.x), __uint_as_float(terms.z)};
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            x->s[i + e] = exp2_fast(fmaf(x->s[i + e], scale, -(E::of_keys ? lse[e & 1] : x->own[e >> 1].lse)));
+            x->s[i + e] = exp2_fast(fmaf(x->s[i + e], scale, -lse[e & 1]));
     }
 }
 
@@ -110,14 +105,12 @@ PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const s
     uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
     uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
     struct prs_backward_range range[2];
-    if (prs_backward_range(s, &shape, &x->walk, first).to >= E::block &&
-        prs_backward_range(s, &shape, &x->walk, first + 63).from <= 0)
+    if (prs_backward_range(s, &x->walk, first).to >= E::block && prs_backward_range(s, &x->walk, first + 63).from <= 0)
         return;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        range[h] = prs_backward_range(s, &shape, &x->walk, row + h * 8);
+        range[h] = prs_backward_range(s, &x->walk, row + h * 8);
 #pragma unroll
     for (int i = 0; i < E::block / 2; i++) {
         int32_t column = i / 4 * 8 + (i & 1) + shift;
@@ -142,52 +135,36 @@ PRS_DEVICE void mask_step_probabilities(const struct prs_backward_args &args, co
 #pragma unroll
     for (int h = 0; h < 2; h++)
         rows[h] = find_range(stream, row + h * 8, step.position);
-    mask_ranges<true>(x->s, rows);
+    mask_ranges<!E::capped>(x->s, rows);
 }
 
-/* Of a capped score y = cap * tanh(x): multiplies dS by dy / dx = 1 - tanh(x)^2. The score is what P was made of; where
- * P is 0, so is dS. */
+/* Turns dP into dS. Of a capped score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2; so scores
+ * become P only here. A masked one is -INFINITY. */
 template <class E>
-PRS_DEVICE void pass_through_cap(const struct prs_backward_args &args, const struct attention_memory &m,
-                                 struct backward_state<E> *x)
+PRS_DEVICE void form_gradients(const struct prs_backward_args &args, const struct attention_memory &m,
+                               struct backward_state<E> *x)
 {
-    float inverse = 1 / args.stream.cap;
+    float inverse = E::capped ? 1 / args.stream.cap : 0;
 #pragma unroll
     for (int i = 0; i < E::block / 2; i += 4) {
-        float lse[2];
-        if (E::of_keys) {
-            uint4 terms = terms_of_stream(m, x, i);
-            lse[0] = __uint_as_float(terms.x), lse[1] = __uint_as_float(terms.z);
-        }
+        uint4 terms = terms_of_stream(m, x, i);
+        float lse[2] = {__uint_as_float(terms.x), __uint_as_float(terms.z)};
+        float delta[2] = {__uint_as_float(terms.y), __uint_as_float(terms.w)};
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float score = log2f(x->s[i + e]) + (E::of_keys ? lse[e & 1] : x->own[e >> 1].lse);
-            float tanh = score * inverse;
-            x->d[i + e] = x->s[i + e] == 0 ? 0 : x->d[i + e] * (1 - tanh * tanh);
+            float tanh = E::capped ? fmaxf(x->s[i + e] * inverse, -1) : 0;
+            if (E::capped)
+                x->s[i + e] = exp2_fast(x->s[i + e] - lse[e & 1]);
+            x->d[i + e] = x->s[i + e] * (x->d[i + e] - delta[e & 1]);
+            if (E::capped)
+                x->d[i + e] *= 1 - tanh * tanh;
         }
-    }
-}
-
-/* Turns dP into dS. */
-template <class E> PRS_DEVICE void form_gradients(const struct attention_memory &m, struct backward_state<E> *x)
-{
-#pragma unroll
-    for (int i = 0; i < E::block / 2; i += 4) {
-        float delta[2];
-        if (E::of_keys) {
-            uint4 terms = terms_of_stream(m, x, i);
-            delta[0] = __uint_as_float(terms.y), delta[1] = __uint_as_float(terms.w);
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            x->d[i + e] = x->s[i + e] * (x->d[i + e] - (E::of_keys ? delta[e & 1] : x->own[e >> 1].delta));
     }
 }
 
 template <class E> PRS_DEVICE void release_stage(const struct attention_memory &m, uint32_t stage)
 {
-    if (E::of_keys)
-        __syncwarp(); /* all lanes have read the terms */
+    __syncwarp(); /* all lanes have read the terms */
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(&m.k_empty[stage]);
         mbarrier_arrive(&m.v_empty[stage]);
@@ -230,10 +207,11 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     wgmma_commit();
 }
 
-/* Gives its columns to the thread that adds them to the sums. */
-template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x)
+/* Gives its columns of block `step` to the thread that adds them to the sums. */
+template <class E>
+PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x, uint32_t step)
 {
-    uint32_t buffer = x->step % E::adds, phase = x->step / E::adds & 1;
+    uint32_t buffer = step % E::adds, phase = step / E::adds & 1;
     uint32_t to =
         smem_address(m.base) + E::at_sums + (buffer * E::warpgroups + x->half) * E::sum_bytes + threadIdx.x % 128 * 16;
     mbarrier_wait(&m.sum_empty[buffer], phase ^ 1);
@@ -247,24 +225,6 @@ template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m
         mbarrier_arrive(&m.sum_full[buffer]);
 }
 
-/* The terms of the thread's two rows. */
-template <class E>
-PRS_DEVICE void read_own_terms(const struct prs_backward_args &args, const struct prs_attention_task &t,
-                               struct backward_state<E> *x)
-{
-    const struct prs_attention_schedule *s = &args.stream.schedule;
-    uint32_t pair = t.batch * args.shape.heads + t.head, row = t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
-    /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-    uint32_t bank =
-        prs_backward_bank(launch_epoch(&args.stream.sync) + 1, args.passes); /* the pass for keys comes after this */
-    const struct prs_backward_term *from =
-        args.terms + prs_backward_term(s, args.pairs_q, bank, s->place.rank, pair,
-                                       E::striped ? t.segment : prs_backward_segment(s, PRS_PASS_KEYS, t.segment));
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        x->own[h] = from[row + threadIdx.x % 32 / 4 + h * 8];
-}
-
 /* One block: the caller has issued its scores and dP. Issues those of the next one before it returns true. Operands in
  * registers are written while no product runs, and the other warpgroup computes meanwhile: else the compiler serialises
  * all products (warnings C7513 and C7515). */
@@ -272,7 +232,7 @@ template <class E>
 PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct prs_attention_task &t, struct backward_state<E> *x, bool first)
 {
-    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base);
+    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base), step;
     wgmma_wait<1>(); /* the scores, and the sums of the block before */
     registers_pin(x->s);
     static_assert(PRS_ATTENTION_STAGES == 2, "the block before is in the other stage");
@@ -288,50 +248,46 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     } else {
         mask_probabilities<E>(args, t, x);
         registers_pin(x->s);
-        struct prs_backward_pass_shape shape = pass_shape<E>(args);
-        more = prs_backward_next(&args.stream.schedule, &shape, &t, &x->walk);
+        more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk);
     }
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
     wgmma_wait<0>(); /* dP */
     registers_pin(x->d);
-    if (!E::adds && !more && threadIdx.x % 32 == 0) /* the next task's own rows may be loaded */
-        mbarrier_arrive(&m.q_empty[x->half]);
-    form_gradients<E>(m, x);
-    if (E::striped && args.stream.cap != 0)
-        pass_through_cap<E>(args, m, x);
+    form_gradients<E>(args, m, x);
     pack_probabilities<E::type>(x->g, x->d);
-    if constexpr (E::of_keys)
-        pack_probabilities<E::type>(x->p, x->s);
-    if constexpr (E::adds)
-        store_gradients<E>(m, x);
+    pack_probabilities<E::type>(x->p, x->s);
+    store_gradients<E>(m, x);
     wgmma_fence();
-    if constexpr (E::of_keys)
-        issue_sum<E>(x->sum[1], x->p, base + E::at_v + stage * E::block_bytes);
-    if constexpr (E::adds) {
-        /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
-        barrier_sync(GRADIENTS_BARRIER, 128 * E::warpgroups);
-        wgmma_fence();
-        issue_queries<E>(m, x);
-    }
-    issue_sum<E>(x->sum[0], x->g, base + E::at_k + stage * E::block_bytes);
-    if constexpr (E::adds) {
-        wgmma_wait<1>(); /* dk */
-        registers_pin(x->query);
-        barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
-        if (!more && threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
+    issue_sum<E>(x->dv, x->p, base + E::at_v + stage * E::block_bytes);
+    /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dS of both warpgroups is there: delete */
+    barrier_sync(GRADIENTS_BARRIER, 128 * E::warpgroups);
+    wgmma_fence();
+    issue_queries<E>(m, x);
+    issue_sum<E>(x->dk, x->g, base + E::at_k + stage * E::block_bytes);
+    wgmma_wait<1>(); /* dk */
+    registers_pin(x->query);
+    barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
+    step = x->step++;
+    /* The two ways do not join while products run: else the compiler serialises all products (warning C7515). */
+    if (!more) {
+        if (threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
             for (int half = 0; half < E::warpgroups; half++)
                 mbarrier_arrive(&m.q_empty[half]);
-        give_queries<E>(m, x);
+        give_queries<E>(m, x, step);
+        wgmma_wait<0>();
+        release_stage<E>(m, stage);
+        return false;
     }
-    x->step++;
+    if (E::ahead)
+        issue_block<E>(m, x);
+    give_queries<E>(m, x, step);
     if (!E::ahead) {
         /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
         wgmma_wait<0>();
         release_stage<E>(m, stage);
-    }
-    if (more)
         issue_block<E>(m, x);
-    return more;
+    }
+    return true;
 }
 
 /* Writes a result of a task from registers. first: row of this warp's first row in the segment. */
@@ -363,26 +319,17 @@ PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct atte
 {
     bool first = true;
     x->walk = piece.begin;
-    if (!E::of_keys)
-        read_own_terms<E>(args, piece.task, x);
 #pragma unroll
-    for (int r = 0; r < E::results; r++)
-#pragma unroll
-        for (int i = 0; i < E::head_dim / 2; i++)
-            x->sum[r][i] = 0;
-#pragma unroll
-    for (int r = 0; r < E::results; r++)
-        registers_pin(x->sum[r]);
+    for (int i = 0; i < E::head_dim / 2; i++)
+        x->dk[i] = x->dv[i] = 0;
+    registers_pin(x->dk);
+    registers_pin(x->dv);
     mbarrier_wait(&m.q_full[x->half], turn & 1);
     issue_block<E>(m, x);
     while (sum_block<E>(args, m, piece.task, x, first))
         first = false;
-    wgmma_wait<0>();
-#pragma unroll
-    for (int r = 0; r < E::results; r++)
-        registers_pin(x->sum[r]);
-    if (E::ahead)
-        release_stage<E>(m, stage_of(x->step - 1));
+    registers_pin(x->dk);
+    registers_pin(x->dv);
 }
 
 template <class E> PRS_DEVICE void sum_tasks(const struct prs_backward_args &args, const struct attention_memory &m)
@@ -396,9 +343,8 @@ template <class E> PRS_DEVICE void sum_tasks(const struct prs_backward_args &arg
         sum_task<E>(args, m, piece, turn, &x);
         if (threadIdx.x == 128)
             mbarrier_arrive(&m.piece_read[turn % PRS_ATTENTION_PIECE_SLOTS]);
-        write_result<E, 0>(args, piece.task, first, x.sum[0]);
-        if constexpr (E::of_keys)
-            write_result<E, 1>(args, piece.task, first, x.sum[1]);
+        write_result<E, 0>(args, piece.task, first, x.dk);
+        write_result<E, 1>(args, piece.task, first, x.dv);
     }
 }
 

@@ -7,18 +7,16 @@
 #include "fused/attention/backward/layout.h"
 #include "fused/attention/cta.cuh"
 
-template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
+template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED> struct backward {
     static constexpr int type = TYPE;
     static constexpr int head_dim = HEAD_DIM;
-    static constexpr int pass = PASS; /* enum prs_backward_pass */
-    static constexpr bool of_keys = PASS == PRS_PASS_KEYS;
-    static constexpr int results = of_keys ? 2 : 1;
     static constexpr int block = PRS_BACKWARD_BLOCK;
     static constexpr int warpgroups = PRS_BACKWARD_TILE / 64;
     static constexpr bool far = false;
-    static constexpr bool striped = STRIPED != 0;                            /* stripes.h */
-    static constexpr int adds = of_keys && !striped ? PRS_BACKWARD_SUMS : 0; /* to dq, which needs no pass then */
-    static constexpr bool mirrored = of_keys && !striped;
+    static constexpr bool striped = STRIPED != 0; /* stripes.h */
+    static constexpr bool capped = CAPPED != 0;   /* striped only; a kernel of its own, because registers are few */
+    static constexpr bool mirrored = !striped;
+    static constexpr int adds = PRS_BACKWARD_SUMS; /* buffers for what is added to dq */
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes;
@@ -27,7 +25,7 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
     static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
     /* The scores of the next block are computed during the sums of this one, where registers are enough for both. */
-    static constexpr bool ahead = adds == 0 && !(of_keys && HEAD_DIM == 128);
+    static constexpr bool ahead = HEAD_DIM == 64;
     static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
     static constexpr int sum_bytes = block * HEAD_DIM / 2 * sizeof(float);                   /* half of the columns */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
@@ -42,7 +40,7 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
     static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
     static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
     static constexpr int at_gradients = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
-    static constexpr int at_sums = at_gradients + (adds != 0 ? gradients_bytes : 0);
+    static constexpr int at_sums = at_gradients + gradients_bytes;
     static constexpr int at_terms = at_sums + adds * warpgroups * sum_bytes;
     static constexpr int at_barriers = at_terms + PRS_ATTENTION_STAGES * terms_bytes;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
@@ -52,13 +50,7 @@ template <int TYPE, int HEAD_DIM, int PASS, int STRIPED> struct backward {
 /* The segment of the tensors that has this number in the pass. */
 template <class E> PRS_DEVICE uint32_t tensor_segment(const struct prs_attention_schedule *s, uint32_t segment)
 {
-    return prs_backward_segment(s, E::mirrored ? PRS_PASS_KEYS : PRS_PASS_QUERIES, segment);
-}
-
-/* The pass is known to the compiler. */
-template <class E> PRS_DEVICE struct prs_backward_pass_shape pass_shape(const struct prs_backward_args &args)
-{
-    return {E::pass, args.shape.heads, args.shape.shared};
+    return E::mirrored ? prs_backward_segment(s, segment) : segment;
 }
 
 #endif

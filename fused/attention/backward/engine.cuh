@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward engine: a pass of the backward launch. A CTA computes one task at a time: 128 own rows of one head
+/* The backward engine. A CTA computes one task at a time: 128 own rows of one head
  * against the stream. In a CTA:
  *   warp 0         load_backward    fills the stages, waits for other ranks' data
  *   warp 1         push_and_send    sends the own slice of the stream to the other ranks (push_slice(), the forward's),
  *                                   then their parts of dq
- *   warp 2         count_pieces     gives credit for groups that have been read (the forward's)
- *   warps 2 and 3  add_queries      add to dq in memory, in turns; warp 2 counts as well
+ *   warps 2 and 3  add_queries      add to dq in memory, in turns; warp 2 also gives credit for groups that have been
+ *                                   read (count_piece(), the forward's)
  *   warps 4 and up sum_tasks        consumer warpgroups, 64 own rows each
  * Consumers never wait for another GPU, except through the stages. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_ENGINE_CUH
@@ -25,8 +25,7 @@ template <class E> PRS_DEVICE void push_and_send(const struct prs_backward_args 
     if (threadIdx.x == 32)
         push_slice<E>(args.stream, m);
     __syncwarp();
-    if constexpr (E::adds)
-        send_sums<E>(args);
+    send_sums<E>(args);
 }
 
 template <class E>
@@ -49,10 +48,8 @@ __global__ void __launch_bounds__(E::threads, 1) backward_kernel(const __grid_co
             load_backward<E>(args, m);
         else if (threadIdx.x < 64 && args.stream.schedule.place.world > 1)
             push_and_send<E>(args, m);
-        else if (E::adds && threadIdx.x % 32 == 0)
+        else if (threadIdx.x >= 64 && threadIdx.x % 32 == 0)
             add_queries<E>(args, m, threadIdx.x / 32 - 2);
-        else if (threadIdx.x == 64)
-            count_pieces(args.stream, m);
     } else {
         registers_take<E::consumer_registers>();
         sum_tasks<E>(args, m);

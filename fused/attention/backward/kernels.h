@@ -13,11 +13,10 @@ extern "C" {
 
 /* Which kernels. */
 struct prs_backward_kernel {
-    uint32_t type, head_dim, striped;
+    uint32_t type, head_dim, striped, capped;
 };
 
-/* Prepares the kernels on the current device; *ctas: how many of each can run at once. 0 or
- * -ENOTSUP. */
+/* Prepares the kernels on the current device; *ctas: how many CTAs of the pass can run at once. 0 or -ENOTSUP. */
 int prs_backward_kernels_prepare(const struct prs_backward_kernel *kernel, uint32_t *ctas);
 
 /* Each enqueues one kernel. 0 or -EIO. */

@@ -12,30 +12,24 @@ struct backward_arrived {
 };
 
 /* ---- walks, as in the forward's load.cuh ---- */
-template <class E>
 PRS_DEVICE void begin_pass(const struct prs_backward_args &args, const struct prs_attention_piece &piece,
                            struct prs_attention_walk *w)
 {
     *w = piece.begin;
 }
 
-template <class E>
 PRS_DEVICE void begin_pass(const struct prs_backward_args &args, const struct prs_attention_piece &piece,
                            struct prs_stripe_walk *w)
 {
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
-    begin_walk(args.stream, piece, prs_backward_streams(&shape), w);
+    begin_walk(args.stream, piece, args.shape.shared, w);
 }
 
-template <class E>
 PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
                              struct prs_attention_walk *w)
 {
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
-    return prs_backward_next(&args.stream.schedule, &shape, &t, w);
+    return prs_backward_next(&args.stream.schedule, &args.shape, &t, w);
 }
 
-template <class E>
 PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
                              struct prs_stripe_walk *w)
 {
@@ -43,15 +37,13 @@ PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct 
 }
 
 /* Awaits the walk's block of both tensors, and leaves its span and pair in *span and t->pair. */
-template <class E>
 PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
                            const struct prs_attention_walk &w, struct backward_arrived *a, uint32_t *span)
 {
-    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
-    struct prs_backward_pass_shape shape = pass_shape<E>(args);
+    constexpr uint32_t what = PRS_AWAIT_QUERIES;
     struct prs_attention_walk at = w;
-    *span = at.span = prs_backward_span(&args.stream.schedule, &shape, &w);
-    t->pair = prs_backward_pair(&shape, t, &w);
+    *span = at.span = prs_backward_span(&args.stream.schedule, &args.shape, &w);
+    t->pair = prs_backward_pair(&args.shape, t, &w);
     if (at.span / args.stream.schedule.segments != 0) {
         await_block<what>(args.stream, *t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
         /* MUTANT(emulator attention_backward/several_ranks_are_right) both tensors of the stream are awaited: delete */
@@ -59,11 +51,10 @@ PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_atte
     }
 }
 
-template <class E>
 PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
                            const struct prs_stripe_walk &w, struct backward_arrived *a, uint32_t *span)
 {
-    constexpr uint32_t what = E::of_keys ? (uint32_t)PRS_AWAIT_QUERIES : (uint32_t)PRS_AWAIT_KEYS;
+    constexpr uint32_t what = PRS_AWAIT_QUERIES;
     *span = w.at.span;
     t->pair += w.head;
     if (w.order != 0) {
@@ -89,12 +80,12 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
         at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
     else
         at = attention_coordinate_of(x, t.batch, t.pair % s->heads_kv, s->heads_kv, tensor_segment<E>(s, segment));
-    mbarrier_expect(full, E::block_bytes + (E::of_keys && KIND == PRS_KEYS ? E::terms_bytes : 0));
+    mbarrier_expect(full, E::block_bytes + (KIND == PRS_KEYS ? E::terms_bytes : 0));
     tma_load_5d(to, map, full, 0, (int32_t)(block * E::block), 0, at.u, at.v);
-    if (E::of_keys && KIND == PRS_KEYS) {
+    if (KIND == PRS_KEYS) {
         uint32_t source = prs_place_in_order(&s->place, order);
         /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync), args.passes);
+        uint32_t bank = prs_backward_bank(launch_epoch(&x.sync));
         uint64_t row = prs_backward_term(s, args.pairs_q, bank, source, t.pair, segment) + block * E::block;
         bulk_load(m.base + E::at_terms + stage * E::terms_bytes, args.terms + row, E::terms_bytes, full);
     }
@@ -110,7 +101,7 @@ PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct att
     const struct prs_attention_walk &w = place_of(walk);
     struct prs_attention_task t = task;
     uint32_t span, order, stage = stage_of(step);
-    await_step<E>(args, &t, walk, a, &span);
+    await_step(args, &t, walk, a, &span);
     order = span / s->segments;
     mbarrier_wait(m.k_empty + stage, phase_of(step) ^ 1);
     mbarrier_wait(m.v_empty + stage, phase_of(step) ^ 1);
@@ -157,7 +148,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
             break;
         struct prs_attention_task t = x.pieces[piece].task;
         typename walk_of<E::striped>::type w;
-        begin_pass<E>(args, x.pieces[piece], &w);
+        begin_pass(args, x.pieces[piece], &w);
         arrived.first = arrived.second = 0;
         bool first = true;
         do {
@@ -165,7 +156,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
             if (first)
                 load_own<E>(args, m, t, turn & 1);
             first = false;
-        } while (next_in_pass<E>(args, t, &w));
+        } while (next_in_pass(args, t, &w));
         piece = claims ? claim_piece(x) : 0;
     }
 }

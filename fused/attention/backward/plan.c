@@ -13,43 +13,25 @@
 
 enum { TILES_TOGETHER = 8 /* of a head, on one rank */, LEAST_HEADS = 6 };
 
-/* One pass of a launch. */
-struct pass {
-    struct prs_attention_info info; /* as of a forward plan with this stream */
-    struct prs_backward_args args;  /* all but what each launch brings */
-    uint64_t staging_bytes;
-};
-
 struct prs_attention_backward_plan {
     struct prs_plan base;
     struct prs_attention_shape shape;
     struct prs_attention_tuning wanted;
-    struct prs_attention_info info;
+    struct prs_attention_info info; /* as of a forward plan with the stream as keys and values */
     struct prs_backward_kernel kernel;
-    struct pass pass[PRS_PASSES];
+    struct prs_backward_args args; /* all but what each launch brings */
+    uint64_t staging_bytes;
     struct prs_terms_args terms;
     struct prs_sinks_args sinks;
     struct prs_finish_args finish;
-    uint32_t passes;           /* the pass for queries comes first if there is one */
     const int32_t *cu_seqlens; /* of the launch that is being enqueued; packed sequences */
     uint32_t sequences;
-    struct prs_span *parts; /* what stripes.parts of both passes has */
+    struct prs_span *parts; /* what stripes.parts has */
 };
 
 static struct prs_attention_backward_plan *self(struct prs_plan *p)
 {
     return (struct prs_attention_backward_plan *)p;
-}
-
-/* Without stripes the pass for keys adds to dq. */
-static uint32_t first_pass(const struct prs_attention_backward_plan *p)
-{
-    return PRS_PASSES - p->passes;
-}
-
-static bool adds(const struct prs_attention_backward_plan *p)
-{
-    return p->passes == 1;
 }
 
 /* ---- deciding ---- */
@@ -83,82 +65,58 @@ static int check(const struct prs_attention_backward_plan *p)
 /* Bytes of the terms: two banks. */
 static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
 {
-    const struct prs_attention_schedule *s = &p->pass[PRS_PASS_KEYS].args.stream.schedule;
+    const struct prs_attention_schedule *s = &p->args.stream.schedule;
     return prs_backward_term(s, s->pairs, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
 }
 
-/* How many KV heads are worked on together, where the pass for keys adds to dq. Their tasks go head by head, so tasks
- * of one head follow each other the later the more heads there are, and wait less for their turns to add. But the fewer
- * of one head run together, the more often its sums come from memory. One rank: about 8 of a head. Several: twice as
- * many tasks as CTAs compute at a time, no step much fewer than the others (times by heads a step:
+/* How many KV heads are worked on together. Their tasks go head by head, so tasks of one head follow each other the
+ * later the more heads there are, and wait less for their turns to add. But the fewer of one head run together, the
+ * more often its sums come from memory. One rank, or striped: about 8 of a head. Zigzag: twice as many tasks as CTAs
+ * compute at a time, no step much fewer than the others (times by heads a step:
  * doc/results/attention-backward-4xH200.json). */
 static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ctas)
 {
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
     uint32_t tasks = prs_ceil_div(p->shape.seq / world, PRS_BACKWARD_TILE);
-    uint32_t most = world == 1 ? prs_ceil_div(ctas, TILES_TOGETHER) : prs_ceil_div(2 * ctas, tasks);
+    uint32_t most =
+        world == 1 || p->shape.stripe != 0 ? prs_ceil_div(ctas, TILES_TOGETHER) : prs_ceil_div(2 * ctas, tasks);
     if (most < LEAST_HEADS)
         most = LEAST_HEADS;
     return p->wanted.heads_per_step != 0 ? p->wanted.heads_per_step : prs_ceil_div(pairs, prs_ceil_div(pairs, most));
 }
 
-/* Chooses for one pass as for a forward plan whose keys and values are its stream. limit: of its staging memory. */
-static int choose_pass(struct prs_attention_backward_plan *p, uint32_t number, uint32_t ctas, uint64_t limit)
+/* Chooses as for a forward plan whose keys and values are the stream: its heads are all query heads. */
+static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
 {
-    struct pass *pass = &p->pass[number];
-    struct prs_attention_schedule *s = &pass->args.stream.schedule;
+    struct prs_attention_schedule *s = &p->args.stream.schedule;
     struct prs_attention_shape shape = p->shape;
+    struct prs_attention_info *info = &p->info;
     uint32_t shared = shape.heads_q / shape.heads_kv;
     int r;
-    pass->info.tuning = p->info.tuning;
-    pass->info.tuning.workspace_limit = limit;
-    shape.heads_kv = prs_backward_stream_heads(number, shape.heads_q, shape.heads_kv);
-    if (shape.stripe != 0) /* chosen by the pass for queries */
-        pass->info.tuning.slab_rows = 0;
-    if (number == PRS_PASS_KEYS) /* in query heads; after the pass for queries, its groups */
-        pass->info.tuning.heads_per_step =
-            shared * (adds(p) ? step_of(p, ctas) : p->pass[PRS_PASS_QUERIES].info.tuning.heads_per_step);
+    shape.heads_kv = shape.heads_q;
+    p->args.shape = (struct prs_backward_shape){p->shape.heads_kv, shared};
+    info->tuning.heads_per_step = shared * step_of(p, ctas);
     s->tile_rows = PRS_BACKWARD_TILE;
     s->block_rows = PRS_BACKWARD_BLOCK;
-    r = prs_attention_tuning_choose(&shape, &p->base.ctx->place, ctas, &pass->info, s);
+    s->backwards = shape.stripe == 0;
+    r = prs_attention_tuning_choose(&shape, &p->base.ctx->place, ctas, info, s);
     if (r)
         return r;
-    pass->args.shape = prs_backward_pass_shape_of(number, p->shape.heads_q, p->shape.heads_kv);
-    pass->staging_bytes = s->place.world == 1 ? 0 : (prs_attention_tuning_staging(&shape, s) + 1023) / 1024 * 1024;
+    p->staging_bytes = s->place.world == 1 ? 0 : (prs_attention_tuning_staging(&shape, s) + 1023) / 1024 * 1024;
+    info->tuning.heads_per_step /= shared;
+    info->tuning.block_rows = PRS_BACKWARD_BLOCK;
+    info->predicted_us *= 2.5; /* five products of each pair of rows, where the forward pass has two */
     return 0;
 }
 
-/* The forward pass has two products of each pair of rows; these have three and four, or five. */
-static void sum_up(struct prs_attention_backward_plan *p)
-{
-    const double products[PRS_PASSES] = {1.5, adds(p) ? 2.5 : 2};
-    struct prs_attention_info *info = &p->info;
-    uint64_t limit = info->tuning.workspace_limit;
-    info->tuning = p->pass[first_pass(p)].info.tuning;
-    info->tuning.workspace_limit = limit;
-    if (adds(p))
-        info->tuning.heads_per_step /= p->shape.heads_q / p->shape.heads_kv;
-    info->tuning.block_rows = PRS_BACKWARD_BLOCK;
-    info->reason = p->pass[PRS_PASS_KEYS].info.reason;
-    info->tuning.mode = p->pass[PRS_PASS_KEYS].info.tuning.mode;
-    info->sent_bytes = 0;
-    info->predicted_us = 0;
-    for (uint32_t i = first_pass(p); i < PRS_PASSES; i++) {
-        info->sent_bytes += p->pass[i].info.sent_bytes;
-        info->predicted_us += p->pass[i].info.predicted_us * products[i];
-    }
-}
-
-/* The limit, by default half of what is free on the fullest GPU, is for the streams of both passes, which take memory
- * in proportion to their heads. So either both are resident, or neither. */
 static int choose(struct prs_attention_backward_plan *p, const struct prs_hint *agreed)
 {
     struct prs_attention_tuning *t = &p->info.tuning;
-    uint64_t heads = (uint64_t)p->shape.heads_q + p->shape.heads_kv, for_keys_and_values;
     size_t free_bytes, total;
     uint32_t ctas;
     int r;
-    p->kernel = (struct prs_backward_kernel){PRS_ATTENTION_TYPE, p->shape.head_dim, p->shape.stripe != 0};
+    p->kernel = (struct prs_backward_kernel){PRS_ATTENTION_TYPE, p->shape.head_dim, p->shape.stripe != 0,
+                                             p->shape.soft_cap != 0};
     r = prs_backward_kernels_prepare(&p->kernel, &ctas);
     if (r)
         return prs_fail(r, "attention: the backward kernels do not fit device %d: built for another GPU?",
@@ -171,41 +129,30 @@ static int choose(struct prs_attention_backward_plan *p, const struct prs_hint *
     t->mover = PRS_MOVED_BY_CTAS;
     if (t->workspace_limit == 0)
         t->workspace_limit = p->base.call.hint.least;
-    ctas = prs_context_clusters(p->base.ctx, ctas, 1);
-    for_keys_and_values = adds(p) ? 0 : t->workspace_limit / heads * p->shape.heads_kv;
-    if (!adds(p))
-        r = choose_pass(p, PRS_PASS_QUERIES, ctas, for_keys_and_values);
-    if (!r)
-        r = choose_pass(p, PRS_PASS_KEYS, ctas, t->workspace_limit - for_keys_and_values);
-    if (!r)
-        sum_up(p);
-    return r;
+    return choose_stream(p, prs_context_clusters(p->base.ctx, ctas, 1));
 }
 
 static void fill_args(struct prs_attention_backward_plan *p)
 {
-    for (uint32_t i = first_pass(p); i < PRS_PASSES; i++) {
-        struct prs_backward_args *a = &p->pass[i].args;
-        struct prs_attention_args *x = &a->stream;
-        prs_attention_set_scale(&p->shape, x);
-        prs_attention_set_stripes(&p->shape, x);
-        if (i == PRS_PASS_KEYS) /* a key meets the queries that meet it */
-            x->stripes.before = x->stripes.after, x->stripes.after = p->pass[0].args.stream.stripes.before;
-        x->heads_first = p->shape.heads_first != 0;
-        x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads);
-        x->row_bytes = prs_attention_row_bytes(&p->shape);
-        x->push_gap = prs_attention_tuning_gap(&p->pass[i].info);
-        a->pairs_q = p->shape.batch * p->shape.heads_q;
-        a->passes = p->passes;
-    }
-    p->terms.passes = p->passes;
-    p->terms.order = p->shape.stripe != 0 ? PRS_PASS_QUERIES : PRS_PASS_KEYS;
-    p->terms.schedule = p->pass[PRS_PASS_KEYS].args.stream.schedule;
+    struct prs_backward_args *a = &p->args;
+    struct prs_attention_args *x = &a->stream;
+    uint32_t before;
+    prs_attention_set_scale(&p->shape, x);
+    prs_attention_set_stripes(&p->shape, x);
+    before = x->stripes.before; /* a key meets the queries that meet it */
+    x->stripes.before = x->stripes.after, x->stripes.after = before;
+    x->heads_first = p->shape.heads_first != 0;
+    x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads);
+    x->row_bytes = prs_attention_row_bytes(&p->shape);
+    x->push_gap = prs_attention_tuning_gap(&p->info);
+    a->pairs_q = p->shape.batch * p->shape.heads_q;
+    p->terms.mirrored = p->shape.stripe == 0;
+    p->terms.schedule = x->schedule;
     p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q);
     p->finish.schedule = p->terms.schedule;
     p->finish.strides = p->terms.strides;
-    p->finish.scale = p->pass[PRS_PASS_KEYS].args.stream.scale;
-    p->finish.pairs_q = p->shape.batch * p->shape.heads_q;
+    p->finish.scale = x->scale;
+    p->finish.pairs_q = a->pairs_q;
 }
 
 static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, const struct prs_attention_tuning *t)
@@ -219,7 +166,6 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
     prs_plan_term(p, "heads_first", sh->heads_first != 0);
     prs_attention_striped_terms(p, sh);
     prs_plan_term(p, "mode", t->mode);
-    prs_plan_term(p, "mode of the first pass", self(p)->pass[first_pass(self(p))].info.tuning.mode);
     prs_plan_term(p, "ctas", t->ctas);
     prs_plan_term(p, "heads_per_step", t->heads_per_step);
     prs_plan_term(p, "slab_rows", t->slab_rows);
@@ -227,50 +173,59 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
 }
 
 /* ---- memory ---- */
-/* Blocks of queries of all ranks, and of one. */
+/* Blocks of queries of all ranks. */
 static uint64_t sums_of(const struct prs_attention_backward_plan *p)
 {
-    const struct prs_attention_schedule *s = &p->pass[PRS_PASS_KEYS].args.stream.schedule;
-    return prs_backward_sum(s, p->shape.batch * p->shape.heads_q, s->place.world, 0, 0, 0);
+    const struct prs_attention_schedule *s = &p->args.stream.schedule;
+    return prs_backward_sum(s, p->args.pairs_q, s->place.world, 0, 0, 0);
 }
 
-/* Elements of those that other ranks send. */
-static uint64_t part_elements(const struct prs_attention_backward_plan *p)
+static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
+{
+    return sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float);
+}
+
+/* Bytes of those that other ranks send. */
+static uint64_t part_bytes(const struct prs_attention_backward_plan *p)
 {
     uint64_t world = p->terms.schedule.place.world;
-    return adds(p) ? sums_of(p) / world * (world - 1) * PRS_BACKWARD_BLOCK * p->shape.head_dim : 0;
+    return sums_of(p) / world * (world - 1) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
 }
 
-/* What a pass has of this rank's own memory, in bytes from its beginning: tasks, claims, finished groups, and how many
- * tasks each group has. */
+/* What is in this rank's own memory, in bytes from its beginning: tasks, claims, finished groups, how many tasks each
+ * group has, turns, and the sequences of positions. */
 struct own {
-    uint64_t claims, finished, tasks_of, all;
+    uint64_t claims, finished, tasks_of, turns, parts, all;
 };
 
-static struct own own_of(const struct prs_backward_args *a)
+static struct own own_of(const struct prs_attention_backward_plan *p)
 {
-    const struct prs_attention_schedule *s = &a->stream.schedule;
-    uint64_t tasks = (uint64_t)a->stream.pieces_count * sizeof(struct prs_attention_piece), groups = s->groups * 4ull;
+    const struct prs_attention_args *x = &p->args.stream;
+    uint64_t tasks = (uint64_t)x->pieces_count * sizeof(struct prs_attention_piece), groups = x->schedule.groups * 4ull;
     struct own o = {.claims = (tasks + 127) / 128 * 128};
     o.finished = o.claims + sizeof(struct prs_attention_claims);
     o.tasks_of = o.finished + 2 * groups;
-    o.all = (o.tasks_of + groups + 127) / 128 * 128;
+    o.turns = (o.tasks_of + groups + 127) / 128 * 128;
+    o.parts = o.turns + sums_of(p) * sizeof(uint64_t);
+    o.all = o.parts + prs_attention_parts_bytes(&p->shape);
     return o;
 }
 
 /* No task is cut: each is one piece. */
-static int upload_tasks(struct prs_attention_backward_plan *p, struct prs_backward_args *a, uint8_t *at)
+static int upload_tasks(struct prs_attention_backward_plan *p)
 {
-    const struct prs_attention_schedule *s = &a->stream.schedule;
-    uint32_t count = a->stream.pieces_count;
+    struct prs_attention_args *x = &p->args.stream;
+    const struct prs_attention_schedule *s = &x->schedule;
+    uint32_t count = x->pieces_count;
     struct prs_attention_piece *tasks = calloc(count, sizeof(*tasks));
     uint32_t *tasks_of = calloc(s->groups, sizeof(*tasks_of));
-    struct own own = own_of(a);
+    struct own own = own_of(p);
+    uint8_t *at = p->base.own.at;
     int r = !tasks || !tasks_of ? prs_fail(-ENOMEM, "attention: no memory for %u backward tasks", count) : 0;
     for (uint32_t i = 0; i < count && !r; i++) {
-        prs_backward_task_at(s, &a->shape, i, &tasks[i].task);
+        prs_backward_task_at(s, &p->args.shape, i, &tasks[i].task);
         if (p->shape.stripe == 0)
-            prs_backward_begin(s, &a->shape, &tasks[i].task, &tasks[i].begin);
+            prs_backward_begin(s, &p->args.shape, &tasks[i].task, &tasks[i].begin);
         tasks_of[tasks[i].task.group]++;
     }
     if (!r)
@@ -280,68 +235,50 @@ static int upload_tasks(struct prs_attention_backward_plan *p, struct prs_backwa
                             "cudaMemcpy of how many tasks a group has");
     free(tasks);
     free(tasks_of);
-    a->stream.pieces = (const struct prs_attention_piece *)at;
-    a->stream.claims = (struct prs_attention_claims *)(at + own.claims);
-    a->stream.finished = (uint32_t *)(at + own.finished);
-    a->stream.pieces_of = (const uint32_t *)(at + own.tasks_of);
+    x->pieces = (const struct prs_attention_piece *)at;
+    x->claims = (struct prs_attention_claims *)(at + own.claims);
+    x->finished = (uint32_t *)(at + own.finished);
+    x->pieces_of = (const uint32_t *)(at + own.tasks_of);
     return r;
 }
 
 static int open_own(struct prs_attention_backward_plan *p)
 {
-    uint64_t all = 0, at = 0, turns;
+    struct own own;
     int r;
-    for (uint32_t i = first_pass(p); i < PRS_PASSES; i++) {
-        struct prs_backward_args *a = &p->pass[i].args;
-        a->stream.pieces_count = prs_backward_tasks(&a->stream.schedule, &a->shape);
-        all += own_of(a).all;
-    }
-    turns = all;
-    all += adds(p) ? sums_of(p) * sizeof(uint64_t) : 0;
-    r = prs_plan_local(&p->base, all + prs_attention_parts_bytes(&p->shape), all);
+    p->args.stream.pieces_count = prs_backward_tasks(&p->args.stream.schedule, &p->args.shape);
+    own = own_of(p);
+    r = prs_plan_local(&p->base, own.all, own.parts);
     if (r)
         return r;
     if (p->shape.packed != 0)
-        p->parts = (struct prs_span *)(p->base.own.at + all);
-    p->finish.sums.turns = (uint64_t *)(p->base.own.at + turns);
-    for (uint32_t i = first_pass(p); i < PRS_PASSES && !r; i++) {
-        p->pass[i].args.stream.stripes.parts = p->parts;
-        r = upload_tasks(p, &p->pass[i].args, p->base.own.at + at);
-        at += own_of(&p->pass[i].args).all;
-    }
-    return r;
+        p->parts = (struct prs_span *)(p->base.own.at + own.parts);
+    p->args.stream.stripes.parts = p->parts;
+    p->args.sums.turns = (uint64_t *)(p->base.own.at + own.turns);
+    return upload_tasks(p);
 }
 
-/* Numbers of the plan's needs. Staging: the streams of both passes, then terms. Flags: of each pass arrival counters in
- * two banks, and credits. */
+/* Numbers of the plan's needs. Staging: the stream, parts of dq, terms. Flags: a count of parts for each rank, arrival
+ * counters in two banks, credits. */
 enum { STAGING, FLAGS, SWITCH };
 
-/* Words of a pass. */
-static uint32_t flag_words(const struct prs_attention_schedule *s)
+static uint64_t flag_words(const struct prs_attention_schedule *s)
 {
-    return 2 * prs_attention_arrival_words(s) + prs_attention_credit(s, s->place.local_ranks, 0);
+    return s->place.world + 2ull * prs_attention_arrival_words(s) + prs_attention_credit(s, s->place.local_ranks, 0);
 }
 
 static int need_workspace(struct prs_attention_backward_plan *p)
 {
-    const struct prs_attention_schedule *queries = &p->pass[PRS_PASS_QUERIES].args.stream.schedule;
-    const struct prs_attention_schedule *keys = &p->pass[PRS_PASS_KEYS].args.stream.schedule;
-    uint64_t scratch = adds(p) ? sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float) : 0;
-    int r = 0;
-    if (keys->place.world == 1)
-        scratch += terms_bytes(p);
-    if (scratch != 0)
-        r = prs_plan_scratch(&p->base, scratch);
-    if (r || keys->place.world == 1)
+    const struct prs_attention_schedule *s = &p->args.stream.schedule;
+    int r = prs_plan_scratch(&p->base, sums_bytes(p) + (s->place.world == 1 ? terms_bytes(p) : 0));
+    if (r || s->place.world == 1)
         return r;
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
-                  p->pass[0].staging_bytes + p->pass[1].staging_bytes + part_elements(p) * sizeof(uint16_t) +
-                      terms_bytes(p));
+                  p->staging_bytes + part_bytes(p) + terms_bytes(p));
     prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
     p->base.switching.always = p->shape.stripe != 0;
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
-                  ((uint64_t)(adds(p) ? keys->place.world : flag_words(queries)) + flag_words(keys)) *
-                      sizeof(uint32_t));
+                  flag_words(s) * sizeof(uint32_t));
     return 0;
 }
 
@@ -359,51 +296,34 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     return r ? r : open_own(p);
 }
 
-/* The memory of a pass at neighbour `peer`; staging, flags: of the plan there. */
-static void place_pass(struct pass *pass, uint32_t peer, uint8_t *staging, uint32_t *flags)
-{
-    struct prs_attention_args *x = &pass->args.stream;
-    x->arrival_words = prs_attention_arrival_words(&x->schedule);
-    x->staging[peer] = staging;
-    x->arrivals[peer] = flags;
-    x->credits[peer] = flags + 2 * x->arrival_words;
-}
-
 static int place(struct prs_plan *base)
 {
     struct prs_attention_backward_plan *p = self(base);
-    struct pass *q = &p->pass[PRS_PASS_QUERIES], *k = &p->pass[PRS_PASS_KEYS];
+    struct prs_backward_args *a = &p->args;
+    struct prs_attention_args *x = &a->stream;
     struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true};
-    uint32_t world = p->terms.schedule.place.world;
-    uint64_t scratch_sums = adds(p) ? sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float) : 0;
+    uint32_t world = x->schedule.place.world;
     int r = 0;
-    p->finish.sums.sums = (float *)base->scratch.at;
-    p->finish.sync = p->terms.sync;
+    x->arrival_words = prs_attention_arrival_words(&x->schedule);
+    a->sums.sums = (float *)base->scratch.at;
     if (world == 1)
-        p->terms.terms[0] = (struct prs_backward_term *)(base->scratch.at + scratch_sums);
+        p->terms.terms[0] = (struct prs_backward_term *)(base->scratch.at + sums_bytes(p));
     for (uint32_t peer = 0; peer < world && world > 1; peer++) {
         uint8_t *staging = base->memory[STAGING]->at[peer];
         uint32_t *flags = (uint32_t *)base->memory[FLAGS]->at[peer];
-        uint32_t words = adds(p) ? world : flag_words(&q->args.stream.schedule);
-        if (adds(p)) {
-            p->finish.sums.arrivals[peer] = flags;
-            p->finish.sums.parts[peer] = (uint16_t *)(staging + k->staging_bytes);
-        } else {
-            place_pass(q, peer, staging, flags);
-        }
-        place_pass(k, peer, staging + q->staging_bytes, flags + words);
-        p->terms.terms[peer] = (struct prs_backward_term *)(staging + q->staging_bytes + k->staging_bytes +
-                                                            part_elements(p) * sizeof(uint16_t));
+        a->sums.arrivals[peer] = flags;
+        x->arrivals[peer] = flags + world;
+        x->credits[peer] = x->arrivals[peer] + 2 * x->arrival_words;
+        x->staging[peer] = staging;
+        a->sums.parts[peer] = (uint16_t *)(staging + p->staging_bytes);
+        p->terms.terms[peer] = (struct prs_backward_term *)(staging + p->staging_bytes + part_bytes(p));
     }
-    for (uint32_t i = first_pass(p); i < PRS_PASSES && !r; i++) {
-        struct prs_backward_args *a = &p->pass[i].args;
-        a->stream.sync = p->terms.sync;
-        a->sums = p->finish.sums;
-        a->terms = p->terms.terms[0];
-        if (world > 1)
-            r = prs_attention_encode_stages(&p->shape, &a->stream.schedule, a->stream.staging[0], block,
-                                            &a->stream.received);
-    }
+    x->sync = p->finish.sync = p->terms.sync;
+    a->terms = p->terms.terms[0];
+    p->finish.sums = a->sums;
+    p->finish.stripes = x->stripes;
+    if (world > 1)
+        r = prs_attention_encode_stages(&p->shape, &x->schedule, x->staging[0], block, &x->received);
     return r;
 }
 
@@ -424,7 +344,6 @@ int prs_attention_backward_plan_open(struct prs_fused *ctx, const struct prs_att
     p->shape = *shape;
     if (tuning)
         p->wanted = *tuning;
-    p->passes = shape->stripe != 0 ? 2 : 1;
     return prs_plan_open(&p->base, (void **)out);
 }
 
@@ -459,30 +378,20 @@ static int launch_sinks(struct prs_plan *base, cudaStream_t stream)
     return p->sinks.dsinks ? prs_backward_kernel_sinks(&p->sinks, stream) : 0;
 }
 
-static int launch_pass(struct prs_attention_backward_plan *p, uint32_t pass, cudaStream_t stream)
+static int launch_pass(struct prs_plan *base, cudaStream_t stream)
 {
-    return prs_backward_kernel_pass(&p->kernel, &p->pass[pass].args, p->info.tuning.ctas, stream);
-}
-
-static int launch_queries(struct prs_plan *base, cudaStream_t stream)
-{
-    return adds(self(base)) ? 0 : launch_pass(self(base), PRS_PASS_QUERIES, stream);
-}
-
-static int launch_keys(struct prs_plan *base, cudaStream_t stream)
-{
-    return launch_pass(self(base), PRS_PASS_KEYS, stream);
+    struct prs_attention_backward_plan *p = self(base);
+    return prs_backward_kernel_pass(&p->kernel, &p->args, p->info.tuning.ctas, stream);
 }
 
 static int launch_finish(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_attention_backward_plan *p = self(base);
-    return adds(p) ? prs_backward_kernel_finish(&p->kernel, &p->finish, p->info.tuning.ctas, stream) : 0;
+    return prs_backward_kernel_finish(&p->kernel, &p->finish, p->info.tuning.ctas, stream);
 }
 
-/* layout.h: the passes are epochs in this order. */
-static prs_launch_step_fn *const backward_steps[] = {launch_parts, launch_terms,  launch_sinks, launch_queries,
-                                                     launch_keys,  launch_finish, NULL};
+static prs_launch_step_fn *const backward_steps[] = {launch_parts, launch_terms,  launch_sinks,
+                                                     launch_pass,  launch_finish, NULL};
 
 static int check_operands(const struct prs_attention_gradients *x)
 {
@@ -502,11 +411,10 @@ static int check_operands(const struct prs_attention_gradients *x)
     return prs_check_reserved(x, "struct prs_attention_gradients");
 }
 
-/* Own tensors of a pass in tiles, its stream in blocks and in pieces of messages. */
-static int encode_pass(const struct prs_attention_backward_plan *p, struct prs_backward_args *a,
-                       const void *const own[2], const void *const stream[2])
+/* Own keys and values in tiles; the stream, queries and gradients of results, in blocks and in pieces of messages. */
+static int encode(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *g)
 {
-    struct prs_attention_args *x = &a->stream;
+    struct prs_attention_args *x = &p->args.stream;
     const struct prs_attention_schedule *s = &x->schedule;
     struct prs_attention_box rows = {PRS_BACKWARD_BLOCK, true}, piece = {prs_attention_piece_rows(x->row_bytes), false};
     const struct {
@@ -514,9 +422,9 @@ static int encode_pass(const struct prs_attention_backward_plan *p, struct prs_b
         uint32_t heads;
         const struct prs_attention_box *box;
         CUtensorMap *map;
-    } maps[] = {{own[0], a->shape.heads, &rows, &x->q},       {own[1], a->shape.heads, &rows, &a->second},
-                {stream[0], s->heads_kv, &rows, &x->k},       {stream[1], s->heads_kv, &rows, &x->v},
-                {stream[0], s->heads_kv, &piece, &x->push_k}, {stream[1], s->heads_kv, &piece, &x->push_v}};
+    } maps[] = {{g->k, p->args.shape.heads, &rows, &x->q}, {g->v, p->args.shape.heads, &rows, &p->args.second},
+                {g->q, s->heads_kv, &rows, &x->k},         {g->dout, s->heads_kv, &rows, &x->v},
+                {g->q, s->heads_kv, &piece, &x->push_k},   {g->dout, s->heads_kv, &piece, &x->push_v}};
     static_assert(PRS_BACKWARD_BLOCK == 64, "own rows of a warpgroup have the box of a block");
     int r = 0;
     for (size_t i = 0; i < (s->place.world > 1 ? 6 : 4) && !r; i++)
@@ -527,7 +435,6 @@ static int encode_pass(const struct prs_attention_backward_plan *p, struct prs_b
 int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *x,
                                   struct CUstream_st *stream)
 {
-    const void *const queries[2] = {x->q, x->dout}, *const keys[2] = {x->k, x->v};
     int before, r = check_operands(x);
     if (!r)
         r = prs_attention_check_striped(&p->shape, x->cu_seqlens, x->sequences, x->sinks);
@@ -542,13 +449,9 @@ int prs_attention_backward_launch(struct prs_attention_backward_plan *p, const s
     p->cu_seqlens = x->cu_seqlens;
     p->sequences = x->sequences;
     p->sinks = (struct prs_sinks_args){p->terms, x->sinks, x->dsinks};
-    p->pass[PRS_PASS_QUERIES].args.result[0] = x->dq;
     p->finish.dq = x->dq;
-    p->pass[PRS_PASS_KEYS].args.result[0] = x->dk;
-    p->pass[PRS_PASS_KEYS].args.result[1] = x->dv;
-    r = adds(p) ? 0 : encode_pass(p, &p->pass[PRS_PASS_QUERIES].args, queries, keys);
-    if (!r)
-        r = encode_pass(p, &p->pass[PRS_PASS_KEYS].args, keys, queries);
+    p->args.result[0] = x->dk, p->args.result[1] = x->dv;
+    r = encode(p, x);
     if (!r)
         r = prs_plan_launch(&p->base, backward_steps, stream);
     prs_cuda_leave(before);

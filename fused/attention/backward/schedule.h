@@ -2,155 +2,122 @@
 /* The backward pass of ring attention: which rank computes what, in which order. Plain C shared by the kernels, the
  * host and the tests.
  *
- * A pass is a kernel, and a ring like the forward one: a task keeps one tile of two own tensors and reads two tensors
- * of all ranks, the stream, which travels by the rules of fused/attention/schedule.h.
+ * The kernel is a ring like the forward one. A task keeps one tile of the own keys and values, and reads the queries
+ * and gradients of results of all ranks, the stream, which travels by the rules of fused/attention/schedule.h. It sums
+ * dk and dv in registers, over all query heads that share the KV head. What it computes of dq it adds to sums in
+ * memory, in turns, and a rank's sums of other ranks' queries go to these. Each gradient is summed in fp32, in a fixed
+ * order.
  *
- *   pass       own tile          stream            what the task sums in registers
- *   queries    q, dout           keys, values      dq
- *   keys       keys, values      q, dout           dk, dv, over all query heads that share the KV head
- *
- * Striped attention has both, so no partial sum crosses between ranks or CTAs. Otherwise the pass for keys alone makes
- * all gradients: what a task computes of dq it adds to sums in memory, in turns, and a rank's sums of other ranks'
- * queries go to these. Each gradient is summed in fp32, in a fixed order.
- *
- * Causal: a query meets the keys before it, a key the queries after it. The pass for keys therefore numbers the
- * segments of every rank backwards ("mirrored"): chunk c of the 2 * world is then chunk 2 * world - 1 - c, a rank's
- * slice still has the chunks of prs_attention_chunk(), and "after" has become "before". So which segments travel to
- * whom, and which spans a task skips, is the same in both passes. Rows within a segment keep their order. */
+ * Causal: a query meets the keys before it, a key the queries after it. Without stripes the segments of every rank are
+ * therefore numbered backwards ("mirrored"): chunk c of the 2 * world is then chunk 2 * world - 1 - c, a rank's slice
+ * still has the chunks of prs_attention_chunk(), and "after" has become "before". So the forward's rules say which
+ * segments travel to whom, and which spans a task skips. Rows within a segment keep their order. Stripes need no
+ * mirror: `before` and `after` of stripes.h change places. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_SCHEDULE_H
 
-#include "fused/attention/schedule.h"
+#include "fused/attention/stripes.h"
 
-enum prs_backward_pass { PRS_PASS_QUERIES = 0, PRS_PASS_KEYS = 1, PRS_PASSES = 2 };
-
-/* What a pass knows in addition to the schedule of its stream. That one's heads_kv are the heads of the stream. */
-struct prs_backward_pass_shape {
-    uint32_t pass;
-    uint32_t heads;  /* of the own tensors */
-    uint32_t shared; /* how many query heads share a KV head */
+/* What is known in addition to the schedule of the stream, which is that of a forward pass with as many KV heads as
+ * there are query heads. */
+struct prs_backward_shape {
+    uint32_t heads;  /* KV heads */
+    uint32_t shared; /* how many query heads share one; a group of the stream has all of them */
 };
 
-/* The schedule of the stream is that of a forward pass with as many KV heads as the stream has. Its groups have, in the
- * pass for keys, all the query heads of a KV head. */
-PRS_SHARED uint32_t prs_backward_stream_heads(uint32_t pass, uint32_t heads_q, uint32_t heads_kv)
+/* The segment of the tensors that has this number, and the reverse. Not striped. */
+PRS_SHARED uint32_t prs_backward_segment(const struct prs_attention_schedule *s, uint32_t segment)
 {
-    return pass == PRS_PASS_KEYS ? heads_q : heads_kv;
-}
-
-PRS_SHARED struct prs_backward_pass_shape prs_backward_pass_shape_of(uint32_t pass, uint32_t heads_q, uint32_t heads_kv)
-{
-    struct prs_backward_pass_shape b = {pass, pass == PRS_PASS_KEYS ? heads_kv : heads_q, heads_q / heads_kv};
-    return b;
-}
-
-/* The segment of the tensors that has this number in a pass, and the reverse. */
-PRS_SHARED uint32_t prs_backward_segment(const struct prs_attention_schedule *s, uint32_t pass, uint32_t segment)
-{
-    return pass == PRS_PASS_KEYS ? s->segments - 1 - segment : segment;
+    return s->segments - 1 - segment;
 }
 
 /* ---- tasks ---- */
-/* Own heads of `pairs` pairs of the stream, over batch and heads. */
-PRS_SHARED uint32_t prs_backward_heads(const struct prs_backward_pass_shape *b, uint32_t pairs)
+PRS_SHARED uint32_t prs_backward_tasks(const struct prs_attention_schedule *s, const struct prs_backward_shape *b)
 {
-    return b->pass == PRS_PASS_KEYS ? pairs / b->shared : pairs * b->shared;
+    return s->pairs / b->shared * s->segments * s->tiles;
 }
 
-PRS_SHARED uint32_t prs_backward_tasks(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b)
+/* One segment, causal: the first tiles have most queries, and come first. They begin with the last queries, which all
+ * tiles meet: so none waits long for its turn to add (prs_backward_turn()). */
+PRS_SHARED bool prs_backward_from_end(const struct prs_attention_schedule *s)
 {
-    return prs_backward_heads(b, s->pairs) * s->segments * s->tiles;
+    return s->causal && s->segments == 1;
 }
 
-/* One segment of keys, causal: the first tiles have most queries, and come first. They begin with the last queries,
- * which all tiles meet: so none waits long for its turn to add (prs_backward_turn()). */
-PRS_SHARED bool prs_backward_from_end(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b)
-{
-    return b->pass == PRS_PASS_KEYS && s->causal && s->segments == 1;
-}
-
-/* Group by group, in the order of the forward's tasks. t->head is an own head; t->pair is the pair of the stream that
- * it reads, or the first of them. */
-PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+/* Group by group, in a group the last tiles first, and of each the heads one after the other: so tasks of a head follow
+ * each other at a distance. t->head is a KV head; t->pair is the first pair of the stream that it reads. */
+PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                      uint32_t at, struct prs_attention_task *t)
 {
-    uint32_t tiles = s->segments * s->tiles, per_group = prs_backward_heads(b, s->group), heads, head, tile;
+    uint32_t tiles = s->segments * s->tiles, per_group = s->group / b->shared, heads, head, tile;
     t->group = at / (per_group * tiles);
     at -= t->group * per_group * tiles;
-    heads = prs_backward_heads(b, prs_attention_group_pairs(s, t->group));
-    if (s->causal) { /* the heaviest segments come first */
-        head = at % heads;
-        tile = prs_backward_from_end(s, b) ? at / heads : tiles - 1 - at / heads;
-    } else {
-        head = at / tiles;
-        tile = at % tiles;
-    }
-    head += t->group * per_group;
+    heads = prs_attention_group_pairs(s, t->group) / b->shared;
+    head = t->group * per_group + at % heads;
+    tile = prs_backward_from_end(s) ? at / heads : tiles - 1 - at / heads;
     t->batch = head / b->heads;
     t->head = head % b->heads;
-    t->pair = b->pass == PRS_PASS_KEYS ? head * b->shared : head / b->shared;
+    t->pair = head * b->shared;
     t->segment = tile / s->tiles;
     t->tile = tile % s->tiles;
 }
 
-/* ---- a task's walk through the stream ----
+/* ---- a task's walk through the stream; striped, it is that of stripes.h ----
  * Span by span, and in a span head by head: what comes first is read first. walk.span counts both. */
-PRS_SHARED uint32_t prs_backward_streams(const struct prs_backward_pass_shape *b)
-{
-    return b->pass == PRS_PASS_KEYS ? b->shared : 1;
-}
-
-/* Order of the slice * segments + segment. A task of the later of two segments meets its own one last: so it is ahead
- * of those of the earlier segment, which add to the other spans after it (prs_backward_turn()). */
-PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+/* Order of the slice * segments + segment. The ring turns backwards: after the own slice comes that of the rank before
+ * this one. A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same
+ * spans in the same order, those which tiles of the earlier one meet, and add to them one after the other
+ * (prs_backward_turn()). */
+PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                       const struct prs_attention_walk *w)
 {
-    uint32_t at = w->span / prs_backward_streams(b), last = s->place.world * 2 - 1;
-    if (b->pass != PRS_PASS_KEYS || !s->causal || s->segments != 2 || at == 0)
-        return at;
-    return at == last ? 1 : at + 1;
+    uint32_t at = w->span / b->shared, last = s->place.world * s->segments - 1;
+    if (s->segments == 2 && at != 0)
+        at = at == last ? 1 : at + 1;
+    /* MUTANT(model turns) the ring turns backwards: s/s->place.world - at/at/ */
+    return at < s->segments ? at : (s->place.world - at / s->segments) * s->segments + at % s->segments;
 }
 
-PRS_SHARED uint32_t prs_backward_pair(const struct prs_backward_pass_shape *b, const struct prs_attention_task *t,
+PRS_SHARED uint32_t prs_backward_pair(const struct prs_backward_shape *b, const struct prs_attention_task *t,
                                       const struct prs_attention_walk *w)
 {
-    return t->pair + w->span % prs_backward_streams(b);
+    return t->pair + w->span % b->shared;
 }
 
 /* In its own chunk a tile of keys begins with the block of its first query. */
-PRS_SHARED void prs_backward_enter(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+PRS_SHARED void prs_backward_enter(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                    const struct prs_attention_task *t, struct prs_attention_walk *w, uint32_t span)
 {
     w->span = span;
     prs_attention_enter(s, t, w, prs_backward_span(s, b, w));
     w->span = span;
-    if (b->pass == PRS_PASS_KEYS && w->diagonal) {
+    if (w->diagonal) {
         /* MUTANT(model backward) a tile of keys meets its first query: s/block_rows;/block_rows + 1;/ */
         w->block = t->tile * s->tile_rows / s->block_rows;
         w->blocks = prs_ceil_div(s->segment_rows, s->block_rows);
-        if (prs_backward_from_end(s, b)) /* `blocks` are left, down to the first query's */
+        if (prs_backward_from_end(s)) /* `blocks` are left, down to the first query's */
             w->blocks -= w->block, w->block += w->blocks - 1;
     }
 }
 
-/* The first step of the whole task. */
-PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+/* The first step of the task. */
+PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                    const struct prs_attention_task *t, struct prs_attention_walk *w)
 {
     uint32_t steps = 0;
-    for (uint32_t span = 0; span < s->place.world * s->segments * prs_backward_streams(b); span++) {
+    for (uint32_t span = 0; span < s->place.world * s->segments * b->shared; span++) {
         prs_backward_enter(s, b, t, w, span);
-        steps += prs_backward_from_end(s, b) ? w->blocks : w->blocks - w->block;
+        steps += prs_backward_from_end(s) ? w->blocks : w->blocks - w->block;
     }
     prs_backward_enter(s, b, t, w, 0); /* of the own slice: never empty */
     w->left = steps;
 }
 
 /* Goes to the next step; false when there is none. */
-PRS_SHARED bool prs_backward_next(const struct prs_attention_schedule *s, const struct prs_backward_pass_shape *b,
+PRS_SHARED bool prs_backward_next(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                   const struct prs_attention_task *t, struct prs_attention_walk *w)
 {
-    bool down = prs_backward_from_end(s, b);
+    bool down = prs_backward_from_end(s);
     if (--w->left == 0)
         return false;
     w->block += down ? -1u : 1;
@@ -167,16 +134,12 @@ struct prs_backward_range {
 };
 
 PRS_SHARED struct prs_backward_range prs_backward_range(const struct prs_attention_schedule *s,
-                                                        const struct prs_backward_pass_shape *b,
                                                         const struct prs_attention_walk *w, uint32_t row)
 {
     uint32_t first = w->block * s->block_rows;
     struct prs_backward_range r = {0, (int32_t)(s->segment_rows - first)};
-    /* MUTANT(model backward) a query meets no later key: s/w->diagonal/0/ */
-    if (b->pass == PRS_PASS_QUERIES && w->diagonal && row + 1 < s->segment_rows)
-        r.to = (int32_t)(row + 1 - first);
     /* MUTANT(model backward) a key meets no earlier query: s/w->diagonal/0/ */
-    if (b->pass == PRS_PASS_KEYS && w->diagonal)
+    if (w->diagonal)
         r.from = (int32_t)(row - first);
     return r;
 }
@@ -189,13 +152,26 @@ PRS_SHARED uint32_t prs_backward_turn(const struct prs_attention_schedule *s, co
                                       const struct prs_attention_walk *w)
 {
     uint32_t tiles = s->tiles, meet = prs_ceil_div((w->block + 1) * s->block_rows, s->tile_rows);
-    if (!s->causal || s->segments == 1)
-        return t->segment * tiles + t->tile;
+    if (prs_backward_from_end(s))
+        return t->tile;
     /* MUTANT(model backward) only tiles that meet the block add: s/w->diagonal/0/ */
     if (w->diagonal && meet < tiles)
         tiles = meet;
     /* MUTANT(model backward) later segments add before: s/+ (s->segments - 1 - t->segment) * s->tiles// */
     return tiles - 1 - t->tile + (s->segments - 1 - t->segment) * s->tiles;
+}
+
+/* The same in striped attention, of the block at `position`: the tiles that meet it are consecutive ones, and the last
+ * comes first. So no task waits for long: those before this one met the block's slice from a later block on. */
+PRS_SHARED uint32_t prs_backward_stripe_turn(const struct prs_attention_stripes *x,
+                                             const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                             uint32_t position)
+{
+    uint32_t end = prs_stripe_met_by(x, position + s->block_rows - 1).to;
+    uint32_t rows = prs_stripe_rows_before(x, s->place.world, s->place.rank, end);
+    /* MUTANT(model turns) only tiles that meet the block add:
+     * s/prs_ceil_div(rows, s->tile_rows)/s->segments * s->tiles/ */
+    return prs_ceil_div(rows, s->tile_rows) - 1 - (t->segment * s->tiles + t->tile);
 }
 
 /* Blocks of a segment. */
@@ -218,6 +194,16 @@ PRS_SHARED bool prs_backward_meets(const struct prs_attention_schedule *s, uint3
     return segment < prs_attention_interest(s, source, rank);
 }
 
+/* The same in striped attention, of a block of queries. */
+PRS_SHARED bool prs_backward_stripe_meets(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
+                                          uint32_t rank, uint32_t source, uint32_t segment, uint32_t block)
+{
+    uint32_t position = prs_stripe_position(x, s->place.world, source, segment) + block * s->block_rows;
+    uint32_t from = prs_stripe_met_by(x, position).from, end = prs_stripe_met_by(x, position + s->block_rows - 1).to;
+    /* MUTANT(model turns) all keys that meet the block: s/rank, end)/rank, position)/ */
+    return prs_stripe_rows_before(x, s->place.world, rank, from) < prs_stripe_rows_before(x, s->place.world, rank, end);
+}
+
 /* ---- what is known of each query row ---- */
 /* Rows of a segment, with those that only fill the last tile and block. */
 PRS_SHARED uint32_t prs_backward_term_rows(const struct prs_attention_schedule *s)
@@ -226,7 +212,7 @@ PRS_SHARED uint32_t prs_backward_term_rows(const struct prs_attention_schedule *
 }
 
 /* The number of the first row of a segment of query head `pair` (over batch and heads, of `pairs`) of rank `rank`;
- * segments as the pass for keys numbers them. bank: 0 or 1. */
+ * segments as the pass numbers them. bank: 0 or 1. */
 PRS_SHARED uint64_t prs_backward_term(const struct prs_attention_schedule *s, uint32_t pairs, uint32_t bank,
                                       uint32_t rank, uint32_t pair, uint32_t segment)
 {

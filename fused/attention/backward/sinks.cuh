@@ -14,8 +14,7 @@ enum { SINK_THREADS = 256 };
 static __global__ void sum_sinks(const __grid_constant__ struct prs_sinks_args args)
 {
     const struct prs_attention_schedule *s = &args.terms.schedule;
-    uint32_t head = blockIdx.x,
-             bank = prs_backward_bank(launch_epoch(&args.terms.sync) + args.terms.passes - 1, args.terms.passes);
+    uint32_t head = blockIdx.x, bank = prs_backward_bank(launch_epoch(&args.terms.sync));
     uint32_t rows = s->segments * s->segment_rows, lane = threadIdx.x % 32;
     float *sums = (float *)dynamic_shared(), sum = 0, sink = args.sinks[head] * 1.44269504f;
     for (uint32_t batch = 0; batch < s->batch; batch++) {

@@ -61,8 +61,9 @@ template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &arg
         for (; at < (first + pairs) * per_pair * (s->place.local_ranks - 1); at += gridDim.x) {
             uint32_t i = at - first * per_pair * (s->place.local_ranks - 1), order = 1 + i / (pairs * per_pair);
             uint32_t number = first * per_pair + i % (pairs * per_pair);
-            uint32_t segment = number / prs_backward_blocks(s) % s->segments;
-            if (prs_backward_meets(s, s->place.rank, prs_place_in_order(&s->place, order), segment))
+            uint32_t block = number % prs_backward_blocks(s), segment = number / prs_backward_blocks(s) % s->segments;
+            if (prs_backward_adds(&args.stream.stripes, s, s->place.rank, prs_place_in_order(&s->place, order), segment,
+                                  block))
                 send_sum<E>(args, order, number);
         }
     }
@@ -107,7 +108,7 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
         *(float4 *)(sum + i) = *(const float4 *)(args.sums.sums + at + i * 128);
     for (uint32_t order = 1; order < s->place.local_ranks; order++) {
         const uint16_t *part = args.sums.parts[0] + (order - 1) * all * elements + at;
-        if (!prs_backward_meets(s, prs_place_in_order(&s->place, order), s->place.rank, segment))
+        if (!prs_backward_adds(&args.stripes, s, prs_place_in_order(&s->place, order), s->place.rank, segment, block))
             continue;
 #pragma unroll
         for (uint32_t i = 0; i < count; i += 4) {
@@ -116,9 +117,9 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
             sum[i + 2] += out::low(v.y), sum[i + 3] += out::high(v.y);
         }
     }
-    typename out::bits *to = (typename out::bits *)args.dq + pair / s->heads_q * x->batch +
-                             pair % s->heads_q * x->head +
-                             prs_backward_segment(s, PRS_PASS_KEYS, segment) * x->segment + half * columns;
+    typename out::bits *to =
+        (typename out::bits *)args.dq + pair / s->heads_q * x->batch + pair % s->heads_q * x->head +
+        (args.stripes.log_rows != 0 ? segment : prs_backward_segment(s, segment)) * x->segment + half * columns;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
         round_row<TYPE>(w, sum, h, args.scale);

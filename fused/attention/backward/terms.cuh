@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel before both backward passes: computes what they need of each query row, and stores it at all ranks. Few
+/* The kernel before the backward pass: computes what it needs of each query row, and stores it at all ranks. Few
  * bytes: 8 a row, of the 512 that its query and gradient have. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_TERMS_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_TERMS_CUH
@@ -52,11 +52,11 @@ template <int TYPE, int HEAD_DIM> PRS_DEVICE void send_terms(const struct prs_te
     uint32_t parts = prs_backward_term_rows(s) / 32, row = at % parts * 32, segment = at / parts % s->segments;
     uint32_t pair = at / parts / s->segments, mine = row + threadIdx.x % 32;
     /* MUTANT(emulator attention_backward/several_ranks_are_right) terms have two banks: s/= prs_/= 0 * prs_/ */
-    uint32_t bank = prs_backward_bank(launch_epoch(&args.sync) + args.passes - 1, args.passes);
+    uint32_t bank = prs_backward_bank(launch_epoch(&args.sync));
     uint64_t first = pair / s->heads_q * x->batch + pair % s->heads_q * x->head + segment * x->segment;
     struct prs_backward_term term = {0, delta_of_rows<TYPE, HEAD_DIM>(args, first, row)};
-    uint64_t to =
-        prs_backward_term(s, s->pairs, bank, s->place.rank, pair, prs_backward_segment(s, args.order, segment));
+    uint64_t to = prs_backward_term(s, s->pairs, bank, s->place.rank, pair,
+                                    args.mirrored != 0 ? prs_backward_segment(s, segment) : segment);
     if (mine < s->segment_rows) {
         uint64_t i = (uint64_t)(pair * s->segments + segment) * s->segment_rows + mine;
         term.lse = args.lse[i] * 1.44269504f;
