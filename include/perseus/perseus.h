@@ -106,7 +106,9 @@ struct prs_rail_info {
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
     bool atomics;          /* the NIC adds to words; where it does not, the receiver raises signals */
-    uint64_t reserved[PRS_RESERVED_WORDS];
+    uint32_t mtu;          /* bytes of the port's longest packet; a queue takes the smaller of both ends'. 0: unknown */
+    uint32_t traffic_class; /* of a peer that is not told another one */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
 /** What to use. NULL and zeros mean the values of the environment variables (doc/variables.md). */

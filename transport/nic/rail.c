@@ -96,6 +96,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     if (config->adaptive_routing >= 0)
         info->adaptive_routing = config->adaptive_routing;
     info->atomics = domain->adds;
+    info->traffic_class = (uint32_t)config->traffic_class;
     fill_pci_slot(info);
     info->guid = chip_guid(domain, info);
     return 0;

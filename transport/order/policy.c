@@ -37,8 +37,7 @@ static enum prs_policy choose_auto(const struct prs_policy_facts *facts, const c
         *why = "several queues to one peer";
         return PRS_POLICY_COUNTED;
     }
-    *why =
-        facts->relaxed_ordering ? "one RC queue keeps order; signals are in strict memory" : "one RC queue keeps order";
+    *why = facts->relaxed_ordering ? "one queue keeps order; signals are in strict memory" : "one queue keeps order";
     return PRS_POLICY_IN_ORDER;
 }
 

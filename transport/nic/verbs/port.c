@@ -168,6 +168,7 @@ int prs_verbs_probe(const struct prs_config *config, struct prs_rail *rail, char
     info->guid = be64toh(device->attr.sys_image_guid ? device->attr.sys_image_guid : device->attr.node_guid);
     snprintf(info->link, sizeof(info->link), "%s", info->is_roce ? "RoCE" : "InfiniBand");
     info->adaptive_routing = !info->is_roce;
+    info->mtu = 128u << attr.active_mtu; /* IBV_MTU_256 is 1 */
     fill_memory(device, config, info);
     return 0;
 }
