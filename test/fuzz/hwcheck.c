@@ -8,6 +8,8 @@
 #include "test/fuzz/fuzz.h"
 #include "tools/hwcheck/serve.h"
 
+#define COOKIE "fuzz"
+
 enum { MESSAGES = 8 };
 
 static struct prs_fabric *fabric;
@@ -17,6 +19,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
 {
     static const uint32_t kinds[][MESSAGES] = {{MESSAGE_HELLO, MESSAGE_BYE},
                                                {MESSAGE_HELLO, MESSAGE_OPEN, MESSAGE_CLOSE, MESSAGE_BYE},
+                                               {MESSAGE_HELLO, MESSAGE_RAIL, MESSAGE_GROWN, MESSAGE_BYE},
                                                {MESSAGE_RUN, MESSAGE_CLOSE, 99, MESSAGE_BYE},
                                                {MESSAGE_OPEN, MESSAGE_OPEN, MESSAGE_OPEN}};
     struct message message;
@@ -27,7 +30,12 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
         return 0;
     fuzz_require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0, "socketpair: %s", strerror(errno));
     for (int i = 0; i < MESSAGES && kinds[n][i] && bytes + sizeof(message) <= room; i++, bytes += sizeof(message)) {
-        message = (struct message){.kind = kinds[n][i], .trial = TRIAL_SET, .count = 100, .policy = "drain"};
+        message = (struct message){.kind = kinds[n][i],
+                                   .trial = TRIAL_SET,
+                                   .count = 100,
+                                   .policy = "drain",
+                                   .cookie = COOKIE,
+                                   .rails.count = 1};
         fuzz_require(control_send(fds[0], &message) == 0, "send");
         fuzz_require(recv(fds[1], out + bytes, sizeof(message), MSG_WAITALL) == sizeof(message), "recv");
     }
@@ -47,9 +55,13 @@ static void receive_all(int fd)
     struct message m;
 
     while (control_receive(fd, &m) == 0) {
-        fuzz_require(ends(m.text, sizeof(m.text)) && ends(m.policy, sizeof(m.policy)) && ends(m.host, sizeof(m.host)) &&
-                         ends(m.device, sizeof(m.device)) && ends(m.gid, sizeof(m.gid)) &&
-                         ends(m.link, sizeof(m.link)) && ends(m.interface, sizeof(m.interface)),
+        const struct side *side = &m.side;
+
+        fuzz_require(ends(m.text, sizeof(m.text)) && ends(m.policy, sizeof(m.policy)) &&
+                         ends(m.cookie, sizeof(m.cookie)) && ends(side->host, sizeof(side->host)) &&
+                         ends(side->device, sizeof(side->device)) && ends(side->gid, sizeof(side->gid)) &&
+                         ends(side->link, sizeof(side->link)) && ends(side->interface, sizeof(side->interface)) &&
+                         ends(side->settings, sizeof(side->settings)) && ends(side->grown, sizeof(side->grown)),
                      "a text without an end");
         fuzz_accepted++;
     }
@@ -79,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     close(fds[0]);
     close(fds[1]);
     give(data, bytes, fds);
-    fuzz_require(serve(fabric, fds[1]) <= 0, "no result of serve()");
+    fuzz_require(welcome(fabric, fds[1], COOKIE) <= 0 && serve(fabric, fds[1]) <= 0, "no result of serve()");
     close(fds[0]);
     close(fds[1]);
     return 0;

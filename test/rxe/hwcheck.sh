@@ -3,14 +3,14 @@
 # In the guest: perseus-hwcheck between the two devices. Soft-RoCE keeps the order of a queue, so every trial must run and hold.
 set -u
 export NCCL_SOCKET_IFNAME=lo
-NCCL_IB_HCA=rxe0 perseus-hwcheck --listen >/tmp/server 2>&1 &
+NCCL_IB_HCA=rxe0 perseus-hwcheck --listen --cookie rxe >/tmp/server 2>&1 &
 server=$!
 tries=0
 until grep -q listening /tmp/server || [ $tries -ge 600 ]; do
     sleep 0.1
     tries=$((tries + 1))
 done
-NCCL_IB_HCA=rxe1 timeout 240 perseus-hwcheck --pairs 300 --json 127.0.0.1 >/tmp/report
+NCCL_IB_HCA=rxe1 timeout 240 perseus-hwcheck --cookie rxe --pairs 300 --json 127.0.0.1 >/tmp/report
 status=$?
 cat /tmp/report
 if [ $status != 0 ] || ! wait $server; then

@@ -139,6 +139,14 @@ INPUTS = [
         {"NCCL_SOCKET_IFNAME": "nope0"}, never=r"\blo\b.*\blo\b", lines=6),
     Bad(65, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 0,
         r"NCCL_IB_TIMEOUT=99: must be a whole number.*31 is used", {"NCCL_IB_TIMEOUT": "99"}, lines=6),
+    Bad(87, [HWCHECK, "host"], 2, r"want --cookie, which --listen prints on the other host; or --launch 'ssh host'",
+        lines=2),
+    Bad(88, [HWCHECK, "--cookie", "", "host"], 2, r"--cookie '': want 1 to 64 characters"),
+    Bad(89, [HWCHECK, "--launch", "ssh a", "--listen"], 2, r"--launch 'ssh a': not with --listen"),
+    Bad(90, [*IN_WORLD, HWCHECK, "--launch", "false", "127.0.0.1"], 1,
+        r"what --launch started does not listen", lines=1),
+    Bad(91, ["sh", "-c", "$0 --quiet -- $1 --listen --cookie - </dev/null", RUN, HWCHECK], 1,
+        r"no cookie on standard input", lines=1),
 ]
 
 

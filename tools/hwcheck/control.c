@@ -12,15 +12,23 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x50687731, BACKLOG = 4 };
+#include "transport/util/clock.h"
 
-static void set_limits(int fd)
+enum { MAGIC = 0x50687732, BACKLOG = 4, START_MS = 30000 };
+
+void control_set_limit(int fd, uint32_t limit_ms)
 {
-    const struct timeval limit = {.tv_sec = CONTROL_LIMIT_MS / 1000};
-    const int one = 1;
+    const struct timeval limit = {.tv_sec = limit_ms / 1000};
 
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+static void set_limits(int fd)
+{
+    const int one = 1;
+
+    control_set_limit(fd, CONTROL_LIMIT_MS);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 }
 
@@ -47,45 +55,59 @@ static int try_addresses(const struct addrinfo *list, bool to_listen)
     return -error;
 }
 
-static int open_socket(const char *host, const char *port, bool to_listen)
+/* Does a process read the pipe after a short while? */
+static bool still_runs(int pipe)
+{
+    struct pollfd reader = {.fd = pipe};
+
+    poll(&reader, 1, 50);
+    return !(reader.revents & POLLERR);
+}
+
+static int open_socket(const char *host, const char *port, bool to_listen, int launched)
 {
     const struct addrinfo wanted = {
         .ai_socktype = SOCK_STREAM, .ai_family = host ? AF_UNSPEC : AF_INET, .ai_flags = to_listen ? AI_PASSIVE : 0};
     struct addrinfo *list;
+    uint64_t start = prs_clock_ms();
     int r = getaddrinfo(host, port, &wanted, &list);
 
     if (r) {
         fprintf(stderr, "perseus-hwcheck: %s port %s: %s\n", host ? host : "any address", port, gai_strerror(r));
         return -EINVAL;
     }
-    r = try_addresses(list, to_listen);
+    do {
+        r = try_addresses(list, to_listen);
+    } while (r == -ECONNREFUSED && launched >= 0 && prs_clock_ms() - start < START_MS && still_runs(launched));
     freeaddrinfo(list);
     if (r < 0 && !to_listen)
-        fprintf(stderr, "perseus-hwcheck: %s port %s: %s: does 'perseus-hwcheck --listen' run there?\n", host, port,
-                strerror(-r));
+        fprintf(stderr, "perseus-hwcheck: %s port %s: %s: %s\n", host, port, strerror(-r),
+                launched < 0 ? "does 'perseus-hwcheck --listen' run there?" : "what --launch started does not listen");
     else if (r < 0)
         fprintf(stderr, "perseus-hwcheck: cannot listen on %s port %s: %s\n", host ? host : "any address", port,
                 strerror(-r));
     return r;
 }
 
-int control_connect(const char *host, const char *port)
+int control_connect(const char *host, const char *port, int launched)
 {
-    return open_socket(host, port, false);
+    return open_socket(host, port, false, launched);
 }
 
 int control_listen(const char *host, const char *port)
 {
-    return open_socket(host, port, true);
+    return open_socket(host, port, true, -1);
 }
 
-int control_accept(int listener)
+int control_accept(int listener, int owner)
 {
-    struct pollfd ready = {.fd = listener, .events = POLLIN};
+    struct pollfd ready[] = {{.fd = listener, .events = POLLIN}, {.fd = owner, .events = POLLIN}};
     int fd;
 
     do {
-        poll(&ready, 1, -1);
+        poll(ready, 2, -1);
+        if (ready[1].revents)
+            return -ECANCELED;
         fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     } while (fd < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED));
     if (fd < 0) {
@@ -116,6 +138,19 @@ int control_send(int fd, struct message *message)
     return 0;
 }
 
+/* They end, whatever came. */
+static void end_texts(struct message *message)
+{
+    struct side *side = &message->side;
+
+    message->text[sizeof(message->text) - 1] = message->policy[sizeof(message->policy) - 1] = '\0';
+    message->cookie[sizeof(message->cookie) - 1] = '\0';
+    side->host[sizeof(side->host) - 1] = side->interface[sizeof(side->interface) - 1] = '\0';
+    side->device[sizeof(side->device) - 1] = side->gid[sizeof(side->gid) - 1] = '\0';
+    side->link[sizeof(side->link) - 1] = side->settings[sizeof(side->settings) - 1] = '\0';
+    side->grown[sizeof(side->grown) - 1] = '\0';
+}
+
 int control_receive(int fd, struct message *message)
 {
     char *at = (char *)message;
@@ -133,11 +168,7 @@ int control_receive(int fd, struct message *message)
     }
     if (message->magic != MAGIC || message->bytes != sizeof(*message))
         return -EPROTO;
-    /* The texts end, whatever came. */
-    message->text[sizeof(message->text) - 1] = message->policy[sizeof(message->policy) - 1] = '\0';
-    message->host[sizeof(message->host) - 1] = message->device[sizeof(message->device) - 1] = '\0';
-    message->gid[sizeof(message->gid) - 1] = message->link[sizeof(message->link) - 1] = '\0';
-    message->interface[sizeof(message->interface) - 1] = '\0';
+    end_texts(message);
     return 0;
 }
 

@@ -5,9 +5,18 @@
 
 #include <perseus/perseus.h>
 
-enum { CONTROL_LIMIT_MS = 60000 };
+enum { CONTROL_LIMIT_MS = 60000, COOKIE_BYTES = 65 };
 
-enum message_kind { MESSAGE_HELLO = 1, MESSAGE_OPEN, MESSAGE_RUN, MESSAGE_CLOSE, MESSAGE_BYE };
+/* RAIL: describe a rail, and begin to count what its network loses; GROWN: what that is. */
+enum message_kind {
+    MESSAGE_HELLO = 1,
+    MESSAGE_RAIL,
+    MESSAGE_OPEN,
+    MESSAGE_RUN,
+    MESSAGE_CLOSE,
+    MESSAGE_GROWN,
+    MESSAGE_BYE
+};
 
 enum trial_kind { TRIAL_LATENCY = 1, TRIAL_BANDWIDTH, TRIAL_SET, TRIAL_ADD, TRIAL_NOTIFY };
 
@@ -17,27 +26,41 @@ struct place_of_memory {
     struct prs_keys data_keys, words_keys;
 };
 
+/* What a side tells of a rail, and of itself. */
+struct side {
+    char host[64], interface[160];
+    char device[96], gid[64], link[16];
+    char settings[192]; /* that the kernel has for the port */
+    char grown[384];    /* counters that have grown */
+    uint32_t rail_count, speed_mbps, path_mtu, network_mtu, traffic_class, counters;
+};
+
 /* A request, or the answer to it. Both sides are this program, of the same version: HELLO checks that. */
 struct message {
     uint32_t magic, bytes;
     uint32_t kind;
     int32_t status; /* of an answer: 0 or -errno, with a text */
     char text[256];
-    uint32_t rail, trial, count, rails;
-    char policy[16], host[64];
+    char cookie[COOKIE_BYTES];
+    struct prs_rail_set rails; /* of the side that is asked; RAIL, GROWN: the first one */
+    uint32_t trial, count;
+    char policy[16];
     struct prs_handle handle;
     struct place_of_memory memory;
     uint64_t late, wrong;
-    char device[96], gid[64], link[16], interface[160];
-    uint32_t speed_mbps, mtu;
+    struct side side; /* of an answer */
 };
 
-/* Return a socket, or -errno after printing why. */
-int control_connect(const char *host, const char *port);
+/* Return a socket, or -errno after printing why. launched: a pipe to the process that will listen there, which is given
+ * time to start; -1: it should listen by now. */
+int control_connect(const char *host, const char *port, int launched);
 /* host: the address to listen on; NULL: all of IPv4. */
 int control_listen(const char *host, const char *port);
-/* Wait for the next client, without limit. */
-int control_accept(int listener);
+/* Wait for the next client, without limit; or until there is input on `owner`, which has ended then: -ECANCELED. owner
+ * -1: nobody. */
+int control_accept(int listener, int owner);
+/* Of each call from now on, in seconds' steps. */
+void control_set_limit(int fd, uint32_t limit_ms);
 
 /* Return 0, or -errno: -EPROTO when the other side is not this program, or another version of it. */
 int control_send(int fd, struct message *message);

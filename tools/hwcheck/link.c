@@ -15,8 +15,8 @@ static void count_notification(void *user, uint32_t id, uint64_t bytes)
     struct link *link = user;
 
     (void)id;
-    (void)bytes;
     link->notified++;
+    link->odd += bytes != SMALL_BYTES;
 }
 
 static struct prs_peer_options options_of(struct link *link, const char *policy)
@@ -25,9 +25,9 @@ static struct prs_peer_options options_of(struct link *link, const char *policy)
         .on_notify = count_notification, .user = link, .max_ops = 4 * SLOTS, .policy = policy};
 }
 
-int link_open(struct link *link, struct prs_fabric *fabric, int rail, struct place_of_memory *mine)
+int link_open(struct link *link, struct prs_fabric *fabric, const struct prs_rail_set *rails,
+              struct place_of_memory *mine)
 {
-    const struct prs_rail_set rails = {.count = 1, .rail = {rail}};
     struct prs_mem memory = {.len_bytes = DATA_BYTES, .kind = PRS_MEM_HOST};
     int r;
 
@@ -39,11 +39,11 @@ int link_open(struct link *link, struct prs_fabric *fabric, int rail, struct pla
     memset(link->data, 0, DATA_BYTES);
     memset(link->words, 0, PAGE);
     memory.addr = link->data;
-    r = prs_region_register(fabric, &rails, &memory, &link->data_region);
+    r = prs_region_register(fabric, rails, &memory, &link->data_region);
     if (r)
         return r;
     memory = (struct prs_mem){.addr = link->words, .len_bytes = PAGE, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
-    r = prs_region_register(fabric, &rails, &memory, &link->words_region);
+    r = prs_region_register(fabric, rails, &memory, &link->words_region);
     if (r)
         return r;
     mine->data = (uint64_t)(uintptr_t)link->data;
@@ -74,13 +74,12 @@ int link_accept(struct link *link, struct prs_listener *listener, const char *po
     return r;
 }
 
-int link_connect(struct link *link, struct prs_fabric *fabric, int rail, const struct prs_handle *handle,
-                 const char *policy)
+int link_connect(struct link *link, struct prs_fabric *fabric, const struct prs_rail_set *rails,
+                 const struct prs_handle *handle, const char *policy)
 {
-    const struct prs_rail_set rails = {.count = 1, .rail = {rail}};
     struct prs_peer_options options = options_of(link, policy);
     struct prs_connector *connector;
-    int r = prs_connect(fabric, &rails, handle, &options, &connector);
+    int r = prs_connect(fabric, rails, handle, &options, &connector);
 
     while (!r && (r = prs_connector_step(connector, &link->peer)) == PRS_AGAIN) {
         r = 0; /* the connector has its own time limit */

@@ -20,20 +20,35 @@ struct policy_report {
     struct attempt set, add;
 };
 
-struct rail_report {
+/* A rail of each side, or all rails of both: then only the chosen policy is tried. */
+struct pair_report {
+    bool is_of_all;
+    uint32_t rail_here, rail_there;
     char text[256]; /* why nothing could be tried; "" else */
-    struct message here, there;
+    struct side here, there;
     char chosen[256]; /* policy, and why */
+    char path[512];   /* of the chosen policy's connection, in words */
     bool adaptive_routing;
     struct attempt latency, bandwidth, notify;
     struct policy_report policy[POLICIES];
 };
 
+/* Another pair of rails: only whether it is reachable. */
+struct reach {
+    uint32_t rail_here, rail_there;
+    struct attempt latency;
+};
+
 struct report {
     const char *host; /* as given */
     char other_version[32];
-    uint32_t pairs, rail_count, rails_here, rails_there;
-    struct rail_report rail[RAILS_MAX];
+    uint32_t count; /* of the transfers of a trial */
+    uint32_t rails_here, rails_there;
+    uint32_t pairs;
+    struct pair_report pair[RAILS_MAX];
+    struct pair_report all; /* tried if one side has several rails */
+    uint32_t reaches;
+    struct reach reach[RAILS_MAX * RAILS_MAX];
 };
 
 extern const char *const policy_names[POLICIES];

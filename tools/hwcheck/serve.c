@@ -2,50 +2,39 @@
 #include "tools/hwcheck/serve.h"
 
 #include <errno.h>
-#include <glob.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "tools/hwcheck/trial.h"
 
-enum { PAIRS_MAX = 100000000 };
+enum { PAIRS_MAX = 100000000, HELLO_LIMIT_MS = 5000 };
 
-static uint32_t network_mtu(const char *device)
-{
-    char pattern[256];
-    uint32_t mtu = 0;
-    glob_t found;
-    FILE *file;
-
-    snprintf(pattern, sizeof(pattern), "/sys/class/infiniband/%s/device/net/*/mtu", device);
-    if (glob(pattern, 0, NULL, &found))
-        return 0;
-    file = fopen(found.gl_pathv[0], "re");
-    if (file && fscanf(file, "%u", &mtu) != 1)
-        mtu = 0;
-    if (file)
-        fclose(file);
-    globfree(&found);
-    return mtu;
-}
-
-void describe_rail(struct prs_fabric *fabric, int rail, struct message *message)
+void describe_rail(struct prs_fabric *fabric, int rail, struct network *network, struct side *side)
 {
     struct prs_rail_info info;
 
-    gethostname(message->host, sizeof(message->host) - 1);
-    message->rails = (uint32_t)prs_fabric_rails(fabric);
-    if (prs_fabric_interface(fabric, message->interface, sizeof(message->interface)))
-        snprintf(message->interface, sizeof(message->interface), "none: %.150s", prs_error_text());
+    *side = (struct side){.rail_count = (uint32_t)prs_fabric_rails(fabric)};
+    gethostname(side->host, sizeof(side->host) - 1);
+    if (prs_fabric_interface(fabric, side->interface, sizeof(side->interface)))
+        snprintf(side->interface, sizeof(side->interface), "none: %.150s", prs_error_text());
     if (prs_rail_query(fabric, rail, &info))
         return;
-    snprintf(message->device, sizeof(message->device), "%s:%d", info.name, info.port);
-    snprintf(message->gid, sizeof(message->gid), "%s", info.gid);
-    snprintf(message->link, sizeof(message->link), "%s", info.link);
-    message->speed_mbps = info.speed_mbps;
-    message->mtu = network_mtu(info.name);
+    snprintf(side->device, sizeof(side->device), "%s:%d", info.name, info.port);
+    snprintf(side->gid, sizeof(side->gid), "%s", info.gid);
+    snprintf(side->link, sizeof(side->link), "%s", info.link);
+    side->speed_mbps = info.speed_mbps;
+    side->path_mtu = info.mtu;
+    side->traffic_class = info.traffic_class;
+    network_begin(network, info.name, info.port);
+    side->network_mtu = network_mtu(network);
+    network_settings(network, side->settings, sizeof(side->settings));
+    side->counters = network->count;
+}
+
+void describe_growth(const struct network *network, struct side *side)
+{
+    network_grown(network, side->grown, sizeof(side->grown));
 }
 
 static int refuse(struct message *answer, int error)
@@ -55,23 +44,30 @@ static int refuse(struct message *answer, int error)
     return 0;
 }
 
+/* Rails that there are, and one at least? */
+static bool is_rail_set(struct prs_fabric *fabric, const struct prs_rail_set *rails)
+{
+    bool good = rails->count >= 1 && rails->count <= PRS_MAX_RAILS;
+
+    for (int i = 0; good && i < rails->count; i++)
+        good = rails->rail[i] >= 0 && rails->rail[i] < prs_fabric_rails(fabric);
+    return good;
+}
+
 /* Return 0 (the answers went out, whatever they say) or -errno (the client is gone). */
 static int open_link(struct prs_fabric *fabric, int control, struct link *link, const struct message *request)
 {
-    const struct prs_rail_set rails = {.count = 1, .rail = {(int)request->rail}};
     struct message answer = {.kind = MESSAGE_OPEN}, theirs;
     struct prs_listener *listener = NULL;
     int r = 0, sent;
 
     link_close(link);
-    if (request->rail >= (uint32_t)prs_fabric_rails(fabric))
+    if (!is_rail_set(fabric, &request->rails))
         r = -ENODEV;
-    else
-        describe_rail(fabric, (int)request->rail, &answer);
     if (!r)
-        r = link_open(link, fabric, (int)request->rail, &answer.memory);
+        r = link_open(link, fabric, &request->rails, &answer.memory);
     if (!r)
-        r = prs_listen(fabric, &rails, &answer.handle, &listener);
+        r = prs_listen(fabric, &request->rails, &answer.handle, &listener);
     if (r)
         refuse(&answer, r);
     sent = control_send(control, &answer);
@@ -113,27 +109,67 @@ static int run_trial(int control, struct link *link, const struct message *reque
     return control_send(control, &answer);
 }
 
+int welcome(struct prs_fabric *fabric, int control, const char *cookie)
+{
+    struct message request, answer = {.kind = MESSAGE_HELLO};
+    char wanted[COOKIE_BYTES] = "";
+    unsigned differs = 0;
+    int sent, r;
+
+    control_set_limit(control, HELLO_LIMIT_MS); /* a stranger must not keep others waiting */
+    r = control_receive(control, &request);
+    if (r)
+        return r;
+    control_set_limit(control, CONTROL_LIMIT_MS);
+    snprintf(wanted, sizeof(wanted), "%s", cookie);
+    for (int i = 0; i < COOKIE_BYTES; i++) /* to the end: the time must not tell how much was right */
+        differs |= (unsigned char)request.cookie[i] ^ (unsigned char)wanted[i];
+    if (request.kind != MESSAGE_HELLO || differs)
+        r = -EACCES;
+    if (r) {
+        answer.status = r;
+        snprintf(answer.text, sizeof(answer.text), "wrong cookie: --listen prints the command with the right one");
+    } else {
+        answer.side.rail_count = (uint32_t)prs_fabric_rails(fabric);
+        snprintf(answer.text, sizeof(answer.text), "%s", prs_version());
+    }
+    sent = control_send(control, &answer);
+    return r ? r : sent;
+}
+
+/* All but OPEN and RUN, which answer by themselves. */
+static int answer_short(struct prs_fabric *fabric, int control, struct link *link, struct network *network,
+                        const struct message *request)
+{
+    struct message answer = {.kind = request->kind};
+
+    if (request->kind == MESSAGE_CLOSE) {
+        link_close(link);
+    } else if (request->kind == MESSAGE_GROWN) {
+        describe_growth(network, &answer.side);
+    } else if (request->kind == MESSAGE_RAIL && is_rail_set(fabric, &request->rails)) {
+        describe_rail(fabric, request->rails.rail[0], network, &answer.side);
+    } else {
+        answer.status = -EINVAL;
+        snprintf(answer.text, sizeof(answer.text), "no such request, or no such rail");
+    }
+    return control_send(control, &answer);
+}
+
 int serve(struct prs_fabric *fabric, int control)
 {
+    static struct network network;
     struct link link = {0};
-    struct message request, answer;
-    int r;
+    struct message request;
+    int r = 0;
 
-    while (!(r = control_receive(control, &request)) && request.kind != MESSAGE_BYE) {
-        if (request.kind == MESSAGE_OPEN) {
+    while (!r && !(r = control_receive(control, &request)) && request.kind != MESSAGE_BYE) {
+        if (request.kind == MESSAGE_OPEN)
             r = open_link(fabric, control, &link, &request);
-        } else if (request.kind == MESSAGE_RUN) {
+        else if (request.kind == MESSAGE_RUN)
             r = run_trial(control, &link, &request);
-        } else {
-            if (request.kind == MESSAGE_CLOSE)
-                link_close(&link);
-            answer = (struct message){.kind = request.kind};
-            describe_rail(fabric, 0, &answer);
-            snprintf(answer.text, sizeof(answer.text), "%s", prs_version());
-            r = control_send(control, &answer);
-        }
-        if (r)
-            break;
+        else
+            r = answer_short(fabric, control, &link, &network, &request);
     }
     link_close(&link);
     return r;

@@ -4,11 +4,17 @@
 #define HWCHECK_SERVE_H
 
 #include "tools/hwcheck/control.h"
+#include "tools/hwcheck/network.h"
 
-/* Fill in what a side says of a rail. */
-void describe_rail(struct prs_fabric *fabric, int rail, struct message *message);
+/* Fill in what a side says of itself and of a rail, whose counters are read. */
+void describe_rail(struct prs_fabric *fabric, int rail, struct network *network, struct side *side);
+/* Which of its counters have grown since then. */
+void describe_growth(const struct network *network, struct side *side);
 
-/* Return 0, or -errno: -EPROTO when the client is another program, or another version. */
+/* The first message, which must come soon. Return 0, or -errno after telling the client: -EPROTO when it is another
+ * program, or another version; -EACCES: it has another cookie. */
+int welcome(struct prs_fabric *fabric, int control, const char *cookie);
+/* All that follows. Return 0, or -errno: the client is gone. */
 int serve(struct prs_fabric *fabric, int control);
 
 #endif

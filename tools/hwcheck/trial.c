@@ -28,7 +28,7 @@ void trial_prepare(struct link *link)
     memset(link->words, 0, WORDS * sizeof(*link->words));
     memset(link->data, 0, DATA_BYTES);
     memset(link->op, 0, sizeof(link->op));
-    link->notified = 0;
+    link->notified = link->odd = 0;
 }
 
 /* ---- waiting ---- */
@@ -241,6 +241,7 @@ static int receive_pairs(struct link *link, enum trial_kind kind, uint32_t count
         if (!r)
             r = signal_word(link, credit, WORD_CREDIT, i, PRS_SIGNAL_SET);
     }
+    outcome->wrong += link->odd;
     return r ? r : wait_op(link, credit);
 }
 

@@ -7,7 +7,8 @@
 
 struct outcome {
     double value;         /* latency: microseconds, one way, the median; bandwidth: GB/s; else microseconds a pair */
-    uint64_t late, wrong; /* data that came after its signal; data that never became right */
+    uint64_t late, wrong; /* data that came after its signal; data that never
+                           * became right, or notifications with a wrong size */
 };
 
 /* Before the sides agree to start. */
