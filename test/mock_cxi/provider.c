@@ -66,12 +66,14 @@ static int control_none(struct fid *fid, int command, void *arg)
 
 /* ---- what there is ---- */
 
-/* Does the caller provide for this mode? FI_MR_BASIC stands for virtual addresses and keys from here. */
+enum { MR_BASIC = 1 }; /* FI_MR_BASIC, of which the headers of 2.x warn */
+
+/* Does the caller provide for this mode? MR_BASIC stands for virtual addresses and keys from here. */
 static bool accepts(const struct fi_info *hints, int needed)
 {
     int offered = hints->domain_attr ? hints->domain_attr->mr_mode : 0;
 
-    if (offered & FI_MR_BASIC)
+    if (offered & MR_BASIC)
         offered |= FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_ALLOCATED;
     return !(needed & ~offered);
 }

@@ -48,7 +48,7 @@ static inline void *prs_ofi_descriptor(const struct prs_ofi_device *device, uint
 
 static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
 {
-    return !(info->domain_attr->mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY));
+    return !(info->domain_attr->mr_mode & (PRS_OFI_MR_BASIC | FI_MR_PROV_KEY));
 }
 
 /* Does the provider count remote addresses from the start of a registration? Everybody else names virtual addresses, so
@@ -56,7 +56,7 @@ static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
  * the provider knows, which we choose. */
 static inline bool prs_ofi_uses_offsets(const struct fi_info *info)
 {
-    return !(info->domain_attr->mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR));
+    return !(info->domain_attr->mr_mode & (PRS_OFI_MR_BASIC | FI_MR_VIRT_ADDR));
 }
 
 enum { PRS_OFI_KEY_BITS = 28, PRS_OFI_PAGE_BITS = 12 };

@@ -59,7 +59,7 @@ struct wish {
 
 /* Virtual addresses, or else keys that we choose, which then say where a registration begins (device.h). Software
  * providers have virtual addresses only together with all else that FI_MR_BASIC says. */
-static const int modes[] = {FI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
+static const int modes[] = {PRS_OFI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
 enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 4 * MODES };
 
 static struct wish wish_at(int i)
@@ -87,8 +87,8 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
                             .fabric_attr = &fabric};
 
     domain.mr_mode = wish->mr_mode;
-    if (wish->mr_mode == FI_MR_BASIC)
-        hints.mode |= FI_LOCAL_MR;
+    if (wish->mr_mode == PRS_OFI_MR_BASIC)
+        hints.mode |= PRS_OFI_LOCAL_MR;
     else
         domain.mr_mode |= FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_ENDPOINT;
     return prs_ofi.getinfo(PRS_OFI_VERSION, NULL, NULL, 0, &hints, out);

@@ -14,8 +14,8 @@
 
 struct prs_ofi prs_ofi;
 
-/* With the versions of the headers that this is built with: newer libraries have others beside them, whose structures
- * are longer. */
+/* With the versions of libfabric 1.13. Later ones have others beside them, whose structures have more at their ends:
+ * what we pass may be longer, and of what we get, only what 1.13 has is read. */
 static const struct {
     const char *name, *version;
     size_t slot;

@@ -5,6 +5,11 @@
 
 #include <rdma/fabric.h>
 
+/* FI_MR_BASIC and FI_LOCAL_MR: the headers of 2.x warn of these names, and there is still no other way to ask software
+ * providers for virtual addresses. */
+enum { PRS_OFI_MR_BASIC = 1 };
+#define PRS_OFI_LOCAL_MR (1ull << 55)
+
 /* The interface that is asked for. Later libraries still have it. */
 #define PRS_OFI_VERSION FI_VERSION(1, 13)
 
