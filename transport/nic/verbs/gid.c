@@ -125,7 +125,7 @@ int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, b
                   const struct prs_config *config, struct prs_gid *out, char *why_not, size_t why_not_bytes)
 {
     enum { LIMIT = 256 };
-    struct prs_gid table[LIMIT];
+    struct prs_gid table[LIMIT] = {0};
     int count = table_length < LIMIT ? table_length : LIMIT, filled = 0, chosen;
 
     for (int i = 0; i < count; i++) {
