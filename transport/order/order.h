@@ -142,11 +142,12 @@ struct prs_order_held {
 };
 
 struct prs_order_stats {
-    uint64_t puts, gets, signals, fences, drains, merged, bytes;
+    uint64_t puts, bytes, gets, signals, fences, drains, merged;
     uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
+    /* Used by every put. With many peers none of it is in a cache, so it takes few cache lines. */
     enum prs_policy policy;
     uint32_t max_ops;
     uint32_t ops;          /* in flight */
@@ -155,7 +156,6 @@ struct prs_order {
     uint32_t probe_queues; /* the queues after them */
     uint32_t path_count;
     uint32_t max_run; /* messages that may share an immediate */
-
     /* What the NIC promises (nic.h). */
     bool in_order;       /* the requests of a queue take effect in the order of posting */
     bool ordered_writes; /* also writes without immediate: not under adaptive routing */
@@ -164,21 +164,25 @@ struct prs_order {
     bool tracks_groups; /* groups remember where their puts went: nic_fence, and in_order over several queues */
     bool may_hold;      /* signals may be held until completions come */
     bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
-
-    uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
-    uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
-    uint64_t split_bytes; /* a longer put is cut over queues */
-    uint64_t whole_bytes; /* a longer put may be more than one request: split_bytes or adaptive_bytes */
+    bool split_queues; /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
+    bool stalled;      /* drain: nothing starts until the held signal has left */
+    uint64_t dirty;    /* mask of the queues with requests to post */
+    struct prs_order_queue *queue; /* [data_queues + probe_queues] */
+    uint64_t split_bytes;          /* a longer put is cut over queues */
+    uint64_t whole_bytes;          /* a longer put may be more than one request: split_bytes or adaptive_bytes */
     /* A longer put is a plain write, which the network may route adaptively, followed on its queue by a short write
      * with the immediate. ~0: never. */
     uint64_t adaptive_bytes;
+    uint64_t max_part_bytes; /* of one request */
+    uint64_t replaying;      /* mask of the queues of lost paths with requests that wait for room at their carrier */
+    uint32_t add_path;       /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
+    uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
+    uint32_t held_first, held_count;
+    struct prs_op no_op; /* owner of requests that belong to no caller's op; never done */
+    struct prs_order_stats stats;
+    /* The rest. */
     uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
     uint64_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
-    bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
-    uint64_t max_part_bytes; /* of one request */
-    uint64_t dirty;          /* mask of the queues with requests to post */
-    bool stalled;            /* drain: nothing starts until the held signal has left */
-    uint32_t held_first, held_count;
     uint64_t signal_used;    /* mask of the queues for which signal_last[] holds the position of the last signal */
     uint32_t *signal_last;   /* [data_queues] */
     struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
@@ -186,16 +190,12 @@ struct prs_order {
     uint64_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on word_queue after the last prs_order_word(); as last_read */
     uint32_t last_touch;                /* likewise, of prs_order_touch() */
-    struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
-    struct prs_order_stats stats;
-    void *room;                    /* one piece of memory for all below, as large as these options need */
+    void *room;                    /* one piece of memory for all below and queue, as large as these options need */
     struct prs_order_path *path;   /* [path_count] */
-    struct prs_order_queue *queue; /* [data_queues + probe_queues] */
     struct prs_order_group *group; /* [PRS_ORDER_GROUPS]; NULL under counted, where tags stand for them */
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint32_t self_path;            /* of prs_order_self() */
-    uint64_t replaying; /* mask of the queues of lost paths with requests that wait for room at their carrier */
 };
 
 struct prs_order_options {

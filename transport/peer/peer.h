@@ -46,14 +46,15 @@ struct prs_peer {
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;
     void *user;
-    uint64_t rail_mask; /* rails of the fabric that the paths use: a region must be on all of them */
+    uint64_t rail_mask;            /* rails of the fabric that the paths use: a region must be on all of them */
+    struct prs_records *records;   /* NULL: neither side sends its signals as records */
+    struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
+    uint64_t doorbells, work_requests, completions, arrivals, notifications;
+    /* Scratch for one poll. The first one, which is often the only one, shares a cache line with the counters. */
+    struct prs_event events[PRS_POLL_MOST];
+    struct prs_order order;
     struct prs_link *link[PRS_MAX_RAILS];
     struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
-    struct prs_records *records;            /* NULL: neither side sends its signals as records */
-    struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
-    uint64_t doorbells, work_requests, completions, arrivals, notifications;
-    struct prs_order order;
-    struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     /* Set once. */
     const struct prs_fabric *fabric;
     struct prs_cq_group

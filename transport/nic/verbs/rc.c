@@ -22,14 +22,6 @@ enum {
 
 /* ---- queues ---- */
 
-static void prepare_requests(struct rc_link *link)
-{
-    for (uint32_t i = 0; i < PRS_RC_POST_MOST; i++) {
-        link->wr[i].next = &link->wr[i + 1];
-        link->wr[i].sg_list = &link->sge[i];
-    }
-}
-
 static void prepare_flags(struct rc_queue *queue)
 {
     queue->wr_id_high = (uint64_t)queue->name << 32;
@@ -228,7 +220,6 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->service_level = options->service_level;
     link->loopback_depth = options->loopback_depth;
     link->receives = prs_receives_sizes(options->receive_depth);
-    prepare_requests(link);
     r = open_cq(link, options);
     if (!r)
         r = open_queues(&link->base, options);

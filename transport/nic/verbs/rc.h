@@ -31,11 +31,6 @@ struct rc_link {
     struct prs_cqs *cqs;
     struct prs_cq *cq;   /* one of them */
     uint32_t cq_entries; /* of it: room for everything that may complete at once */
-    struct ibv_wc wc[PRS_POLL_MOST];
-    /* Scratch of one call of the driver, which copies requests: a ring for each queue would be most of a peer's memory.
-     * Each is linked to the next. */
-    struct ibv_send_wr wr[PRS_RC_POST_MOST + 1];
-    struct ibv_sge sge[PRS_RC_POST_MOST];
 };
 
 static inline struct rc_link *to_rc_link(struct prs_link *link)

@@ -11,16 +11,17 @@
 
 /* ---- posting and completions ---- */
 
-static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
-                                uint32_t position)
+static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, struct ibv_sge *sge,
+                                const struct prs_wr *in, uint32_t position)
 {
     static const uint8_t opcodes[] = {[PRS_WR_WRITE] = IBV_WR_RDMA_WRITE,
                                       [PRS_WR_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
                                       [PRS_WR_READ] = IBV_WR_RDMA_READ,
                                       [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
-    struct ibv_sge *sge = out->sg_list;
 
     out->wr_id = queue->wr_id_high | position;
+    out->next = out + 1; /* of the last one: NULL, below */
+    out->sg_list = sge;
     out->num_sge = in->len_bytes != 0;
     out->opcode = opcodes[in->opcode];
     out->send_flags = queue->ibv_flags[in->flags];
@@ -43,8 +44,10 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
 
 int prs_rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
+    /* On the stack: the driver copies requests, and with many peers memory of each would not be in a cache. */
+    struct ibv_send_wr wr[PRS_RC_POST_MOST];
+    struct ibv_sge sge[PRS_RC_POST_MOST];
     struct rc_queue *queue = to_rc_queue(base);
-    struct rc_link *link = to_rc_link(base->link);
     uint32_t position = first;
     struct ibv_send_wr *bad;
     uint64_t keys = 0; /* the bits of all */
@@ -52,17 +55,15 @@ int prs_rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask
 
     do { /* a chain has at least one request */
         uint32_t left = first + count - position, now = left < PRS_RC_POST_MOST ? left : PRS_RC_POST_MOST;
-        struct ibv_send_wr *last = &link->wr[now - 1];
 
         for (uint32_t i = 0; i < now; i++, position++) {
             keys |= ring[position & mask].remote_key;
-            fill_request(queue, &link->wr[i], &ring[position & mask], position);
+            fill_request(queue, &wr[i], &sge[i], &ring[position & mask], position);
         }
         if (unlikely(keys > UINT32_MAX))
             return prs_verbs_refuse_key(base, ring, mask, first);
-        last->next = NULL;
-        r = ibv_post_send(queue->qp, link->wr, &bad);
-        last->next = last + 1;
+        wr[now - 1].next = NULL;
+        r = ibv_post_send(queue->qp, wr, &bad);
     } while (!r && position != first + count);
     return r > 0 ? -r : r;
 }
@@ -97,10 +98,9 @@ static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, st
     return 0;
 }
 
-static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
+static PRS_OUTLINED int fill_events(struct rc_link *link, const struct ibv_wc *wc, int count, struct prs_event *events)
 {
     struct prs_queue *const *queue = link->cqs->queue; /* nobody else makes queues */
-    const struct ibv_wc *wc = link->wc;
 
     for (int i = 0; i < count; i++, wc++) {
         int r = fill_event(queue[prs_cqs_name_of(wc)], wc, &events[i]);
@@ -148,14 +148,15 @@ static PRS_COLD int poll_own_of_shared(struct prs_link *link, struct prs_event *
 int prs_rc_poll(struct prs_link *base, struct prs_event *events)
 {
     struct rc_link *link = to_rc_link(base);
+    struct ibv_wc wc[PRS_POLL_MOST];
     int count;
 
     if (unlikely(!link->own_cq))
         return poll_own_of_shared(base, events);
-    count = ibv_poll_cq(link->own_cq, PRS_POLL_MOST, link->wc);
+    count = ibv_poll_cq(link->own_cq, PRS_POLL_MOST, wc);
     if (likely(count <= 0))
         return count < 0 ? -EIO : 0;
-    return fill_events(link, count, events);
+    return fill_events(link, wc, count, events);
 }
 
 static PRS_OUTLINED int take_any_locked(struct prs_cqs *cqs, struct prs_link **link, struct prs_event *events)
