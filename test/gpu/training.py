@@ -11,6 +11,9 @@ The ways are models of one process that begin with the same weights and get the 
 stream, of the slowest rank. The first step after each change of ways is left out. The host runs ahead of the GPU as in
 a training loop. Losses of each step are compared with those of the framework's own way. Peak memory is that of torch's
 allocator: what the way keeps, and what its steps need. Exit status 1: a way failed, or its losses were others.
+
+Adaptors exchange parts of a framework, so models of the framework alone are built first, whatever the order of --way.
+--profile writes tables of the time on the device to FOLDER/profile-....txt.
 """
 import argparse
 import datetime
@@ -32,6 +35,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import training_models  # noqa: E402
+import training_profile  # noqa: E402
 
 WARMUP = 3  # steps of a way before its first timed one
 APART = 0.02  # of two losses of one step, over the loss
@@ -101,6 +105,7 @@ class Turns:
         self.longest = 0.0
         self.ways, self.waiting, self.failed = [], [], {}
         self.losses, self.marks, self.kept, self.peaks = {}, {}, {}, {}
+        self.profiles, self.tables = {}, []
 
     def agreed(self, bad):
         """Whether any rank says so."""
@@ -124,7 +129,8 @@ class Turns:
         return result
 
     def build(self, names):
-        for name in names:
+        """In the order of framework.ways: those of the framework alone come first there."""
+        for name in sorted(names, key=self.framework.ways.index):
             before = self.device.allocated()
             way = self.attempt(name, lambda: self.framework.build(name))
             if way is None:
@@ -135,8 +141,7 @@ class Turns:
             self.ways.append(way)
             self.losses[name], self.marks[name], self.peaks[name] = [], [], 0
             self.say(f"{name} is built")
-        for way in list(self.ways):
-            self.waiting.append(self.ways.pop(0))
+        self.waiting, self.ways = sorted(self.ways, key=lambda way: names.index(way.name)), []
 
     def warm_up(self):
         """The next way makes its first steps. Ways for which no time is left are named."""
@@ -147,6 +152,8 @@ class Turns:
         way.before()
         before = self.device.allocated()
         if self.attempt(way.name, lambda: self.steps(way, WARMUP)) is not None:
+            if self.options.profile:
+                self.attempt(way.name, lambda: self.profile(way))
             self.ways.append(way)
         self.kept[way.name] += self.device.allocated() - before
         self.say(f"{way.name} has made its first steps")
@@ -180,6 +187,13 @@ class Turns:
         self.peaks[way.name] = self.device.peak() - before
         return marks
 
+    def turn(self, way):
+        marks = self.attempt(way.name, lambda: self.steps(way, self.options.block))
+        if marks is None:
+            self.ways.remove(way)
+        else:
+            self.marks[way.name] += list(zip(marks[1:], marks[2:]))
+
     def rounds(self, most):
         """False: the budget is used up."""
         for number in range(most):
@@ -188,21 +202,33 @@ class Turns:
                 return False
             turn = number % len(self.ways)
             for way in self.ways[turn:] + self.ways[:turn]:
-                marks = self.attempt(way.name, lambda: self.steps(way, self.options.block))
-                if marks is None:
-                    self.ways.remove(way)
-                    continue
-                self.marks[way.name] += list(zip(marks[1:], marks[2:]))
+                self.turn(way)
             self.longest = max(self.longest, time.monotonic() - begin)
         return True
 
+    def profile(self, way):
+        """All ways make these steps, and none is compared. Where the device's time goes in some of them."""
+        count = self.options.profile
+
+        def steps(number):
+            for tokens, labels in [self.batch(i) for i in range(number)]:
+                way.step(tokens, labels)
+        steps(1)
+        tokens, labels = self.batch(0)
+        host = training_profile.host_ms(lambda: way.step(tokens, labels))
+        lines, self.profiles[way.name] = training_profile.table(way.name, training_profile.recorded(steps, count),
+                                                                count, host)
+        self.tables += lines
+
     def all(self, written):
-        """One round whenever a way has come, so that there are rows whatever the next one does. They count only where
+        """Each way has a turn when it comes, so that there are rows whatever the next one does. They count only where
         there is no time for rounds of all."""
         while self.waiting:
             self.warm_up()
-            if self.ways and not self.rounds(1):
-                break
+            begin = time.monotonic()
+            if self.ways and not self.marks[self.ways[-1].name]:
+                self.turn(self.ways[-1])
+            self.longest += time.monotonic() - begin
             written(self.rows())
         early = {name: list(marks) for name, marks in self.marks.items()}
         for marks in self.marks.values():
@@ -243,7 +269,7 @@ class Turns:
                 "kept_gb": round(memory[0] / 2**30, 2), "step_gb": round(memory[1] / 2**30, 2),
                 "steps": len(losses), "first_loss": round(losses[0], 4), "last_loss": round(losses[-1], 4),
                 "loss_apart_most": round(max(apart), 5), "loss_apart_mean": round(sum(apart) / len(apart), 6),
-                "checked": good}
+                "checked": good, **self.profiles.get(name, {})}
 
 
 def written(path, rows, failed, device, options):
@@ -270,6 +296,7 @@ def parsed():
     parser.add_argument("--checkpoint", default="none", help="torchtitan's activation_checkpoint.mode")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--block", type=int, default=6, help="steps of a way before the next one's turn")
+    parser.add_argument("--profile", type=int, default=0, help="so many steps of each way, before it is timed")
     parser.add_argument("--budget-s", type=float, default=600, help="of the whole run; steps are left out")
     parser.add_argument("--begin-part", type=float, default=0.75, help="of the budget; ways that have not begun then "
                         "are left out")
@@ -293,6 +320,8 @@ def main():
         rows[:] = found
         if dist.get_rank() == 0:
             written(path, rows, turns.failed, device, options)
+            if turns.tables:
+                path.with_name(path.stem.replace("training", "profile") + ".txt").write_text("\n".join(turns.tables))
     turns.all(keep)
     if dist.get_rank() == 0:
         for row in rows:

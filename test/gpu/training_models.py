@@ -2,7 +2,8 @@
 """Models of the frameworks with random weights for training.py, under each framework's own parallelism and under ours.
 
 A way is one model, its optimizer and one loss a step. build() makes it; its adaptor, where it has one, is imported
-then, so ways of a framework alone come first. The first call of step() compiles what is to be compiled.
+then and exchanges parts of the framework for all models that are built later. So `ways` names those of a framework
+alone first, and this order is that of building. The first call of step() compiles what is to be compiled.
 """
 import importlib
 import importlib.machinery
@@ -67,8 +68,8 @@ def stand_ins():
 
 
 class Torchtitan:
-    ways = ("torchtitan", "torchtitan_compiled", "torchtitan_async_tp", "perseus", "perseus_compiled",
-            "perseus_inductor")
+    ways = ("torchtitan", "torchtitan_compiled", "torchtitan_async_tp", "perseus_inductor", "perseus",
+            "perseus_compiled")
 
     def __init__(self, options, device):
         if device.type == "cuda":
@@ -137,11 +138,16 @@ class Torchtitan:
         for module in model.modules() if self.device.type != "cuda" else ():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        if config.compile.enable:  # the first layer is no graph of its own, so compiling takes half the time
+            model.tok_embeddings.register_forward_hook(lambda module, inputs, y: y.clone())
+        if name.startswith("torchtitan") and any(hasattr(module, "perseus") for module in model.modules()):
+            raise RuntimeError(f"{name} has modules of perseus: it must be built before the adaptor is imported")
         model.to_empty(device=self.device)
         torch.manual_seed(0)
         with torch.no_grad():
             model.init_weights(buffer_device=self.device if "experts" in sizes else None)
-        cross_entropy, total = build_cross_entropy_loss(config), self.options.sequence * self.data_parallel
+        cross_entropy = build_cross_entropy_loss(config)
+        total = self.options.batch * self.options.sequence * self.data_parallel
 
         def loss_of(tokens, labels):
             with dist_utils.get_train_context(self.options.tp > 1)():
@@ -184,22 +190,36 @@ class Transformers:
     ways = ("transformers", "perseus")
 
     def __init__(self, options, device):
-        self.options, self.device, self.data_rank = options, device, 0
+        self.options, self.device = options, device
+        self.data_rank = dist.get_rank() // options.tp
+
+    def config(self, sizes):
+        from transformers import LlamaConfig, Qwen3MoeConfig
+        made = {"hidden_size": sizes["hidden"], "intermediate_size": sizes["inner"], "use_cache": False,
+                "num_hidden_layers": self.options.layers, "num_attention_heads": sizes["heads"],
+                "num_key_value_heads": sizes["kv_heads"], "vocab_size": sizes["vocabulary"],
+                "max_position_embeddings": self.options.sequence, "tie_word_embeddings": False}
+        if "experts" not in sizes:
+            return LlamaConfig(**made)
+        return Qwen3MoeConfig(**made, num_experts=sizes["experts"], num_experts_per_tok=sizes["top_k"],
+                              moe_intermediate_size=sizes["inner"], norm_topk_prob=True,
+                              head_dim=128 if self.device.type == "cuda" else 16)
 
     def build(self, name):
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM
         from transformers.distributed import DistributedConfig
         if name == "perseus":
             importlib.import_module("perseus.integrations.transformers").enable()
-        sizes = MODELS[self.options.model][self.device.type != "cuda"]
-        config = LlamaConfig(hidden_size=sizes["hidden"], intermediate_size=sizes["inner"],
-                             num_hidden_layers=self.options.layers, num_attention_heads=sizes["heads"],
-                             num_key_value_heads=sizes["kv_heads"], vocab_size=sizes["vocabulary"], use_cache=False,
-                             max_position_embeddings=self.options.sequence, tie_word_embeddings=False)
+        config, ep = self.config(MODELS[self.options.model][self.device.type != "cuda"]), self.options.ep
+        parallel = {"tp_size": self.options.tp}
+        if ep > 1:
+            parallel.update(ep_size=ep, ep_implementation="perseus" if name == "perseus" else "all_to_all")
+        if dist.get_world_size() > self.options.tp:
+            parallel["fsdp_size"] = dist.get_world_size() // self.options.tp
         torch.manual_seed(0)
-        model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict={}, dtype=torch.bfloat16,
-                                                 attn_implementation="sdpa",
-                                                 distributed_config=DistributedConfig(tp_size=self.options.tp))
+        model = (Qwen3MoeForCausalLM if ep > 1 else LlamaForCausalLM).from_pretrained(
+            None, config=config, state_dict={}, dtype=torch.bfloat16, attn_implementation="sdpa",
+            distributed_config=DistributedConfig(**parallel))
         model.train()
 
         def loss_of(tokens, labels):
@@ -210,16 +230,22 @@ class Transformers:
         return Way(name, model, loss_of, self.device, self.clip)
 
     def clip(self, parameters, norm):
-        """torch's wants DTensors alone, or plain tensors alone."""
-        kinds = [[p for p in parameters if isinstance(p, DTensor) == split] for split in (True, False)]
-        norms = [torch.nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds if kind]
+        """torch's wants tensors of one mesh, or plain tensors alone."""
+        kinds = {}
+        for p in parameters:
+            kinds.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+        norms = [torch.nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
         total = torch.stack([t.full_tensor() if isinstance(t, DTensor) else t for t in norms]).norm()
-        for kind in kinds:
-            if kind:
-                torch.nn.utils.clip_grads_with_norm_(kind, norm, total)
+        for kind in kinds.values():
+            torch.nn.utils.clip_grads_with_norm_(kind, norm, total)
 
     def loss(self, value):
-        return value
+        return mean_of_ranks(value)
+
+
+def mean_of_ranks(value):
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
 
 
 # ---- Megatron-core ----
@@ -229,26 +255,39 @@ class Megatron:
 
     def __init__(self, options, device):
         from megatron.core import parallel_state, tensor_parallel
-        self.options, self.device, self.data_rank = options, device, 0
+        from megatron.core.transformer.moe import moe_utils
+        self.options, self.device, self.data_rank = options, device, dist.get_rank() // options.tp
         if device.type != "cuda":
             import contextlib
             torch.cuda.current_device = lambda: "cpu"
             type(tensor_parallel.get_cuda_rng_tracker()).fork = lambda *names: contextlib.nullcontext()
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tp)
+            self.no_streams = importlib.import_module("test_megatron").no_streams()
+            self.no_streams.__enter__()
+        moe_utils.te_general_gemm = None  # the router has a name of TransformerEngine's
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tp,
+                                                 expert_model_parallel_size=options.ep, expert_tensor_parallel_size=1)
         if device.type == "cuda":
             tensor_parallel.model_parallel_cuda_manual_seed(1)
-        self.group = perseus.init(parallel_state.get_tensor_model_parallel_group(), timeout_ms=60000)
+        self.group = (parallel_state.get_expert_model_parallel_group() if options.ep > 1 else
+                      parallel_state.get_tensor_model_parallel_group())
+        perseus.init(self.group, timeout_ms=60000)
 
     def config(self, sizes):
         from megatron.core.transformer.transformer_config import TransformerConfig
+        experts = {"num_moe_experts": sizes["experts"], "moe_router_topk": sizes["top_k"],
+                   "moe_ffn_hidden_size": sizes["inner"], "expert_model_parallel_size": self.options.ep,
+                   "expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall",
+                   "moe_router_load_balancing_type": "none",
+                   "kv_channels": 128 if self.device.type == "cuda" else 16} if "experts" in sizes else {}
         return TransformerConfig(
             num_layers=self.options.layers, hidden_size=sizes["hidden"], num_attention_heads=sizes["heads"],
             num_query_groups=sizes["kv_heads"], ffn_hidden_size=sizes["inner"], gated_linear_unit=True,
             activation_func=F.silu, add_bias_linear=False, normalization="RMSNorm",
-            tensor_model_parallel_size=self.options.tp, sequence_parallel=True, params_dtype=torch.bfloat16, bf16=True,
-            pipeline_dtype=torch.bfloat16, use_cpu_initialization=self.device.type != "cuda", hidden_dropout=0.0,
-            attention_dropout=0.0, masked_softmax_fusion=False, bias_dropout_fusion=False, bias_activation_fusion=False,
-            gradient_accumulation_fusion=False)
+            tensor_model_parallel_size=self.options.tp, sequence_parallel=self.options.tp > 1, bf16=True,
+            params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16,
+            use_cpu_initialization=self.device.type != "cuda", hidden_dropout=0.0, attention_dropout=0.0,
+            masked_softmax_fusion=False, bias_dropout_fusion=False, bias_activation_fusion=False,
+            gradient_accumulation_fusion=False, **experts)
 
     def build(self, name):
         from megatron.core.distributed import (DistributedDataParallel, DistributedDataParallelConfig,
@@ -258,12 +297,12 @@ class Megatron:
         from megatron.core.transformer import transformer_block
         norm, attention = megatron_modules()
         transformer_block.LayerNormImpl = norm
-        spec = get_gpt_layer_local_spec()
+        sizes = MODELS[self.options.model][self.device.type != "cuda"]
+        spec = get_gpt_layer_local_spec(num_experts=sizes.get("experts"))
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = norm
         spec.submodules.self_attention.submodules.core_attention = attention
         if name == "perseus":
             spec = importlib.import_module("perseus.integrations.megatron").fused(spec)
-        sizes = MODELS[self.options.model][self.device.type != "cuda"]
         config, sequence = self.config(sizes), self.options.sequence
         model = GPTModel(config, spec, vocab_size=sizes["vocabulary"], max_sequence_length=sequence,
                          position_embedding_type="rope", rotary_base=500000,
@@ -280,17 +319,20 @@ class Megatron:
                 p.grad = p.main_grad
             return loss.detach()
 
+        def split(p):
+            return not getattr(p, "allreduce", True) if self.options.ep > 1 else getattr(p, "tensor_model_parallel",
+                                                                                         False)
+
         def clip(parameters, norm):  # norms and embeddings that all ranks have are counted once, as Megatron does
-            own = [p.grad for p in parameters if getattr(p, "tensor_model_parallel", False)]
-            alike = [p.grad for p in parameters if not getattr(p, "tensor_model_parallel", False)]
+            own, alike = [p.grad for p in parameters if split(p)], [p.grad for p in parameters if not split(p)]
             total = torch.stack(torch._foreach_norm(own)).float().square().sum()
-            dist.all_reduce(total, group=self.group.process_group)
+            dist.all_reduce(total, group=self.group)
             total = (total + torch.stack(torch._foreach_norm(alike)).float().square().sum()).sqrt()
             torch._foreach_mul_([p.grad for p in parameters], (norm / (total + 1e-6)).clamp(max=1.0).to(torch.bfloat16))
         return Way(name, model, loss_of, self.device, clip)
 
     def loss(self, value):
-        return value
+        return mean_of_ranks(value)
 
 
 def megatron_modules():

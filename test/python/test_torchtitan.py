@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import pathlib
 import re
@@ -25,6 +26,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import perseus
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+import training  # noqa: E402
+import training_models  # noqa: E402
 
 WORLD, STEPS, SEQUENCE = 2, 3, 16
 SIZES = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 96}
@@ -159,15 +164,41 @@ def compared():
             yield f"{name}: gradient of {key}: {error:g}", error < 0.25
 
 
+def measured():
+    """test/gpu/training.py takes no model with our modules for one of torchtitan alone."""
+    options = types.SimpleNamespace(tp=WORLD, ep=1, layers=1, sequence=SEQUENCE, batch=1, dtype="bfloat16",
+                                    checkpoint="none", model="llama3-8b")
+    framework, said = training_models.Torchtitan(options, torch.device("cpu")), ""
+    try:
+        framework.build("torchtitan")
+    except RuntimeError as e:
+        said = str(e)
+    yield f"a model of torchtitan alone, after the import of the adaptor: {said}", "before the adaptor" in said
+    yield "ours", any(hasattr(module, "perseus") for module in framework.build("perseus").model.modules())
+
+
 def rank_main():
     stand_ins()
     dist.init_process_group("gloo")
-    os._exit(ranks.judge("torchtitan", compared()))
+    os._exit(ranks.judge("torchtitan", itertools.chain(compared(), measured())))
 
 
 class Torchtitan(unittest.TestCase):
     def test_models_train_with_the_losses_and_gradients_that_torchtitan_alone_has(self):
         self.assertEqual(ranks.processes(__file__, WORLD), [0] * WORLD)
+
+    def test_measured_models_are_built_before_the_adaptor_and_run_in_the_order_that_was_asked_for(self):
+        built, device = [], mock.Mock(allocated=lambda: 0, device=torch.device("cpu"))
+        framework = mock.Mock(ways=training_models.Torchtitan.ways)
+        framework.build.side_effect = lambda name: built.append(name) or types.SimpleNamespace(name=name,
+                                                                                                   like=mock.Mock())
+        with mock.patch.object(training.Turns, "agreed", lambda turns, bad: bool(bad)), \
+             mock.patch.object(dist, "get_rank", lambda: 1):
+            turns = training.Turns(device, framework, None)
+            turns.build(["perseus_compiled", "torchtitan_compiled"])
+        self.assertEqual(built, ["torchtitan_compiled", "perseus_compiled"])
+        self.assertEqual(len(turns.waiting), 2)
+        self.assertEqual(turns.waiting[0].like.call_count, 1)  # the one that was built last took the other's weights
 
 
 if __name__ == "__main__":
