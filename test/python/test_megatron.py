@@ -196,6 +196,10 @@ def experts():
     yield from compared(losses, grads, wanted_losses, wanted)
     experts = model.decoder.layers[0].mlp.experts.local_experts
     yield "each expert has a gradient", all(float(e.linear_fc1.weight.main_grad.abs().max()) > 0 for e in experts)
+    first, second = (tuple(getattr(e, name).weight for e in experts) for name in ("linear_fc1", "linear_fc2"))
+    yield "no pass copies experts' weights", launches.call_args_list[-2].args[3].data_ptr() == first[0].data_ptr()
+    yield "weights of a buffer of others", torch.equal(adaptor._together(torch.stack(second).unbind()[::-1]),
+                                                       torch.stack(second[::-1]))
 
 
 def page():

@@ -107,6 +107,38 @@ def experts(*, max_tokens: int = 0, capacity: int = 0, recompute: bool = True) -
     _options.update(max_tokens=max_tokens, capacity=capacity, recompute=recompute)
 
 
+class _Together(torch.autograd.Function):
+    """Weights that lie one after another, as one tensor without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: torch.Tensor) -> torch.Tensor:
+        first = weights[0]
+        return first.as_strided((len(weights), *first.shape), (first.numel(), *first.stride()))
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        return g.unbind(0)
+
+
+def _in_turn(weights: tuple[torch.Tensor, ...]) -> bool:
+    """Whether each begins where the one before ends, in the memory of the first."""
+    memory, begin, size = weights[0].untyped_storage(), weights[0].data_ptr(), weights[0].nbytes
+    return (all(w.data_ptr() == begin + i * size for i, w in enumerate(weights))
+            and begin + len(weights) * size <= memory.data_ptr() + memory.nbytes())
+
+
+def _together(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Experts' weights as one [E / W, out, in]. The first time those that own their memory move into one, so that no
+    pass copies them. Those that do not (the distributed optimizer has a buffer of its own) are copied in every pass."""
+    if not _in_turn(weights):
+        if not all(w.is_contiguous() and w.untyped_storage().nbytes() == w.nbytes for w in weights):
+            return torch.stack(weights)
+        with torch.no_grad():
+            for w, part in zip(weights, torch.stack(weights)):
+                w.data = part
+    return _Together.apply(*weights)
+
+
 def _weights(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """gate_up and down of Megatron's experts, and whether they are laid out as nn.Linear's."""
     kind = type(module).__name__
@@ -119,7 +151,7 @@ def _weights(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor, bool]:
         pairs = [tuple(getattr(layer, f"weight{i}") for layer in (module.linear_fc1, module.linear_fc2))
                  for i in range(module.num_local_experts)]
     first, second = zip(*pairs)
-    return torch.stack(first), torch.stack(second), True
+    return _together(first), _together(second), True
 
 
 class MoELayer(of_experts.MoELayer):
