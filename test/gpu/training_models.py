@@ -110,7 +110,6 @@ class Torchtitan:
         config.parallelism.tensor_parallel_degree = self.options.tp
         config.parallelism.expert_parallel_degree = self.options.ep
         config.activation_checkpoint.mode = self.options.checkpoint
-        config.compile.components = ["model"]
         config.compile.enable = name.partition("_")[2] in ("compiled", "async_tp", "inductor")
         config.parallelism.enable_async_tensor_parallel = name == "torchtitan_async_tp"
         patches = {"_micro_pipeline_tp": name in ("torchtitan_async_tp", "perseus_inductor")}
@@ -146,6 +145,7 @@ class Torchtitan:
         torch.manual_seed(0)
         with torch.no_grad():
             model.init_weights(buffer_device=self.device if "experts" in sizes else None)
+        config.compile.backend = "inductor" if self.device.type == "cuda" else "aot_eager"  # one loss for all ways
         cross_entropy = build_cross_entropy_loss(config)
         total = self.options.batch * self.options.sequence * self.data_parallel
 
