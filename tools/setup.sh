@@ -135,7 +135,7 @@ setup_frameworks() {
     [ -n "$found" ] || return 0
     wanted=$(cat "$lists/frameworks.txt" "$lists/unpacked.txt")
     [ "$wanted" = "$(cat "$folder/wanted.txt" 2>/dev/null)" ] && return 0
-    setup_say "fetching transformers, vLLM and others into build/frameworks"
+    setup_say "fetching transformers, vLLM, SGLang and others into build/frameworks"
     rm -rf "$folder"
     if ! "$found" -m pip install -q --disable-pip-version-check --no-deps --target "$folder" -r "$lists/frameworks.txt" \
         </dev/null >>"$setup_log" 2>&1; then

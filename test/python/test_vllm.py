@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoE layers of vLLM's own classes whose experts are ours, on emulated GPUs, compared with torch's products. vLLM's
 Python is the real one; what it imports for HTTP, images and the like are stand-ins."""
-import importlib
 import os
-import pathlib
-import sys
-import tempfile
 import threading
-import tomllib
 import types
 import unittest
 from unittest import mock
@@ -16,7 +11,7 @@ import moe_reference
 import ranks
 import torch
 from ranks import random
-from stand_ins import stand_in
+from stand_ins import installed, stand_in
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 stand_in("zmq", "vllm.distributed.kv_transfer", "urllib3", "cbor2", "aiohttp", "requests", "openai_harmony", "openai",
@@ -31,31 +26,14 @@ from vllm.model_executor.layers.fused_moe import layer as vllm_layer  # noqa: E4
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method  # noqa: E402
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
 
-import perseus  # noqa: E402
 import vllm.ir  # noqa: E402
 from vllm.config.utils import Range  # noqa: E402
 from vllm.utils.import_utils import resolve_obj_by_qualname  # noqa: E402
 
 EXPERTS, TOP_K, HIDDEN, INNER, MOST = 4, 2, 128, 128, 16
-PYPROJECT = pathlib.Path(perseus.__file__).parents[1] / "pyproject.toml"
 
-
-def installed(folder):
-    """What pip would leave of our package: its entry points."""
-    groups = tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"]
-    info = pathlib.Path(folder, "perseus_fused-0.dist-info")
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Name: perseus-fused\nVersion: 0\n")
-    info.joinpath("entry_points.txt").write_text("".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
-        for group, points in groups.items()))
-
-
-with tempfile.TemporaryDirectory() as _folder:
-    installed(_folder)
-    with mock.patch.object(sys, "path", [_folder, *sys.path]):
-        importlib.invalidate_caches()
-        plugins.load_general_plugins()
+with installed():
+    plugins.load_general_plugins()
 import perseus.integrations.vllm as adaptor  # noqa: E402
 from perseus.integrations import deep_ep  # noqa: E402
 
