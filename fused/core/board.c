@@ -119,12 +119,16 @@ void prs_board_leave(struct prs_board *b)
     __atomic_store_n(&b->page->rank[b->own].left, 1, __ATOMIC_RELEASE);
 }
 
+bool prs_board_has_left(const struct prs_board *b, uint32_t rank)
+{
+    return __atomic_load_n(&b->page->rank[rank].left, __ATOMIC_ACQUIRE) ||
+           has_ended(&b->page->rank[rank].process, &b->page->rank[b->own].process);
+}
+
 bool prs_board_all_left(const struct prs_board *b)
 {
-    struct process own = b->page->rank[b->own].process;
     for (uint32_t i = 0; i < b->ranks; i++)
-        if (i != b->own && !__atomic_load_n(&b->page->rank[i].left, __ATOMIC_ACQUIRE) &&
-            !has_ended(&b->page->rank[i].process, &own))
+        if (i != b->own && !prs_board_has_left(b, i))
             return false;
     return true;
 }

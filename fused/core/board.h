@@ -20,7 +20,9 @@ void prs_board_close(struct prs_board *b);
 
 /* This rank has unmapped the memory of all others, and none of its kernels runs. */
 void prs_board_leave(struct prs_board *b);
-/* Whether all other ranks have left, or their processes have ended. */
+/* Whether the rank with this number in the node has left, or its process has ended. */
+bool prs_board_has_left(const struct prs_board *b, uint32_t rank);
+/* The same of all other ranks. */
 bool prs_board_all_left(const struct prs_board *b);
 
 #endif

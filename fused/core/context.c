@@ -204,7 +204,7 @@ static bool is_lost(struct prs_fused *ctx)
 {
     uint32_t alarm = 0;
     int r = 0;
-    if (ctx->parted || prs_sync_lost(ctx))
+    if (ctx->parted || prs_sync_lost(ctx) || __atomic_load_n(&ctx->fault->absent, __ATOMIC_RELAXED) != 0)
         return true;
     if (ctx->alarm)
         r = prs_cuda_check(

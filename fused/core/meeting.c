@@ -64,6 +64,8 @@ int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names
     struct prs_call mine;
     uint32_t other, term;
     int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for what %u ranks tell", ctx->config.world);
+    if (!r)
+        r = prs_sync_check_absent(ctx, c->kind);
     if (!r && c->terms > PRS_CALL_TERMS)
         c->error = prs_fail(-EINVAL, "fused: %u terms to agree on, room for %d", c->terms, PRS_CALL_TERMS);
     if (prs_symmetric_report(ctx, c->closed) != 0 && c->error == 0)

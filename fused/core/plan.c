@@ -243,7 +243,9 @@ int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, 
 
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
-    int r = p->switch_need == PRS_CALL_NEEDS ? 0 : launched(p, p->steps->switch_plan(&p->switching, stream));
+    int r = p->alone ? 0 : prs_sync_check_absent(p->ctx, p->steps->name);
+    if (!r && p->switch_need != PRS_CALL_NEEDS)
+        r = launched(p, p->steps->switch_plan(&p->switching, stream));
     if (r || !p->copies)
         return r ? r : prs_plan_launch_local(p, steps, stream);
     if (p->scratch.at)

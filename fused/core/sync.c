@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "fused/core/network.h"
+#include "fused/core/board.h"
 #include "fused/core/context.h"
+#include "fused/core/network.h"
 #include "fused/core/symmetric.h"
 #include "transport/util/error.h"
 
@@ -214,6 +215,43 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     error->blamed = (uint64_t)f->from + 1;
     error->code = describe_fault(ctx, f, error);
     return error->code;
+}
+
+/* ---- going on without ranks (doc/decisions/0020) ---- */
+uint64_t prs_fused_lost(const struct prs_fused *ctx)
+{
+    uint64_t lost = 0;
+    for (uint32_t i = 0; ctx->board && ctx->place.nodes == 1 && i < ctx->place.local_ranks; i++)
+        if (i != ctx->place.local_rank && prs_board_has_left(ctx->board, i))
+            lost |= 1ull << i;
+    return lost;
+}
+
+int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks)
+{
+    uint64_t other = ranks & ~prs_fused_lost(ctx);
+    if (ctx->place.nodes > 1)
+        return prs_fail(-EOPNOTSUPP,
+                        "fused: ranks 0x%" PRIx64 " cannot be left out: the job has %u nodes, and this "
+                        "works on one only: open a smaller world",
+                        ranks, ctx->place.nodes);
+    if (other != 0)
+        return prs_fail(-EINVAL,
+                        "fused: rank %d cannot be left out of the %u ranks: it still runs, as far as rank %u "
+                        "can tell, and may write; its process must have ended, or it must have closed its context",
+                        __builtin_ctzll(other), ctx->config.world, ctx->config.rank);
+    (void)__atomic_fetch_or(&ctx->fault->absent, (uint32_t)ranks, __ATOMIC_RELEASE); /* [left-out] */
+    return 0;
+}
+
+int prs_sync_check_absent(const struct prs_fused *ctx, const char *name)
+{
+    uint32_t absent = __atomic_load_n(&ctx->fault->absent, __ATOMIC_RELAXED);
+    return absent == 0 ? 0
+                       : prs_fail(-ECANCELED,
+                                  "fused: %s: ranks 0x%x were left out (prs_fused_leave_out()): only "
+                                  "layers of MoE as one kernel go on without them",
+                                  name, absent);
 }
 
 void prs_fused_abort(struct prs_fused *ctx)

@@ -157,6 +157,35 @@ PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uin
     }
 }
 
+/* The ranks that launches go on without, bit by bit, as far as the kernels of this rank know. */
+PRS_DEVICE uint32_t absent_ranks(const struct prs_sync *sync)
+{
+    return sync->alarm ? *(volatile uint32_t *)&sync->alarm->absent : 0;
+}
+
+/* Whether a wait is for a rank that was left out. Then what has not arrived does not arrive any more, so the caller
+ * looks once more, and goes on. Every wait for such a rank asks at its first miss, if `absent`, which the launch has
+ * read at its begin, has the rank, and again now and then. */
+PRS_DEVICE_OUTLINED bool is_left_out(const struct prs_sync *sync, uint32_t from)
+{
+    if (!sync->alarm)
+        return false;
+    /* [left-out]: both loads come before what the caller reads again. The rank had ended before the host said so. */
+    uint32_t absent = load_acquire_sys(&sync->alarm->absent);
+    if ((absent >> from & 1) == 0) {
+        absent = load_acquire_sys(&sync->fault->absent);
+        if (absent != 0)
+            atomicOr(&sync->alarm->absent, absent);
+    }
+    return (absent >> from & 1) != 0;
+}
+
+PRS_DEVICE bool asks_for_absent(const struct wait_clock &clock, uint32_t absent, uint32_t from)
+{
+    return clock.spins % SPINS_PER_ABORT_READ == SPINS_PER_ABORT_READ - 1 ||
+           (clock.spins == 0 && (absent >> from & 1) != 0);
+}
+
 /* Counts this thread's arrival; true for the arrival that brings the counter to `whole`. That thread sees what the
  * others wrote before they arrived. */
 PRS_DEVICE bool arrives_last(uint32_t *counter, uint32_t whole)

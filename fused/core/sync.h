@@ -41,6 +41,7 @@ struct prs_alarm {
     /* The words of say_launch(), by the parity of the launch and the writer's number in the node. A rank writes a word
      * again two launches later, when the others have finished this one. */
     uint64_t said[2][PRS_MAX_LOCAL_RANKS];
+    uint32_t absent; /* what this rank's kernels know of prs_fault.absent. Only grows */
 };
 
 /* Two ranks of a node said different words for one launch (say_launch()). */
@@ -62,8 +63,11 @@ struct prs_fault {
     uint32_t asked; /* 1: the caller says so; both of these are written by the host */
     /* May be found after the launch was told to give up, and says more. */
     struct prs_difference difference;
+    /* Bit r: launches go on without rank r, which can write nothing any more (doc/decisions/0020). By the host; only
+     * grows. */
+    uint32_t absent;
 };
-static_assert(sizeof(struct prs_fault) == 64, "host and device share it while kernels run");
+static_assert(sizeof(struct prs_fault) == 72, "host and device share it while kernels run");
 
 /* Kinds of work that CTAs may claim, each from a counter: the family numbers them. */
 enum { PRS_MOST_CLAIMS = 3 };
@@ -110,6 +114,9 @@ bool prs_sync_lost(const struct prs_fused *ctx);
 /* 0 when a launch may be enqueued; otherwise the error of a fault in an earlier launch on this context, which is
  * logged. */
 int prs_sync_check(struct prs_fused *ctx);
+
+/* 0, or -ECANCELED for a launch that needs all ranks, after prs_fused_leave_out(). */
+int prs_sync_check_absent(const struct prs_fused *ctx, const char *name);
 
 #ifdef __cplusplus
 }

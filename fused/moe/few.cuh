@@ -69,6 +69,19 @@ PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_m
 }
 
 /* ---- warps 1 to 3 ---- */
+/* Of a rank that was left out a piece may be missing. What is made of such a row goes to that rank alone. */
+PRS_DEVICE void await_piece(const struct prs_few_args &args, const struct few_launch &l, const uint32_t *flag,
+                            uint32_t source, uint32_t index)
+{
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = load_acquire_sys(flag);
+        if (seen == l.number || (asks_for_absent(clock, l.absent, source) && is_left_out(&args.moe.sync, source)) ||
+            !keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_TOKEN, source, index, l.number, seen))
+            return;
+    }
+}
+
 /* Until the rows of the tile are there: all pieces of its tokens, or all units of the first product. */
 PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                              const struct few_unit &u)
@@ -82,7 +95,7 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
         for (uint32_t i = lane; i < u.tile.rows * pieces; i += 32) {
             uint32_t slot = m.list[u.tile.first + i / pieces] / r->choices;
             uint32_t flag = (prs_few_slot(r, l.bank, 0, 0) + slot) * pieces + i % pieces;
-            await_word(args.moe, args.few.row_flags[0] + flag, l.number, PRS_AWAIT_TOKEN, slot / r->tokens, flag);
+            await_piece(args, l, args.few.row_flags[0] + flag, slot / r->tokens, flag);
         }
     }
     __syncwarp(); /* what one lane has waited for, all lanes read */
@@ -280,27 +293,41 @@ PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few
 }
 
 /* ---- results ---- */
+/* For a wait for results, some of which are missing: 1 where a rank was left out and there is still nothing, so that
+ * this result is 0; else 0. */
+PRS_DEVICE_OUTLINED bool gives_nothing(const struct prs_few_args &args, const uint4 *at, uint32_t rank)
+{
+    return is_left_out(&args.moe.sync, rank) && !has_arrived(load_relaxed_sys_v4(at));
+}
+
 /* A lane's vector of the results of up to FEW_TERMS choices. All are read before one is waited for. terms: bits of the
  * choices that have an expert. */
-PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const uint4 *at,
-                              uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
+PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                              const uint4 *at, uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
 {
     const struct prs_route *r = &args.moe.route;
     struct wait_clock clock = {0, 0};
-    for (;;) {
+    for (uint32_t left_out = 0;;) {
         uint32_t missing = FEW_TERMS;
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++)
             if ((terms >> i & 1) != 0)
-                x[i] = load_relaxed_sys_v4(at + (uint64_t)i * (r->row_bytes / 16));
+                x[i] = (left_out >> i & 1) != 0 ? sent_vector(make_uint4(0, 0, 0, 0))
+                                                : load_relaxed_sys_v4(at + (uint64_t)i * (r->row_bytes / 16));
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++)
             if ((terms >> i & 1) != 0 && !has_arrived(x[i]))
                 missing = i;
         /* MUTANT(emulator moe_few/few_tokens_take_one_launch) results are awaited: s/missing == FEW_TERMS/true/ */
-        if (missing == FEW_TERMS ||
-            !keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_SUM, m.code[choice + missing] / r->experts_per_rank,
-                          choice + missing, 1, 0))
+        if (missing == FEW_TERMS)
+            return;
+        uint32_t rank = m.code[choice + missing] / r->experts_per_rank;
+        if (asks_for_absent(clock, l.absent, rank) &&
+            gives_nothing(args, at + (uint64_t)missing * (r->row_bytes / 16), rank))
+            /* MUTANT(emulator absent/a_rank_that_is_lost_in_a_launch_leaves_nothing_behind) a result that does not come
+             * is 0: delete */
+            left_out |= 1u << missing;
+        if (!keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_SUM, rank, choice + missing, 1, 0))
             return;
     }
 }
@@ -325,7 +352,7 @@ PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_me
         for (uint32_t i = 0; i < FEW_TERMS; i++)
             if (first + i < r->choices && m.code[choice + first + i] != PRS_ROUTE_NONE)
                 terms |= 1u << i;
-        await_results(args, m, at, terms, choice + first, x);
+        await_results(args, m, l, at, terms, choice + first, x);
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++) {
             if ((terms >> i & 1) == 0)
@@ -391,7 +418,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
 {
     struct few_memory m = few_memory_map(dynamic_shared());
     uint32_t number = *(volatile uint32_t *)&args.few.state->launches + 1;
-    struct few_launch l = {number, number & 1};
+    struct few_launch l = {number, number & 1, absent_ranks(&args.moe.sync)};
     few_memory_init(args, m);
     send_tokens(args, m, l); /* its first barrier lets all threads see what was initialised */
     take_places(args, m, l);

@@ -43,6 +43,7 @@ struct few_memory {
 /* What is the same in all of a launch. */
 struct few_launch {
     uint32_t number, bank;
+    uint32_t absent; /* ranks that it goes on without, bit by bit (doc/decisions/0020) */
 };
 
 struct few_unit {
@@ -103,7 +104,8 @@ PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_la
         return;
     uint64_t at = (uint64_t)prs_few_slot(r, l.bank, r->place.rank, token) * words + lane * 4;
     for (uint32_t q = 0; q < r->place.world; q++)
-        store_relaxed_sys_v4(args.few.places[q] + at, make_uint4(four[0], four[1], four[2], four[3]));
+        if ((l.absent >> prs_place_after(&r->place, q) & 1) == 0)
+            store_relaxed_sys_v4(args.few.places[q] + at, make_uint4(four[0], four[1], four[2], four[3]));
 }
 
 /* A piece of a row, to the ranks in the mask, and the flags of it. */
@@ -140,6 +142,9 @@ PRS_DEVICE void send_token(const struct prs_few_args &args, const struct few_lau
     if (lane < r->choices && token < token_count(args.moe)) {
         int64_t choice = args.moe.chosen[(uint64_t)token * r->choices + lane];
         int32_t place = prs_route_place(r, args.moe.placement, choice, token);
+        /* MUTANT(emulator absent/a_layer_goes_on_without_a_lost_rank) an absent rank has no experts: s/l.absent/0u/ */
+        if (place >= 0 && (l.absent >> (uint32_t)place / r->experts_per_rank & 1) != 0)
+            place = PRS_ROUTE_ABSENT;
         if (place < 0 && piece == 0)
             count_without_place(args.moe, place, token);
         expert = prs_route_expert(place);
@@ -202,18 +207,33 @@ PRS_DEVICE_OUTLINED void refuse_path(const struct prs_few_args &args, uint32_t l
     give_up(&args.moe.sync, PRS_FAULT_ABORTED, args.moe.route.place.rank, 0, 0, 0, 0);
 }
 
+/* Four places of a rank that was left out: of no expert, and written so where they were awaited, so that all CTAs see
+ * the same, and never the number of an old launch when numbers come around. */
+PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
+{
+    uint4 v = load_relaxed_sys_v4(at);
+    if (places_have_come(v, launch))
+        return v;
+    uint32_t none = prs_few_word(launch, PRS_ROUTE_NONE);
+    v = make_uint4(none, none, none, none);
+    store_relaxed_sys_v4(at, v);
+    return v;
+}
+
 /* Waits for four places of a token; vector: of all. Those that do not come are of no expert. */
 PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
 {
     const struct prs_route *r = &args.moe.route;
     uint32_t source = vector / (r->tokens * (prs_few_place_words(r) / 4));
-    const uint4 *at =
-        (const uint4 *)(args.few.places[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * prs_few_place_words(r)) + vector;
+    uint4 *at =
+        (uint4 *)(args.few.places[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * prs_few_place_words(r)) + vector;
     struct wait_clock clock = {0, 0};
     for (;;) {
         uint4 v = load_relaxed_sys_v4(at);
         if (places_have_come(v, l.number))
             return v;
+        if (asks_for_absent(clock, l.absent, source) && is_left_out(&args.moe.sync, source))
+            return places_of_absent(at, l.number);
         /* MUTANT(emulator moe_few/ranks_that_take_different_paths_are_named) the other path is noticed:
          * s/took_other_path(args, at, l.number, source)/false/ */
         if (clock.spins % SPINS_PER_CLOCK_READ == SPINS_PER_CLOCK_READ - 1 &&

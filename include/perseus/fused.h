@@ -178,6 +178,17 @@ PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *
  * which rank. Ranks of the same node whose kernels wait end with it; every other rank needs a call of its own. */
 PRS_API void prs_fused_abort(struct prs_fused *ctx);
 
+/** Ranks of this node that can write nothing any more: their processes have ended, or they have closed their contexts.
+ * Bit r stands for rank r. 0 with several nodes. Does not block; from any thread. */
+PRS_API uint64_t prs_fused_lost(const struct prs_fused *ctx);
+/** Layers of MoE as one kernel (PRS_MOE_PATH_ONE) go on without these ranks, also launches that run and graphs that
+ * were captured: a choice of an expert of theirs counts as one of an absent expert (prs_moe_status). The call is for
+ * this rank; every rank that goes on makes it. A launch that waits ends within milliseconds; its tokens may lack a part
+ * of a lost expert's result. All other launches, and calls that are collective, are refused from then on (-ECANCELED).
+ * Closing the context waits for no rank. A rank comes back in a new context. Does not block, and makes no call of CUDA;
+ * from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
+PRS_API int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks);
+
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {
     uint32_t nodes;
