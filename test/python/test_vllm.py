@@ -3,6 +3,7 @@
 Python is the real one; what it imports for HTTP, images and the like are stand-ins."""
 import os
 import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -21,11 +22,13 @@ from vllm import forward_context, plugins  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from vllm.config import ParallelConfig, SchedulerConfig, VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
+from vllm.distributed.device_communicators.base_device_communicator import All2AllManagerBase  # noqa: E402
 from vllm.model_executor.custom_op import op_registry_oot  # noqa: E402
 from vllm.model_executor.layers.fused_moe import layer as vllm_layer  # noqa: E402
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method  # noqa: E402
 from vllm.model_executor.layers.quantization import get_quantization_config  # noqa: E402
 
+import perseus  # noqa: E402
 import vllm.ir  # noqa: E402
 from vllm.config.utils import Range  # noqa: E402
 from vllm.utils.import_utils import resolve_obj_by_qualname  # noqa: E402
@@ -232,6 +235,31 @@ class Vllm(unittest.TestCase):
             self.assertLess(float((residual - want).abs().max()), 0.02)
             want = want * (want.square().mean(1, keepdim=True) + 1e-5).rsqrt() * inputs[2].double()
             self.assertLess(float((h - want).abs().max()), 0.03)
+
+    def test_vllm_is_told_of_ranks_that_were_left_out(self):
+        """Its own manager asks; what the device does without a rank is tested in C."""
+        manager = All2AllManagerBase.__new__(All2AllManagerBase)
+
+        def body(group):
+            if group.rank == 0:
+                adaptor.answer_for(manager, group)
+                self.assertTrue(group.leaves_out and manager.support_fault_tolerance)
+                self.assertFalse(manager.query_fault().item())
+                arrived.wait()
+                while group.lost() != [1]:
+                    time.sleep(0.01)
+                self.assertEqual(group.leave_out(), [1])
+                self.assertTrue(manager.query_fault().item())
+                self.assertEqual(manager.query_active_mask().tolist(), [0, 1])
+                manager.clean_buffers()
+                self.assertFalse(manager.query_fault().item())
+                with self.assertRaisesRegex(perseus.PerseusError, "ranks 0x2 were left out"):
+                    perseus.moe_plan(max_tokens=8, hidden=64, experts=2, top_k=1, group=group)
+            else:
+                arrived.wait()
+                group.abort()  # so that it waits for no rank when it closes
+        arrived = threading.Barrier(2)
+        ranks.run(2, body)
 
     def test_where_nobody_asks_vllm_stays_as_it_is(self):
         entered(self.of_thread, types.SimpleNamespace(world=2, rank=0, process_group=None))

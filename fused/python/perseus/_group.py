@@ -62,6 +62,8 @@ class Group:
         self._plans: dict[Any, Plan] = {}
         self.frozen = False
         self.ended: Any = None  # called by close()
+        self.absent: list[int] = []  # ranks that were left out
+        self.leaves_out = False  # the watchdog leaves out ranks that are lost
         self._handle: int | None = None
         self._untold = threading.Lock()  # taken by who raises the asynchronous error first
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
@@ -302,6 +304,27 @@ class Group:
         with self._alive:
             if self._handle is not None:
                 self.library.prs_fused_abort(self._handle)
+
+    def lost(self) -> list[int]:
+        """The ranks that can write nothing any more: their processes have ended, or they have closed this group. Of one
+        node; from any thread."""
+        with self._alive:
+            bits = 0 if self._handle is None else self.library.prs_fused_lost(self._handle)
+        return [rank for rank in range(self.world) if bits >> rank & 1]
+
+    def leave_out(self, ranks: list[int] | None = None) -> list[int]:
+        """MoE layers as one kernel (`plan.path`) go on without these ranks, by default all that are lost(), also in
+        launches that run and in graphs that were captured: their experts count as absent. All else of this group raises
+        from then on. A rank comes back in a new group. Returns those that are left out by now. From any thread; every
+        rank that goes on calls it, or perseus.init(leave_out=True) does."""
+        ranks = self.lost() if ranks is None else ranks
+        new = [rank for rank in ranks if rank not in self.absent]
+        with self._alive:
+            if new and self._handle is not None:
+                self.library.check(self.library.prs_fused_leave_out(self._handle, sum(1 << rank for rank in set(new))),
+                                   f"perseus.Group.leave_out: rank {self.rank} of group {self.name}")
+                self.absent = sorted({*self.absent, *new})
+        return self.absent
 
     def close(self) -> None:
         """*Collective*, but local after an error or abort(). Frees everything, once the launches of this rank have

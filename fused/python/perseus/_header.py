@@ -16,7 +16,7 @@ _CALLBACKS = {"prs_allgather_fn": ALLGATHER}
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _STRUCT = re.compile(r"\bstruct (\w+) \{(.*?)\};", re.S)
 _ENUM = re.compile(r"\benum(?: \w+)? \{(.*?)\};", re.S)
-_FUNCTION = re.compile(r"\bPRS_API\s+(const char \*|int|void|size_t)\s*(\w+)\((.*?)\);", re.S)
+_FUNCTION = re.compile(r"\bPRS_API\s+(const char \*|int|void|size_t|uint64_t)\s*(\w+)\((.*?)\);", re.S)
 _DECLARATION = re.compile(r"(?:const )?(?:(struct|enum) )?(\w+)\s*(.+)", re.S)
 
 
@@ -74,4 +74,5 @@ class Header:
                                            for p in text.split(",")])
 
 
-_RESULTS = {"int": ctypes.c_int, "void": None, "size_t": ctypes.c_size_t, "const char *": ctypes.c_char_p}
+_RESULTS = {"int": ctypes.c_int, "void": None, "size_t": ctypes.c_size_t, "uint64_t": ctypes.c_uint64,
+            "const char *": ctypes.c_char_p}

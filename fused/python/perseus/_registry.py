@@ -167,7 +167,7 @@ def _device_index(device: Any, rank: int, process_group: Any) -> int:
 
 
 def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, device: Any = None, timeout_ms: int = 0,
-         name: str | None = None, watchdog: bool = True) -> Group:
+         name: str | None = None, watchdog: bool = True, leave_out: bool = False) -> Group:
     """*Collective.* Opens the context of a group of ranks, or returns the one that is open.
 
     group: a ProcessGroup of any backend (None: the default group), a DeviceMesh of one dimension, or (store, rank,
@@ -178,6 +178,7 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
     name: what ops call the group; default: the process group's name. All ranks give the same: it is in the store's
     keys.
     watchdog: a thread raises asynchronous errors in the thread that calls this (see perseus.watch()).
+    leave_out: that thread also leaves out ranks whose process has ended (see Group.leave_out()).
 
     After torch.distributed.destroy_process_group() the group is closed at the next use of its name, without waiting for
     other ranks, and a new process group of that name gets a context of its own. Raises PerseusError: ranks that did not
@@ -213,7 +214,8 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
     finally:
         with _lock:
             _opening.discard(place)
-    if watchdog:
+    opened.leaves_out = leave_out
+    if watchdog or leave_out:
         from .watchdog import watch
         watch(opened)
     return opened

@@ -56,6 +56,8 @@ def _run() -> None:
             watched = list(_watched.items())
         for key, (reference, act) in watched:
             group = reference()
+            if group and group.leaves_out and group.lost() != group.absent:
+                print(f"watchdog: {group!r} goes on without ranks {group.leave_out()}", file=sys.stderr, flush=True)
             error = group.error() if group else None
             if group is None or error:
                 with _lock:

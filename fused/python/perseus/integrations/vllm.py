@@ -35,6 +35,7 @@ try:
 except ImportError as e:
     raise ImportError(f"perseus.integrations.vllm needs vLLM 0.32.0: {e}") from e
 
+from .._group import Group
 from .._library import library
 from ._serving import Layer, cannot
 
@@ -44,13 +45,13 @@ _ACTIVATIONS = {MoEActivation.SILU: "silu", MoEActivation.GELU: "gelu", MoEActiv
                 MoEActivation.GELU_TANH_NO_MUL: "gelu_tanh"}
 _SCHEMES = ((None, None), (kFp8Static128BlockSym, kFp8Dynamic128Sym))
 _PASS_MANAGER = "vllm.compilation.passes.pass_manager.PostGradPassManager"
-_OPTIONS = {"moe": bool, "tokens": list, "norm": (bool, int)}
+_OPTIONS = {"moe": bool, "tokens": list, "norm": (bool, int), "leave_out": bool}
 
 
 def options_of(config: Any) -> dict[str, Any] | None:
     """What --additional-config says of us; None: nothing. moe: whether MoE layers are ours, by default they are.
     tokens: sizes of batches for which they have plans. norm: whether sums with norms are ours, or up to how many
-    tokens."""
+    tokens. leave_out: whether layers go on without a rank that was lost."""
     given = config.additional_config
     asked = given.get("perseus", False) if isinstance(given, dict) else False
     if asked is False or asked is None:
@@ -58,7 +59,8 @@ def options_of(config: Any) -> dict[str, Any] | None:
     options = {} if asked is True else asked
     if not isinstance(options, dict) or not all(isinstance(options[k], _OPTIONS.get(k, ())) for k in options):
         raise ValueError(f"--additional-config: perseus is {asked!r}; it must be true, false, or an object with some "
-                         "of moe (true or false), tokens (a list of numbers) and norm (true, false or a number)")
+                         "of moe, leave_out (true or false), tokens (a list of numbers) and norm (true, false or a "
+                         "number)")
     return options
 
 
@@ -83,6 +85,24 @@ def _most(moe: Any, count: int) -> int | None:
     return -(-int(metadata.num_tokens_across_dp_cpu.max()) // moe.sp_size)
 
 
+def answer_for(manager: Any, group: Group) -> None:
+    """From now on layers go on without ranks that are lost (Group.leave_out()), and vLLM's questions after faults,
+    which it asks its manager of all-to-all, get our answers."""
+    mask = torch.zeros(group.world, dtype=torch.int32, device=group.device)
+    seen = mask.clone()
+
+    def query_active_mask() -> torch.Tensor:
+        for rank in group.absent:
+            mask[rank] = 1
+        return mask
+
+    def clean_buffers() -> None:  # vLLM has dealt with the fault; our buffers are clean
+        seen.copy_(query_active_mask())
+    group.leaves_out = manager.support_fault_tolerance = True
+    manager.query_active_mask, manager.clean_buffers = query_active_mask, clean_buffers
+    manager.query_fault = lambda: (query_active_mask() != seen).any()
+
+
 class PrepareAndFinalize(PassThroughPrepareAndFinalize):
     """vLLM's, which does nothing. replicated: results of the experts are parts, which vLLM's all-reduce adds up."""
 
@@ -100,9 +120,9 @@ class PrepareAndFinalize(PassThroughPrepareAndFinalize):
 class PerseusExperts(mk.FusedMoEExpertsModular):
     """The whole layer. Tokens go to their experts' ranks and come back within apply()."""
 
-    def __init__(self, moe_config: Any, quant_config: Any, tokens: Any = ()) -> None:
+    def __init__(self, moe_config: Any, quant_config: Any, tokens: Any = (), leave_out: bool = False) -> None:
         super().__init__(moe_config, quant_config)
-        self.tokens, self.layer = tokens, None
+        self.tokens, self.leave_out, self.layer = tokens, leave_out, None
 
     @staticmethod
     def is_supported_config(cls: type, moe_config: Any, weight_key: Any, activation_key: Any,
@@ -162,6 +182,8 @@ class PerseusExperts(mk.FusedMoEExpertsModular):
                            inner=moe.intermediate_size_per_partition, experts=moe.num_experts,
                            activation=_ACTIVATIONS[moe.activation], gated=moe.activation.is_gated,
                            dtype=layer.w13_weight.dtype)
+        if self.leave_out and not self.layer.group.leaves_out:
+            answer_for(get_ep_group().device_communicator.all2all_manager, self.layer.group)
         _logger.info_once("Perseus runs MoE layers: %s, plans for %s tokens", str(self.layer.group),
                           ", ".join(str(plan.sizes[0]) for plan in self.layer.plans))
 
@@ -218,7 +240,8 @@ class _Method:
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         self.moe_kernel = mk.FusedMoEKernel(
             PrepareAndFinalize(_replicated(self.moe)),
-            PerseusExperts(self.moe, self.moe_quant_config, self.options.get("tokens", ())))
+            PerseusExperts(self.moe, self.moe_quant_config, self.options.get("tokens", ()),
+                           self.options.get("leave_out", False)))
         self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
