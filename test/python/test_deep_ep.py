@@ -145,6 +145,18 @@ class DeepEp(unittest.TestCase):
             return True
         self.assertEqual(run(WORLD, body), [True] * WORLD)
 
+    def test_rows_find_their_slots_by_the_shorter_of_both_lists(self):
+        expert_rows = torch.tensor([[0, 3], [128, 0], [256, 5]], dtype=torch.int32)
+        rows = random(0, 384, 8)
+        for slots, of_slots in ((5, True), (200, False)):
+            places = deep_ep._places(expert_rows, len(rows), slots)
+            self.assertEqual(places.of_slots, of_slots)
+            spread = places.spread(rows).view(3, slots, 8)
+            back = places.collected(spread.reshape(-1, 8))
+            for (first, count), found in zip(expert_rows.tolist(), spread):
+                self.assertTrue(torch.equal(found[:count], rows[first:first + count]))
+                self.assertTrue(torch.equal(back[first:first + count], rows[first:first + count]))
+
     def test_the_program_of_the_page(self):
         def body(group):
             x, chosen, router = inputs(group.rank)

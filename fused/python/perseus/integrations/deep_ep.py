@@ -66,7 +66,54 @@ class _Handle(NamedTuple):
     ones: torch.Tensor  # router weights of what was sent
     hidden: int
     received: int = 0
-    target: Any = None  # low latency: where each row lies in the caller's tensor
+    places: Any = None  # low latency: a _Places
+
+
+class _Places(NamedTuple):
+    """Where rows of a plan and rows of a caller's [experts * slots] lie in one another: of the one that has fewer, the
+    row of the other, or one beyond its end."""
+    index: torch.Tensor
+    of_slots: bool  # index[slot]: the plan's row; else index[row]: the slot
+    rows: int
+    slots: int
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """The plan's rows in their slots. Others hold anything."""
+        return _taken(rows, self.index) if self.of_slots else _given(rows, self.index, self.slots)
+
+    def collected(self, slots: torch.Tensor) -> torch.Tensor:
+        return _given(slots, self.index, self.rows) if self.of_slots else _taken(slots, self.index)
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """As 8 bytes each, if rows have so many: torch's kernels look up an address for every element."""
+    return rows.contiguous().view(torch.int64 if rows.shape[1] * rows.element_size() % 8 == 0 else torch.int32)
+
+
+def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """rows[index]; an index beyond the end takes any row."""
+    return _wide(rows).index_select(0, index.clamp(max=len(rows) - 1)).view(rows.dtype)
+
+
+def _given(rows: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    """`count` rows, of which those at index are rows."""
+    out = rows.new_empty(count + 1, rows.shape[1])
+    _wide(out).index_copy_(0, index, _wide(rows))
+    return out[:-1]
+
+
+def _places(expert_rows: torch.Tensor, rows: int, slots: int) -> _Places:
+    """slots: of an expert."""
+    first, count = expert_rows[:, :1], expert_rows[:, 1:]
+    local, device = len(expert_rows), expert_rows.device
+    if local * slots <= rows:
+        slot = torch.arange(slots, device=device)
+        return _Places(torch.where(slot < count, first + slot, rows).view(-1), True, rows, local * slots)
+    row = torch.arange(rows, dtype=torch.int32, device=device)
+    expert = (torch.searchsorted(first[:, 0].contiguous(), row, right=True) - 1).clamp(min=0)
+    within = row - first[expert, 0]
+    return _Places(torch.where(within < count[expert, 0], expert * slots + within, local * slots), False, rows,
+                   local * slots)
 
 
 def _nothing() -> None:
@@ -225,23 +272,16 @@ class Buffer:
         send = moe_scaled_dispatch if use_fp8 else moe_dispatch
         d = send(x.repeat_interleave(k, 0), topk_idx.reshape(-1, 1).contiguous(),
                  torch.ones(topk_idx.numel(), 1, device=x.device), plan)
-        first, count = d.expert_rows[:, 0].contiguous(), d.expert_rows[:, 1]
-        row = torch.arange(plan.capacity, dtype=torch.int32, device=x.device)
-        expert = (torch.searchsorted(first, row, right=True) - 1).clamp(min=0)
-        within = row - first[expert]
-        target = torch.where(within < count[expert], expert * slots + within, local * slots)
+        places, count = _places(d.expert_rows, plan.capacity, slots), d.expert_rows[:, 1]
 
         def placed(rows: torch.Tensor) -> torch.Tensor:
-            """Expert by expert; a row at the end takes those that only fill up."""
-            out = rows.new_empty(local * slots + 1, rows.shape[1])
-            out[target] = rows
-            return out[:-1].view(local, slots, -1)
+            return places.spread(rows).view(local, slots, -1)
         received: Any = placed(d.rows.view(_u8)).view(_e4m3) if use_fp8 else placed(d.rows)
         if use_fp8:
             received = received, placed(d.scales).transpose(1, 2).contiguous().transpose(1, 2)
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats += count
-        made = _Handle(plan, d.origins, d.maps, d.router_weights, x.shape[1], slots, target)
+        made = _Handle(plan, d.origins, d.maps, d.router_weights, x.shape[1], slots, places)
         return received, count.contiguous(), made, EventOverlap(), _nothing
 
     def get_next_low_latency_combine_buffer(self, handle: _Handle) -> torch.Tensor:
@@ -255,9 +295,8 @@ class Buffer:
                             ) -> tuple[torch.Tensor, EventOverlap, Callable]:
         if use_logfmt:
             raise NotImplementedError("perseus.integrations.deep_ep.Buffer.low_latency_combine: no use_logfmt")
-        rows = x.reshape(-1, handle.hidden)
-        y = _combined(rows[handle.target.clamp(max=len(rows) - 1)], handle)
-        y = (y.view(*topk_idx.shape, -1).float() * topk_weights.float()[:, :, None]).sum(1).to(x.dtype)
+        y = _combined(handle.places.collected(x.reshape(-1, handle.hidden)), handle)
+        y = torch.bmm(topk_weights.float()[:, None], y.view(*topk_idx.shape, -1).float())[:, 0].to(x.dtype)
         if out is not None:
             y = out.copy_(y)
         return y, EventOverlap(), _nothing
