@@ -3,12 +3,13 @@
 import datetime
 import faulthandler
 import itertools
+import multiprocessing
 import os
 import pathlib
 import socket
-import subprocess
 import sys
 import threading
+import time
 import traceback
 import unittest
 
@@ -61,16 +62,26 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
     return results
 
 
-def processes(file, world, *arguments, limit_s=500):
-    """What `world` processes `file rank ARGUMENT...` exit with, each with torch's variables and a node of its own."""
+def processes(body, world, *arguments, limit_s=500):
+    """What `world` processes exit with that call body(*arguments), each with torch's variables and a node of its own.
+    They are forked, so that torch and frameworks are imported once; nothing here may have opened a group before."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    started = [subprocess.Popen([sys.executable, file, "rank", *arguments],
-                                env=dict(os.environ, RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world),
-                                         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), PERSEUS_NODE=f"node{r}"))
-               for r in range(world)]
-    return [p.wait(timeout=limit_s) for p in started]
+
+    def one(rank):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(port), PERSEUS_NODE=f"node{rank}")
+        sys.exit(body(*arguments))
+    started = [multiprocessing.get_context("fork").Process(target=one, args=(rank,)) for rank in range(world)]
+    for process in started:
+        process.start()
+    give_up = time.monotonic() + limit_s
+    for process in started:
+        process.join(max(0, give_up - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+    return [process.exitcode for process in started]
 
 
 def page(section, kind, changes=(), name="training"):

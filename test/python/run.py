@@ -8,7 +8,22 @@ import pathlib
 import subprocess
 import sys
 
-SKIP = 77
+SKIP, LACKS = 77, 78
+# Looks and runs in one process, because importing torch takes more than a second. LACKS: a module is missing. argv: the
+# test, then the modules.
+INSIDE = f"""
+import importlib.metadata, os, runpy, sys
+test, needs = sys.argv[1], sys.argv[2:]
+try:
+    from torch import Tensor
+    for name in needs:
+        importlib.metadata.version(name)
+except Exception as e:
+    print(f"{{type(e).__name__}}: {{e}}", file=sys.stderr)
+    sys.exit({LACKS})
+sys.path[0], sys.argv = os.path.dirname(test), [test]
+runpy.run_path(test, run_name="__main__")
+"""
 
 
 def environment(source, build):
@@ -22,16 +37,14 @@ def environment(source, build):
 
 def main():
     source, build, test = map(pathlib.Path, sys.argv[1:4])
-    env, said, needs = environment(source, build), "no torch", ["torch", *sys.argv[4:]]
-    wanted = f"from torch import Tensor; import importlib.metadata as m; [m.version(name) for name in {needs}]"
+    env, needs = environment(source, build), sys.argv[4:]
     for python in (sys.executable, str(build / "torch-env/bin/python"), str(source / "build/torch-env/bin/python")):
         if not os.path.exists(python):
             continue
-        found = subprocess.run([python, "-c", wanted], env=env, capture_output=True, text=True)
-        if found.returncode == 0:
-            return subprocess.run([python, str(test)], env=env).returncode
-        said = (found.stderr.strip().splitlines() or [said])[-1]
-    print(f"skipped: needs {' and '.join(needs)} (tools/setup.sh installs them into build): {said}")
+        status = subprocess.run([python, "-c", INSIDE, str(test), *needs], env=env).returncode
+        if status != LACKS:
+            return status
+    print(f"skipped: needs {' and '.join(['torch', *needs])} (tools/setup.sh installs them into build)")
     return SKIP
 
 

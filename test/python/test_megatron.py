@@ -4,26 +4,24 @@ each on an emulated node of its own; run.py runs it on the software NIC. Not tes
 Megatron's RNG tracker, and dropout."""
 import contextlib
 import os
-import sys
 import unittest
 from unittest import mock
 
 import ranks
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_mlp_module_spec_for_backend
+from megatron.core.transformer import transformer_block
+from megatron.core.transformer.transformer_config import TransformerConfig
 from ranks import random
 
-WORLD, STEPS, HIDDEN, SEQUENCE = 2, 3, 64, 16
+import perseus
+import perseus.integrations.megatron as adaptor
 
-if sys.argv[1:2] == ["rank"]:
-    import perseus
-    import perseus.integrations.megatron as adaptor
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_mlp_module_spec_for_backend
-    from megatron.core.transformer import transformer_block
-    from megatron.core.transformer.transformer_config import TransformerConfig
+WORLD, STEPS, HIDDEN, SEQUENCE = 2, 3, 64, 16
 
 
 def config(**options):
@@ -223,8 +221,8 @@ def rank_main():
 
 class Megatron(unittest.TestCase):
     def test_layers_and_a_gpt_give_what_megatrons_own_give(self):
-        self.assertEqual(ranks.processes(__file__, WORLD), [0] * WORLD)
+        self.assertEqual(ranks.processes(rank_main, WORLD), [0] * WORLD)
 
 
 if __name__ == "__main__":
-    rank_main() if sys.argv[1:2] == ["rank"] else ranks.main()
+    ranks.main()

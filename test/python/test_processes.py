@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes with torch's default group of gloo, each on an emulated node of its own; run.py runs it on the
 software NIC."""
-import sys
 import unittest
 
 import ranks
@@ -36,13 +35,13 @@ def rank_main():
     assert group is perseus.find(None) and group.rank == dist.get_rank()
     group.close()
     dist.destroy_process_group()
-    return bad
+    return min(bad, 100)
 
 
 class Processes(unittest.TestCase):
     def test_the_ops_find_the_default_group_and_multiply(self):
-        self.assertEqual(ranks.processes(__file__, WORLD, limit_s=800), [0] * WORLD)
+        self.assertEqual(ranks.processes(rank_main, WORLD, limit_s=800), [0] * WORLD)
 
 
 if __name__ == "__main__":
-    sys.exit(min(rank_main(), 100)) if sys.argv[1:] == ["rank"] else ranks.main()
+    ranks.main()

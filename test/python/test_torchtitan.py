@@ -178,14 +178,17 @@ def measured():
 
 
 def rank_main():
-    stand_ins()
     dist.init_process_group("gloo")
     os._exit(ranks.judge("torchtitan", itertools.chain(compared(), measured())))
 
 
 class Torchtitan(unittest.TestCase):
     def test_models_train_with_the_losses_and_gradients_that_torchtitan_alone_has(self):
-        self.assertEqual(ranks.processes(__file__, WORLD), [0] * WORLD)
+        stand_ins()
+        from torchtitan.protocols.train_spec import get_train_spec
+        for case in CASES.values():
+            get_train_spec(case.model)  # imports it, for all ranks
+        self.assertEqual(ranks.processes(rank_main, WORLD), [0] * WORLD)
 
     def test_measured_models_are_built_before_the_adaptor_and_run_in_the_order_that_was_asked_for(self):
         built, device = [], mock.Mock(allocated=lambda: 0, device=torch.device("cpu"))
@@ -202,4 +205,4 @@ class Torchtitan(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    rank_main() if sys.argv[1:2] == ["rank"] else ranks.main()
+    ranks.main()

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import random
 from torch import nn
+from torch._inductor.fx_passes import post_grad
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
                                                      set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
@@ -336,7 +337,6 @@ def async_tp(mesh, folder):
     def mlp(x, w1, w2, w3, dim):
         whole_x = funcol.all_gather_tensor(x, dim, name)
         return funcol.reduce_scatter_tensor((F.silu(whole_x @ w1) * (whole_x @ w2)) @ w3, "sum", dim, name)
-    from torch._inductor.fx_passes import post_grad  # takes seconds
     perseus.enable_inductor()
     perseus.enable_inductor()
     yield "the pass is on", torch._inductor.config._micro_pipeline_tp
@@ -385,7 +385,7 @@ def rank_main(names, folder):
 
 class Training(unittest.TestCase):
     def run_ranks(self, world, *names, folder=""):
-        self.assertEqual(ranks.processes(__file__, world, folder, *names), [0] * world)
+        self.assertEqual(ranks.processes(rank_main, world, names, folder), [0] * world)
 
     def test_parameters_know_their_part(self):
         self.run_ranks(2, "parameters", "clipping")
@@ -405,4 +405,4 @@ class Training(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    rank_main(sys.argv[3:], sys.argv[2]) if sys.argv[1:2] == ["rank"] else ranks.main()
+    ranks.main()

@@ -2,7 +2,6 @@
 """Models of Hugging Face transformers whose products and experts are ours, compared with transformers' own parallelism
 over gloo. Ranks are processes, each on an emulated node of its own; run.py runs it on the software NIC."""
 import os
-import sys
 import tempfile
 import unittest
 
@@ -10,12 +9,10 @@ import ranks
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.distributed import DistributedConfig
 
-if sys.argv[1:2] == ["rank"]:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
-    from transformers.distributed import DistributedConfig
-
-    import perseus.integrations.transformers as adaptor
+import perseus.integrations.transformers as adaptor
 
 WORLD, STEPS = 2, 3
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -101,8 +98,8 @@ def rank_main(folder):
 class Transformers(unittest.TestCase):
     def test_models_train_with_the_losses_and_gradients_that_transformers_alone_has(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(ranks.processes(__file__, WORLD, folder), [0] * WORLD)
+            self.assertEqual(ranks.processes(rank_main, WORLD, folder), [0] * WORLD)
 
 
 if __name__ == "__main__":
-    rank_main(sys.argv[2]) if sys.argv[1:2] == ["rank"] else ranks.main()
+    ranks.main()
