@@ -562,3 +562,17 @@ void scheduler_notify(void)
 }
 
 } // namespace hopper
+
+/* ---- host threads that poll ---- */
+enum : long { POLL_NS = 100000 };
+
+extern "C" int __real_sched_yield(void);
+extern "C" int __wrap_sched_yield(void);
+
+/* A thread that yields has found nothing to do: a proxy, most of all. Without naps the proxies of a few ranks take as
+ * many cores as there are from the scheduler, on whose work they wait. The linker sends the calls here (--wrap). */
+int __wrap_sched_yield(void)
+{
+    static const struct timespec nap = {0, POLL_NS};
+    return hopper::scheduler_is_here() ? __real_sched_yield() : nanosleep(&nap, NULL);
+}
