@@ -17,7 +17,8 @@ extern "C" {
 
 enum {
     RANKS_MAX = 8,
-    RANKS_PATIENCE_MS = 3000, /* limit of waits for a rank that never comes; on a busy host the others may be slow */
+    RANKS_PATIENCE_MS = 3000, /* limit of waits that a busy host makes long */
+    RANKS_LOST_MS = 1000,     /* of waits for a rank of this node that never comes; the emulator computes until then */
 };
 
 /* The ranks' barrier and all-gather. Give ranks_allgather and a struct ranks_self to prs_fused_config. */

@@ -465,7 +465,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     struct prs_attention_operands x = {.lse = NULL};
-    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_LOST_MS, &ctx), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &lost->tuning, &plan), 0);
     x.q = x.k = x.v = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&x.out, 100 * 256 * 2), cudaSuccess);

@@ -475,7 +475,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_attention_backward_plan *plan;
     struct prs_attention_gradients x = {.dlse = NULL};
     struct prs_fused *ctx;
-    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_LOST_MS, &ctx), 0);
     cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), 0);
     x.q = x.k = x.v = x.out = x.dout = ranks_upload(1, 64 * 64);
     x.lse = ranks_device(64 * sizeof(float), 0);

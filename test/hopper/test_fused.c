@@ -525,7 +525,7 @@ static void assert_late_rank_knows(enum prs_gemm_path path, uint32_t patience_ms
 
 Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
 {
-    assert_late_rank_knows(PRS_GEMM_PATH_FUSED, RANKS_PATIENCE_MS);
+    assert_late_rank_knows(PRS_GEMM_PATH_FUSED, RANKS_LOST_MS);
 }
 
 /* Here the late rank need not wait: the rank that gave up has set all flags that it waits for. */
@@ -544,7 +544,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_fused *ctx;
     struct prs_gemm_plan *plan;
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_LOST_MS, &ctx), 0);
     cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0);
     a = ranks_upload(1, 1024 * 64);
     b = ranks_upload(2, 256 * 64);

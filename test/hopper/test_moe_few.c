@@ -194,7 +194,7 @@ static void launch_alone(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_fused_error *error = user;
     struct calls c;
-    open_calls(&c, self, rank, RANKS_PATIENCE_MS);
+    open_calls(&c, self, rank, RANKS_LOST_MS);
     set_count(&c, TOKENS);
     if (rank == 0) {
         cr_assert_eq(prs_moe_layer(c.plan, &c.one, NULL), 0);

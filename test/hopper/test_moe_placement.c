@@ -149,7 +149,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_fused_config config = {.rank = rank,
                                       .world = w->ranks,
                                       .device = (int)w->before[rank],
-                                      .timeout_ms = w->loses_one ? RANKS_PATIENCE_MS : 60000,
+                                      .timeout_ms = w->loses_one ? RANKS_LOST_MS : 60000,
                                       .allgather = ranks_allgather,
                                       .user = self};
     struct prs_moe_shape shape = {.tokens = TOKENS,

@@ -443,7 +443,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_fused_error *error = (struct prs_fused_error *)user + rank;
     struct item items[2];
     struct prs_fused *ctx;
-    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_LOST_MS, &ctx), 0);
     open_item(ctx, &rows[0], rank, 3, &items[0]);
     open_item(ctx, &rows[1], rank, 3, &items[1]);
     if (rank != 2)
