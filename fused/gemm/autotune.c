@@ -8,6 +8,7 @@
 #include "fused/core/cuda.h"
 #include "fused/core/ranks.h"
 #include "fused/gemm/kernels.h"
+#include "fused/gemm/paths.h"
 #include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
@@ -161,14 +162,29 @@ static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning,
     return r;
 }
 
-/* Every rank has the same times and takes the same candidate. *us: its time. */
-static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, double *us)
+/* The fastest candidate, and its time, DBL_MAX: none yet; other_us: that of the fastest one of the other path, 0: none
+ * was timed. */
+struct fastest {
+    struct prs_gemm_tuning tuning;
+    double us, other_us;
+};
+
+static void consider(struct fastest *f, const struct prs_gemm_tuning *tuning, double us)
+{
+    bool other = f->us < DBL_MAX && tuning->path != f->tuning.path;
+    if (us < f->us)
+        *f = (struct fastest){*tuning, us, other ? f->us : f->other_us};
+    else if (other && (f->other_us <= 0 || us < f->other_us))
+        f->other_us = us;
+}
+
+/* Every rank has the same times and takes the same candidate. */
+static int time_candidates(const struct trial *t, struct fastest *best)
 {
     const struct prs_gemm_shape *s = t->shape;
     struct prs_gemm_tuning list[MAX_CANDIDATES];
     uint32_t count = 0;
     struct heard heard = {0};
-    float least = FLT_MAX;
     int r = prs_gemm_shape_check(t->ctx, s);
     if (!r) {
         count = list_candidates(t->ctx, s, list);
@@ -190,33 +206,29 @@ static int time_candidates(const struct trial *t, struct prs_gemm_tuning *best, 
                  "tiles per signal %u, %u columns: %.1f us",
                  (int)s->op, s->m, s->n, s->k, c->path, c->band, c->spread, c->mover, c->segments, c->paced,
                  c->tiles_per_signal, c->columns, heard.ms * 1e3);
-        if (heard.ms < least) {
-            least = heard.ms;
-            *best = *c;
-        }
+        consider(best, c, heard.ms * 1e3);
     }
-    *us = least * 1e3;
     return r;
 }
 
 /* Keeps what was found in the tuning file, where each rank finds it when it opens its next plan. */
-static int keep(const struct trial *t, const struct prs_gemm_tuning *best, double us)
+static int keep(const struct trial *t, const struct fastest *best)
 {
-    int r = t->ctx->config.rank == 0 ? prs_table_append(t->ctx, t->shape, best, us) : 0;
+    int r = t->ctx->config.rank == 0 ? prs_table_append(t->ctx, t->shape, &best->tuning, best->us, best->other_us) : 0;
     return prs_ranks_agree(t->ctx, r);
 }
 
 /* Times the candidates, and keeps the best in the tuning file. */
-static int run(struct trial *t, struct prs_gemm_tuning *best, double *us)
+static int run(struct trial *t, struct fastest *best)
 {
     int r = prs_cuda_check(cudaEventCreate(&t->events[0]), "cudaEventCreate");
     if (r)
         return r;
     r = prs_cuda_check(cudaEventCreate(&t->events[1]), "cudaEventCreate");
     if (!r)
-        r = time_candidates(t, best, us);
+        r = time_candidates(t, best);
     if (!r)
-        r = keep(t, best, *us);
+        r = keep(t, best);
     if (t->events[1])
         (void)cudaEventDestroy(t->events[1]);
     (void)cudaEventDestroy(t->events[0]);
@@ -229,7 +241,7 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
 {
     struct prs_gemm_shape own = *shape;
     struct trial t = {.ctx = ctx, .shape = &own, .operands = operands, .rounds = rounds, .stream = stream};
-    double us;
+    struct fastest found = {.us = DBL_MAX};
     int before, r;
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
@@ -240,7 +252,9 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
     r = prs_cuda_enter(ctx, &before);
     if (r)
         return r;
-    r = run(&t, best, &us);
+    r = run(&t, &found);
+    if (!r)
+        *best = found.tuning;
     prs_cuda_leave(before);
     return r;
 }
@@ -369,8 +383,8 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     struct matrices x;
     struct prs_gemm_operands operands = {0};
     struct trial t = {.ctx = ctx, .shape = &own, .operands = &operands, .rounds = OPENING_ROUNDS};
+    struct fastest fastest = {.us = DBL_MAX};
     bool there = false;
-    double us = 0;
     int before, r;
     prs_gemm_shape_fill(&own);
     own.c_anywhere = shape->op == PRS_GEMM_ALLREDUCE;
@@ -389,9 +403,11 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     place_operands(&own, &x, &operands);
     t.until_ns = prs_clock_ns() + (uint64_t)ctx->measure_ms * 1000000u;
     if (there)
-        r = run(&t, &found->tuning, &us);
-    if (there && r == 0)
-        found->source = PRS_TABLE_MEASURED, found->us = (float)us;
+        r = run(&t, &fastest);
+    if (there && r == 0) {
+        *found = (struct prs_table_found){PRS_TABLE_MEASURED, (float)fastest.us, fastest.tuning, {0}};
+        found->ratio[0] = prs_table_ratio(&fastest.tuning, fastest.us, fastest.other_us);
+    }
     (void)cudaFree(x.at);
     if (t.stream)
         (void)cudaStreamDestroy(t.stream);
@@ -403,7 +419,7 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
 int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
                        struct prs_gemm_plan **out)
 {
-    struct prs_gemm_plan *p;
+    struct prs_gemm_plan *p = NULL;
     struct prs_table_found measured;
     int r = prs_gemm_plan_open_as(ctx, shape, tuning, NULL, &p);
     if (r == 0 && !tuning && p->source == PRS_TABLE_NONE && measures(ctx, shape)) {
@@ -415,7 +431,11 @@ int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape
         if (r == 0 && !p)
             r = prs_gemm_plan_open_as(ctx, shape, NULL, &measured, &p);
     }
+    if (r == 0 && !tuning)
+        r = prs_paths_open(p);
     if (!r)
         *out = p;
+    else
+        prs_gemm_plan_close(p);
     return r;
 }

@@ -10,6 +10,7 @@
 #include "fused/gemm/copies.h"
 #include "fused/gemm/kernels.h"
 #include "fused/gemm/norm.h"
+#include "fused/gemm/paths.h"
 #include "fused/gemm/scales.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
@@ -265,6 +266,7 @@ static void add_terms(struct prs_plan *p, const struct prs_gemm_shape *sh, const
     prs_plan_term(p, "scaling", sh->scaling);
     prs_plan_term(p, "fast_accumulation", sh->fast_accumulation != 0);
     prs_plan_term(p, "norm", sh->norm);
+    prs_plan_term(p, "fewest_m", sh->fewest_m);
     prs_plan_term(p, "path", t->path);
     prs_plan_term(p, "clusters", t->clusters);
     prs_plan_term(p, "band", t->band);
@@ -381,6 +383,8 @@ int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *sh
 
 void prs_gemm_plan_close(struct prs_gemm_plan *p)
 {
+    if (p)
+        prs_gemm_plan_close(p->other);
     prs_plan_close(p ? &p->base : NULL);
 }
 
@@ -389,6 +393,10 @@ void prs_gemm_plan_query(const struct prs_gemm_plan *p, struct prs_gemm_info *in
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
     info->shared_bytes = p->base.shared_bytes;
+    if (p->other) {
+        info->workspace_bytes += p->other->base.workspace_bytes;
+        info->shared_bytes += p->other->base.shared_bytes;
+    }
 }
 
 static int encode_inputs(struct prs_gemm_plan *p)
@@ -559,8 +567,10 @@ static int check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_o
 
 int prs_gemm_launch(struct prs_gemm_plan *p, const struct prs_gemm_operands *x, struct CUstream_st *stream)
 {
-    int before, r = check_operands(p, x);
+    int before, r;
     bool copies;
+    p = prs_paths_plan(p, x);
+    r = check_operands(p, x);
     if (r)
         return r;
     r = prs_plan_enter(&p->base, &before);

@@ -14,24 +14,25 @@ static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER
 
 enum { MOST_LINE = 256 };
 
-/* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling, columns of
- * a tile. Lines of version 6 have no columns, which are 256, and of version 5 no scaling either, which is that of
- * 16-bit types; a line of another version does not fit. */
-static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u %u";
-enum { FIRST_VERSION = 5, VERSION = 7, FIRST_FIELDS = 19 };
+/* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling,
+ * microseconds of the other path, columns of a tile. Lines of version 7 have no columns, which are 256, those of version
+ * 6 no other path, and those of version 5 no scaling, which is that of 16-bit types; a line of another version does not
+ * fit. */
+static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u %lf %u";
+enum { FIRST_VERSION = 5, VERSION = 8, FIRST_FIELDS = 19 };
 
 struct entry {
     char gpu[64];
     unsigned version, sms, op, m, n, k, b_transposed, world, nodes, scaling; /* scaling: enum prs_scaling */
     struct prs_gemm_tuning tuning;
-    double us;
+    double us, other_us; /* other_us: 0: unknown */
 };
 
 struct search {
     const struct prs_fused *ctx;
     const struct prs_gemm_shape *shape;
     char gpu[sizeof(((struct prs_fused *)NULL)->gpu)];
-    double nearest;
+    double nearest[PRS_TABLE_CLASSES];
     struct prs_table_found *found;
 };
 
@@ -55,13 +56,13 @@ static bool parse(const char *line, struct entry *e)
     struct prs_gemm_tuning *t = &e->tuning;
     int fields = sscanf(line, LINE, &e->version, e->gpu, &e->sms, &e->op, &e->m, &e->n, &e->k, &e->b_transposed,
                         &e->world, &e->nodes, &t->path, &t->clusters, &t->band, &t->mover, &t->segments, &t->paced,
-                        &t->spread, &t->tiles_per_signal, &e->us, &e->scaling, &t->columns);
-    bool whole = e->version >= FIRST_VERSION && e->version <= VERSION &&
-                 fields == (int)(FIRST_FIELDS + e->version - FIRST_VERSION);
+                        &t->spread, &t->tiles_per_signal, &e->us, &e->scaling, &e->other_us, &t->columns);
     if (e->version < VERSION)
         t->columns = PRS_TILE_N;
-    return whole && (t->columns == 0 || t->columns == PRS_TILE_N || t->columns == PRS_NARROW_N) &&
-           t->path <= PRS_GEMM_PATH_UNFUSED && t->mover <= PRS_MOVED_BY_CTAS && e->scaling <= PRS_SCALING_BLOCKS;
+    return e->version >= FIRST_VERSION && e->version <= VERSION &&
+           fields == FIRST_FIELDS + (int)(e->version - FIRST_VERSION) && t->path <= PRS_GEMM_PATH_UNFUSED &&
+           t->mover <= PRS_MOVED_BY_CTAS && e->scaling <= PRS_SCALING_BLOCKS &&
+           (t->columns == 0 || t->columns == PRS_TILE_N || t->columns == PRS_NARROW_N);
 }
 
 static bool same_ranks(const struct search *s, const struct entry *e)
@@ -71,11 +72,11 @@ static bool same_ranks(const struct search *s, const struct entry *e)
            !e->scaling == !s->shape->scaling;
 }
 
+/* Without that of the rows. */
 static double distance(const struct search *s, const struct entry *e)
 {
     const struct prs_gemm_shape *shape = s->shape;
-    return fabs(log2((double)shape->m / e->m)) + fabs(log2((double)shape->n / e->n)) +
-           fabs(log2((double)shape->k / e->k)) +
+    return fabs(log2((double)shape->n / e->n)) + fabs(log2((double)shape->k / e->k)) +
            ((shape->b_transposed != 0) != (e->b_transposed != 0) ? OTHER_LAYOUT : 0) +
            (shape->scaling != e->scaling ? OTHER_SCALING : 0) + (strcmp(e->gpu, s->gpu) != 0 ? OTHER_GPU : 0);
 }
@@ -101,14 +102,19 @@ static void take(const struct search *s, const struct entry *e, enum prs_table_s
 static void consider(struct search *s, const char *line, enum prs_table_source source)
 {
     struct entry e = {.us = 0}; /* what a line does not have is 0 */
-    double far;
+    double apart, far;
     if (!parse(line, &e) || !same_ranks(s, &e) || e.m == 0 || e.n == 0 || e.k == 0)
         return;
-    far = distance(s, &e);
-    if (far > s->nearest)
-        return;
-    s->nearest = far;
-    take(s, &e, source);
+    apart = distance(s, &e);
+    for (uint32_t i = 0; i < PRS_TABLE_CLASSES && s->shape->m >> i != 0 && apart <= NEAR; i++) {
+        far = apart + fabs(log2((double)(s->shape->m >> i) / e.m));
+        if (far > s->nearest[i])
+            continue;
+        s->nearest[i] = far;
+        s->found->ratio[i] = prs_table_ratio(&e.tuning, e.us, e.other_us);
+        if (i == 0)
+            take(s, &e, source);
+    }
 }
 
 static void search_text(struct search *s, const char *text)
@@ -138,19 +144,33 @@ static void search_file(struct search *s, const char *path)
 
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
-    struct search s = {.ctx = ctx, .shape = shape, .nearest = NEAR, .found = found};
+    struct search s = {.ctx = ctx, .shape = shape, .found = found};
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
     if (shape->k == 0) /* no line is of sums alone */
         return;
+    for (uint32_t i = 0; i < PRS_TABLE_CLASSES; i++)
+        s.nearest[i] = NEAR;
     gpu_word(ctx, s.gpu);
     search_text(&s, prs_table_shipped());
     if (path)
         search_file(&s, path);
 }
 
+/* The path of an entry is the faster one. */
+float prs_table_ratio(const struct prs_gemm_tuning *t, double us, double other_us)
+{
+    bool fused = t->path == PRS_GEMM_PATH_FUSED;
+    double more = us > 0 && other_us > us ? other_us / us : 1;
+    if (t->path == PRS_GEMM_PATH_AUTO)
+        return 0;
+    if (other_us <= 0)
+        return fused ? PRS_RATIO_FUSED : PRS_RATIO_UNFUSED;
+    return (float)(fused ? more : 1 / more);
+}
+
 int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t,
-                     double us)
+                     double us, double other_us)
 {
     const struct prs_place *at = prs_table_place(ctx, shape);
     char gpu[sizeof(ctx->gpu)];
@@ -164,10 +184,10 @@ int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *s
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
     gpu_word(ctx, gpu);
-    written = fprintf(f, "v%u %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f %u %u\n", VERSION, gpu,
+    written = fprintf(f, "v%u %s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %.2f %u %.2f %u\n", VERSION, gpu,
                       ctx->sms, (unsigned)shape->op, shape->m, shape->n, shape->k, shape->b_transposed != 0, at->world,
                       at->nodes, t->path, t->clusters, t->band, t->mover, t->segments, t->paced, t->spread,
-                      t->tiles_per_signal, us, shape->scaling, t->columns);
+                      t->tiles_per_signal, us, shape->scaling, other_us, t->columns);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;

@@ -14,11 +14,19 @@ enum prs_table_source {
     PRS_TABLE_MEASURED = 3 /* just now */
 };
 
+/* Entries are also looked for with half of the rows, a quarter, and so on. The last class holds for all fewer rows. */
+enum { PRS_TABLE_CLASSES = 6 };
+
 struct prs_table_found {
     uint32_t source;               /* enum prs_table_source */
     float us;                      /* expected for the shape: the entry's, by the ratio of the products; 0: unknown */
     struct prs_gemm_tuning tuning; /* as measured; 0: by the model */
+    /* The time of the unfused path over that of the fused one: of the entry nearest to m >> i rows. 0: there is none.
+     * PRS_RATIO_FUSED, PRS_RATIO_UNFUSED: the entry says only which is faster. */
+    float ratio[PRS_TABLE_CLASSES];
 };
+#define PRS_RATIO_FUSED   1e9f
+#define PRS_RATIO_UNFUSED 1e-9f
 
 /* The entry of the nearest shape, among those of this number of SMs, operation, world and nodes, and of types as wide:
  * all 16-bit types have the same entries. The distance of two shapes is |log2| of the ratio of their m, plus that of n,
@@ -27,9 +35,13 @@ struct prs_table_found {
  * and a later line over an earlier one. */
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found);
 
-/* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */
+/* Appends to the file that PERSEUS_FUSED_TUNING names, if any. other_us: of the other path than t->path; 0: unknown. 0 or
+ * -errno. */
 int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t,
-                     double us);
+                     double us, double other_us);
+
+/* The ratio of struct prs_table_found for a tuning of a decided path that takes `us`. */
+float prs_table_ratio(const struct prs_gemm_tuning *t, double us, double other_us);
 
 /* The ranks that take part in a product of the shape. */
 const struct prs_place *prs_table_place(const struct prs_fused *ctx, const struct prs_gemm_shape *shape);

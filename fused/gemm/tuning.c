@@ -139,7 +139,7 @@ bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct p
  * many. */
 static double waves(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters, uint32_t columns)
 {
-    double pairs = (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M);
+    double pairs = (double)at->world * prs_ceil_div(prs_ceil_div(shape->m, at->world), PRS_PAIR_M);
     return ceil(pairs * prs_column_tiles(shape, columns) / clusters);
 }
 
@@ -151,6 +151,35 @@ static double fused_us(const struct prs_gemm_shape *shape, const struct prs_plac
     double product = waves(shape, at, clusters, PRS_TILE_N) * unit;
     double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
+}
+
+static struct prs_gemm_shape with_rows(const struct prs_gemm_shape *shape, uint32_t rows)
+{
+    struct prs_gemm_shape part = *shape;
+    part.m = rows;
+    return part;
+}
+
+/* How the times depend on the rows is the model's, and how far it is off in a class was measured. */
+void prs_tuning_correct(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
+                        const float *ratio, float *more)
+{
+    for (uint32_t i = 0; i < PRS_TABLE_CLASSES; i++) {
+        struct prs_gemm_shape part = with_rows(shape, shape->m >> i);
+        more[i] = (float)(ratio[i] * fused_us(&part, at, clusters) / unfused_us(&part, at, clusters));
+    }
+}
+
+bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t rows, const struct prs_place *at,
+                                  uint32_t clusters, const float *more)
+{
+    struct prs_gemm_shape part = with_rows(shape, rows);
+    uint32_t i = 0;
+    while (i + 1 < PRS_TABLE_CLASSES && shape->m >> (i + 1) >= rows)
+        i++;
+    if (more[i] <= 0)
+        return rows < FEW_ROWS && unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
+    return more[i] * unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
 }
 
 /* The time of a product is that of the busiest cluster. */

@@ -75,7 +75,10 @@ struct prs_gemm_shape {
      * from there C, `normed` and `quantised` are rounded once each. Otherwise a kernel behind reads C: `normed` and
      * `quantised` are then made from what was rounded. All ranks of an ALLREDUCE get the same bits. */
     uint32_t norm;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    /** A hint: launches have at least so many rows. With fewer they are right, and may be slower. The same on all
+     * ranks. */
+    uint64_t fewest_m;
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 enum prs_gemm_path { PRS_GEMM_PATH_AUTO = 0, PRS_GEMM_PATH_FUSED = 1, PRS_GEMM_PATH_UNFUSED = 2 };
@@ -123,7 +126,10 @@ struct prs_gemm_plan;
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
  * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
  * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
- * was chosen, and why. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
+ * was chosen, and why.
+ * With tuning NULL, on one node, a plan has both paths where the other one is faster for some numbers of rows that
+ * launches may have, and each launch takes the faster one of its rows: by what was measured for the nearest shapes of
+ * shape.m rows, of half as many and so on, and between them by the model. -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
 /** Local. No launch of the plan may be in flight on this rank, and no graph with one may run later. NULL does
@@ -131,6 +137,8 @@ PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shap
 PRS_API void prs_gemm_plan_close(struct prs_gemm_plan *plan);
 /** Local; from any thread until the plan is closed. */
 PRS_API void prs_gemm_plan_query(const struct prs_gemm_plan *plan, struct prs_gemm_info *info);
+/** Local; as prs_gemm_plan_query(). The path, enum prs_gemm_path, of launches of m rows; 0: of shape.m rows. */
+PRS_API int prs_gemm_plan_path(const struct prs_gemm_plan *plan, uint32_t m);
 
 /** What one launch works on: device memory, 16-byte aligned, not NULL. */
 struct prs_gemm_operands {
@@ -147,7 +155,8 @@ struct prs_gemm_operands {
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and the transfers are then as for a shape of m
      * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path the
      * kernels of a node compare it, and the plan: prs_fused_poll_error() returns -EINVAL where ranks differ, and
-     * nothing more is launched. On the unfused path nobody does. */
+     * nothing more is launched. On the unfused path nobody does, nor where the ranks' rows belong to different
+     * paths. */
     uint32_t m;
     /** NULL, or device memory from which the kernel reads the number of rows M when it starts, so that a captured graph
      * serves any M. The field m is then 0, and the plan takes the fused path. A and C have the size for shape.m rows,

@@ -29,7 +29,7 @@ const char *prs_table_shipped(void)
            "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 150 2\n"
            "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 160 3\n"
            "v6 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300\n"
-           "v7 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300 0";
+           "v8 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300 0";
 }
 
 static struct prs_gemm_shape product(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k, uint32_t b_transposed)
@@ -255,17 +255,17 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
-    cr_assert_eq(prs_table_append(&here, &shape, &first, 1), 0);
-    cr_assert_eq(prs_table_append(&here, &shape, &second, 1), 0);
-    cr_assert_eq(prs_table_append(&here, &other, &third, 1), 0);
+    cr_assert_eq(prs_table_append(&here, &shape, &first, 1, 0), 0);
+    cr_assert_eq(prs_table_append(&here, &shape, &second, 1, 0), 0);
+    cr_assert_eq(prs_table_append(&here, &other, &third, 1, 0), 0);
     here.place.world = 2;
-    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "another world");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1, 0), 0, "another world");
     here.place.world = 4, here.place.nodes = 2;
-    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "other nodes");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1, 0), 0, "other nodes");
     here.place.nodes = 1, here.sms = 100;
-    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "fewer SMs");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1, 0), 0, "fewer SMs");
     here.sms = 0, strcpy(here.gpu, "NVIDIA H800");
-    cr_assert_eq(prs_table_append(&here, &shape, &third, 1), 0, "another GPU");
+    cr_assert_eq(prs_table_append(&here, &shape, &third, 1, 0), 0, "another GPU");
     info = choose(PRS_GEMM_ALLREDUCE, 4096, 4096, 1024, NULL);
     cr_assert_eq(info.tuning.band, 2);
     cr_assert_eq(info.tuning.spread, 33);
@@ -377,10 +377,10 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
     near.m = 2304;
-    cr_assert_eq(prs_table_append(&ctx, &near, &mine, 700), 0);
+    cr_assert_eq(prs_table_append(&ctx, &near, &mine, 700, 0), 0);
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_SHIPPED, "the file's is further");
     cr_assert_eq(find(&ctx, near).source, PRS_TABLE_FILE);
-    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650), 0);
+    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), 0);
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_FILE);
     cr_assert_float_eq(find(&ctx, shape).us, 650, 0.1);
     cr_assert_eq(find(&ctx, shape).tuning.mover, PRS_MOVED_BY_CTAS);

@@ -277,14 +277,14 @@ def grid_row(cell, device, group, kept, options):
         runner.add("symm", SymmMem(x))
     runner.rounds(options.rounds, options.warmup)
     usec, errors = runner.medians(), runner.errors()
-    tuning, predicted, reason = grid_ways.chosen_plan(x)
+    tuning, predicted, reason, path = grid_ways.chosen_plan(x)
     runner.calls.clear()
     for way in planned:
         way.close()
     group.check()
     row = {**base_row(cell, x, group.world), **{f"{name}_us": usec.get(name) for name in NAMES},
            "limit_us": round(max(usec["product"], x.link_bytes() / LINK_BYTES_PER_US), 2),
-           "predicted_us": round(predicted, 1), "tuning": tuning, "reason": reason,
+           "predicted_us": round(predicted, 1), "tuning": tuning, "reason": reason, "path": path,
            "error": round(max(errors.values()), 3), "checked": max(errors.values()) <= 1}
     if runner.failed:
         row["failed"] = runner.failed
@@ -336,10 +336,13 @@ def sweep_row(cell, device, group, kept, options):
     runner.taken = {name: [] for name in runner.calls}
     runner.rounds(options.rounds, 1)
     usec, errors = runner.medians(), runner.errors()
-    tuning, predicted, reason = grid_ways.chosen_plan(x)
+    tuning, predicted, reason, path = grid_ways.chosen_plan(x)
     best = sorted((name for name in usec if name in planned), key=usec.get)
+    paths = {name: way.decided()["path"] for name, way in planned.items()}
+    others = [usec.get(name, first[name]) for name in planned if best and paths[name] != paths[best[0]]]
     row = {**base_row(cell, x, group.world), "rows": group.rows(cell.tokens), "product_us": usec["product"],
            "perseus_us": usec["chosen"], "chosen": tuning, "predicted_us": round(predicted, 1), "reason": reason,
+           "path": path, "other_us": min(others, default=0),
            "candidates": len(planned), "checked": max(errors.values()) <= 1,
            "best": [{**planned[name].decided(), "us": usec[name], "first_us": first[name]} for name in best]}
     runner.calls.clear()
@@ -363,9 +366,9 @@ def sweep_cells(options, world):
 
 
 def faster_path(row):
-    """Of a grid's row, as an entry of a sweep's; the rest is the plan's."""
-    path, usec = min((FUSED, row["fused_us"]), (UNFUSED, row["unfused_us"]), key=lambda pair: pair[1])
-    return {**dict.fromkeys((*TABLE, "columns"), 0), "path": path, "us": usec}
+    """Of a grid's row, as an entry of a sweep's, and the other path's time; the rest is the plan's."""
+    (usec, path), (other, _) = sorted(((row["fused_us"], FUSED), (row["unfused_us"], UNFUSED)))
+    return {**dict.fromkeys((*TABLE, "columns"), 0), "path": path, "us": usec}, other
 
 
 def table_lines(path):
@@ -376,10 +379,10 @@ def table_lines(path):
             and row["graph"] and row["tokens"] in POWERS]
     sms = 2 * max(row.get("chosen", row.get("tuning"))["clusters"] for row in rows)
     for row in rows:
-        best = row["best"][0] if "best" in row else faster_path(row)
+        best, other = (row["best"][0], row["other_us"]) if "best" in row else faster_path(row)
         op = perseus.ops.ALLGATHER if row["kind"] == GATHER else perseus.ops.REDUCE_SCATTER
-        yield (f"v7 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
-               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']} {row.get('scaling', 0)} "
+        yield (f"v8 {gpu} {sms} {op} {row['tokens']} {row['n']} {row['k']} {int(row['layout'] == 'nk')} {row['gpus']} "
+               f"1 : {' '.join(str(best[name]) for name in TABLE)} {best['us']} {row.get('scaling', 0)} {other} "
                f"{best['columns']}")
 
 
@@ -392,8 +395,9 @@ def best_of(row):
     return ("perseus" if ways["perseus"] <= 1.0001 * ways[name] else name), ways[name]
 
 
-def told(tuning):
-    if tuning["path"] == UNFUSED:
+def told(tuning, path=None):
+    """path: of the launch, where that may be another than the plan's for its most rows."""
+    if (path or tuning["path"]) == UNFUSED:
         return "unfused"
     mover = {0: "", 1: " copies", 2: " ctas"}[tuning["mover"]]
     return (f"fused{mover} band {tuning['band']} segments {tuning['segments']} spread {tuning['spread']} pace "
@@ -405,14 +409,14 @@ def grid_line(cell, row):
     times = "  ".join(f"{way} {row[f'{way}_us'] or '-'}" for way in NAMES)
     verdict = f"{name} wins" + ("" if name == "perseus" else f", perseus takes {row['perseus_us'] / usec:.2f} of it")
     return (f"{title(cell)}: {times}  limit {row['limit_us']} ({row['perseus_us'] / row['limit_us']:.2f})  {verdict}  "
-            f"[{told(row['tuning'])}; predicted {row['predicted_us']}]"
+            f"[{told(row['tuning'], row['path'])}; predicted {row['predicted_us']}]"
             f"{'' if row['checked'] else ' WRONG ' + str(row['errors'])}")
 
 
 def sweep_line(cell, row):
     best = f"{row['best'][0]['us']} [{told(row['best'][0])}]" if row["best"] else "none"
-    return (f"{title(cell)}: product {row['product_us']}  chosen {row['perseus_us']} [{told(row['chosen'])}; predicted "
-            f"{row['predicted_us']}]  best {best}{'' if row['checked'] else ' WRONG'}")
+    return (f"{title(cell)}: product {row['product_us']}  chosen {row['perseus_us']} [{told(row['chosen'], row['path'])}; "
+            f"predicted {row['predicted_us']}]  best {best}{'' if row['checked'] else ' WRONG'}")
 
 
 def form(row):

@@ -95,6 +95,7 @@ struct ranks_product {
     uint32_t scale_a_pitch;
     enum ranks_residual residual;
     uint32_t sms; /* of each GPU; 0: 4 */
+    bool chosen;  /* the plan has no tuning */
     /* Rows of each launch, at most shape.m; NULL: shape.m. on_device: the kernel finds them on the device. */
     const uint32_t *rows;
     bool on_device;

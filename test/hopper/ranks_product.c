@@ -531,7 +531,7 @@ static void multiply_rank(uint32_t rank, struct ranks_self *self, void *user)
     set_up(m->p);
     r = ranks_open(self, m->p->nodes, m->p->timeout_ms, &ctx);
     if (!r)
-        r = prs_gemm_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
+        r = prs_gemm_plan_open(ctx, &m->p->shape, m->p->chosen ? NULL : &m->p->tuning, &plan);
     if (!r)
         r = run_epochs(m, rank, ctx, plan);
     prs_gemm_plan_close(plan);

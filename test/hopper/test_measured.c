@@ -59,12 +59,15 @@ static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-/* limit_ms: of the time in which candidates may begin. Returns how many all-gathers there were. */
-static unsigned measured_in(const char *limit_ms, uint32_t scaling)
+/* limit_ms: of the time in which candidates may begin. all: it is enough for all. Returns how many all-gathers there
+ * were. */
+static unsigned measured_in(const char *limit_ms, uint32_t scaling, bool all)
 {
+    double us, other_us;
+    uint32_t of;
     char path[] = "/tmp/perseus-tuning-XXXXXX", line[256], more[256];
-    const char *kept = scaling == PRS_SCALING_NONE ? "v6 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : "
-                                                   : "v6 emulated_Hopper_GPU 4 1 64 256 128 1 2 1 : ";
+    const char *kept = scaling == PRS_SCALING_NONE ? "v7 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : "
+                                                   : "v7 emulated_Hopper_GPU 4 1 64 256 128 1 2 1 : ";
     struct measured found = {.scaling = scaling};
     FILE *f = fdopen(mkstemp(path), "r");
     cr_assert_not_null(f);
@@ -74,7 +77,9 @@ static unsigned measured_in(const char *limit_ms, uint32_t scaling)
     ranks_run(2, open_measured, &found);
     cr_assert(fgets(line, sizeof(line), f) && !fgets(more, sizeof(more), f), "rank 0 keeps one line");
     cr_assert_eq(strncmp(line, kept, strlen(kept)), 0, "%s", line);
-    cr_assert_eq(line[strlen(line) - 2], (char)('0' + scaling), "%s", line);
+    cr_assert_eq(sscanf(line + strlen(kept), "%*u %*u %*u %*u %*u %*u %*u %*u %lf %u %lf", &us, &of, &other_us), 3);
+    cr_assert(us > 0 && of == scaling, "%s", line);
+    cr_assert(all ? other_us >= us : other_us == 0, "%s", line);
     for (int rank = 0; rank < 2; rank++) {
         cr_assert_str_eq(found.info[rank].reason, "measured when the plan opened");
         cr_assert_str_eq(found.again[rank].reason, "tuning file");
@@ -90,14 +95,92 @@ static unsigned measured_in(const char *limit_ms, uint32_t scaling)
 /* A candidate is a plan that opens, and times that are exchanged. In 1 ms there is time for the first only. */
 Test(measured, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeout = 200)
 {
-    unsigned all = measured_in("60000", PRS_SCALING_NONE), first = measured_in("1", PRS_SCALING_NONE);
+    unsigned all = measured_in("60000", PRS_SCALING_NONE, true), first = measured_in("1", PRS_SCALING_NONE, false);
     cr_assert(all >= first + 15, "%u all-gathers with all candidates, %u with the first", all, first);
 }
 
 Test(measured, scales_are_made_for_the_candidates_of_e4m3, .timeout = 200)
 {
     for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++)
-        (void)measured_in("1", scaling);
+        (void)measured_in("1", scaling, false);
+}
+
+/* ---- both paths under one plan ---- */
+
+struct two_paths {
+    uint32_t op;
+    uint64_t fewest_m;
+    int path[2][2]; /* of 1024 and 520 rows */
+};
+
+static void open_two_paths(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct two_paths *found = user;
+    struct prs_gemm_shape shape = {found->op, 1024, 256, 64, 1, .fewest_m = found->fewest_m};
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_fused *ctx = NULL;
+    cr_assert_eq(ranks_open(self, 0, 300, &ctx), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    found->path[rank][0] = prs_gemm_plan_path(plan, 0);
+    found->path[rank][1] = prs_gemm_plan_path(plan, 520);
+    prs_gemm_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+/* A file in which the fused path of 1024 rows takes 100 us, and the unfused one other_us. */
+static void two_paths_file(char *path, uint32_t op, double other_us)
+{
+    FILE *f = fdopen(mkstemp(path), "w");
+    cr_assert_not_null(f);
+    fprintf(f, "v7 emulated_Hopper_GPU 4 %u 1024 256 64 1 2 1 : 1 0 0 0 0 0 0 0 100 0 %g\n", op, other_us);
+    (void)fclose(f);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+}
+
+/* The model says of 2 ranks with 4 SMs that 520 rows take 0.94 of the time of 1024 on the unfused path, and as long on
+ * the fused one. */
+Test(measured, a_plan_has_the_other_path_where_it_is_faster_for_rows_that_come, .timeout = 60)
+{
+    static const struct {
+        uint32_t op;
+        double other_us;
+        uint64_t fewest_m;
+        bool both;
+    } cases[] = {{PRS_GEMM_REDUCE_SCATTER, 101, 0, true},
+                 {PRS_GEMM_ALLGATHER, 101, 0, true},
+                 {PRS_GEMM_ALLREDUCE, 101, 0, true},
+                 {PRS_GEMM_REDUCE_SCATTER, 101, 1000, false},
+                 {PRS_GEMM_REDUCE_SCATTER, 300, 0, false}};
+    hopper_setup(2, 4, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        char path[] = "/tmp/perseus-tuning-XXXXXX";
+        struct two_paths found = {cases[i].op, cases[i].fewest_m, {{0}}};
+        two_paths_file(path, cases[i].op, cases[i].other_us);
+        ranks_run(2, open_two_paths, &found);
+        for (int rank = 0; rank < 2; rank++) {
+            cr_assert_eq(found.path[rank][0], PRS_GEMM_PATH_FUSED);
+            cr_assert_eq(found.path[rank][1], cases[i].both ? PRS_GEMM_PATH_UNFUSED : PRS_GEMM_PATH_FUSED, "%zu", i);
+        }
+        (void)unlink(path);
+    }
+}
+
+/* Launches of both paths follow each other, also in a graph, and each has its own barriers and memory. */
+Test(measured, launches_of_one_plan_take_turns_on_both_paths, .timeout = 300)
+{
+    static const uint32_t rows[] = {1024, 520, 520, 1024, 514, 1024, 1024, 520};
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
+        for (uint32_t replays = 0; replays <= 2; replays += 2) {
+            char path[] = "/tmp/perseus-tuning-XXXXXX";
+            two_paths_file(path, op, 101);
+            ranks_assert_right(&(struct ranks_product){.shape = {op, 1024, 256, 64, 1},
+                                                       .chosen = true,
+                                                       .world = 2,
+                                                       .epochs = 8,
+                                                       .replays = replays,
+                                                       .rows = rows});
+            (void)unlink(path);
+        }
 }
 
 struct refused {

@@ -59,7 +59,7 @@ class Grid(unittest.TestCase):
                 self.assertEqual(row["scaling"], number)
                 self.assertTrue(all(row[f"{name}_us"] > 0 for name in grid.NAMES if name != "symm"), row)
             lines = list(grid.table_lines(self.folder / "grid-fp8-2xemulated.json"))
-            self.assertEqual([line.split()[-1] for line in lines], [str(number)] * 2)
+            self.assertEqual([line.split()[-2] for line in lines], [str(number)] * 2)
 
     def test_a_wrong_result_is_found(self):
         right = grid_ways.Planned._launch
@@ -95,7 +95,9 @@ class Grid(unittest.TestCase):
         lines = list(grid.table_lines(self.folder / "sweep-2xemulated.json"))
         self.assertEqual(len(lines), len(rows))
         for line, row in zip(lines, rows):
-            self.assertRegex(line, r"^v7 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+ 0 \d+$")
+            self.assertRegex(line, r"^v8 emulated_GPU \d+ [12] 128 \d+ \d+ [01] 2 1 : [12]( \d+){7} \d+\.\d+ 0 "
+                                   r"\d+\.\d+ \d+$")
+            self.assertGreater(row["other_us"], 0)
             self.assertIn(f" 128 {row['n']} {row['k']} ", line)
 
     def test_the_table_of_the_library_has_only_entries(self):
@@ -103,8 +105,11 @@ class Grid(unittest.TestCase):
         for line in (grid.ROOT / "fused/gemm/table.txt").read_text().splitlines():
             if not line.startswith("#"):
                 entry = r"\S+ \d+ [123]( [1-9]\d*){3} [01] [248] [1-9]\d* : [12]( \d+){7} \d+(\.\d+)?"
-                self.assertRegex(line, f"^(v5 {entry}|v6 {entry} [0-3]|v7 {entry} [0-3] (192|256))$")
-                key = line.partition(":")[0], (line.split() + ["0"])[20]
+                last = r"( [0-3]( \d+\.\d+( (0|192|256))?)?)?"
+                self.assertRegex(line, rf"^v[5-8] {entry}{last}$")
+                self.assertEqual(len(line.split()), {"v5": 20, "v6": 21, "v7": 22, "v8": 23}[line[:2]])
+                numbers = line.split(": ")[1].split()
+                key = (line.partition(":")[0].partition(" ")[2], numbers[9] if len(numbers) > 9 else "0")
                 self.assertNotIn(key, shapes)
                 shapes.add(key)
         self.assertGreater(len(shapes), 0)

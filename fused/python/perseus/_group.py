@@ -133,7 +133,8 @@ class Group:
         if plan is None:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
-                                       c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation, norm=norm)
+                                       c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation, norm=norm,
+                                       fewest_m=self._fewest(key[-1]))
             what = PRODUCTS[op].removeprefix("matmul_" if k == 0 else "") + ("_rms_norm" if norm else "")
             plan = self._new_plan(key, "gemm", f"{what} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])
@@ -180,6 +181,10 @@ class Group:
         ranks divide serves no others."""
         most = self.world << (max(-(-m // self.world), LEAST_ROWS) - 1).bit_length()
         return most - 1 if self.nodes > 1 and m % self.world else most
+
+    def _fewest(self, most: int) -> int:
+        """The fewest rows that a plan of rows() serves, unless the group is frozen."""
+        return most // 2 + 1 if most > self.world * LEAST_ROWS else 0
 
     def moe(self, **fields: int) -> Plan:
         key = ("moe", *fields.items())
