@@ -4,6 +4,7 @@ torch.compile(fullgraph=True)."""
 import copy
 import sys
 import unittest
+from unittest import mock
 
 import ranks
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train import furthest, initialize, train
 
 import perseus
+from perseus import ops
 
 SMALL = Config(hidden=64, heads=4, kv_heads=2, intermediate=96)
 
@@ -188,6 +190,37 @@ class Gradients(unittest.TestCase):
             self.assertLess(apart(of_second, ws[r][1].grad), 0.05)
             self.assertTrue(torch.equal(gathered, torch.cat([random(r, 32, 64) for r in range(2)])))
 
+    def test_narrow_products_of_one_gather_send_one_sum_of_gradients(self):
+        """Wide: 1050 columns on 2 ranks."""
+        for columns, joined in (((80, 40), [0, 1]), ((2048, 64, 64), [0, 1, 2]), ((2048, 1100, 64), [1, 2]),
+                                ((2048, 600, 600), [1, 2]), ((2048, 2048), []), ((64,), [0]), ((), [])):
+            self.assertEqual(ops._joined([torch.empty(8, n, device="meta") for n in columns], 2), joined, columns)
+
+        sizes = (1064, 40, 56)
+
+        def weight(rank, n):
+            return random(rank, 24, n, seed=n) if n == 56 else random(rank, n, 24, seed=n).t()
+
+        def body(group):
+            a = random(group.rank, 16, 24).requires_grad_()
+            *found, _ = perseus.all_gather_matmuls(a, [weight(group.rank, n) for n in sizes], group)
+            torch.autograd.backward(found, [random(group.rank, 32, n, seed=3) for n in sizes])
+            return a.grad
+        want = sum(random(r, 32, n, seed=3).float() @ weight(r, n).t().float() for r in range(2) for n in sizes)
+        launch = ops._call.matmul_reduce_scatter.run
+        for join, shapes in ((ops._joined, [(1160, 24)]), (lambda bs, world: [], [(n, 24) for n in sizes])):
+            launched = []
+
+            def counted(g, b, name):
+                launched.append(tuple(b.shape))
+                return launch(g, b, name)
+            with mock.patch.object(ops, "_joined", join), \
+                    mock.patch.object(ops._call.matmul_reduce_scatter, "run", counted):
+                got = run(2, body)
+            self.assertEqual(sorted(launched), sorted(2 * shapes))
+            for r, of_a in enumerate(got):
+                self.assertLess(apart(of_a, want[16 * r:][:16]), 0.05)
+
     def test_the_drop_in_ops_have_gradients(self):
         def body(group):
             a, w = random(group.rank, 2, 8, 64).requires_grad_(), random(group.rank, 80, 64).requires_grad_()
@@ -218,7 +251,8 @@ class Gradients(unittest.TestCase):
                 a, w = leaf(32, 64), leaf(48, 64)
                 refused(op, getattr(torch.ops.perseus, op)(a, w.t(), group.name), a, w)
             a, w = leaf(32, 64), leaf(48, 64)
-            refused("all_gather_matmuls", perseus.all_gather_matmul(a, w.t(), group), a, w)
+            refused("all_gather_matmul_kept", perseus.all_gather_matmul(a, w.t(), group), a, w)
+            refused("all_gather_matmuls", perseus.all_gather_matmuls(a, [w.t()], group)[0], a, w)
             q, k, v = (leaf(1, 64, heads, 64, seed=heads) for heads in (2, 1, 1))
             refused("ring_attention", perseus.ring_attention(q, k, v, group)[0], q, k, v)
             plan = perseus.moe_plan(max_tokens=16, hidden=64, experts=4, top_k=2, inner=48, group=group)
@@ -291,7 +325,7 @@ class SplitBackward(unittest.TestCase):
 
     def test_the_later_half_is_refused_by_the_name_of_the_op(self):
         column, row = perseus.nn.ColumnParallelLinear, perseus.nn.RowParallelLinear
-        cases = [("all_gather_matmuls", column, {}), ("all_gather_matmul", column, {"keep_gathered": False}),
+        cases = [("all_gather_matmul_kept", column, {}), ("all_gather_matmul", column, {"keep_gathered": False}),
                  ("replicated_matmul", column, {"sequence_parallel": False}), ("matmul_reduce_scatter", row, {}),
                  ("matmul_all_reduce", row, {"sequence_parallel": False})]
 

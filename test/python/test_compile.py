@@ -116,7 +116,7 @@ class Order(unittest.TestCase):
             (found, same), = run(1, lambda group: orders(group.name))
             self.assertTrue(same)
             forward, backward = found
-            self.assertEqual(forward, (["matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmuls"], True))
+            self.assertEqual(forward, (["matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul_kept"], True))
             self.assertTrue(backward[0] and backward[1], backward)
         finally:
             for name in _meeting:

@@ -42,13 +42,21 @@ def _nobody_looks() -> bool:
                 or torch._C._get_tracing_state() is not None)
 
 
-def _tensors(arguments: tuple) -> list[torch.Tensor]:
+def _ordinary_ones(arguments: Any) -> list[torch.Tensor] | None:
+    """The tensors among them and in their lists; None: one of them is none that an implementation takes as it is."""
     found = []
     for x in arguments:
-        if isinstance(x, torch.Tensor):
+        if type(x) in _ordinary:
+            if x.is_meta:
+                return None
             found.append(x)
+        elif isinstance(x, torch.Tensor):
+            return None
         elif isinstance(x, (list, tuple)):
-            found += [t for t in x if isinstance(t, torch.Tensor)]
+            more = _ordinary_ones(x)
+            if more is None:
+                return None
+            found += more
     return found
 
 
@@ -74,10 +82,9 @@ class _Call:
         for i in self.wanted:
             if i >= len(arguments) or not isinstance(arguments[i], torch.Tensor):
                 return None  # torch says what is wrong
-        tensors = _tensors(arguments)
-        for t in tensors:
-            if type(t) not in _ordinary or t.is_meta:
-                return None
+        tensors = _ordinary_ones(arguments)
+        if tensors is None:
+            return None
         if torch.is_grad_enabled():
             for t in tensors:
                 if t.requires_grad:

@@ -73,27 +73,40 @@ def _all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, b
     return _new("all_gather_matmul", a, a.shape[0] * world_of(group_name), b.shape[1], out_dtype)
 
 
-def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str,
-                        bias: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The largest product hides the gather; the others multiply what it has gathered. bias: of the only b."""
+def _all_gather_matmul_kept(a: torch.Tensor, b: torch.Tensor, group_name: str,
+                            bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product, and the gathered a, which the kernel writes too."""
     group = find(group_name)
-    _check_rows(group, "all_gather_matmuls", "a", a)
-    layouts = [_check_weights(group, "all_gather_matmuls", a, b) for b in bs]
-    if bias is not None and len(bs) != 1:
-        raise ValueError(f"perseus.all_gather_matmuls: a bias with {len(bs)} b: only a single b may have one")
-    _check_bias(group, "all_gather_matmuls", a, bias, bs[0].shape[1] if bs else 0)
+    _check_rows(group, "all_gather_matmul", "a", a)
+    b_is_n_k = _check_weights(group, "all_gather_matmul", a, b)
+    _check_bias(group, "all_gather_matmul", a, bias, b.shape[1])
     m = a.shape[0] * group.world
+    c = a.new_empty(m, b.shape[1])
+    if not c.numel():
+        return c, _all_gather(a, group_name)
     gathered = a.new_empty(m, a.shape[1])
-    largest = max(range(len(bs)), key=lambda i: bs[i].shape[1], default=-1)
-    if largest < 0 or not (m and bs[largest].shape[1]):
-        return [*(a.new_zeros(m, b.shape[1]) for b in bs), gathered.copy_(_all_gather(a, group_name))]
-    first = a.new_empty(m, bs[largest].shape[1])
-    _multiply(group, ALLGATHER, m, a, bs[largest], layouts[largest], first, bias, gathered)
+    _multiply(group, ALLGATHER, m, a, b, b_is_n_k, c, bias, gathered)
+    return c, gathered
+
+
+def _all_gather_matmul_kept_fake(a: torch.Tensor, b: torch.Tensor, group_name: str,
+                                 bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return _all_gather_matmul_fake(a, b, group_name), _all_gather_fake(a, group_name)
+
+
+def _all_gather_matmuls(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
+    """The largest product hides the gather; the others multiply what it has gathered."""
+    if not bs:
+        _check_rows(find(group_name), "all_gather_matmuls", "a", a)
+        return [_all_gather(a, group_name)]
+    for b in bs:
+        _check_weights(find(group_name), "all_gather_matmuls", a, b)
+    largest = max(range(len(bs)), key=lambda i: bs[i].shape[1])
+    first, gathered = _all_gather_matmul_kept(a, bs[largest], group_name)
     return [*(first if i == largest else torch.mm(gathered, b) for i, b in enumerate(bs)), gathered]
 
 
-def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str,
-                             bias: torch.Tensor | None = None) -> list[torch.Tensor]:
+def _all_gather_matmuls_fake(a: torch.Tensor, bs: list[torch.Tensor], group_name: str) -> list[torch.Tensor]:
     return [*(_all_gather_matmul_fake(a, b, group_name) for b in bs), _all_gather_fake(a, group_name)]
 
 
@@ -153,7 +166,9 @@ def _replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str,
 
 _define("all_gather_matmul(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
         "Tensor", _all_gather_matmul, _all_gather_matmul_fake)
-_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name, Tensor? bias=None) -> Tensor[]", _all_gather_matmuls,
+_define("all_gather_matmul_kept(Tensor a, Tensor b, str group_name, Tensor? bias=None) -> (Tensor, Tensor)",
+        _all_gather_matmul_kept, _all_gather_matmul_kept_fake)
+_define("all_gather_matmuls(Tensor a, Tensor[] bs, str group_name) -> Tensor[]", _all_gather_matmuls,
         _all_gather_matmuls_fake)
 _define("all_gather(Tensor a, str group_name) -> Tensor", _all_gather, _all_gather_fake)
 _define("matmul_reduce_scatter(Tensor a, Tensor b, str group_name, Tensor? bias=None, ScalarType? out_dtype=None) -> "
@@ -205,7 +220,7 @@ def _matmul_reduce_scatter_backward(ctx: Any, g: torch.Tensor) -> tuple:
                 of_bias, *ctx.rest)
     if not ctx.needs_input_grad[0]:
         return None, _weight_gradient(a, _call.all_gather(g, name), b), None, of_bias, *ctx.rest
-    of_a, gathered = _call.all_gather_matmuls(g, [b.t()], name)
+    of_a, gathered = _call.all_gather_matmul_kept(g, b.t(), name)
     return of_a, _weight_gradient(a, gathered, b), None, of_bias, *ctx.rest
 
 
@@ -222,25 +237,59 @@ def _replicated_matmul_backward(ctx: Any, g: torch.Tensor) -> tuple:
             _weight_gradient(a, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g), *ctx.rest)
 
 
-def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
-    a, bs, ctx.group_name, bias = inputs
+def _save_kept(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, b, ctx.group_name, bias = inputs
     ctx.has_bias = bias is not None
+    ctx.save_for_backward(b, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _all_gather_matmul_kept_backward(ctx: Any, g: torch.Tensor, unused: Any) -> tuple:
+    b, gathered = ctx.saved_tensors
+    g = g.contiguous()
+    return (_call.matmul_reduce_scatter(g, b.t(), ctx.group_name) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(gathered, g, b) if ctx.needs_input_grad[1] else None, None, _bias_gradient(ctx, g))
+
+
+def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
+    a, bs, ctx.group_name = inputs
     ctx.save_for_backward(*bs, output[-1])
     ctx.mark_non_differentiable(output[-1])
 
 
+_WIDE = 2100  # columns of a b whose product takes as long as all of its sums on the link: a ratio of their speeds
+
+
+def _joined(bs: list[torch.Tensor], world: int) -> list[int]:
+    """Which of bs, as indices, have one product of their gradients for the gradient of a. A narrow one alone would not
+    hide its transfer, and they share one: with the narrowest wide one, if all of them are still narrow. The others
+    have a transfer each, which is cheaper than copying them."""
+    wide = _WIDE * (world - 1) // world
+    narrow = [i for i, b in enumerate(bs) if b.shape[1] < wide]
+    others = [i for i in range(len(bs)) if i not in narrow]
+    if narrow and others and sum(bs[i].shape[1] for i in narrow) < wide:
+        narrow.append(min(others, key=lambda i: bs[i].shape[1]))
+    return sorted(narrow)
+
+
+def _join(bs: list[torch.Tensor]) -> torch.Tensor:
+    """All columns, laid out as the operand of a product."""
+    weights = [b.t() for b in bs]
+    return torch.cat(weights) if all(w.is_contiguous() for w in weights) else torch.cat(bs, 1).t()
+
+
 def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
-    *bs, gathered = ctx.saved_tensors
+    (*bs, gathered), name = ctx.saved_tensors, ctx.group_name
     grads = [g.contiguous() for g in grads[:len(bs)]]
     of_bs = [_weight_gradient(gathered, g, b) if needed else None
              for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
-    # with lists, torch wants the structure of what was passed
-    last = (None, _bias_gradient(ctx, grads[0])) if ctx.has_bias else (None,)
     if not ctx.needs_input_grad[0]:
-        return (None, of_bs, *last)
-    of_a = functools.reduce(torch.add, (_call.matmul_reduce_scatter(g, b.t(), ctx.group_name)
-                                        for b, g in zip(bs, grads)))
-    return (of_a, of_bs, *last)
+        return None, of_bs, None
+    together = _joined(bs, world_of(name))
+    pairs = [(g, b.t()) for i, (g, b) in enumerate(zip(grads, bs)) if len(together) < 2 or i not in together]
+    if len(together) > 1:
+        pairs.append((torch.cat([grads[i] for i in together], 1), _join([bs[i] for i in together])))
+    return functools.reduce(torch.add, (_call.matmul_reduce_scatter(g, w, name) for g, w in pairs)), of_bs, None
 
 
 for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
@@ -248,11 +297,12 @@ for _run, _backward in ((_all_gather_matmul, _all_gather_matmul_backward),
                         (_matmul_all_reduce, _matmul_all_reduce_backward),
                         (_replicated_matmul, _replicated_matmul_backward)):
     _differentiate(_run.__name__[1:], _backward, _save)
+_differentiate("all_gather_matmul_kept", _all_gather_matmul_kept_backward, _save_kept)
 _differentiate("all_gather_matmuls", _all_gather_matmuls_backward, _save_several)
 
 
 for _name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "replicated_matmul",
-              "all_gather_matmuls"):
+              "all_gather_matmul_kept", "all_gather_matmuls"):
     _autocast(_name, (0, 1, 3), tuple(_PRODUCTS))
 
 
@@ -464,7 +514,7 @@ def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
     if keep_gathered and out_dtype is None and b.requires_grad and torch.is_grad_enabled():
-        return _call.all_gather_matmuls(a, [b], name_of(group), bias)[0]
+        return _call.all_gather_matmul_kept(a, b, name_of(group), bias)[0]
     return _call.all_gather_matmul(a, b, name_of(group), bias, out_dtype)
 
 
