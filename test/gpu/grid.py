@@ -21,6 +21,8 @@ import faulthandler
 import json
 import os
 import pathlib
+import random
+import re
 import statistics
 import subprocess
 import sys
@@ -212,7 +214,8 @@ class Runner:
         for i in range(warmup + count):
             self.x.turn(self.step)
             self.step += 1
-            for name in names[i % len(names):] + names[:i % len(names)]:
+            random.Random(i).shuffle(names)  # a GPU is slower after work that heats it: none follows always the same
+            for name in names:
                 self.poison(name)
                 self.device.together(self.graph)
                 span, found = self.device.span(self.calls[name])
@@ -494,6 +497,7 @@ def measure(group, device, options):
     cells = sweep_cells(options, group.world) if options.sweep else cells_of(options.model)
     cells = [cell for cell in cells if not options.tokens or cell.tokens in options.tokens]
     cells = [cell for cell in cells if not options.op or cell.op in options.op]
+    cells = [cell for cell in cells if not options.cell or re.search(options.cell, title(cell))]
     if options.numbers.scaling:  # e4m3 has no gradients, and no [k, n]
         cells = [cell for cell in cells if cell.pass_ == "forward" and cell.layout == "nk"]
     name = ("sweep" if options.sweep else "grid") + ("-fp8" if options.numbers.scaling else "")
@@ -531,6 +535,7 @@ def parsed(arguments):
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--op", action="append", help="qkv, o, gate_up, down, q_b, kv_b; default: all")
     parser.add_argument("--tokens", action="append", type=int, help="default: all of the grid's")
+    parser.add_argument("--cell", metavar="REGEX", help="of the title, as 'both eager' or 'llama3-8b o 1024 forward'")
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of A and B; sums travel as bf16")
     parser.add_argument("--scaling", choices=grid_ways.SCALINGS, default="rows", help="of e4m3")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
