@@ -57,6 +57,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         prs_gemm_shape_fill(&shapes[i]);
         prs_table_find(&ctx, &shapes[i], &found);
         fuzz_require(found.us >= 0 && found.us < 1e12f, "%f us", (double)found.us);
+        for (uint32_t j = 0; j < PRS_TABLE_CLASSES; j++)
+            fuzz_require(found.ratio[j] >= 0, "ratio %f", (double)found.ratio[j]);
         memset(&info, 0, sizeof(info));
         if (found.source == PRS_TABLE_NONE)
             continue;
