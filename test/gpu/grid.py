@@ -9,10 +9,11 @@ symmetric memory, on this host's GPUs.
     test/gpu/grid.py --table FOLDER/sweep-NxGPU.json                lines for fused/gemm/table.txt; also from a grid
 
 A cell is a product of a model, a number of tokens, a pass (forward, or both: forward and gradients), eager or a CUDA
-graph, and a layout of the weight. The ways take turns in one process; a time is the median over the rounds of the
-slowest rank, for one product. All weights of a call are different and together larger than L2. Every timed result is
-compared with sums in fp32; what the round before left is poisoned. With --from a sweep begins where the plan's choice
-loses most. Cells that the budget leaves out are named. Exit status 1: a result was wrong.
+graph, and a layout of the weight. The ways take turns in one process, in a random order; a time is the median over the
+rounds of the slowest rank, for one product. Gradients are torch's autograd of each way; the products alone are called
+directly. All weights of a call are different and together larger than L2. Every timed result is compared with sums in
+fp32; what the round before left is poisoned. With --from a sweep begins where the plan's choice loses most. Cells that
+the budget leaves out are named. Exit status 1: a result was wrong.
 """
 import argparse
 import collections

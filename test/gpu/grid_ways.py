@@ -218,32 +218,65 @@ class Operands:
         return forward * (2 if self.backward else 1) * (self.group.world - 1) / self.group.world
 
 
+class Node(torch.autograd.Function):
+    """A product of a way in autograd's graph: its gradients are other products of the way."""
+
+    @staticmethod
+    def forward(ctx, way, a, w):
+        c, kept = way.forward(a, w)
+        ctx.way = way
+        ctx.save_for_backward(w, kept)
+        return c.detach()  # memory that ways use again is no result of an earlier node
+
+    @staticmethod
+    def backward(ctx, g):
+        w, kept = ctx.saved_tensors
+        return None, *ctx.way.gradients(g, w, kept)
+
+
 class Way:
-    """gather(a, b) returns c and the gathered a; scatter(a, b) returns c."""
+    """gather(a, b) returns c and the gathered a; scatter(a, b) returns c.
+
+    With gradients all ways go through torch's autograd, as programs do: all products first, then one backward pass."""
 
     def __init__(self, operands):
         self.x = operands
 
-    def one(self, w):
-        x, b = self.x, self.x.b(w)
+    def forward(self, a, w):
+        """The result, and what the weight's gradient needs of the input."""
+        b = self.x.b(w)
+        return self.gather(a, b) if self.x.gathers else (self.scatter(a, b), a)
+
+    def gradients(self, g, w, kept):
+        """Of the input and of the weight."""
+        x, back = self.x, self.x.b(w).t()
         if x.gathers:
-            c, whole = self.gather(x.a, b)
-            return [c] if not x.backward else [c, self.scatter(x.g, b.t()), x.weight_gradient(whole, x.g)]
-        c = self.scatter(x.a, b)
-        if not x.backward:
-            return [c]
-        back, whole = self.gather(x.g, b.t())
-        return [c, back, x.weight_gradient(x.a, whole)]
+            return self.scatter(g, back), x.weight_gradient(kept, g)
+        of_a, whole = self.gather(g, back)
+        return of_a, x.weight_gradient(kept, whole)
+
+    def recorded(self, a, w):
+        return Node.apply(self, a, w)
 
     def __call__(self):
-        return [self.one(w) for w in self.x.weights]
+        x = self.x
+        if not x.backward:
+            return [[self.forward(x.a, w)[0]] for w in x.weights]
+        inputs = [(x.a.detach().requires_grad_(), w.detach().requires_grad_()) for w in x.weights]
+        results = [self.recorded(a, w) for a, w in inputs]
+        gradients = torch.autograd.grad(results, [t for pair in inputs for t in pair], [x.g] * len(results))
+        return [[c.detach(), of_a, of_weight]
+                for c, of_a, of_weight in zip(results, gradients[::2], gradients[1::2])]
 
     def close(self):
         pass
 
 
 class Product(Way):
-    """The products alone."""
+    """The products alone, called directly."""
+
+    def __call__(self):
+        return [self.one(w) for w in self.x.weights]
 
     def one(self, w):
         x, b = self.x, self.x.b(w)
@@ -273,18 +306,13 @@ class SymmMem(Way):
 
 
 class Chosen(Way):
-    """The ops of the package, as a program uses them: the plan chooses, and one backward pass has all products, as a
-    model's has."""
+    """The ops of the package, as a program uses them: the plan chooses."""
 
-    def __call__(self):
-        x, op = self.x, self.x.numbers.op(self.x.gathers)
-        if not x.backward:
-            return [[op(x.a, x.b(w), x.group)] for w in x.weights]
-        inputs = [(x.a.detach().requires_grad_(), w.detach().requires_grad_()) for w in x.weights]
-        results = [op(a, x.b(weight), x.group) for a, weight in inputs]
-        gradients = torch.autograd.grad(results, [t for pair in inputs for t in pair], [x.g] * len(results))
-        return [[c.detach(), of_a, of_weight]
-                for c, of_a, of_weight in zip(results, gradients[::2], gradients[1::2])]
+    def forward(self, a, w):
+        return self.recorded(a, w), None
+
+    def recorded(self, a, w):
+        return self.x.numbers.op(self.x.gathers)(a, self.x.b(w), self.x.group)
 
 
 def key_of(b):
@@ -335,7 +363,8 @@ class Planned(Way):
 
     def gather(self, a, b):
         x = self.x
-        whole = x.room("whole", x.m, a.shape[1]) if x.backward else None  # of bf16
+        key = ("whole", key_of(b)) if x.gathers else "whole"  # of bf16; what the forward pass has gathered is kept
+        whole = x.room(key, x.m, a.shape[1]) if x.backward else None
         room = x.room(("gather", key_of(b)), x.m, columns_of(b))
         return self._launch(perseus.ops.ALLGATHER, a, b, room, whole), whole
 
