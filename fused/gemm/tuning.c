@@ -73,7 +73,11 @@ struct way_times {
     double last_unit;      /* fused: part of a unit's time that comes after all others */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
-static const uint32_t FEW_ROWS = 4096; /* of all ranks; from here on the fused kernel was always faster */
+/* From so many rows of all ranks on the fused kernel was always faster in these measurements, where the model saw them
+ * close together. It is not where n is so small that a wave of units is not full: gradients of DeepSeek-V3's kv_b (8192
+ * x 512 x 8192) and q_b (4096 x 1536 x 6144), doc/results/grid-4xH200.json. */
+static const uint32_t FEW_ROWS = 4096;
+static const double UNFUSED_GAINS = 1.1; /* as the model must say from there on */
 
 static const struct way_times *way_times(const struct prs_gemm_shape *shape)
 {
@@ -153,6 +157,12 @@ static double fused_us(const struct prs_gemm_shape *shape, const struct prs_plac
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
+static bool model_takes_unfused(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    double gains = shape->m < FEW_ROWS ? 1 : UNFUSED_GAINS;
+    return gains * unfused_us(shape, at, clusters) < fused_us(shape, at, clusters);
+}
+
 static struct prs_gemm_shape with_rows(const struct prs_gemm_shape *shape, uint32_t rows)
 {
     struct prs_gemm_shape part = *shape;
@@ -178,7 +188,7 @@ bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t r
     while (i + 1 < PRS_TABLE_CLASSES && shape->m >> (i + 1) >= rows)
         i++;
     if (more[i] <= 0)
-        return rows < FEW_ROWS && unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
+        return model_takes_unfused(&part, at, clusters);
     return more[i] * unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
 }
 
@@ -320,8 +330,9 @@ static const char *why_unfused(const struct prs_gemm_shape *shape, const struct 
         return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_GEMM_ALLGATHER
                    ? "blocks of less than 256 rows: clusters would be half empty"
                    : NULL;
-    if (at->world > 1 && shape->m < FEW_ROWS && unfused_us(shape, at, clusters) < fused_us(shape, at, clusters))
-        return "few rows: product and travel one after the other should be faster";
+    if (at->world > 1 && model_takes_unfused(shape, at, clusters))
+        return shape->m < FEW_ROWS ? "few rows: product and travel one after the other should be faster"
+                                   : "few columns: product and travel one after the other should be faster";
     return NULL;
 }
 

@@ -200,11 +200,16 @@ Test(tuning, of_few_rows_the_faster_way_is_taken)
     check_ways(scaled_ways, sizeof(scaled_ways) / sizeof(*scaled_ways), SCALED_ROWS, true, 1.09);
 }
 
-Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on)
+/* Both ways of gradients are measured in doc/results/grid-4xH200.json. */
+Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on_but_for_few_columns)
 {
     for (enum prs_gemm_op op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
-        for (uint32_t n = 256; n <= 16384; n += 256)
-            cr_assert_eq(choose(op, 4096, n, 4096, NULL).tuning.path, PRS_GEMM_PATH_FUSED);
+        for (uint32_t n = 2048; n <= 16384; n += 256)
+            cr_assert_eq(choose(op, 4096, n, 4096, NULL).tuning.path, PRS_GEMM_PATH_FUSED, "%u columns", n);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 4096, 512, 8192, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 8192, 512, 8192, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 4096, 1536, 6144, NULL).tuning.path, PRS_GEMM_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_GEMM_REDUCE_SCATTER, 8192, 1536, 6144, NULL).tuning.path, PRS_GEMM_PATH_FUSED);
 }
 
 static uint32_t hops(uint32_t world, uint32_t nodes_, enum prs_gemm_op op, uint32_t m, uint32_t n)
