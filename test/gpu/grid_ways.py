@@ -386,8 +386,8 @@ def plan_info(group, handle):
 
 
 def chosen_plan(operands):
-    """plan_info() of the plan that the package's op takes in the forward pass, and the path of its launches: that of the
-    tuning is for the plan's most rows."""
+    """plan_info() of the plan that the package's op takes in the forward pass, and the path of its launches: that of
+    the tuning is for the plan's most rows."""
     x = operands
     op = perseus.ops.ALLGATHER if x.gathers else perseus.ops.REDUCE_SCATTER
     plan = x.group.product(op, x.m, x.n, x.k, x.layout == "nk", x.numbers.dtype, 0, x.numbers.scaling)
