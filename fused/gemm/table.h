@@ -35,8 +35,8 @@ struct prs_table_found {
  * and a later line over an earlier one. */
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found);
 
-/* Appends to the file that PERSEUS_FUSED_TUNING names, if any. other_us: of the other path than t->path; 0: unknown. 0 or
- * -errno. */
+/* Appends to the file that PERSEUS_FUSED_TUNING names, if any. other_us: of the other path than t->path; 0: unknown.
+ * 0 or -errno. */
 int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *t,
                      double us, double other_us);
 

@@ -420,7 +420,8 @@ def grid_line(cell, row):
 def sweep_line(cell, row):
     best = f"{row['best'][0]['us']} [{told(row['best'][0])}]" if row["best"] else "none"
     return (f"{title(cell)}: product {row['product_us']}  chosen {row['perseus_us']} "
-            f"[{told(row['chosen'], row['path'])}; predicted {row['predicted_us']}]  best {best}{'' if row['checked'] else ' WRONG'}")
+            f"[{told(row['chosen'], row['path'])}; predicted {row['predicted_us']}]  best {best}"
+            f"{'' if row['checked'] else ' WRONG'}")
 
 
 def form(row):

@@ -12,7 +12,7 @@ from torch import fx
 from ._checks import _PRODUCTS
 from ._dispatch import _define, _meeting
 from ._registry import _groups
-from .ops import _fused_all_gather_matmul, _fused_matmul_reduce_scatter
+from .symm_mem import _fused_all_gather_matmul, _fused_matmul_reduce_scatter
 
 # The ops of symm_mem's schemas, for graphs whose gradients are made: Inductor wants ops that it need not decompose.
 # local: keep_order() is for graphs of before.
