@@ -255,16 +255,37 @@ Test(lt, every_kernel_of_a_launch_is_loaded_when_it_is_opened)
 }
 
 /* The algorithm of 2048 rows is a bad one for 1544. */
-Test(lt, each_octave_of_rows_has_eight_algorithms_or_fewer)
+Test(lt, each_octave_of_rows_has_32_algorithms_or_fewer)
 {
-    static const uint32_t ROWS[][2] = {{1000, 1024}, {1024, 1024}, {1025, 1152},
-                                       {1544, 1664}, {1920, 1920}, {1921, 2048}};
+    static const uint32_t ROWS[][2] = {{1000, 1024}, {1024, 1024}, {1025, 1056},
+                                       {1544, 1568}, {2016, 2016}, {2017, 2048}};
     const struct prs_gemm_shape shape = {
         .op = PRS_GEMM_ALLGATHER, .m = 2048, .n = 4096, .k = 4097, .dtype = PRS_DTYPE_BF16, .c_dtype = PRS_DTYPE_BF16};
     struct prs_lt *lt = NULL;
     captured = 0, asked.alike = 1024;
     cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
-    cr_assert_eq(captured, 1 + 8, "one of up to 1024 rows, and those to 2048: %u", captured);
+    cr_assert_eq(captured, 1 + 32, "one of up to 1024 rows, and those to 2048: %u", captured);
+    for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
+        cr_assert_eq(prs_lt_run(lt, ROWS[i][0], &(struct prs_lt_operands){.a = lt, .b = lt, .c = lt}, NULL), 0);
+        cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
+    }
+    prs_lt_close(lt);
+}
+
+Test(lt, algorithms_are_chosen_from_the_fewest_rows_on)
+{
+    static const uint32_t ROWS[][2] = {{1, 480}, {449, 480}, {481, 500}};
+    const struct prs_gemm_shape shape = {.op = PRS_GEMM_ALLGATHER,
+                                         .m = 500,
+                                         .n = 4096,
+                                         .k = 4097,
+                                         .dtype = PRS_DTYPE_BF16,
+                                         .c_dtype = PRS_DTYPE_BF16,
+                                         .fewest_m = 449};
+    struct prs_lt *lt = NULL;
+    captured = 0;
+    cr_assert_eq(prs_lt_open(&handle, workspace, &shape, 0, &lt), 0);
+    cr_assert_eq(captured, 2);
     for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
         cr_assert_eq(prs_lt_run(lt, ROWS[i][0], &(struct prs_lt_operands){.a = lt, .b = lt, .c = lt}, NULL), 0);
         cr_assert_eq(asked.ran_with, ROWS[i][1], "%u rows ran as one of %u", ROWS[i][0], (uint32_t)asked.ran_with);
