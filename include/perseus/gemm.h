@@ -101,7 +101,7 @@ struct prs_gemm_tuning {
     /** Of C in an SM's tile: 256, or 192, with which the last tiles may keep more SMs busy. 192: ALLGATHER of bf16 or
      * fp16 on one node, not gated. */
     uint32_t columns;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** What a plan of a product has decided. */

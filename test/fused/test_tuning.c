@@ -405,7 +405,7 @@ Test(table, narrow_tiles_are_kept_and_older_entries_had_wide_ones)
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
-    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650), 0);
+    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), 0);
     found = find(&ctx, shape);
     cr_assert_eq(found.tuning.columns, PRS_NARROW_N);
     gated.gated = 1;
