@@ -8,11 +8,11 @@
 #include "fused/core/geometry.h"
 
 enum {
-    PRS_TILE_M = 128, /* rows of one CTA: two consumer warpgroups of 64 */
-    PRS_TILE_N = 256, /* columns, at most: the widest wgmma has the fewest shared-memory bytes per product */
+    PRS_TILE_M = 128,   /* rows of one CTA: two consumer warpgroups of 64 */
+    PRS_TILE_N = 256,   /* columns, at most: the widest wgmma has the fewest shared-memory bytes per product */
     PRS_NARROW_N = 192, /* three slabs, so never of a gated tile, which has two halves */
-    PRS_RASTER = 8,   /* units are taken in squares of 8 x 8: least traffic to L2 */
-    PRS_THREADS = 384 /* producer warpgroup, then two consumer warpgroups */
+    PRS_RASTER = 8,     /* units are taken in squares of 8 x 8: least traffic to L2 */
+    PRS_THREADS = 384   /* producer warpgroup, then two consumer warpgroups */
 };
 
 /* In bytes. How many elements a row has follows from their type: as many as a step of K. */

@@ -87,8 +87,8 @@ def _close_here(group: Group) -> None:
 
 
 def _no_group(given: Any) -> TypeError:
-    return TypeError(f"perseus: a group was given as {type(given).__name__}; it must be a ProcessGroup, a DeviceMesh of "
-                     "one dimension, a Group of perseus.init(), a name, or None")
+    return TypeError(f"perseus: a group was given as {type(given).__name__}; it must be a ProcessGroup, a DeviceMesh "
+                     "of one dimension, a Group of perseus.init(), a name, or None")
 
 
 class _Wanted:
