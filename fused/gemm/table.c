@@ -15,9 +15,9 @@ static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER
 enum { MOST_LINE = 256 };
 
 /* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling,
- * microseconds of the other path, columns of a tile. Lines of version 7 have no columns, which are 256, those of version
- * 6 no other path, and those of version 5 no scaling, which is that of 16-bit types; a line of another version does not
- * fit. */
+ * microseconds of the other path, columns of a tile. Lines of version 7 have no columns, which are 256, those of
+ * version 6 no other path, and those of version 5 no scaling, which is that of 16-bit types; a line of another version
+ * does not fit. */
 static const char LINE[] = "v%u %63s %u %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %lf %u %lf %u";
 enum { FIRST_VERSION = 5, VERSION = 8, FIRST_FIELDS = 19 };
 
