@@ -31,33 +31,40 @@ def _define(schema: str, run: Any, fake: Any, local: bool = False) -> None:
 
 # ---- calls that torch's dispatcher need not see ----
 
-_ordinary = (torch.Tensor, torch.nn.Parameter)
+_ordinary = frozenset((torch.Tensor, torch.nn.Parameter))
+_plain = frozenset((str, bool, int, float, type(None), torch.dtype))
+_profiler = torch.autograd.profiler
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_autocasts, _transforms = torch._C._is_any_autocast_enabled, torch._C._functorch.peek_interpreter_stack
+_traces = torch._C._get_tracing_state
 
 
 def _nobody_looks() -> bool:
     """Whether no mode, trace, transform, profiler or autocast of torch wants to see ops."""
-    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-                or torch.autograd.profiler._is_profiler_enabled or torch._C._is_any_autocast_enabled()
-                or torch._C._functorch.peek_interpreter_stack() is not None
-                or torch._C._get_tracing_state() is not None)
+    return not (_dispatch_modes() or _function_modes() or _profiler._is_profiler_enabled or _autocasts()
+                or _transforms() is not None or _traces() is not None)
 
 
-def _ordinary_ones(arguments: Any) -> list[torch.Tensor] | None:
-    """The tensors among them and in their lists; None: one of them is none that an implementation takes as it is."""
-    found = []
+def _look(arguments: Any) -> bool | None:
+    """Whether one of the tensors among the arguments and in their lists needs a gradient; None: one is none that an
+    implementation takes as it is."""
+    needs = False
     for x in arguments:
-        if type(x) in _ordinary:
+        kind = type(x)
+        if kind in _ordinary:
             if x.is_meta:
                 return None
-            found.append(x)
+            needs = needs or x.requires_grad
+        elif kind in _plain:
+            continue
         elif isinstance(x, torch.Tensor):
             return None
         elif isinstance(x, (list, tuple)):
-            more = _ordinary_ones(x)
-            if more is None:
+            found = _look(x)
+            if found is None:
                 return None
-            found += more
-    return found
+            needs = needs or found
+    return needs
 
 
 class _Call:
@@ -82,14 +89,10 @@ class _Call:
         for i in self.wanted:
             if i >= len(arguments) or not isinstance(arguments[i], torch.Tensor):
                 return None  # torch says what is wrong
-        tensors = _ordinary_ones(arguments)
-        if tensors is None:
+        needs = _look(arguments)
+        if needs is None:
             return None
-        if torch.is_grad_enabled():
-            for t in tensors:
-                if t.requires_grad:
-                    return self.node
-        return self.run
+        return self.node if needs and torch.is_grad_enabled() else self.run
 
 
 class _Direct:

@@ -242,6 +242,7 @@ def _save_kept(ctx: Any, inputs: tuple, output: Any) -> None:
     ctx.has_bias = bias is not None
     ctx.save_for_backward(b, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # torch would fill zeros of the size of the gathered rows
 
 
 def _all_gather_matmul_kept_backward(ctx: Any, g: torch.Tensor, unused: Any) -> tuple:
@@ -255,6 +256,7 @@ def _save_several(ctx: Any, inputs: tuple, output: Any) -> None:
     a, bs, ctx.group_name = inputs
     ctx.save_for_backward(*bs, output[-1])
     ctx.mark_non_differentiable(output[-1])
+    ctx.set_materialize_grads(False)  # as above; a product that nobody used has none
 
 
 _WIDE = 2100  # columns of a b whose product takes as long as all of its sums on the link: a ratio of their speeds
@@ -280,15 +282,16 @@ def _join(bs: list[torch.Tensor]) -> torch.Tensor:
 
 def _all_gather_matmuls_backward(ctx: Any, grads: list) -> tuple:
     (*bs, gathered), name = ctx.saved_tensors, ctx.group_name
-    grads = [g.contiguous() for g in grads[:len(bs)]]
-    of_bs = [_weight_gradient(gathered, g, b) if needed else None
+    grads = [None if g is None else g.contiguous() for g in grads[:len(bs)]]
+    of_bs = [_weight_gradient(gathered, g, b) if needed and g is not None else None
              for b, g, needed in zip(bs, grads, ctx.needs_input_grad[1])]
     if not ctx.needs_input_grad[0]:
         return None, of_bs, None
-    together = _joined(bs, world_of(name))
-    pairs = [(g, b.t()) for i, (g, b) in enumerate(zip(grads, bs)) if len(together) < 2 or i not in together]
+    used = [(g, b) for g, b in zip(grads, bs) if g is not None]
+    together = _joined([b for _, b in used], world_of(name))
+    pairs = [(g, b.t()) for i, (g, b) in enumerate(used) if len(together) < 2 or i not in together]
     if len(together) > 1:
-        pairs.append((torch.cat([grads[i] for i in together], 1), _join([bs[i] for i in together])))
+        pairs.append((torch.cat([used[i][0] for i in together], 1), _join([used[i][1] for i in together])))
     return functools.reduce(torch.add, (_call.matmul_reduce_scatter(g, w, name) for g, w in pairs)), of_bs, None
 
 
