@@ -484,11 +484,12 @@ def machine_of(device, world):
             "NVLink multicast off")
 
 
-def written(path, rows, left, device, world, options):
-    """As tools/dev/record.py writes results, so that a run that is ended early leaves what it has."""
+def written(path, rows, left, device, world, options, script="grid.py", text=__doc__):
+    """As tools/dev/record.py writes results, so that a run that is ended early leaves what it has. text: of the script;
+    its third paragraph is the note."""
     head = {"date": datetime.date.today().isoformat(), "commit": options.commit, "machine": machine_of(device, world),
-            "command": "test/gpu/grid.py " + " ".join(options.command),
-            "note": __doc__.split("\n\n")[2].replace("\n", " "), "left_out": left}
+            "command": " ".join([f"test/gpu/{script}", *options.command]),
+            "note": text.split("\n\n")[2].replace("\n", " "), "left_out": left}
     body = ",\n".join("    " + json.dumps(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + body + "\n  ]\n}\n")
