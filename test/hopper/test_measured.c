@@ -66,8 +66,8 @@ static unsigned measured_in(const char *limit_ms, uint32_t scaling, bool all)
     double us, other_us;
     uint32_t of;
     char path[] = "/tmp/perseus-tuning-XXXXXX", line[256], more[256];
-    const char *kept = scaling == PRS_SCALING_NONE ? "v7 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : "
-                                                   : "v7 emulated_Hopper_GPU 4 1 64 256 128 1 2 1 : ";
+    const char *kept = scaling == PRS_SCALING_NONE ? "v8 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : "
+                                                   : "v8 emulated_Hopper_GPU 4 1 64 256 128 1 2 1 : ";
     struct measured found = {.scaling = scaling};
     FILE *f = fdopen(mkstemp(path), "r");
     cr_assert_not_null(f);
