@@ -59,7 +59,7 @@ class Grid(unittest.TestCase):
                 self.assertEqual(row["scaling"], number)
                 self.assertTrue(all(row[f"{name}_us"] > 0 for name in grid.NAMES if name != "symm"), row)
             lines = list(grid.table_lines(self.folder / "grid-fp8-2xemulated.json"))
-            self.assertEqual([line.split()[-2] for line in lines], [str(number)] * 2)
+            self.assertEqual([line.split()[-3] for line in lines], [str(number)] * 2)
 
     def test_a_wrong_result_is_found(self):
         right = grid_ways.Planned._launch
