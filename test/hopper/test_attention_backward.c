@@ -428,6 +428,12 @@ Test(attention_backward, one_rank_alone_is_right, .timeout = 600)
                  {1, {1, 1, 1, 128, 1, 0, 0, 0}, 1});
 }
 
+/* Each slot of claimed tasks is used again and again. */
+Test(attention_backward, many_tasks_of_one_sm_are_right, .timeout = 600)
+{
+    ASSERT_RIGHT({1, {1, 30, 30, 64, 64, 0, 0, 0.3f}, 1, {.ctas = 1}});
+}
+
 Test(attention_backward, causal_alone_is_right, .timeout = 600)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 128, 300, 1, 1, 0.3f}, 1}, {1, {1, 2, 1, 64, 200, 1, 0, 0.4f}, 2});

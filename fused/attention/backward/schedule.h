@@ -44,15 +44,40 @@ PRS_SHARED bool prs_backward_from_end(const struct prs_attention_schedule *s)
     return s->causal && s->segments == 1;
 }
 
-/* Group by group, in a group the last tiles first, and of each the heads one after the other: so tasks of a head follow
- * each other at a distance. t->head is a KV head; t->pair is the first pair of the stream that it reads. */
+/* Heads of a group. */
+PRS_SHARED uint32_t prs_backward_heads(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
+                                       uint32_t group)
+{
+    return prs_attention_group_pairs(s, group) / b->shared;
+}
+
+/* The group of task `at`; returns its number there. Group by group; but of two segments the tasks of the later one, half
+ * of a group, come before those of the earlier one of the group before. These are shorter, and add after those of their
+ * own group that came first (prs_backward_turn()), which have ended meanwhile. */
+PRS_SHARED uint32_t prs_backward_group_of(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
+                                          uint32_t at, uint32_t *group)
+{
+    uint32_t all = s->group / b->shared * s->segments * s->tiles, half = all / 2, later, pair;
+    *group = at / all;
+    /* With one buffer a group would wait for a task that has not been claimed. */
+    if (!s->causal || s->segments != 2 || s->groups == 1 || s->depth == 1 || at < half)
+        return at % all;
+    at -= half;
+    pair = at / all < s->groups - 2 ? at / all : s->groups - 2; /* its earlier segment, and the later of the next */
+    at -= pair * all;
+    later = prs_backward_heads(s, b, pair + 1) * s->tiles;
+    *group = pair + (at < later || at >= later + half ? 1 : 0);
+    return at < later ? at : at < later + half ? at - later + half : at - half;
+}
+
+/* In a group the last tiles come first, and of each the heads one after the other: so tasks of a head follow each other
+ * at a distance. t->head is a KV head; t->pair is the first pair of the stream that it reads. */
 PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                      uint32_t at, struct prs_attention_task *t)
 {
     uint32_t tiles = s->segments * s->tiles, per_group = s->group / b->shared, heads, head, tile;
-    t->group = at / (per_group * tiles);
-    at -= t->group * per_group * tiles;
-    heads = prs_attention_group_pairs(s, t->group) / b->shared;
+    at = prs_backward_group_of(s, b, at, &t->group);
+    heads = prs_backward_heads(s, b, t->group);
     head = t->group * per_group + at % heads;
     tile = prs_backward_from_end(s) ? at / heads : tiles - 1 - at / heads;
     t->batch = head / b->heads;
