@@ -51,9 +51,9 @@ PRS_SHARED uint32_t prs_backward_heads(const struct prs_attention_schedule *s, c
     return prs_attention_group_pairs(s, group) / b->shared;
 }
 
-/* The group of task `at`; returns its number there. Group by group; but of two segments the tasks of the later one, half
- * of a group, come before those of the earlier one of the group before. These are shorter, and add after those of their
- * own group that came first (prs_backward_turn()), which have ended meanwhile. */
+/* The group of task `at`; returns its number there. Group by group; but of two segments the tasks of the later one,
+ * half of a group, come before those of the earlier one of the group before. These are shorter, and add after those of
+ * their own group that came first (prs_backward_turn()), which have ended meanwhile. */
 PRS_SHARED uint32_t prs_backward_group_of(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                           uint32_t at, uint32_t *group)
 {
