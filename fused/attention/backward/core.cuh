@@ -207,11 +207,10 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     wgmma_commit();
 }
 
-/* Gives its columns of block `step` to the thread that adds them to the sums. */
-template <class E>
-PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x, uint32_t step)
+/* Gives its columns to the thread that adds them to the sums. */
+template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x)
 {
-    uint32_t buffer = step % E::adds, phase = step / E::adds & 1;
+    uint32_t buffer = x->step % E::adds, phase = x->step / E::adds & 1;
     uint32_t to =
         smem_address(m.base) + E::at_sums + (buffer * E::warpgroups + x->half) * E::sum_bytes + threadIdx.x % 128 * 16;
     mbarrier_wait(&m.sum_empty[buffer], phase ^ 1);
@@ -230,14 +229,11 @@ PRS_DEVICE void give_queries(const struct attention_memory &m, const struct back
  * all products (warnings C7513 and C7515). */
 template <class E>
 PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
-                          const struct prs_attention_task &t, struct backward_state<E> *x, bool first)
+                          const struct prs_attention_task &t, struct backward_state<E> *x)
 {
-    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base), step;
-    wgmma_wait<1>(); /* the scores, and the sums of the block before */
+    uint32_t stage = same_in_warp(stage_of(x->step)), base = smem_address(m.base);
+    wgmma_wait<1>(); /* the scores */
     registers_pin(x->s);
-    static_assert(PRS_ATTENTION_STAGES == 2, "the block before is in the other stage");
-    if (E::ahead && !first)
-        release_stage<E>(m, stage ^ 1);
     form_probabilities<E>(args, m, x);
     bool more;
     if constexpr (E::striped) {
@@ -267,27 +263,17 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     wgmma_wait<1>(); /* dk */
     registers_pin(x->query);
     barrier_arrive(FIRST_READ_BARRIER + x->half, 128 * E::warpgroups);
-    step = x->step++;
-    /* The two ways do not join while products run: else the compiler serialises all products (warning C7515). */
-    if (!more) {
-        if (threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
-            for (int half = 0; half < E::warpgroups; half++)
-                mbarrier_arrive(&m.q_empty[half]);
-        give_queries<E>(m, x, step);
-        wgmma_wait<0>();
-        release_stage<E>(m, stage);
-        return false;
-    }
-    if (E::ahead)
+    if (!more && threadIdx.x % 32 == 0) /* the keys of both warpgroups have been read */
+        for (int half = 0; half < E::warpgroups; half++)
+            mbarrier_arrive(&m.q_empty[half]);
+    give_queries<E>(m, x);
+    x->step++;
+    /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
+    wgmma_wait<0>();
+    release_stage<E>(m, stage);
+    if (more)
         issue_block<E>(m, x);
-    give_queries<E>(m, x, step);
-    if (!E::ahead) {
-        /* MUTANT(emulator attention_backward/several_ranks_are_right) sums have read their stage: delete */
-        wgmma_wait<0>();
-        release_stage<E>(m, stage);
-        issue_block<E>(m, x);
-    }
-    return true;
+    return more;
 }
 
 /* Writes a result of a task from registers. first: row of this warp's first row in the segment. */
@@ -317,7 +303,6 @@ template <class E>
 PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct attention_memory &m,
                          const struct prs_attention_piece &piece, uint32_t turn, struct backward_state<E> *x)
 {
-    bool first = true;
     x->walk = piece.begin;
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
@@ -326,8 +311,8 @@ PRS_DEVICE void sum_task(const struct prs_backward_args &args, const struct atte
     registers_pin(x->dv);
     mbarrier_wait(&m.q_full[x->half], turn & 1);
     issue_block<E>(m, x);
-    while (sum_block<E>(args, m, piece.task, x, first))
-        first = false;
+    while (sum_block<E>(args, m, piece.task, x)) {
+    }
     registers_pin(x->dk);
     registers_pin(x->dv);
 }

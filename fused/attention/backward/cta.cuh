@@ -24,8 +24,6 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED> struct backward {
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes;
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */
     static constexpr int terms_bytes = block * sizeof(struct prs_backward_term);
-    /* The scores of the next block are computed during the sums of this one, where registers are enough for both. */
-    static constexpr bool ahead = HEAD_DIM == 64;
     static constexpr int gradients_bytes = PRS_BACKWARD_TILE * block * element<TYPE>::bytes; /* dS of a block */
     static constexpr int sum_bytes = block * HEAD_DIM / 2 * sizeof(float);                   /* half of the columns */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
