@@ -36,6 +36,9 @@ static void find_open_error(struct machine *machine)
     if (machine->open_error == -EINVAL)
         add(machine, "setting", "unset the variable, or give it a value that the text allows",
             "a setting cannot be used: %s", machine->open_text);
+    else if (!strncmp(machine->open_text, "PERSEUS_PROVIDER", strlen("PERSEUS_PROVIDER")))
+        add(machine, "setting", "name a provider that 'fi_info -l' lists, or unset the variable to use verbs",
+            "no RDMA: %s", machine->open_text);
     else if (strstr(machine->open_text, "libibverbs"))
         add(machine, "driver", "install libibverbs: libibverbs1 (Debian) or libibverbs (RPM)", "no RDMA: %s",
             machine->open_text);

@@ -28,8 +28,9 @@ static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
 
     /* libfabric gives it up, too. Seen with 1.17: a signal record was not there when its completion data came. */
     if (!strcmp(info->fabric_attr->prov_name, "sockets"))
-        snprintf(why, why_bytes,
-                 "its writes are announced before their bytes are there; \"net\" is the better one for TCP");
+        snprintf(
+            why, why_bytes,
+            "its writes are announced before their bytes are there; the better one for TCP is \"net\", in 2.x \"tcp\"");
     else if (domain->cq_data_size < DATA_BYTES)
         snprintf(why, why_bytes, "a write carries %zu bytes of completion data: %d are needed", domain->cq_data_size,
                  DATA_BYTES);
