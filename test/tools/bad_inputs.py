@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 LIMIT_S = 120
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLUGIN = "plugin/libnccl-net-perseus.so"
 NETBENCH = "tools/perseus-netbench"
 WORKING = [NETBENCH, "--plugin", PLUGIN]
@@ -150,6 +151,7 @@ INPUTS = [
     Bad(92, [INFO], 1, r"libfabric offers no such provider[^\n]*\n *fix: name a provider that 'fi_info -l' lists|"
         r"Perseus was built without libfabric|cannot open libfabric", {"PERSEUS_PROVIDER": "nosuch"}, never="modprobe",
         lines=9),
+    Bad(93, ["sh", "-c", f"exec {ROOT}/tools/dev/rooms.py /nonexistent"], 2, r"/nonexistent: no build folder with"),
 ]
 
 
@@ -203,10 +205,10 @@ def common_style(build):
 
 
 def scripts():
-    """The commands of the README: --help is quick and starts with the command, and a wrong word is named before
+    """Commands for people: --help is quick and starts with the command, and a wrong word is named before
     anything is built."""
-    for name in ("check", "demo", "dev/release"):
-        path = pathlib.Path(__file__).resolve().parents[2] / "tools" / name
+    for name in ("check", "demo", "dev/release", "dev/site", "dev/arm64"):
+        path = ROOT / "tools" / name
         done = run(path.parent, [path, "--help"])
         yield (f"tools/{name} --help",
                None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}")

@@ -74,6 +74,8 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--rooms-of", default=pathlib.Path(__file__).resolve().parents[2])
     options = parser.parse_args()
+    if not (pathlib.Path(options.build) / "transport/libperseus_transport.a").exists():
+        parser.error(f"{options.build}: no build folder with transport/libperseus_transport.a (ninja -C BUILD)")
     table = calls(options.build, files_of(options.rooms_of))
     print("| calls | " + " | ".join(ROOMS) + " |")
     print("|---" * (len(ROOMS) + 1) + "|")
