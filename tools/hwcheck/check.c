@@ -104,17 +104,18 @@ static void try_one(const struct run *run, struct link *link, enum trial_kind ki
 /* What is tried once, under the chosen policy. */
 static void try_chosen(const struct run *run, struct link *link, struct pair_report *report)
 {
-    enum { LATENCY_COUNT = 2000 };
+    enum { MOST = 2000 };
+    const uint32_t pairs = run->options->pairs;
     size_t length;
 
     snprintf(report->path, sizeof(report->path), "%s", prs_peer_describe(link->peer));
-    try_one(run, link, TRIAL_LATENCY, LATENCY_COUNT, &report->latency);
+    try_one(run, link, TRIAL_LATENCY, pairs < MOST ? pairs : MOST, &report->latency);
     try_one(run, link, TRIAL_BANDWIDTH, 1, &report->bandwidth);
     length = strlen(report->bandwidth.text);
     if (length && !report->latency.text[0])
         snprintf(report->bandwidth.text + length, sizeof(report->bandwidth.text) - length,
                  " (small packets arrive: does every switch carry packets of the path MTU?)");
-    try_one(run, link, TRIAL_NOTIFY, run->options->pairs, &report->notify);
+    try_one(run, link, TRIAL_NOTIFY, pairs, &report->notify);
 }
 
 static void check_policy(const struct run *run, const struct prs_rail_set *here, const struct prs_rail_set *there,
