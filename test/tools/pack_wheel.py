@@ -4,6 +4,7 @@
 is unpacked, whose record is right, and refuses what needs a library that other systems lack."""
 import base64
 import hashlib
+import os
 import pathlib
 import shutil
 import subprocess
@@ -49,6 +50,18 @@ def unpacked(wheel, folder):
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
 
 
+def nccl_gets_the_software_nic(environment):
+    """NCCL opens libibverbs.so, which a wheel cannot have. With a CUDA driver softnic-run sets LD_AUDIT itself."""
+    audit = next(environment.rglob("libsoftnic_audit.so"))
+    names = """import ctypes
+for name in "libibverbs.so.1", "libibverbs.so":
+    ctypes.CDLL(name)
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "libibverbs" in line})"""
+    done = subprocess.run([environment / "bin/softnic-run", "--quiet", "--", sys.executable, "-c", names],
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "LD_AUDIT": str(audit)})
+    assert done.stdout.split() == [str(audit.with_name("libibverbs.so.1"))], done
+
+
 def main(softnic_run, softnicctl, libdir):
     if not shutil.which("readelf"):
         print("skipped: readelf (binutils) is not installed")
@@ -63,6 +76,7 @@ def main(softnic_run, softnicctl, libdir):
         done = subprocess.run([bin_folder / "softnic-run", "--quiet", "--", bin_folder / "softnicctl", "status"],
                               capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and "softnic0" in done.stdout, done
+        nccl_gets_the_software_nic(folder / "environment")
         for path in tree.rglob("libibverbs.so*"):
             path.unlink()
         try:

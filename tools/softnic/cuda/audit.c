@@ -26,6 +26,22 @@ unsigned la_version(unsigned version)
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
+/* NCCL asks for libibverbs.so first, without a number. A wheel of the software NIC cannot have such a link, and the
+ * loader would find the system's library beside ours. */
+char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag)
+{
+    static const char *const ours[][2] = {{"libibverbs.so", "libibverbs.so.1"},
+                                          {"librdmacm.so", "librdmacm.so.1"},
+                                          {"libefa.so", "libefa.so.1"},
+                                          {"libmlx5.so", "libmlx5.so.1"}};
+
+    (void)cookie;
+    for (size_t i = 0; flag == LA_SER_ORIG && i < sizeof(ours) / sizeof(ours[0]); i++)
+        if (!strcmp(name, ours[i][0]))
+            name = ours[i][1];
+    return (char *)(uintptr_t)name;
+}
+
 /* Bindings from any library to the driver are looked at, except those of the software NIC itself, which must never
  * wait. */
 unsigned la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie)
