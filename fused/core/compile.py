@@ -7,12 +7,19 @@
 A kernel's parameters are in an address space of their own. nvcc takes an address that may be that of a parameter or of
 other memory, as in `a ? *(volatile int *)pointer : args.number`, for one of global memory and does not convert it:
 every such load faults. No emulator of a GPU can see this, so the PTX is searched for it.
+
+Where ccache is installed, what was compiled before is taken from there, as Meson does for C.
 """
+import hashlib
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+
+INSIDE = "COMPILE_PY_NVCC"  # set where ccache calls this file: the nvcc
 
 FUNCTION = re.compile(r"^\s*(?:\.visible |\.weak )*\.(?:entry|func)\b")
 ADDRESS = re.compile(r"^\s*mov\.[bu]64\s+(%\w+), (\w+_param_\d+);")
@@ -53,16 +60,38 @@ def check(path):
     return 1 if found else 0
 
 
-def main():
-    if sys.argv[1] == "--check":
-        return check(pathlib.Path(sys.argv[2]))
-    output, command = pathlib.Path(sys.argv[1]), sys.argv[2:]
+def compiled(nvcc, arguments):
+    """Runs nvcc; an object is kept only if its PTX is right."""
+    if "-c" not in arguments:  # ccache asks for the preprocessed source
+        return subprocess.run([nvcc, *arguments], check=False).returncode
+    output = pathlib.Path(arguments[arguments.index("-o") + 1])
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
-        done = subprocess.run([*command, "-o", str(output), "--keep", "--keep-dir", folder], check=False)
+        done = subprocess.run([nvcc, *arguments, "--keep", "--keep-dir", folder], check=False)
         status = done.returncode or max((check(ptx) for ptx in pathlib.Path(folder).glob("*.ptx")), default=1)
     if status:
         output.unlink(missing_ok=True)
     return status
+
+
+def cached(ccache, nvcc, arguments):
+    """The same by ccache, to which this file is the compiler. Another nvcc or another check is another compiler."""
+    real, script = pathlib.Path(shutil.which(nvcc) or nvcc).resolve(), pathlib.Path(__file__).resolve()
+    identity = f"{real} {real.stat().st_mtime_ns} {hashlib.sha256(script.read_bytes()).hexdigest()}"
+    settings = {"CCACHE_COMPILERTYPE": "nvcc", "CCACHE_COMPILERCHECK": f"string:{identity}",
+                "CCACHE_BASEDIR": str(script.parents[2]), "CCACHE_NOHASHDIR": "1", INSIDE: nvcc}
+    return subprocess.run([ccache, str(script), *arguments], env={**os.environ, **settings}, check=False).returncode
+
+
+def main():
+    if nvcc := os.environ.get(INSIDE):
+        return compiled(nvcc, sys.argv[1:])
+    if sys.argv[1] == "--check":
+        return check(pathlib.Path(sys.argv[2]))
+    output, nvcc, arguments = sys.argv[1], sys.argv[2], sys.argv[3:]
+    arguments += ["-o", output]
+    ccache = shutil.which("ccache")
+    usable = ccache and os.access(__file__, os.X_OK)
+    return cached(ccache, nvcc, arguments) if usable else compiled(nvcc, arguments)
 
 
 if __name__ == "__main__":
