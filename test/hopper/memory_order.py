@@ -84,7 +84,7 @@ UNSEEN = {
     ("moe/route.cuh", "store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, "
                       "r->place.world),"):
         (1, "the fence before it makes a relaxed store a release"),
-    ("moe/route.cuh", "__syncwarp();"): (1, "other lanes read the table only after a barrier of the CTA"),
+    ("moe/count.cuh", "__syncwarp();"): (1, "other lanes read the table only after a barrier of the CTA"),
     ("moe/rows.cuh", "__syncwarp(); /* else a late lane could mistake the phase of the next use for this one */"):
         (1, "each lane has waited itself; this one keeps the lanes' phases apart"),
     ("moe/rows.cuh", "__syncwarp();"): (1, "the one before a row's targets are stored orders the lanes, too"),
