@@ -262,7 +262,7 @@ int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
 
 /* ---- when a plan opens ---- */
 
-/* Values of -1 ... 1, as far as the time of a product depends on them. */
+/* Numbers of both signs, finite in every type: the time of a product depends on the values that it multiplies. */
 static int fill(void *to, uint64_t bytes)
 {
     enum { BLOCK = 1 << 16 };

@@ -122,7 +122,8 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 }
 
 /* ---- warps 4 to 11 ---- */
-/* Experts have neither bias nor residual. That the compiler sees it saves the registers that it would spill. */
+/* Experts have neither bias nor residual. Both are constants here, so that the compiler keeps no registers for them;
+ * otherwise it would spill some. */
 template <class E> PRS_DEVICE void finish_moe_tile(const struct prs_moe_args &args, float (&d)[E::accumulators])
 {
     struct prs_epilogue e = {NULL, NULL, 0, args.epilogue.activation, args.epilogue.gated, 1};

@@ -399,7 +399,7 @@ struct prs_route_unit {
     uint32_t column; /* tile, or pair of tiles */
 };
 
-/* Position in the list of experts; units only grow. */
+/* Where the search for a unit's expert stands. A CTA's units come in ascending order, so the search never goes back. */
 struct prs_route_cursor {
     uint32_t expert;
     uint32_t far, before; /* far: 1 in the second of two passes; before: blocks of this pass before the expert's */

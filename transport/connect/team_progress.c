@@ -14,7 +14,7 @@
 
 enum {
     ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
-    /* Rounds of progress between two looks at a silent peer, of which the peers of a context take turns. */
+    /* Rounds of progress between two looks at silent peers. Each look is at one peer of the context, by turns. */
     LOOK_EVERY = 256,
     CONNECT_NS = 1000000, /* a round makes no more connections after this time */
 };

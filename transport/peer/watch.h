@@ -6,11 +6,12 @@
 
 struct prs_peer;
 
-/* Begin to watch the stream of a peer that can replace rails. Failures are logged: then only its owner answers. */
+/* Begin to watch the stream of a peer that can replace rails. If that is not possible, the reason is logged, and nobody
+ * answers for the peer while its owner does not poll. */
 void prs_watch_add(struct prs_peer *peer);
-/* The stream is about to be closed, but the peer lives. For its owner. */
+/* The owner is about to close the stream; the peer lives on. */
 void prs_watch_lose_stream(struct prs_peer *peer);
-/* Stop it. When this returns, the thread does not use the peer. Without prs_watch_add() before, do nothing. */
+/* Stop watching. When this returns, the thread does not use the peer. A peer that is not watched is left alone. */
 void prs_watch_remove(struct prs_peer *peer);
 
 #endif
