@@ -62,26 +62,41 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
     return results
 
 
-def processes(body, world, *arguments, limit_s=500):
-    """What `world` processes exit with that call body(*arguments), each with torch's variables and a node of its own.
-    They are forked, so that torch and frameworks are imported once; nothing here may have opened a group before."""
+FORK = multiprocessing.get_context("fork")
+
+
+def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+        return s.getsockname()[1]
 
-    def one(rank):
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                          MASTER_PORT=str(port), PERSEUS_NODE=f"node{rank}")
+
+def forked(rank, body, *arguments, **variables):
+    """A process that exits with body(*arguments), on a node of its own. It is forked, so that torch and frameworks are
+    imported once; nothing here may have opened a group before."""
+    def main():
+        os.environ.update(variables, LOCAL_RANK=str(rank), PERSEUS_NODE=f"node{rank}")
         sys.exit(body(*arguments))
-    started = [multiprocessing.get_context("fork").Process(target=one, args=(rank,)) for rank in range(world)]
-    for process in started:
-        process.start()
-    give_up = time.monotonic() + limit_s
-    for process in started:
-        process.join(max(0, give_up - time.monotonic()))
-        if process.exitcode is None:
-            process.kill()
-    return [process.exitcode for process in started]
+    process = FORK.Process(target=main, daemon=True)  # ends with the test, also where that fails
+    process.start()
+    return process
+
+
+def ended(process, limit_s):
+    """What it exits with; None: not in time, and it was killed."""
+    process.join(limit_s)
+    status = process.exitcode
+    if status is None:
+        process.kill()
+    return status
+
+
+def processes(body, world, *arguments, limit_s=500):
+    """What `world` processes exit with that call body(*arguments), each with torch's variables."""
+    variables, give_up = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, time.monotonic() + limit_s
+    started = [forked(rank, body, *arguments, RANK=str(rank), WORLD_SIZE=str(world), **variables)
+               for rank in range(world)]
+    return [ended(process, max(0, give_up - time.monotonic())) for process in started]
 
 
 def page(section, kind, changes=(), name="training"):

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -150,8 +149,8 @@ def replacement(store, folder):
 
 
 def rank_main(port, rank, folder, begins):
-    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=LIMIT)
-    found = list(run(store, int(rank), folder) if begins == "first" else replacement(store, folder))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+    found = list(run(store, rank, folder) if begins == "first" else replacement(store, folder))
     bad = [what for what, good in found if not good]
     print("".join(f"rank {rank}, {begins}: {what}: wrong\n" for what in bad), file=sys.stderr, end="", flush=True)
     os._exit(min(len(bad), 100))
@@ -159,18 +158,22 @@ def rank_main(port, rank, folder, begins):
 
 class Elastic(unittest.TestCase):
     def test_others_name_a_killed_rank_and_train_on_from_a_checkpoint(self):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+        port, killed = ranks.free_port(), ranks.FORK.Event()
 
-        def start(rank, begins):
-            return subprocess.Popen([sys.executable, __file__, "rank", str(store.port), str(rank), folder, begins],
-                                    env=dict(os.environ, LOCAL_RANK=str(rank), PERSEUS_NODE=f"node{rank}"))
+        def replace(folder):
+            killed.wait()
+            rank_main(port, LOST, folder, "replacement")
         with tempfile.TemporaryDirectory() as folder:
-            first = [start(rank, "first") for rank in range(WORLD)]
-            self.assertEqual(first[LOST].wait(timeout=300), -signal.SIGKILL)
-            new = start(LOST, "replacement")
+            first = [ranks.forked(rank, rank_main, port, rank, folder, "first") for rank in range(WORLD)]
+            new = ranks.forked(LOST, replace, folder)
+            # After the forks, because it starts a thread.
+            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=LIMIT)
+            self.assertEqual(ranks.ended(first[LOST], 300), -signal.SIGKILL)
+            killed.set()
             others = [process for rank, process in enumerate(first) if rank != LOST]
-            self.assertEqual([process.wait(timeout=300) for process in (*others, new)], [0] * WORLD)
+            self.assertEqual([ranks.ended(process, 300) for process in (*others, new)], [0] * WORLD)
+            del store
 
 
 if __name__ == "__main__":
-    rank_main(*sys.argv[2:]) if sys.argv[1:2] == ["rank"] else ranks.main()
+    ranks.main()
