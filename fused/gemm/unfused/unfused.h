@@ -114,8 +114,8 @@ struct prs_row_norm {
 /* The most columns whose rows fit the shared memory of a cluster. */
 enum { PRS_NORM_MOST_COLUMNS = 1 << 18 };
 
-/* A sum by inboxes in one hop, whose finished rows are then normalised. Each rank sums whole rows: `part` is a multiple of
- * the columns. */
+/* A sum by inboxes in one hop, whose finished rows are then normalised. Each rank sums whole rows: `part` is a multiple
+ * of the columns. */
 struct prs_unfused_row_sum {
     struct prs_unfused_inbox_sum sum;
     struct prs_row_norm norm;
