@@ -149,7 +149,6 @@ class Turns:
         if self.ways and self.agreed(time.monotonic() - BEGAN > self.options.begin_part * self.options.budget_s):
             self.failed[way.name] = "left out, by the budget"
             return
-        way.before()
         before = self.device.allocated()
         if self.attempt(way.name, lambda: self.steps(way, WARMUP)) is not None:
             if self.options.profile:
@@ -202,7 +201,8 @@ class Turns:
                 return False
             turn = number % len(self.ways)
             for way in self.ways[turn:] + self.ways[:turn]:
-                self.turn(way)
+                if way.name not in self.options.few or len(self.losses[way.name]) < self.options.few_steps:
+                    self.turn(way)
             self.longest = max(self.longest, time.monotonic() - begin)
         return True
 
@@ -233,7 +233,8 @@ class Turns:
         early = {name: list(marks) for name, marks in self.marks.items()}
         for marks in self.marks.values():
             marks.clear()
-        while self.ways and min(len(self.losses[way.name]) for way in self.ways) < self.options.steps:
+        while min((len(self.losses[way.name]) for way in self.ways if way.name not in self.options.few),
+                  default=self.options.steps) < self.options.steps:
             more = self.rounds(4)
             for name in early if not all(self.marks[way.name] for way in self.ways) else ():
                 self.marks[name] = early[name]
@@ -295,6 +296,8 @@ def parsed():
     parser.add_argument("--dtype", default="bfloat16", help="of parameters, where FSDP does not cast them")
     parser.add_argument("--checkpoint", default="none", help="torchtitan's activation_checkpoint.mode")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--few", action="append", default=[], help="a way that leaves after --few-steps")
+    parser.add_argument("--few-steps", type=int, default=40)
     parser.add_argument("--block", type=int, default=6, help="steps of a way before the next one's turn")
     parser.add_argument("--profile", type=int, default=0, help="so many steps of each way, before it is timed")
     parser.add_argument("--budget-s", type=float, default=600, help="of the whole run; steps are left out")

@@ -40,7 +40,7 @@ class Way:
         kinds = [[p for p in parameters if isinstance(p, DTensor) == split] for split in (True, False)]
         self.optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds if kind], lr=RATE, betas=(0.9, 0.95),
                                            fused=device.type == "cuda")
-        self.before, self.done = lambda: None, 0
+        self.done = 0
 
     def step(self, tokens, labels):
         self.done += 1
@@ -112,7 +112,8 @@ class Torchtitan:
         config.activation_checkpoint.mode = self.options.checkpoint
         config.compile.enable = name.partition("_")[2] in ("compiled", "async_tp", "inductor")
         config.parallelism.enable_async_tensor_parallel = name == "torchtitan_async_tp"
-        patches = {"_micro_pipeline_tp": name in ("torchtitan_async_tp", "perseus_inductor")}
+        patches = {"_micro_pipeline_tp": name == "torchtitan_async_tp", "post_grad_custom_post_pass":
+                   perseus.inductor.fused_products() if name == "perseus_inductor" else None}
         config.compile.backend = backend(patches) if self.device.type == "cuda" else "aot_eager"
         return config
 
@@ -157,22 +158,13 @@ class Torchtitan:
 
         def clip(parameters, norm):
             dist_utils.clip_grad_norm_(parameters, norm, ep_enabled=self.options.ep > 1)
-        made = Way(name, model, loss_of, self.device, clip)
-        if name == "perseus_inductor":
-            made.before = inductor_alone
-        return made
+        return Way(name, model, loss_of, self.device, clip)
 
     def loss(self, value):
         """The mean over all ranks' tokens."""
         if self.data_parallel > 1:
             dist.all_reduce(value, group=self.dims.get_mesh("fsdp").get_group())
         return value
-
-
-def inductor_alone():
-    """Of perseus.enable_inductor() the exchange; which way's graphs have the pass, its back end says."""
-    perseus.enable_inductor()
-    torch._inductor.config._micro_pipeline_tp = False
 
 
 def backend(patches):

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import ranks
 import torch
@@ -17,6 +18,8 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import random
 from torch import nn
+from torch._inductor.codecache import FxGraphHashDetails
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.fx_passes import post_grad
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
                                                      set_optimizer_state_dict)
@@ -337,9 +340,18 @@ def async_tp(mesh, folder):
     def mlp(x, w1, w2, w3, dim):
         whole_x = funcol.all_gather_tensor(x, dim, name)
         return funcol.reduce_scatter_tensor((F.silu(whole_x @ w1) * (whole_x @ w2)) @ w3, "sum", dim, name)
+    def key():  # as far as passes are concerned
+        details = FxGraphHashDetails(torch.fx.GraphModule({}, torch.fx.Graph()), [], {}, [])
+        return str(details.post_grad_custom_post_pass)
+    without, came = key(), []
+    own = type("Pass", (CustomGraphPass,), {"__call__": lambda self, graph: came.append(graph), "uuid": lambda self: 7})
+    torch._inductor.config.post_grad_custom_post_pass = own()
+    alone = key()
     perseus.enable_inductor()
     perseus.enable_inductor()
-    yield "the pass is on", torch._inductor.config._micro_pipeline_tp
+    fuse, found = torch._inductor.config.post_grad_custom_post_pass, key()
+    with mock.patch.dict(perseus._registry._groups, {"another": None}):
+        yield "Inductor's cache has other graphs", len({without, alone, found, key()}) == 4
     for batch, dim, dtype, wanted in ((8, 0, torch.bfloat16, 2), (8, 1, torch.bfloat16, 2), (1, 1, torch.bfloat16, 2),
                                       (8, 0, torch.float32, 0)):
         arguments = [random(group.rank, *shape, seed=s, dtype=dtype) for s, shape in enumerate(
@@ -348,13 +360,14 @@ def async_tp(mesh, folder):
                          decomposition_table={torch.ops.aten._unsafe_view.default: torch.Tensor.view})(*arguments)
         before = traced(*arguments)
         post_grad.view_to_reshape(traced)
-        post_grad.micro_pipeline_tp_pass(traced.graph)
+        fuse(traced.graph)
         for node in traced.graph.nodes:
             if "force_stride_order" in str(node.target):  # Inductor's own, which nothing runs eagerly
                 node.replace_all_uses_with(node.args[0])
         traced.graph.eliminate_dead_code()
         traced.recompile()
         ours = sum("perseus" in str(node.target) for node in traced.graph.nodes)
+        yield "a pass of the program's own comes first", came.pop() is traced.graph and not came
         yield f"batch {batch}, dim {dim}, {dtype}: {ours} ops of ours in {traced.graph}", ours == wanted
         if wanted:
             after = traced(*arguments)

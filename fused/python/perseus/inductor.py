@@ -3,6 +3,7 @@
 against torch 2.11, parts of which are private: other versions may refuse."""
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -78,24 +79,51 @@ def _as_rows(graph: fx.Graph) -> None:
             graph.erase_node(gather)
 
 
-def _after(find_and_fuse: Any) -> Any:
-    """torch's pass, for groups that are open here, and then exchange()."""
-    from torch.distributed._symmetric_memory import _test_mode
+def _passes() -> Any:
+    passes = importlib.import_module("torch._inductor.fx_passes.micro_pipeline_tp")
+    if not hasattr(passes, "micro_pipeline_tp_pass"):
+        raise NotImplementedError(f"perseus.enable_inductor: torch {torch.__version__} has no "
+                                  "micro_pipeline_tp_pass() in torch._inductor.fx_passes.micro_pipeline_tp")
+    return passes
 
-    def run(graph: fx.Graph) -> None:
-        _as_rows(graph)
-        with _test_mode(set(_groups)):  # what says to the pass that a group takes fused products
-            find_and_fuse(graph)
-        exchange(graph)
-    run.of_perseus = True
-    return run
+
+@functools.cache
+def _kind() -> type:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files  # Inductor takes a second
+
+    class FusedProducts(CustomGraphPass):
+        of_perseus = True
+
+        def __init__(self, before: Any) -> None:
+            self.before, self.fuse = before, _passes().micro_pipeline_tp_pass
+
+        def __call__(self, graph: fx.Graph) -> None:
+            from torch.distributed._symmetric_memory import _test_mode
+            if self.before:
+                self.before(graph)
+            _as_rows(graph)
+            with _test_mode(set(_groups)):  # what says to the pass that a group takes fused products
+                self.fuse(graph)
+            exchange(graph)
+
+        def uuid(self) -> Any:
+            """Inductor's cache takes a graph that was compiled without this pass, or for other groups, for another."""
+            return get_hash_for_files((__file__,)), sorted(_groups), self.before and self.before.uuid()
+    return FusedProducts
+
+
+def fused_products(before: Any = None) -> Any:
+    """A pass for torch._inductor.config.post_grad_custom_post_pass: torch's own for asynchronous tensor parallelism,
+    for groups that are open here, and then exchange(). before: a pass that comes first."""
+    return _kind()(before)
 
 
 def enable_inductor() -> None:
     """Makes torch.compile fuse collectives and products of tensor parallelism into ops of this package: torch's pass
     for asynchronous tensor parallelism finds an all-gather before, or a reduce-scatter after, a product, as DTensors
     make them. Call perseus.init(group) before the first compilation: the pass takes the groups that are open. Products
-    of other types than bfloat16 and float16 stay as they are on torch's symmetric memory. Once for a process.
+    of other types than bfloat16 and float16 stay as they are on torch's symmetric memory. Once for a process. It is
+    torch._inductor.config.post_grad_custom_post_pass, after a pass that is there already.
 
     Example::
 
@@ -103,13 +131,9 @@ def enable_inductor() -> None:
         perseus.enable_inductor()
         model = torch.compile(parallelize_module(model, mesh["tp"], plan))
     """
-    passes = importlib.import_module("torch._inductor.fx_passes.post_grad")
-    if not hasattr(passes, "micro_pipeline_tp_pass"):
-        raise NotImplementedError(f"perseus.enable_inductor: torch {torch.__version__} has no "
-                                  "micro_pipeline_tp_pass() in torch._inductor.fx_passes.post_grad")
-    if not getattr(passes.micro_pipeline_tp_pass, "of_perseus", False):
-        passes.micro_pipeline_tp_pass = _after(passes.micro_pipeline_tp_pass)
-    torch._inductor.config._micro_pipeline_tp = True
+    before = torch._inductor.config.post_grad_custom_post_pass
+    if not getattr(before, "of_perseus", False):
+        torch._inductor.config.post_grad_custom_post_pass = fused_products(before)
 
 
 def keep_order() -> None:
@@ -129,4 +153,4 @@ def keep_order() -> None:
         _register_effectful_op(f"perseus::{name}", EffectType.ORDERED)
 
 
-__all__ = ["enable_inductor", "exchange", "keep_order"]
+__all__ = ["enable_inductor", "exchange", "fused_products", "keep_order"]
