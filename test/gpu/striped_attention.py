@@ -77,7 +77,7 @@ def striped_attention_is_right(group):
     return {"worst": round(worst, 4), "equal": equal}, worst < 0.15 and equal
 
 
-def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10):
+def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10, stripe=512):
     """Forward and backward of 64k tokens in sequences of the web's lengths, and beside them torch's varlen attention
     (FlashAttention-2) on one GPU with all of them, divided by the ranks; by turns. Also without packing, as one
     sequence, for the same tokens."""
@@ -87,14 +87,17 @@ def packed_step_beside_one_gpu(group, total=65536, heads=16, dim=128, rounds=10)
     torch.manual_seed(5)
     whole = [torch.randn(total, heads, dim, device=group.device, dtype=torch.bfloat16) for _ in range(4)]
     leaves = [t.requires_grad_() for t in whole[:3]]
-    mine = [perseus.split_sequence(t.detach(), group).requires_grad_() for t in leaves]
+    mine = [perseus.split_sequence(t.detach(), group, stripe=stripe).requires_grad_() for t in leaves]
     of_mine = torch.randn(rows, heads, dim, device=group.device, dtype=torch.bfloat16)
     one = torch.tensor([0, total], dtype=torch.int32, device=group.device)
+
+    def ours(of, **more):
+        perseus.varlen_attention(*mine, of, causal=True, stripe=stripe, group=group, **more).backward(of_mine)
+
     calls = {
-        "packed": lambda: perseus.varlen_attention(*mine, bounds, causal=True, group=group).backward(of_mine),
-        "one_sequence": lambda: perseus.varlen_attention(*mine, one, causal=True, group=group).backward(of_mine),
-        "window_4096": lambda: perseus.varlen_attention(*mine, one, causal=True, window_size=(4095, 0),
-                                                        group=group).backward(of_mine),
+        "packed": lambda: ours(bounds),
+        "one_sequence": lambda: ours(one),
+        "window_4096": lambda: ours(one, window_size=(4095, 0)),
         "flash_one_gpu": lambda: varlen_attn(*leaves, bounds, bounds, max(lengths), max(lengths),
                                              window_size=(-1, 0)).backward(whole[3])}
     taken = {name: [] for name in calls}
