@@ -73,6 +73,10 @@ class Gpu:
     def name(self):
         return torch.cuda.get_device_name().replace("NVIDIA ", "").split()[0]
 
+    def machine(self):
+        return (f"{dist.get_world_size()} x {torch.cuda.get_device_name()}, {os.cpu_count()} cores, CUDA "
+                f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}; NVLink multicast off")
+
 
 class Emulated:
     """For tests of this script: the times mean nothing."""
@@ -97,6 +101,8 @@ class Emulated:
 
     def name(self):
         return "emulated"
+
+    machine = name
 
 
 class Turns:
@@ -274,7 +280,7 @@ class Turns:
 
 
 def written(path, rows, failed, device, options):
-    head = {"date": datetime.date.today().isoformat(), "commit": options.commit, "gpu": device.name(),
+    head = {"date": datetime.date.today().isoformat(), "commit": options.commit, "machine": device.machine(),
             "gpus": dist.get_world_size(), "torch": torch.__version__,
             "command": "test/gpu/training.py " + " ".join(sys.argv[1:]), "failed": failed,
             "note": __doc__.split("\n\n")[2].replace("\n", " ")}
