@@ -15,6 +15,7 @@ enum {
     MAX_ROUNDS = 1000, /* if traffic never pauses: signals older than the question have been raised by then */
     WAIT_MS = 100,     /* for an answer */
     IDLE_MS = 20,      /* for a first round; without one no thread drives the set, and nothing is raised */
+    LOOK_NS = 1000000, /* most that one look is charged: while this thread is off its core, the other may be so too */
 };
 
 uint32_t gin_raise_asked(const struct gin_set *set)
@@ -43,19 +44,21 @@ static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
     /* [raise-asked] Pairs with gin_raise_asked(). */
     uint32_t asked = __atomic_add_fetch(&set->asked, 1, __ATOMIC_RELEASE);
     bool is_driver = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
-    uint64_t began = prs_clock_ms();
+    uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
 
     if (first == set->gave_up_at) /* no thread has driven the set since, or ever (0) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {
         uint32_t rounds = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED) - first;
-        uint64_t waited = prs_clock_ms() - began;
+        uint64_t now_ns = prs_clock_ns();
 
-        if (rounds > MAX_ROUNDS || waited > (rounds ? WAIT_MS : IDLE_MS)) {
+        waited_ns += now_ns - last_ns < LOOK_NS ? now_ns - last_ns : LOOK_NS;
+        last_ns = now_ns;
+        if (rounds > MAX_ROUNDS || waited_ns > 1000000ull * (rounds ? WAIT_MS : IDLE_MS)) {
             set->gave_up_at = first + rounds;
             PRS_DEBUG("GIN: memory is released after %u rounds and %llu ms, though signals may still wait to be raised",
-                      rounds, (unsigned long long)waited);
+                      rounds, (unsigned long long)(waited_ns / 1000000));
             return;
         }
         if (!is_driver)
