@@ -145,8 +145,8 @@ static int time_plan(const struct trial *t, struct prs_gemm_plan *plan, float *m
     return r;
 }
 
-/* tuning->path and columns become what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which a rank has
- * not. */
+/* tuning->path and columns become what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which a rank
+ * has not. */
 static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning, struct heard *heard)
 {
     struct prs_gemm_plan *plan;
