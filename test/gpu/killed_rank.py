@@ -15,6 +15,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -77,8 +78,12 @@ def rank_main(options):
     graph, y, right, kept = prepared(group)
     size, errors, ends = right.square().sum((1, 2)).sqrt(), [], []
     print(json.dumps({"ready": rank}), flush=True)
-    begin = time.monotonic()
-    while time.monotonic() - begin < options.seconds:
+    begin, stop = time.monotonic(), None
+    while len(ends) != stop:  # all at the same step: no rank may wait for one that has stopped
+        if rank == 0 and stop is None and time.monotonic() - begin > options.seconds:
+            store.set("stop", str(len(ends) + 1000))
+        if stop is None and len(ends) % 64 == 0 and store.check(["stop"]):
+            stop = int(store.get("stop"))
         y.fill_(float("nan"))
         group.replay(graph)
         off = (y.float()[:, None] - right).square().sum((2, 3)).sqrt() / size  # of each layer, from each reference
@@ -87,8 +92,8 @@ def rank_main(options):
         ends.append(time.monotonic())
     off = torch.stack(errors).cpu()
     matches = torch.where(off.min(1).values < BOUND, off.argmin(1) + 1, 0).tolist()  # ranks whose experts it had
-    print(json.dumps({"rank": rank, "ends": ends, "matches": matches, "absent": group.absent,
-                      "error": str(group.error() or "")}), flush=True)
+    pathlib.Path(os.environ["FOLDER"], f"{rank}.json").write_text(json.dumps(
+        {"rank": rank, "ends": ends, "matches": matches, "error": str(group.error() or "")}))
     os._exit(0)
 
 
@@ -120,11 +125,11 @@ def main():
     options = parser.parse_args()
     if "RANK" in os.environ:
         return rank_main(options)
-    world = options.gpus
+    world, folder = options.gpus, tempfile.mkdtemp()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], stdout=subprocess.PIPE, text=True,
                                 env=dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world),
-                                         MASTER_PORT=str(store.port))) for rank in range(world)]
+                                         MASTER_PORT=str(store.port), FOLDER=folder)) for rank in range(world)]
     for process in started:
         print(process.stdout.readline().strip(), flush=True)
     kills = []
@@ -133,7 +138,11 @@ def main():
         kills.append(time.monotonic())
         os.kill(victim.pid, signal.SIGKILL)
         victim.wait()
-    rows = [judged(json.loads(process.stdout.readline()), kills, world) for process in started[:world - options.kills]]
+    rows = []
+    for rank, process in enumerate(started[:world - options.kills]):
+        if process.wait(timeout=options.seconds + 20) != 0:
+            sys.exit(f"killed_rank: rank {rank} ended with {process.returncode}")
+        rows.append(judged(json.loads(pathlib.Path(folder, f"{rank}.json").read_text()), kills, world))
     for row in rows:
         print(row, flush=True)
     good = all(row["right"] and not row["error"] and max(row["pauses_ms"]) < LIMIT_S * 1000 for row in rows)
