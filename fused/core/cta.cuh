@@ -12,7 +12,7 @@ enum { CONSUMER_WARPS = 8, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224 };
 struct cta_memory {
     uint8_t *base;
     uint64_t *full, *empty;     /* [PRS_STAGES] */
-    uint64_t *c_full, *c_empty; /* [2 warpgroups][2 slabs] */
+    uint64_t *c_full, *c_empty; /* [2 warpgroups][slabs] */
     uint64_t *pushed;           /* [PRS_PUSH_SLOTS] */
 };
 
@@ -66,7 +66,7 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
         mbarrier_init(&m->full[i], 1);
         mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* each CTA reads what any multicasts */
     }
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < E::slab_barriers; i++) {
         mbarrier_init(&m->c_full[i], 4);
         mbarrier_init(&m->c_empty[i], 1);
     }

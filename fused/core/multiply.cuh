@@ -17,6 +17,10 @@ template <int COLUMNS, int SUM> struct tile_columns {
     static constexpr int slab_columns = element<SUM>::in_row;     /* of C */
     static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
     static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % slab_columns == 0, "slabs are whole");
+    /* What an instance may have otherwise. */
+    static constexpr int stages = PRS_STAGES;
+    static constexpr int slab_barriers = 4;            /* of each kind */
+    static constexpr uint32_t slab_place = PRS_SMEM_C; /* where the store buffers are */
 };
 
 /* Issues the products of a full stage, of N accumulators' columns from `first` on, and returns while they run. */
@@ -91,7 +95,7 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
                                   struct slab_pipeline *ring, bool partial)
 {
     uint32_t slab = next_slab<E>(*ring, half), phase = ring->filled / E::slabs & 1;
-    uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
+    uint32_t to = smem_address(m.base) + E::slab_place + slab * PRS_SLAB;
     /* MUTANT(emulator reduce_scatter_is_right) wait for a free slab: delete */
     mbarrier_wait(&m.c_empty[slab], phase ^ 1);
     if (E::reduces && partial)
@@ -168,10 +172,21 @@ template <class E>
 PRS_DEVICE void hand_over_whole_tile(const float (&d)[E::accumulators], const struct cta_memory &m, uint32_t half,
                                      struct slab_pipeline *ring, bool partial, bool gated)
 {
-    struct left_over<E> left;
-    left.next = left_over<E>::count;
-    hand_over_tile<E>(d, m, half, ring, partial, &left, gated);
-    hand_over_rest<E>(&left, m, half, ring);
+    if constexpr (E::slabs == E::slabs_per_tile) { /* gated: as of hand_over_tile() */
+#pragma unroll
+        for (int i = 0; i < E::slabs; i++) {
+            uint32_t x[16];
+            if (i >= E::slabs / 2 && gated)
+                break;
+            pack_quarter<E>(x, &d[i * 32]);
+            hand_over_quarter<E>(x, m, half, ring, partial);
+        }
+    } else {
+        struct left_over<E> left;
+        left.next = left_over<E>::count;
+        hand_over_tile<E>(d, m, half, ring, partial, &left, gated);
+        hand_over_rest<E>(&left, m, half, ring);
+    }
 }
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the previous stage is released. */
@@ -190,7 +205,7 @@ PRS_DEVICE void multiply_tile(float (&d)[E::accumulators], const struct cta_memo
         if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
             hand_over_next<E>(left, m, half, slabs);
         before = r->stage;
-        pipeline_next(r);
+        pipeline_next<E::stages>(r);
     }
     wgmma_wait<0>();
     /* MUTANT(emulator reduce_scatter_is_right) release of a stage after the last K step: delete */

@@ -35,7 +35,7 @@ PRS_DEVICE void load_partials(const struct cta_memory &m, struct pipeline *r, ui
     uint32_t lane = threadIdx.x % 32;
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
-        for (uint32_t quarter = 0; quarter < E::slabs_per_tile; quarter++, pipeline_next(r)) {
+        for (uint32_t quarter = 0; quarter < E::slabs_per_tile; quarter++, pipeline_next<E::stages>(r)) {
             mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
             __syncwarp(); /* a late lane would mistake the phase of the next use for this one */
             if (lane == 0) {
@@ -84,7 +84,7 @@ PRS_DEVICE void add_partials(float (&d)[E::accumulators], const struct cta_memor
             /* MUTANT(emulator reduce_scatter_is_right) all lanes have read before one releases: delete */
             __syncwarp(); /* all lanes have read before one releases */
             release_stage<E>(m, r->stage);
-            pipeline_next(r);
+            pipeline_next<E::stages>(r);
         }
     }
 }

@@ -94,7 +94,7 @@ PRS_DEVICE void multiply_tile_promoted(float (&d)[E::accumulators], const struct
         if (!loaded)
             load_factors(s, at, step, &next);
         struct stage_factors<parts> f = next;
-        pipeline_next(r);
+        pipeline_next<E::stages>(r);
 #pragma unroll
         for (int part = 0; part < parts; part++) {
             /* MUTANT(emulator fp8/fp8_sums_are_promoted) promotion to fp32: s/false/step != 0/ */

@@ -26,9 +26,16 @@ struct engine : tile_columns<COLUMNS, element<TYPE>::sum> {
     static constexpr bool broadcasts = OP == PRS_GEMM_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;
-    static constexpr bool promotes = PROMOTES;    /* scales.cuh */
-    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
-    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
+    static constexpr bool promotes = PROMOTES; /* scales.cuh */
+    /* Store buffers per warpgroup. An instance that promotes has no registers for what is left of a tile. Where sums
+     * travel, its buffers hold a whole tile in the place of the last stage, so that it need not wait for the
+     * network. */
+    static constexpr bool buffers_tile = PROMOTES && reduces;
+    static constexpr int slabs = buffers_tile ? 4 : gathers ? 1 : 2;
+    static constexpr int stages = buffers_tile ? PRS_STAGES - 1 : PRS_STAGES;
+    static constexpr uint32_t slab_place = buffers_tile ? PRS_SMEM_C - PRS_STAGE_B : PRS_SMEM_C;
+    static constexpr int slab_barriers = buffers_tile ? 2 * slabs : 4;
+    static constexpr int cluster = 2; /* CTAs that multicast to each other */
     /* Columns of B that the first CTA loads; N-major they come in boxes as wide as a row of a stage. */
     static constexpr int first_columns =
         B_N_MAJOR ? (COLUMNS / element<TYPE>::in_row + 1) / 2 * element<TYPE>::in_row : COLUMNS / 2;
@@ -82,6 +89,10 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
+    if (E::buffers_tile) { /* after A of the stages that it has */
+        m.c_full = (uint64_t *)(m.base + PRS_SMEM_A + E::stages * PRS_STAGE_A);
+        m.c_empty = m.c_full + E::slab_barriers;
+    }
     struct cta_position at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
     uint32_t first = 0;
     if (threadIdx.x == 0) {

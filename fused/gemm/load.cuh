@@ -183,7 +183,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         n = (int32_t)(2 * E::first_columns == E::columns
                           ? prs_epilogue_half(&args.epilogue, E::columns, args.n, u.column, at.rank)
                           : u.column * E::columns + at.rank * E::first_columns);
-        for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next(&r)) {
+        for (uint32_t step = 0; step < args.schedule.k_steps; step++, pipeline_next<E::stages>(&r)) {
             if (E::gathers && u.block != args.schedule.place.rank)
                 await_step(args, at, u, step, &ready);
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */

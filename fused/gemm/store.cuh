@@ -85,14 +85,14 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
                 sleep_until(next);
                 next = clock64() + args.store_gap;
             }
-            store_slab<E>(args, at, u, m.base + PRS_SMEM_C + slab * PRS_SLAB, half, quarter);
+            store_slab<E>(args, at, u, m.base + E::slab_place + slab * PRS_SLAB, half, quarter);
             bulk_commit();
             /* MUTANT(emulator allgather_is_right) bulk_wait_read before a slab is given back:
-             * s/bulk_wait_read<E::slabs - 1>()// */
+             * s/bulk_wait_read<E::slabs == 1 ? 0 : 1>()// */
             if (args.paced)
                 bulk_wait_done<0>();
             else
-                bulk_wait_read<E::slabs - 1>();
+                bulk_wait_read<E::slabs == 1 ? 0 : 1>();
             /* Releases the slab that the bulk store has read: this one, or the one before it. */
             if (E::slabs == 1)
                 mbarrier_arrive(&m.c_empty[slab]);
@@ -100,7 +100,7 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
                 mbarrier_arrive(&m.c_empty[half * E::slabs + (stored - 1) % E::slabs]);
         }
         bulk_wait_read<0>();
-        if (E::slabs == 2)
+        if (E::slabs != 1)
             mbarrier_arrive(&m.c_empty[half * E::slabs + (stored - 1) % E::slabs]);
         if (E::reduces) {
             /* MUTANT(emulator allreduce_is_right) bulk_wait_done before the broadcast is signalled: delete */
