@@ -138,6 +138,21 @@ template <> struct element<PRS_DTYPE_E4M3> : element_size<1> {
         static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
         wgmma_m64n128k32_e4m3(d, a, b, add);
     }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n32k32_e4m3(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n16k32_e4m3(d, a, b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+    {
+        static_assert(N_MAJOR == 0, "wgmma has no transposed operands of one byte");
+        wgmma_m64n8k32_e4m3(d, a, b, add);
+    }
 };
 
 /* Of results only. */

@@ -115,6 +115,33 @@ PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, ui
                  : "l"(a), "l"(b), "r"(add));
 }
 
+/* The same for as few columns as decoding has tokens. */
+PRS_DEVICE void wgmma_m64n32k32_e4m3(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+                 "%11, %12, %13, %14, %15}, %16, %17, p, 1, 1;\n}"
+                 : PRS_REGISTERS_8(d, 0), PRS_REGISTERS_8(d, 8)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+PRS_DEVICE void wgmma_m64n16k32_e4m3(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "%8, %9, p, 1, 1;\n}"
+                 : PRS_REGISTERS_8(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+PRS_DEVICE void wgmma_m64n8k32_e4m3(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %5, p, 1, 1;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 /* ---- tensor cores: attention ---- */
 /* Keeps instructions that compute these registers before this point, and those that use them after it. The compiler
  * does not know that wgmma_wait() fills an accumulator, nor that work before it should run during a product. */

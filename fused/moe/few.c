@@ -16,8 +16,6 @@ static const char *obstacle(const struct prs_moe_plan *p)
     const struct prs_route *r = &p->args.route;
     if (!s->layer)
         return "the plan is not of a layer (shape.layer is 0)";
-    if (p->args.type != PRS_MOE_TYPE)
-        return "one kernel is of bf16 only";
     if (!s->weights_transposed)
         return "one kernel needs shape.weights_transposed: experts' weights [E/W, N, H]";
     if (s->capacity != 0)
@@ -35,7 +33,7 @@ int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed)
     const struct prs_moe_shape *s = &p->shape;
     struct prs_moe_info *info = &p->info;
     const char *why = obstacle(p);
-    double us = why ? 0 : prs_moe_time_of_one(s, p->args.route.place.world);
+    double us = why ? 0 : prs_moe_time_of_one(s, p->args.route.place.world, prs_element_bytes(p->args.type));
     if (info->tuning.path > PRS_MOE_PATH_ONE)
         return prs_fail(-EINVAL, "fused: MoE tuning: path %u is not known", info->tuning.path);
     if (info->tuning.path == PRS_MOE_PATH_ONE && why)
@@ -73,18 +71,18 @@ struct layout {
     uint64_t places, flags, rows, results, state, done, inner, bytes;
 };
 
-static struct layout lay_out(const struct prs_route *r, uint32_t inner_columns)
+static struct layout lay_out(const struct prs_route *r, const struct prs_few *few)
 {
     struct layout l = {0};
     uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r);
     uint64_t tiles = choices / PRS_FEW_TILE + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
     l.places = take(&l.bytes, slots * prs_few_place_words(r) * sizeof(uint32_t));
-    l.flags = take(&l.bytes, slots * prs_few_pieces(r) * sizeof(uint32_t));
+    l.flags = take(&l.bytes, slots * few->pieces * sizeof(uint32_t));
     l.rows = take(&l.bytes, slots * r->row_bytes);
-    l.results = take(&l.bytes, prs_few_results_at(r, 2, 0));
+    l.results = take(&l.bytes, prs_few_results_at(r, few->result_bytes, 2, 0));
     l.state = take(&l.bytes, sizeof(struct prs_few_state));
     l.done = take(&l.bytes, tiles * sizeof(uint32_t));
-    l.inner = take(&l.bytes, choices * inner_columns * prs_element_bytes(PRS_MOE_TYPE));
+    l.inner = take(&l.bytes, choices * few->inputs[1] * prs_element_bytes(PRS_MOE_TYPE));
     return l;
 }
 
@@ -102,20 +100,22 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
                         p->base.ctx->config.device);
     ctas = prs_context_clusters(p->base.ctx, ctas, 1);
     p->few_ctas = p->info.tuning.ctas < ctas ? p->info.tuning.ctas : ctas;
+    few->pieces = prs_ceil_div(p->shape.hidden, PRS_FEW_PIECE);
+    few->result_bytes = prs_moe_result_bytes(p);
     few->inputs[0] = few->columns[1] = p->shape.hidden;
     few->inputs[1] = few->columns[0] = a->n;
     for (uint32_t i = 0; i < 2; i++) {
         few->unit[i] = i == 0 && a->epilogue.gated ? PRS_FEW_WEIGHTS / 2 : PRS_FEW_WEIGHTS;
         few->units[i] = prs_ceil_div(few->columns[i], few->unit[i]);
     }
-    prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(&a->route, a->n).bytes);
+    prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(&a->route, few).bytes);
     return 0;
 }
 
 void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches)
 {
     struct prs_few *few = &p->few;
-    struct layout l = lay_out(&p->args.route, p->args.n);
+    struct layout l = lay_out(&p->args.route, few);
     for (uint32_t q = 0; q < p->args.route.place.local_ranks; q++) {
         uint8_t *at = memory->at[q];
         few->places[q] = (uint32_t *)(at + l.places);
@@ -135,14 +135,14 @@ void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, c
 static int encode(const struct prs_moe_plan *p, uint32_t product, const void *at, CUtensorMap *map)
 {
     const struct prs_few *few = &p->few;
-    uint32_t halves = product == 0 && p->args.epilogue.gated ? 2 : 1, n = few->columns[product];
-    uint64_t row = (uint64_t)few->inputs[product] * prs_element_bytes(PRS_MOE_TYPE);
+    uint32_t halves = product == 0 && p->args.epilogue.gated ? 2 : 1, n = few->columns[product], type = p->args.type;
+    uint64_t row = (uint64_t)few->inputs[product] * prs_element_bytes(type);
     struct prs_tensor_view v = {
         .base = at,
-        .type = PRS_MOE_TYPE,
+        .type = type,
         .size = {few->inputs[product], PRS_FEW_GROUP, halves, n / PRS_FEW_GROUP, p->args.route.experts_per_rank},
         .stride = {row, n * row, PRS_FEW_GROUP * row, halves * n * row},
-        .box = {prs_element_step(PRS_MOE_TYPE), PRS_FEW_GROUP, halves, PRS_FEW_WEIGHTS / PRS_FEW_GROUP / halves, 1},
+        .box = {prs_element_step(type), PRS_FEW_GROUP, halves, PRS_FEW_WEIGHTS / PRS_FEW_GROUP / halves, 1},
         .swizzled = true};
     return prs_tensor_view_encode(&v, map);
 }
@@ -164,6 +164,7 @@ bool prs_few_runs(const struct prs_moe_plan *p, const struct prs_moe_batch *b)
 int prs_few_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b, cudaStream_t stream)
 {
     int r = encode(p, 0, b->weights, &p->few.weights[0]);
+    p->few.scales[0] = b->weight_scales, p->few.scales[1] = b->down_scales;
     if (!r)
         r = encode(p, 1, b->down, &p->few.weights[1]);
     return r ? r : prs_plan_launch_own(&p->base, steps, stream);

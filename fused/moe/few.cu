@@ -11,7 +11,8 @@ static const struct few_instance {
     uint32_t type; /* enum prs_dtype */
     few_kernel_fn kernel;
 } instances[] = {
-    {PRS_DTYPE_BF16, few_kernel<PRS_DTYPE_BF16>},
+    {PRS_DTYPE_BF16, few_kernel<few_engine<PRS_DTYPE_BF16>>},
+    {PRS_DTYPE_E4M3, few_kernel<few_engine<PRS_DTYPE_E4M3>>},
 };
 
 static few_kernel_fn kernel_of(uint32_t type)

@@ -38,7 +38,7 @@ PRS_DEVICE struct few_unit few_unit_at(const struct prs_few_args &args, const st
 }
 
 /* ---- warp 0 ---- */
-PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
+template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
 {
     uint32_t lane = threadIdx.x % 32, units = few_units(args, m);
     struct cta_position at = {blockIdx.x, gridDim.x, 0, 0};
@@ -46,14 +46,14 @@ PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_m
     struct pipeline r = {0, 0};
     for (;;) {
         if (lane == 0)
-            unit_fetch<few_engine>(&args.moe.claims->units, m.units, at, taken.taken);
+            unit_fetch<E>(&args.moe.claims->units, m.units, at, taken.taken);
         __syncwarp();
         uint32_t unit = unit_take(m.units, &taken, true);
         if (unit >= units)
             return;
         struct few_unit u = few_unit_at(args, m, unit);
         int32_t group = (int32_t)(u.block * (args.few.unit[u.product] / PRS_FEW_GROUP));
-        for (uint32_t k = 0; k < args.few.inputs[u.product]; k += PRS_FEW_STEP) {
+        for (uint32_t k = 0; k < args.few.inputs[u.product]; k += E::step) {
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* as in load_blocks() */
             if (lane == 0) {
@@ -61,9 +61,9 @@ PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_m
                 mbarrier_expect(&m.full[r.stage], PRS_FEW_STAGE_WEIGHTS);
                 for (uint32_t half = 0; half < 2; half++)
                     tma_load_5d(to + half * (PRS_FEW_STAGE_WEIGHTS / 2), &args.few.weights[u.product], &m.full[r.stage],
-                                (int32_t)(k + half * (PRS_FEW_STEP / 2)), 0, 0, group, u.tile.expert);
+                                (int32_t)(k + half * (E::step / 2)), 0, 0, group, u.tile.expert);
             }
-            pipeline_next<PRS_FEW_STAGES>(&r);
+            pipeline_next<E::stages>(&r);
         }
     }
 }
@@ -87,7 +87,7 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
                              const struct few_unit &u)
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t pieces = prs_few_pieces(r), lane = threadIdx.x % 32;
+    uint32_t pieces = args.few.pieces, lane = threadIdx.x % 32;
     if (u.product != 0) {
         /* MUTANT(emulator moe_few/few_tokens_take_one_launch) wait for the first product: delete */
         wait_flag(&args.moe.sync, args.few.done + u.index, args.few.units[0], PRS_AWAIT_BLOCK, r->place.rank, u.index);
@@ -102,40 +102,80 @@ PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_m
 }
 
 /* Where a lane's rows of a tile begin, in vectors; NO_ROW: the tile has fewer. Half of the warp loads a row, the other
- * half the next one. ROWS: as many as the tensor cores multiply. */
+ * half the next one. ROWS: as many as the tensor cores multiply. pitch: vectors from one row to the next. */
 enum { NO_ROW = ~0u };
 
 template <uint32_t ROWS>
 PRS_DEVICE void find_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_unit &u,
-                          uint32_t (&at)[ROWS / 2])
+                          uint32_t pitch, uint32_t (&at)[ROWS / 2])
 {
-    uint32_t vectors = args.few.inputs[u.product] / 8, choices = u.product != 0 ? 1 : args.moe.route.choices;
+    uint32_t choices = u.product != 0 ? 1 : args.moe.route.choices;
 #pragma unroll
     for (uint32_t i = 0; i < ROWS / 2; i++) {
         uint32_t row = i * 2 + threadIdx.x % 32 / FEW_ROW_VECTORS;
-        at[i] = row < u.tile.rows ? m.list[u.tile.first + row] / choices * vectors : NO_ROW;
+        at[i] = row < u.tile.rows ? m.list[u.tile.first + row] / choices * pitch : NO_ROW;
     }
 }
 
-/* One step of the rows, into a stage, swizzled as the tensor cores want it. Rows that the tile does not have are
- * zeros. */
-template <uint32_t ROWS>
-PRS_DEVICE void gather_stage(const struct few_memory &m, const uint4 *from, const uint32_t (&at)[ROWS / 2],
-                             const struct pipeline &p, uint32_t vector, bool inside)
+/* What a lane of a gatherer puts into a stage: a vector of each of its rows, and of e4m3 the scale of it. Rows that the
+ * tile does not have are zeros. */
+template <uint32_t ROWS> struct gathered {
+    uint4 x[ROWS / 2];
+    float scale[ROWS / 2];
+};
+
+/* Rows as they lie. columns: of a row; e4m3: its scales come after them. */
+template <class E, uint32_t ROWS>
+PRS_DEVICE void take_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uint32_t vector, uint32_t columns,
+                          struct gathered<ROWS> *g)
+{
+    bool inside = vector < columns / element<E::type>::in_vector;
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++) {
+        bool has = inside && at[i] != NO_ROW;
+        g->x[i] = has ? from[at[i] + vector] : make_uint4(0, 0, 0, 0);
+        if (E::scaled)
+            g->scale[i] = has ? ((const float *)(from + at[i] + columns / element<E::type>::in_vector))[vector / 8] : 0;
+    }
+}
+
+/* e4m3: rows of the first product's results, 16 columns of each. Eight lanes have the 128 that share a scale. */
+template <class E, uint32_t ROWS>
+PRS_DEVICE void quantise_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uint32_t vector, uint32_t columns,
+                              struct gathered<ROWS> *g)
+{
+    constexpr uint32_t each = element<E::result>::in_vector, all = element<E::type>::in_vector;
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++) {
+        uint32_t to[all / 4];
+        float x[all] = {};
+        if (vector < columns / all && at[i] != NO_ROW)
+#pragma unroll
+            for (uint32_t v = 0; v < all / each; v++)
+                unpack_vector<E::result>(from[at[i] + vector * (all / each) + v], x + v * each);
+        /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) eight lanes have a block: s/<8>/<4>/ */
+        g->scale[i] = scale_of_largest(largest_of_lanes<8>(largest_magnitude(x)));
+        quantise(x, 1.0f / g->scale[i], to);
+        g->x[i] = make_uint4(to[0], to[1], to[2], to[3]);
+    }
+}
+
+/* Puts the rows into a stage, swizzled as the tensor cores want it. */
+template <class E, uint32_t ROWS>
+PRS_DEVICE void put_rows_in_stage(const struct few_memory &m, const struct pipeline &p, const struct gathered<ROWS> &g)
 {
     uint32_t lane = threadIdx.x % 32, mine = lane % FEW_ROW_VECTORS;
     uint32_t to =
         smem_address(m.base) + p.stage * PRS_FEW_STAGE + PRS_FEW_STAGE_WEIGHTS + mine / 8 * (PRS_FEW_STAGE_ROWS / 2);
-    uint4 x[ROWS / 2];
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS / 2; i++)
-        x[i] = inside && at[i] != NO_ROW ? from[at[i] + vector] : make_uint4(0, 0, 0, 0);
+    float *scales = m.scales + p.stage * PRS_FEW_STAGE_SCALES + mine / 8 * PRS_FEW_TILE;
     mbarrier_wait(&m.empty[p.stage], p.phase ^ 1);
     __syncwarp();
 #pragma unroll
     for (uint32_t i = 0; i < ROWS / 2; i++) {
         uint32_t row = i * 2 + lane / FEW_ROW_VECTORS;
-        store_shared_v4(to + row * PRS_STAGE_ROW + ((mine % 8 ^ row % 8) << 4), x[i].x, x[i].y, x[i].z, x[i].w);
+        store_shared_v4(to + row * PRS_STAGE_ROW + ((mine % 8 ^ row % 8) << 4), g.x[i].x, g.x[i].y, g.x[i].z, g.x[i].w);
+        if (E::scaled && mine % 8 == 0)
+            scales[row] = g.scale[i];
     }
     fence_async_shared();
     __syncwarp();
@@ -149,24 +189,30 @@ struct gather_turn {
     uint32_t others; /* stages of other warps before the next one of this warp */
 };
 
-template <uint32_t ROWS>
+template <class E, uint32_t ROWS>
 PRS_DEVICE void gather_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                             const struct few_unit &u, struct gather_turn *turn)
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t vectors = args.few.inputs[u.product] / 8, at[ROWS / 2];
+    uint32_t columns = args.few.inputs[u.product], at[ROWS / 2];
     const uint8_t *slots = args.few.rows[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * r->row_bytes;
     const uint4 *from = (const uint4 *)(u.product != 0 ? args.few.inner : slots);
-    find_rows<ROWS>(args, m, u, at);
-    for (uint32_t first = 0; first < vectors; first += FEW_ROW_VECTORS, pipeline_next<PRS_FEW_STAGES>(&turn->p)) {
-        uint32_t vector = first + threadIdx.x % FEW_ROW_VECTORS;
+    find_rows<ROWS>(args, m, u, u.product != 0 ? columns * element<E::result>::bytes / 16 : r->row_bytes / 16, at);
+    for (uint32_t first = 0; first < columns; first += E::step, pipeline_next<E::stages>(&turn->p)) {
+        uint32_t vector = first / element<E::type>::in_vector + threadIdx.x % FEW_ROW_VECTORS;
+        struct gathered<ROWS> g;
         if (turn->others-- != 0)
             continue;
         turn->others = FEW_GATHERERS - 1;
-        gather_stage<ROWS>(m, from, at, turn->p, vector, vector < vectors);
+        if (E::scaled && u.product != 0)
+            quantise_rows<E, ROWS>(from, at, vector, columns, &g);
+        else
+            take_rows<E, ROWS>(from, at, vector, columns, &g);
+        put_rows_in_stage<E, ROWS>(m, turn->p, g);
     }
 }
 
+template <class E>
 PRS_DEVICE void gather_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     uint32_t units = few_units(args, m);
@@ -176,11 +222,11 @@ PRS_DEVICE void gather_rows(const struct prs_few_args &args, const struct few_me
         struct few_unit u = few_unit_at(args, m, unit);
         await_inputs(args, m, l, u);
         if (u.tile.rows <= 8)
-            gather_unit<8>(args, m, l, u, &turn);
+            gather_unit<E, 8>(args, m, l, u, &turn);
         else if (u.tile.rows <= 16)
-            gather_unit<16>(args, m, l, u, &turn);
+            gather_unit<E, 16>(args, m, l, u, &turn);
         else
-            gather_unit<32>(args, m, l, u, &turn);
+            gather_unit<E, 32>(args, m, l, u, &turn);
     }
 }
 
@@ -224,8 +270,8 @@ PRS_DEVICE void deliver_vector(const struct prs_few_args &args, const struct few
         return;
     }
     uint32_t slot = choice / r->choices, q = prs_place_distance(&r->place, slot / r->tokens);
-    uint8_t *to = args.few.results[q] + prs_few_results_at(r, l.bank, slot % r->tokens) +
-                  (uint64_t)(choice % r->choices) * r->row_bytes;
+    uint8_t *to = args.few.results[q] + prs_few_results_at(r, args.few.result_bytes, l.bank, slot % r->tokens) +
+                  (uint64_t)(choice % r->choices) * args.few.result_bytes;
     store_relaxed_sys_v4((uint4 *)to + vector, sent_vector(x));
 }
 
@@ -247,35 +293,133 @@ PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_m
     }
 }
 
-template <int TYPE, uint32_t ROWS>
-PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                              const struct few_unit &u, struct pipeline *p)
+/* Issues the products of half a stage: a row of PRS_STAGE_ROW bytes of the weights and of the rows. */
+template <class E, int N>
+PRS_DEVICE void multiply_half(float (&d)[N], const struct few_memory &m, uint32_t stage, uint32_t half, bool add)
 {
-    typedef element<TYPE> in;
-    constexpr uint32_t across = in::product_k * in::bytes / 16, of_half = in::in_row / in::product_k;
-    uint32_t steps = __reduce_max_sync(~0u, prs_ceil_div(args.few.inputs[u.product], PRS_FEW_STEP));
-    float d[ROWS / 2];
-    for (uint32_t step = 0; step < steps; step++, pipeline_next<PRS_FEW_STAGES>(p)) {
-        uint32_t stage = smem_address(m.base) + p->stage * PRS_FEW_STAGE;
-        uint64_t a = matrix_descriptor(stage, 16), b = matrix_descriptor(stage + PRS_FEW_STAGE_WEIGHTS, 16);
+    typedef element<E::type> in;
+    constexpr uint32_t across = in::product_k * in::bytes / 16;
+    uint32_t base = smem_address(m.base) + stage * PRS_FEW_STAGE;
+    uint64_t a = matrix_descriptor(base + half * (PRS_FEW_STAGE_WEIGHTS / 2), 16);
+    uint64_t b = matrix_descriptor(base + PRS_FEW_STAGE_WEIGHTS + half * (PRS_FEW_STAGE_ROWS / 2), 16);
+#pragma unroll
+    for (uint32_t k = 0; k < in::in_row / in::product_k; k++)
+        in::template multiply<0>(d, a + k * across, b + k * across, add || k != 0);
+}
+
+template <class E, uint32_t ROWS>
+PRS_DEVICE void multiply_rows(const struct few_memory &m, struct pipeline *p, uint32_t steps, float (&d)[ROWS / 2])
+{
+    for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(p)) {
         mbarrier_wait(&m.full[p->stage], p->phase);
         wgmma_fence();
-#pragma unroll
-        for (uint32_t k = 0; k < 2 * of_half; k++)
-            in::template multiply<0>(d, a + k / of_half * (PRS_FEW_STAGE_WEIGHTS / 2 / 16) + k % of_half * across,
-                                     b + k / of_half * (PRS_FEW_STAGE_ROWS / 2 / 16) + k % of_half * across,
-                                     step != 0 || k != 0);
+        multiply_half<E>(d, m, p->stage, 0, step != 0);
+        multiply_half<E>(d, m, p->stage, 1, true);
         wgmma_commit();
         wgmma_wait<0>();
         if (threadIdx.x % 32 == 0)
             mbarrier_arrive(&m.empty[p->stage]);
     }
     registers_pin(d);
-    finish_unit<TYPE, ROWS>(args, m, u, d);
+}
+
+/* e4m3: the scales of a unit's weights, in the two blocks of 128 columns of a stage; first: of a thread's first row,
+ * second: of the one 8 further down. */
+struct weight_scales {
+    float first[2], second[2];
+};
+
+struct weight_blocks {
+    const float *first, *second; /* of a unit's rows; one scale after the other along K */
+    uint32_t count;              /* of blocks along K */
+};
+
+PRS_DEVICE struct weight_blocks find_weight_scales(const struct prs_few_args &args, const struct few_unit &u)
+{
+    bool gated = u.product == 0 && args.moe.epilogue.gated != 0;
+    uint32_t columns = args.few.columns[u.product], row = u.block * args.few.unit[u.product] / PRS_SCALE_BLOCK;
+    uint32_t rows = columns / PRS_SCALE_BLOCK, count = args.few.inputs[u.product] / PRS_SCALE_BLOCK;
+    /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) each expert has its scales: s/u.tile.expert/0/ */
+    const float *scales = args.few.scales[u.product] + (uint64_t)u.tile.expert * (gated ? 2 : 1) * rows * count;
+    const float *first = scales + row * count;
+    /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) up has its scales: s/gated ? rows : 0/0/ */
+    return {first, first + (gated ? rows : 0) * count, count};
+}
+
+PRS_DEVICE struct weight_scales load_weight_scales(const struct weight_blocks &w, uint32_t step)
+{
+    struct weight_scales s;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        bool inside = step * 2 + half < w.count;
+        s.first[half] = inside ? w.first[step * 2 + half] : 0;
+        s.second[half] = inside ? w.second[step * 2 + half] : 0;
+    }
+    return s;
+}
+
+/* Adds the sum of 128 columns, times the scales of weights and tokens, to d. */
+template <uint32_t ROWS>
+PRS_DEVICE void promote_sum(float (&d)[ROWS / 2], const float (&held)[ROWS / 2], const float *scales, float first,
+                            float second)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i += 4) {
+        float2 s = *(const float2 *)(scales + i * 2 + threadIdx.x % 4 * 2);
+        d[i] += held[i] * (first * s.x), d[i + 1] += held[i + 1] * (first * s.y);
+        d[i + 2] += held[i + 2] * (second * s.x), d[i + 3] += held[i + 3] * (second * s.y);
+    }
+}
+
+/* Like multiply_rows(), of e4m3, whose sums are promoted to fp32 every 128 columns. */
+template <class E, uint32_t ROWS>
+PRS_DEVICE void multiply_scaled_rows(const struct few_memory &m, struct pipeline *p, uint32_t steps,
+                                     const struct weight_blocks &w, float (&d)[ROWS / 2])
+{
+    struct weight_scales next = load_weight_scales(w, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS / 2; i++)
+        d[i] = 0;
+    for (uint32_t step = 0; step < steps; step++, pipeline_next<E::stages>(p)) {
+        const float *scales = m.scales + p->stage * PRS_FEW_STAGE_SCALES;
+        struct weight_scales s = next;
+        float left[ROWS / 2], right[ROWS / 2];
+        mbarrier_wait(&m.full[p->stage], p->phase);
+        wgmma_fence();
+        multiply_half<E>(left, m, p->stage, 0, false);
+        wgmma_commit();
+        multiply_half<E>(right, m, p->stage, 1, false);
+        wgmma_commit();
+        next = load_weight_scales(w, step + 1);
+        wgmma_wait<1>();
+        registers_pin(left);
+        promote_sum<ROWS>(d, left, scales, s.first[0], s.second[0]);
+        wgmma_wait<0>();
+        registers_pin(right);
+        /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) each block of a row has its scale:
+         * s/scales + PRS_FEW_TILE/scales/ */
+        promote_sum<ROWS>(d, right, scales + PRS_FEW_TILE, s.first[1], s.second[1]);
+        __syncwarp(); /* all lanes have read the scales */
+        if (threadIdx.x % 32 == 0)
+            mbarrier_arrive(&m.empty[p->stage]);
+    }
+}
+
+template <class E, uint32_t ROWS>
+PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
+                              const struct few_unit &u, struct pipeline *p)
+{
+    uint32_t steps = __reduce_max_sync(~0u, prs_ceil_div(args.few.inputs[u.product], E::step));
+    float d[ROWS / 2];
+    if constexpr (E::scaled)
+        multiply_scaled_rows<E, ROWS>(m, p, steps, find_weight_scales(args, u), d);
+    else
+        multiply_rows<E, ROWS>(m, p, steps, d);
+    finish_unit<E::result, ROWS>(args, m, u, d);
     deliver_unit(args, m, l, u);
 }
 
-template <int TYPE>
+template <class E>
 PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
     uint32_t units = few_units(args, m);
@@ -284,11 +428,11 @@ PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few
     for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
         struct few_unit u = few_unit_at(args, m, unit);
         if (u.tile.rows <= 8)
-            multiply_unit<TYPE, 8>(args, m, l, u, &p);
+            multiply_unit<E, 8>(args, m, l, u, &p);
         else if (u.tile.rows <= 16)
-            multiply_unit<TYPE, 16>(args, m, l, u, &p);
+            multiply_unit<E, 16>(args, m, l, u, &p);
         else
-            multiply_unit<TYPE, 32>(args, m, l, u, &p);
+            multiply_unit<E, 32>(args, m, l, u, &p);
     }
 }
 
@@ -313,7 +457,7 @@ PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_
         for (uint32_t i = 0; i < FEW_TERMS; i++)
             if ((terms >> i & 1) != 0)
                 x[i] = (left_out >> i & 1) != 0 ? sent_vector(make_uint4(0, 0, 0, 0))
-                                                : load_relaxed_sys_v4(at + (uint64_t)i * (r->row_bytes / 16));
+                                                : load_relaxed_sys_v4(at + (uint64_t)i * (args.few.result_bytes / 16));
 #pragma unroll
         for (uint32_t i = 0; i < FEW_TERMS; i++)
             if ((terms >> i & 1) != 0 && !has_arrived(x[i]))
@@ -323,7 +467,7 @@ PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_
             return;
         uint32_t rank = m.code[choice + missing] / r->experts_per_rank;
         if (asks_for_absent(clock, l.absent, rank) &&
-            gives_nothing(args, at + (uint64_t)missing * (r->row_bytes / 16), rank))
+            gives_nothing(args, at + (uint64_t)missing * (args.few.result_bytes / 16), rank))
             /* MUTANT(emulator absent/a_rank_that_is_lost_in_a_launch_leaves_nothing_behind) a result that does not come
              * is 0: delete */
             left_out |= 1u << missing;
@@ -339,9 +483,9 @@ PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_me
 {
     constexpr uint32_t each = element<TYPE>::in_vector;
     const struct prs_route *r = &args.moe.route;
-    uint32_t vectors = r->row_bytes / 16, of_token = token * r->choices;
+    uint32_t vectors = args.few.result_bytes / 16, of_token = token * r->choices;
     uint32_t choice = prs_few_slot(r, 0, r->place.rank, token) * r->choices;
-    uint4 *at = (uint4 *)(args.few.results[0] + prs_few_results_at(r, l.bank, token)) + vector;
+    uint4 *at = (uint4 *)(args.few.results[0] + prs_few_results_at(r, args.few.result_bytes, l.bank, token)) + vector;
     float sum[each] = {}, y[each];
     if (vector >= vectors)
         return;
@@ -380,7 +524,7 @@ PRS_DEVICE void add_results(const struct prs_few_args &args, const struct few_me
 template <int TYPE>
 PRS_DEVICE void combine_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
-    uint32_t parts = prs_ceil_div(args.moe.route.row_bytes / 16, 32), all = token_count(args.moe) * parts;
+    uint32_t parts = prs_ceil_div(args.few.result_bytes / 16, 32), all = token_count(args.moe) * parts;
     for (uint32_t part; (part = claim_for_warp(&args.moe.claims->combined)) < all;)
         add_results<TYPE>(args, m, l, part / parts, part % parts * 32 + threadIdx.x % 32);
 }
@@ -413,14 +557,14 @@ PRS_DEVICE void leave_few(const struct prs_few_args &args, const struct few_memo
 }
 
 /* ---- the kernel ---- */
-template <int TYPE>
+template <class E>
 __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_constant__ struct prs_few_args args)
 {
     struct few_memory m = few_memory_map(dynamic_shared());
     uint32_t number = *(volatile uint32_t *)&args.few.state->launches + 1;
     struct few_launch l = {number, number & 1, absent_ranks(&args.moe.sync)};
-    few_memory_init(args, m);
-    send_tokens(args, m, l); /* its first barrier lets all threads see what was initialised */
+    few_memory_init<E>(args, m);
+    send_tokens<E>(args, m, l); /* its first barrier lets all threads see what was initialised */
     take_places(args, m, l);
     __syncthreads();
     if (threadIdx.x < 32)
@@ -431,13 +575,13 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     order_rows(args, m);
     __syncthreads();
     if (threadIdx.x < 32)
-        load_weights(args, m);
+        load_weights<E>(args, m);
     else if (threadIdx.x < 128)
-        gather_rows(args, m, l);
+        gather_rows<E>(args, m, l);
     else
-        multiply_units<TYPE>(args, m, l);
+        multiply_units<E>(args, m, l);
     __syncthreads();
-    combine_results<TYPE>(args, m, l);
+    combine_results<E::result>(args, m, l);
     __syncthreads();
     if (threadIdx.x == 0)
         leave_few(args, m, l);

@@ -7,6 +7,10 @@
  *   rows of an expert, in tiles of up to 32 --> first product, activation --> inner --> second product
  *   results --> the inbox of the token's rank: a row for each choice; that rank adds them up
  *
+ * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16, and the warps
+ * that gather them for the second one quantise them: a unit has fewer columns than share a scale. The scales of a
+ * stage's rows lie after the last stage; those of weights are read from the caller's memory.
+ *
  * No counts are exchanged: the slots are fixed, and each CTA finds the rows of its rank's experts in the places. A
  * *choice* is numbered over all ranks: (source rank * tokens + token) * top_k + slot.
  *
@@ -28,18 +32,20 @@ enum {
     PRS_FEW_MOST_CHOICES = 4096, /* of all ranks in one launch: shared memory holds them */
     PRS_FEW_TILE = 32,           /* rows of an expert that are multiplied at a time: the N of the tensor cores */
     PRS_FEW_WEIGHTS = 64,        /* rows of weights in a unit: their M */
-    PRS_FEW_STEP = 128,          /* columns of rows and weights in a stage: two rows of PRS_STAGE_ROW bytes */
+    PRS_FEW_STEP = 256,          /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
     PRS_FEW_GROUP = 8,           /* rows of weights that come together: a gate's and an up's, by turns */
-    PRS_FEW_PIECE = 2048,        /* bytes of a token that a warp sends */
+    PRS_FEW_PIECE = 1024,        /* columns of a token that a warp sends */
     PRS_FEW_WARPS = 8,
 };
 
 /* Shared memory. */
 enum {
-    PRS_FEW_STAGES = 8,
-    PRS_FEW_STAGE_WEIGHTS = PRS_FEW_WEIGHTS * PRS_FEW_STEP * 2,
-    PRS_FEW_STAGE_ROWS = PRS_FEW_TILE * PRS_FEW_STEP * 2,
+    PRS_FEW_STAGES = 8,        /* at most */
+    PRS_FEW_SCALED_STAGES = 7, /* of e4m3: scales take the place of the last one */
+    PRS_FEW_STAGE_WEIGHTS = PRS_FEW_WEIGHTS * PRS_FEW_STEP,
+    PRS_FEW_STAGE_ROWS = PRS_FEW_TILE * PRS_FEW_STEP,
     PRS_FEW_STAGE = PRS_FEW_STAGE_WEIGHTS + PRS_FEW_STAGE_ROWS,
+    PRS_FEW_STAGE_SCALES = 2 * PRS_FEW_TILE,      /* floats: of 128 columns, then of the next 128 */
     PRS_FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16, /* of a row of a unit's results; 16: other banks for the next row */
     PRS_FEW_MOST_TILES = PRS_FEW_MOST_CHOICES / PRS_FEW_TILE + PRS_ROUTE_MAX_EXPERTS,
     PRS_FEW_SMEM_OUT = PRS_FEW_STAGES * PRS_FEW_STAGE,
@@ -61,12 +67,15 @@ struct prs_few_state {
 struct prs_few {
     CUtensorMap weights[2]; /* columns; a group's rows; gate and up; groups; experts */
     uint32_t inputs[2];     /* columns of its rows: H and I */
+    const float *scales[2]; /* e4m3: of the weights, [expert here][rows of weights / 128][inputs / 128] */
     uint32_t columns[2];    /* of its results: I and H */
     uint32_t unit[2];       /* of them in a unit: as many as it has rows of weights; gated: half as many */
     uint32_t units[2];      /* of a tile */
     struct prs_few_state *state;
-    uint32_t *done; /* [tile]: units of the first product whose results are stored; zero between launches */
-    uint8_t *inner; /* [choice][I]: results of the first product */
+    uint32_t *done;        /* [tile]: units of the first product whose results are stored; zero between launches */
+    uint8_t *inner;        /* [choice][I]: results of the first product, of bf16 */
+    uint32_t pieces;       /* of a token */
+    uint32_t result_bytes; /* of a row of the second product's results */
     /* Symmetric memory; [q]: at neighbour q. */
     uint32_t *places[PRS_MAX_LOCAL_RANKS];
     uint8_t *rows[PRS_MAX_LOCAL_RANKS];
@@ -94,15 +103,10 @@ PRS_SHARED uint32_t prs_few_place_words(const struct prs_route *r)
     return (r->choices + 3) / 4 * 4;
 }
 
-PRS_SHARED uint32_t prs_few_pieces(const struct prs_route *r)
-{
-    return prs_ceil_div(r->row_bytes, PRS_FEW_PIECE);
-}
-
 /* The first of the results of a token, in the inbox of its rank. */
-PRS_SHARED uint64_t prs_few_results_at(const struct prs_route *r, uint32_t bank, uint32_t token)
+PRS_SHARED uint64_t prs_few_results_at(const struct prs_route *r, uint32_t result_bytes, uint32_t bank, uint32_t token)
 {
-    return ((uint64_t)bank * r->tokens + token) * r->choices * r->row_bytes;
+    return ((uint64_t)bank * r->tokens + token) * r->choices * result_bytes;
 }
 
 PRS_SHARED uint32_t prs_few_choices(const struct prs_route *r)

@@ -7,19 +7,27 @@
 #include "fused/core/units.cuh"
 #include "fused/moe/choices.cuh"
 #include "fused/moe/few.h"
+#include "fused/moe/scaled_rows.cuh"
 
 enum {
     FEW_THREADS = PRS_FEW_WARPS * 32,
-    FEW_GATHERERS = 3, /* warps 1 .. 3 */
-    FEW_CONSUMERS = 4, /* warps 4 .. 7 */
-    FEW_PIECE_VECTORS = PRS_FEW_PIECE / 16 / 32,
-    FEW_ROW_VECTORS = PRS_FEW_STEP * 2 / 16, /* of a row in a stage */
-    FEW_TERMS = 8,                           /* results that a lane reads at a time */
-    FEW_BARRIER = 1                          /* the consumers' named barrier */
+    FEW_GATHERERS = 3,                   /* warps 1 .. 3 */
+    FEW_CONSUMERS = 4,                   /* warps 4 .. 7 */
+    FEW_ROW_VECTORS = PRS_FEW_STEP / 16, /* of a row in a stage */
+    FEW_TERMS = 8,                       /* results that a lane reads at a time */
+    FEW_BARRIER = 1                      /* the consumers' named barrier */
 };
+static_assert((uint32_t)PRS_FEW_PIECE == QUANTISE_PART, "a warp quantises what it sends");
 
-/* For units.cuh. */
-struct few_engine {
+/* TYPE: of tokens and weights. */
+template <int TYPE> struct few_engine {
+    static constexpr int type = TYPE;
+    static constexpr int result = element<TYPE>::sum;      /* of both products */
+    static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3; /* with scales of blocks */
+    static constexpr int stages = scaled ? PRS_FEW_SCALED_STAGES : PRS_FEW_STAGES;
+    static constexpr uint32_t step = PRS_FEW_STEP / element<TYPE>::bytes;                     /* columns in a stage */
+    static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* of a lane */
+    /* For units.cuh. */
     static constexpr int cluster = 1;
     static constexpr int unit_readers = 1 + FEW_GATHERERS + FEW_CONSUMERS;
 };
@@ -32,6 +40,7 @@ struct few_tile {
 struct few_memory {
     uint8_t *base, *out;
     uint64_t *full, *empty; /* [PRS_FEW_STAGES] */
+    float *scales;          /* [stage][PRS_FEW_STAGE_SCALES] */
     struct unit_memory units;
     uint32_t *claimed, *tiles, *blocks; /* blocks: of PRS_TILE_M rows, for the status */
     struct few_tile *tile;
@@ -56,6 +65,7 @@ PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
     struct few_memory m;
     m.base = base;
     m.out = base + PRS_FEW_SMEM_OUT;
+    m.scales = (float *)(base + PRS_FEW_SCALED_STAGES * PRS_FEW_STAGE);
     m.full = (uint64_t *)(base + PRS_FEW_SMEM_BARRIERS);
     m.empty = m.full + PRS_FEW_STAGES;
     m.units.full = m.empty + PRS_FEW_STAGES;
@@ -72,7 +82,7 @@ PRS_DEVICE struct few_memory few_memory_map(uint8_t *base)
     return m;
 }
 
-PRS_DEVICE void few_memory_init(const struct prs_few_args &args, const struct few_memory &m)
+template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &args, const struct few_memory &m)
 {
     for (uint32_t e = threadIdx.x; e < args.moe.route.experts_per_rank; e += FEW_THREADS)
         m.count[e] = 0;
@@ -82,8 +92,8 @@ PRS_DEVICE void few_memory_init(const struct prs_few_args &args, const struct fe
     }
     if (threadIdx.x != 0)
         return;
-    unit_memory_init<few_engine>(m.units);
-    for (int i = 0; i < PRS_FEW_STAGES; i++) {
+    unit_memory_init<E>(m.units);
+    for (int i = 0; i < E::stages; i++) {
         mbarrier_init(&m.full[i], 2); /* the weights, and the rows */
         mbarrier_init(&m.empty[i], FEW_CONSUMERS);
     }
@@ -108,33 +118,84 @@ PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_la
             store_relaxed_sys_v4(args.few.places[q] + at, make_uint4(four[0], four[1], four[2], four[3]));
 }
 
+/* Where a token's slot lies at a rank. */
+PRS_DEVICE uint8_t *slot_at(const struct prs_few_args &args, uint32_t slot, uint32_t rank)
+{
+    const struct prs_route *r = &args.moe.route;
+    return args.few.rows[prs_place_distance(&r->place, rank)] + (uint64_t)slot * r->row_bytes;
+}
+
+/* A piece of a row as it is, to the ranks in the mask. */
+template <class E>
+PRS_DEVICE void copy_piece(const struct prs_few_args &args, uint32_t token, uint32_t slot, uint32_t piece,
+                           uint32_t ranks)
+{
+    constexpr uint32_t each = E::piece_vectors;
+    const struct prs_route *r = &args.moe.route;
+    uint32_t columns = args.few.inputs[0], vectors = columns * element<E::type>::bytes / 16;
+    uint32_t lane = threadIdx.x % 32, first = piece * each * 32 + lane;
+    const uint4 *from = (const uint4 *)args.moe.unscaled + (uint64_t)token * vectors;
+    uint4 x[each];
+    float scale = 0;
+    uint32_t block = piece * (PRS_FEW_PIECE / PRS_SCALE_BLOCK) + lane, blocks = columns / PRS_SCALE_BLOCK;
+    bool scales = E::scaled && lane < PRS_FEW_PIECE / PRS_SCALE_BLOCK && block < blocks;
+#pragma unroll
+    for (uint32_t i = 0; i < each; i++)
+        x[i] = first + i * 32 < vectors ? from[first + i * 32] : make_uint4(0, 0, 0, 0);
+    if (scales)
+        scale = args.moe.token_scales[(uint64_t)token * blocks + block];
+    for (uint32_t rank = 0; rank < r->place.world; rank++) {
+        if ((ranks >> rank & 1) == 0)
+            continue;
+        uint8_t *to = slot_at(args, slot, rank);
+#pragma unroll
+        for (uint32_t i = 0; i < each; i++)
+            if (first + i * 32 < vectors)
+                ((uint4 *)to)[first + i * 32] = x[i];
+        if (scales)
+            ((float *)(to + columns))[block] = scale;
+    }
+}
+
+/* A piece of a row of bf16, as e4m3 with its scales. */
+template <class E>
+PRS_DEVICE void quantise_piece(const struct prs_few_args &args, uint32_t token, uint32_t slot, uint32_t piece,
+                               uint32_t ranks)
+{
+    uint32_t columns = args.few.inputs[0], world = args.moe.route.place.world;
+    const uint8_t *from = (const uint8_t *)args.moe.unscaled + (uint64_t)token * columns * element<E::result>::bytes;
+    auto each = [&](auto store) {
+        for (uint32_t rank = 0; rank < world; rank++)
+            if ((ranks >> rank & 1) != 0)
+                store(slot_at(args, slot, rank));
+    };
+    quantise_part(
+        columns, piece * PRS_FEW_PIECE,
+        [&](uint32_t column, float(&x)[8]) {
+            unpack_vector<E::result>(*(const uint4 *)(from + column * element<E::result>::bytes), x);
+        },
+        [&](uint32_t column, uint2 packed) { each([&](uint8_t *to) { *(uint2 *)(to + column) = packed; }); },
+        [&](uint32_t block, float scale) { each([&](uint8_t *to) { ((float *)(to + columns))[block] = scale; }); });
+}
+
 /* A piece of a row, to the ranks in the mask, and the flags of it. */
+template <class E>
 PRS_DEVICE void send_piece(const struct prs_few_args &args, const struct few_launch &l, uint32_t token, uint32_t piece,
                            uint32_t ranks)
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t lane = threadIdx.x % 32, vectors = r->row_bytes / 16, first = piece * (PRS_FEW_PIECE / 16) + lane;
-    uint32_t slot = prs_few_slot(r, l.bank, r->place.rank, token);
-    const uint4 *from = (const uint4 *)(args.moe.tokens + (uint64_t)token * r->row_bytes);
-    uint4 x[FEW_PIECE_VECTORS];
-#pragma unroll
-    for (uint32_t i = 0; i < FEW_PIECE_VECTORS; i++)
-        x[i] = first + i * 32 < vectors ? from[first + i * 32] : make_uint4(0, 0, 0, 0);
-    for (uint32_t rank = 0; rank < r->place.world; rank++) {
-        if ((ranks >> rank & 1) == 0)
-            continue;
-        uint4 *to = (uint4 *)(args.few.rows[prs_place_distance(&r->place, rank)] + (uint64_t)slot * r->row_bytes);
-#pragma unroll
-        for (uint32_t i = 0; i < FEW_PIECE_VECTORS; i++)
-            if (first + i * 32 < vectors)
-                to[first + i * 32] = x[i];
-    }
+    uint32_t lane = threadIdx.x % 32, slot = prs_few_slot(r, l.bank, r->place.rank, token);
+    if (E::scaled && args.moe.token_scales == NULL)
+        quantise_piece<E>(args, token, slot, piece, ranks);
+    else
+        copy_piece<E>(args, token, slot, piece, ranks);
     __syncwarp();                                          /* all lanes have stored the piece before it is flagged */
     if (lane < r->place.world && (ranks >> lane & 1) != 0) /* [few-row]: pairs with await_inputs() */
-        store_release_sys(args.few.row_flags[prs_place_distance(&r->place, lane)] + slot * prs_few_pieces(r) + piece,
+        store_release_sys(args.few.row_flags[prs_place_distance(&r->place, lane)] + slot * args.few.pieces + piece,
                           l.number);
 }
 
+template <class E>
 PRS_DEVICE void send_token(const struct prs_few_args &args, const struct few_launch &l, uint32_t token, uint32_t piece)
 {
     const struct prs_route *r = &args.moe.route;
@@ -154,20 +215,21 @@ PRS_DEVICE void send_token(const struct prs_few_args &args, const struct few_lau
     if (piece == 0)
         send_places(args, l, token, expert);
     if (ranks != 0)
-        send_piece(args, l, token, piece, ranks);
+        send_piece<E>(args, l, token, piece, ranks);
 }
 
 /* A CTA claims a piece for each warp. The first pieces of all tokens come first: they bring the places. */
+template <class E>
 PRS_DEVICE void send_tokens(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
 {
-    uint32_t tokens = args.moe.route.tokens, all = tokens * prs_few_pieces(&args.moe.route);
+    uint32_t tokens = args.moe.route.tokens, all = tokens * args.few.pieces;
     for (;;) {
         if (threadIdx.x == 0)
             *m.claimed = atomicAdd(&args.moe.claims->pushed, (uint32_t)PRS_FEW_WARPS);
         __syncthreads();
         uint32_t first = *m.claimed, at = first + threadIdx.x / 32;
         if (at < all)
-            send_token(args, l, at % tokens, at / tokens);
+            send_token<E>(args, l, at % tokens, at / tokens);
         if (first + PRS_FEW_WARPS >= all)
             return;
         __syncthreads(); /* all have read the number */

@@ -16,7 +16,7 @@ struct prs_moe_time {
 /* A dispatch with its product, or a layer, of several kernels. row_bytes: of a token; element_bytes: of a number. */
 struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint32_t world, uint32_t row_bytes,
                                             uint32_t element_bytes);
-/* A layer of bf16 as one kernel (few.h): us. */
-double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world);
+/* A layer as one kernel (few.h): us. */
+double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes);
 
 #endif

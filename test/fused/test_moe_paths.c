@@ -42,11 +42,11 @@ Test(moe_paths, predicted_times_are_as_measured)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s =
             layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, rows[i].top_k);
-        double one = prs_moe_time_of_one(&s, rows[i].world) / rows[i].one_us;
+        double one = prs_moe_time_of_one(&s, rows[i].world, BF16_ROW) / rows[i].one_us;
         double several = several_us(&s, rows[i].world) / rows[i].several_us;
         cr_assert(one > 0.64 && one < 0.9, "row %zu: one kernel, %g of what was measured", i, one);
         cr_assert(several > 0.6 && several < 1.05, "row %zu: several kernels, %g of what was measured", i, several);
-        cr_assert_lt(prs_moe_time_of_one(&s, rows[i].world), several_us(&s, rows[i].world), "row %zu", i);
+        cr_assert_lt(prs_moe_time_of_one(&s, rows[i].world, BF16_ROW), several_us(&s, rows[i].world), "row %zu", i);
     }
 }
 
@@ -58,7 +58,28 @@ Test(moe_paths, experts_with_many_rows_take_several_kernels)
     } rows[] = {{1, true}, {8, true}, {16, true}, {128, false}, {512, false}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s = layer_of(rows[i].tokens, MIXTRAL);
-        cr_assert_eq(prs_moe_time_of_one(&s, 4) < several_us(&s, 4), rows[i].one, "%u tokens: %g us, several %g",
-                     rows[i].tokens, prs_moe_time_of_one(&s, 4), several_us(&s, 4));
+        cr_assert_eq(prs_moe_time_of_one(&s, 4, BF16_ROW) < several_us(&s, 4), rows[i].one,
+                     "%u tokens: %g us, several %g", rows[i].tokens, prs_moe_time_of_one(&s, 4, BF16_ROW),
+                     several_us(&s, 4));
+    }
+}
+
+/* In e4m3, measured on 4 H200s (doc/results/moe-layer-few-fp8-4xH200.json). */
+Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
+{
+    static const struct {
+        uint32_t tokens, hidden, inner, experts, top_k;
+        double one_us, several_us;
+    } rows[] = {
+        {1, QWEN3_30B, 45.7, 106.2},    {8, QWEN3_30B, 80.6, 140.1},    {37, QWEN3_30B, 109.7, 152.2},
+        {128, QWEN3_30B, 216.7, 160.7}, {8, DEEPSEEK_V3, 592.2, 658.3}, {128, DEEPSEEK_V3, 1469.7, 884.9},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_moe_shape s =
+            layer_of(rows[i].tokens, rows[i].hidden, rows[i].inner, rows[i].experts, rows[i].top_k);
+        double one = prs_moe_time_of_one(&s, 4, 1);
+        double several = prs_moe_time_of_kernels(&s, 4, s.hidden + s.hidden / 32, 1).all;
+        cr_assert_eq(one < several, rows[i].one_us < rows[i].several_us, "row %zu: %g us, several %g", i, one, several);
+        cr_assert(one / rows[i].one_us > 0.64 && one / rows[i].one_us < 1.05, "row %zu: %g us", i, one);
     }
 }

@@ -46,7 +46,7 @@ def kernels_of(rule):
     """The object that has the rule's kernels is named after the folder in which they stand."""
     file = pathlib.PurePath(rule.edits[0].file)
     room = file.parts[-2]
-    if rule.target.startswith(FEW):
+    if file.stem.startswith("few"):
         return "moe_few"
     if file.stem == "inbox_word":
         return "unfused"

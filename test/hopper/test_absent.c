@@ -83,7 +83,8 @@ static void send_a_part(const struct layer *l, uint32_t launch)
     for (uint32_t i = 0; i < TOKENS * 4; i++)
         words[i] = prs_few_word(launch, i == 0 ? 0 : PRS_ROUTE_NONE);
     (void)cudaMemcpy(few->places[0] + prs_few_slot(r, bank, 1, 0) * 4, words, sizeof(words), cudaMemcpyHostToDevice);
-    (void)cudaMemcpy(few->results[0] + prs_few_results_at(r, bank, 0), &word, sizeof(word), cudaMemcpyHostToDevice);
+    (void)cudaMemcpy(few->results[0] + prs_few_results_at(r, few->result_bytes, bank, 0), &word, sizeof(word),
+                     cudaMemcpyHostToDevice);
 }
 
 static void refuse(const struct layer *l, uint64_t ranks, int r, const char *why)

@@ -19,7 +19,9 @@ path, --path 1. JSON, one row each. Exit status 77 without GPUs or torch.
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
 peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
 quantised operands, and `whole_error` that from the layer without quantising. `weights_usec`: reading the weights once,
-at 4.3 TB/s.
+at 4.3 TB/s. With --deep-gemm, "deep_gemm" is DeepGEMM's MegaMoE of the same quantised weights (the package
+sgl-deep-gemm 0.1.5, which compiles its kernels with nvcc when they first run), quantising included, in place of
+"symm_mem".
 """
 import argparse
 import json
@@ -166,6 +168,26 @@ class SymmMemLayer:
         self.out = out.bfloat16()
 
 
+class DeepGemmLayer:
+    """DeepGEMM's layer for Hopper: a kernel that quantises tokens into symmetric memory, then all the rest in one."""
+
+    def __init__(self, tokens, chosen, router_weights, gate_up, down, gate_up_scales, down_scales, experts):
+        import deep_gemm
+
+        (count, hidden), inner = tokens.shape, down.shape[2]
+        self.run, self.tokens, self.router_weights = deep_gemm, tokens, router_weights
+        self.chosen, self.out = chosen.to(torch.int32), torch.empty_like(tokens)
+        self.buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(dist.group.WORLD, experts, count, chosen.shape[1],
+                                                                  hidden, inner)
+        self.weights = deep_gemm.transform_weights_for_mega_moe_sm90((gate_up, gate_up_scales), (down, down_scales))
+
+    def both(self):
+        b = self.buffer
+        self.run.mega_moe_pre_dispatch_sm90(self.tokens, self.chosen, self.router_weights, b.x, b.x_sf, b.topk_idx,
+                                            b.topk_weights, len(self.tokens))
+        self.run.fp8_mega_moe(self.out, *self.weights, b)
+
+
 def exact_results(tokens, chosen, router_weights, picked, hidden, inner, dtype="bf16"):
     """e4m3: with tokens, weights and activated columns quantised."""
     out = torch.zeros(len(picked), hidden, dtype=torch.float64, device="cuda")
@@ -235,9 +257,14 @@ def measure(args, preset, count, zipf, hosts):
     plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
     if plain:
         ways["bf16"] = Way(plain.layer)
+    deep_gemm = None
+    if args.deep_gemm:
+        _, _, _, *made = ours.keep
+        deep_gemm = DeepGemmLayer(tokens, chosen, router_weights, *made, experts)
+        ways["deep_gemm"] = Way(deep_gemm.both)
     try:
-        if args.nodes > 1:
-            raise NotImplementedError("not between emulated nodes")
+        if args.nodes > 1 or args.deep_gemm:
+            raise NotImplementedError("not between emulated nodes, nor with --deep-gemm")
         symm_mem = SymmMemLayer(tokens, chosen, router_weights, gate_up, down, experts)
         symm_mem.both()
         torch.cuda.synchronize()
@@ -265,6 +292,12 @@ def measure(args, preset, count, zipf, hosts):
         row |= {"path": ONE, "kernels_usec": round(usec["kernels"], 1),
                 "kernels_predicted_usec": round(kernels.info.predicted_us, 1)}
         kernels.close()
+    if deep_gemm:
+        deep_gemm.out.fill_(float("nan"))
+        deep_gemm.both()
+        row |= {"deep_gemm_usec": round(usec["deep_gemm"], 1),
+                "deep_gemm_error": slowest(relative_error(deep_gemm.out[picked], exact))}
+        deep_gemm.buffer.destroy()
     if plain:
         ours.layer()
         weights = local * 3 * hidden * inner / MEMORY_BYTES_PER_US
@@ -283,6 +316,7 @@ def main():
     parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["deepseek-v3"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of our tokens and weights")
+    parser.add_argument("--deep-gemm", action="store_true", help="compare with DeepGEMM; with --dtype e4m3")
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--capacity", type=int, default=0, help="rows of each rank; 0: as many as can ever come")
     parser.add_argument("--rounds", type=int, default=12)
@@ -295,6 +329,8 @@ def main():
     for name in OPTIONS:
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
+    if args.deep_gemm and (args.dtype != "e4m3" or args.nodes > 1):
+        parser.error("--deep-gemm: only with --dtype e4m3, on one node")
     hosts = join(args)
     with torch.cuda.stream(torch.cuda.Stream()):
         good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]

@@ -469,6 +469,21 @@ PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, ui
     wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
 }
 
+PRS_DEVICE void wgmma_m64n32k32_e4m3(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
+PRS_DEVICE void wgmma_m64n16k32_e4m3(float (&d)[8], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
+PRS_DEVICE void wgmma_m64n8k32_e4m3(float (&d)[4], uint64_t a, uint64_t b, uint32_t add)
+{
+    wgmma_shared<0, hopper::WGMMA_E4M3>(d, a, b, add);
+}
+
 #ifdef HOPPER_PLACES
 #    define HOPPER_PLACED(name, ...)        (hopper::place_is(__FILE__, __LINE__, #    name), name(__VA_ARGS__))
 #    define load_acquire_sys(...)           HOPPER_PLACED(load_acquire_sys, __VA_ARGS__)
