@@ -59,7 +59,8 @@ static void choose_parts(void)
     struct prs_order *order = &net.order;
 
     part_count = 0;
-    keep_part(order, offsetof(struct prs_order, stats));
+    keep_part(order, offsetof(struct prs_order, stats)); /* no decision depends on these */
+    keep_part(&order->stats + 1, sizeof(*order) - offsetof(struct prs_order, stats) - sizeof(order->stats));
     keep_part(order->path, order->path_count * sizeof(*order->path));
     keep_part(order->queue, QUEUES * sizeof(*order->queue));
     keep_part(order->signal_last, order->data_queues * sizeof(*order->signal_last));
