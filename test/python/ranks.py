@@ -111,13 +111,15 @@ def page(section, kind, changes=(), name="training"):
 
 
 def judge(name, found):
-    """Prints which of `found`, (what, whether it is right), are wrong. Returns their number, as an exit status."""
+    """Prints which of `found`, (what, whether it is right), are wrong. Returns their number, an exit status, when all
+    ranks are done: one that ends breaks the groups that another still makes."""
     bad = 0
     for what, good in found:
         if not good:
             bad += 1
             print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {name}: {what}: wrong", file=sys.stderr)
     sys.stderr.flush()
+    dist.barrier()
     return min(bad, 100)
 
 
