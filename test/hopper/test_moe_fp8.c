@@ -162,11 +162,13 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
             w->quantised ? scales_on_device(key(0, l, rank), (uint64_t)count * w->hidden / BLOCK + 1) : NULL,
         .weights = ranks_upload_of(PRS_DTYPE_E4M3, key(GATE_UP, 0, rank), elements << w->gated),
         .weight_scales = scales_on_device(key(GATE_UP, 0, rank), (elements << w->gated) / BLOCK / BLOCK),
-        .rows = ranks_device(info->capacity * sizeof(struct prs_moe_row), 0xff),
-        .expert_rows = ranks_device(local * sizeof(struct prs_moe_expert_rows), 0xff),
         .residual = w->parts ? NULL : ranks_upload(key(RESIDUAL, l, rank), (uint64_t)count * w->hidden + 8),
         .out =
             ranks_device(w->parts ? (size_t)info->capacity * w->inner * 2 : (size_t)count * w->hidden * 2 + 16, 0xff)};
+    if (w->tuning.path != PRS_MOE_PATH_ONE) { /* with them the layer is several kernels */
+        x->batch.rows = ranks_device(info->capacity * sizeof(struct prs_moe_row), 0xff);
+        x->batch.expert_rows = ranks_device(local * sizeof(struct prs_moe_expert_rows), 0xff);
+    }
     if (!w->parts) {
         x->batch.down = ranks_upload_of(PRS_DTYPE_E4M3, key(DOWN, 0, rank), elements);
         x->batch.down_scales = scales_on_device(key(DOWN, 0, rank), elements / BLOCK / BLOCK);
