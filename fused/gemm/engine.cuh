@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile. They share the
- * columns of B, of which each loads half and multicasts it. In a CTA:
+/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one tile of 128 x 256, or
+ * 128 x 192. They share the columns of B, of which each loads a part and multicasts it. In a CTA:
  *   warp 0        load_tiles      fills the stages, waits for other ranks' data
  *   warps 1, 2    store_tiles     one per consumer warpgroup: stores finished slabs, raises flags once they have landed
  *   warp 3        push_blocks and keep_rows (all-gather), or await_broadcast (all-reduce)

@@ -50,7 +50,7 @@ struct prs_schedule {
     uint32_t units;      /* what this rank computes */
     /* Of the most rows that a launch may have. Copies must find their destination without the number of rows. */
     uint32_t most_pairs, most_bands;
-    uint32_t wide; /* columns of a tile, from which times are estimated */
+    uint32_t wide; /* columns of a tile; for the host, since a kernel knows its own */
 };
 
 struct prs_unit {

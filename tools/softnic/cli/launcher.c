@@ -177,7 +177,8 @@ static void enter_sysfs(struct run *run)
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 }; /* ThreadSanitizer's programs do not start with LD_AUDIT, and then the command is one */
+/* The command may be built with ThreadSanitizer too, and such programs do not start with LD_AUDIT. */
+enum { SANITIZED = 1 };
 #else
 enum { SANITIZED = 0 };
 #endif
