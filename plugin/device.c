@@ -201,12 +201,11 @@ static int fill_table(void)
 /* Called for the first context. When init fails NCCL uses another network, unless PERSEUS_REQUIRED forbids that. */
 static int open_devices(void)
 {
-    long is_required;
+    const char *required = prs_env_text("PERSEUS_REQUIRED");
+    /* Also with a value such as "yes", which prs_fabric_open() refuses: such a job must not take another network. */
+    bool is_required = required && strcmp(required, "0");
     int r;
 
-    r = prs_env_int("PERSEUS_REQUIRED", 0, 0, 1, &is_required);
-    if (r < 0)
-        return r;
     net.is_placeholder = false;
     net.count = net.physical = 0;
     r = prs_fabric_open(NULL, &net.fabric);

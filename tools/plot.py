@@ -27,7 +27,10 @@ def read_rows(file):
     except (OSError, UnicodeDecodeError) as e:
         sys.exit(f"perseus-plot: {file.name}: not text: {e}")
     try:
-        rows = json.loads(text)["rows"]
+        whole = json.loads(text)
+        if isinstance(whole, dict) and "command" in whole and "rows" not in whole:
+            sys.exit(f"perseus-plot: {file.name}: a file of results without \"rows\": there is nothing to draw")
+        rows = whole["rows"]
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return rows
         rows = []

@@ -68,7 +68,7 @@ INPUTS = [
     Bad(25, [CTL, "--world", "nope", "status"], 1, r"softnic\.nope: No such file .*\(softnicctl worlds lists"),
     Bad(26, [CTL, "frobnicate"], 2, r"'frobnicate' is not a command: want worlds"),
     Bad(27, [CTL, "link"], 2, r"link: wants DEVICE up\|down"),
-    Bad(28, [*IN_WORLD, CTL, "link", "softnic9", "down"], 1, r"no device softnic9"),
+    Bad(28, [*IN_WORLD, CTL, "link", "softnic9", "down"], 1, r"no device 'softnic9'"),
     Bad(29, [*IN_WORLD, CTL, "link", "softnic0", "sideways"], 2, r"'sideways' is neither up nor down"),
     Bad(30, [*IN_WORLD, CTL, "set", "softnic0", "rate", "fast"], 2, r"'fast' is not a rate: .*such as 400G"),
     Bad(31, [*IN_WORLD, CTL, "qp-error", "99999"], 1, r"qp-error 99999: no such queue pair"),
@@ -152,6 +152,22 @@ INPUTS = [
         r"Perseus was built without libfabric|cannot open libfabric",
         {"PERSEUS_PROVIDER": "nosuch", "SOFTNIC_LOG": "none"},  # libfabric asks devices for too much, to learn
         never="modprobe", lines=9),
+    *(Bad(94 + i, [*IN_WORLD, "sh", "-c", '"$0" "$@" --peers 1 --iterations 2 >/dev/full', PERF, op], 1,
+          "perseus-perf: cannot write all of the output") for i, op in enumerate(("put", "putsignal"))),
+    Bad(96, [NETBENCH, "--plugin", ""], 2, r"--plugin FILE is missing", lines=1),
+    Bad(97, [PERF, "put", "--peers", "1", "--nodes", "3"], 2, r"--nodes 3: want at most as many as ranks, 2", lines=1),
+    Bad(98, [*IN_WORLD, INFO], 1, r"(?s)problems.*a setting cannot be used: PERSEUS_REQUIRED=yes",
+        {"PERSEUS_REQUIRED": "yes"}),
+    Bad(99, [*IN_WORLD, *WORKING, "--ranks", "2", "--sizes", "8:8"], 1, r"no usable device: PERSEUS_REQUIRED=yes: must",
+        {"PERSEUS_REQUIRED": "yes"}, lines=9),
+    Bad(100, [*IN_WORLD, INFO], 0, r"(?s)problems.*NCCL_SOCKET_FAMILY=AF_INET7: is not one of.*NCCL_IB_USE_INLINE=1 "
+        r"has no effect", {"NCCL_SOCKET_FAMILY": "AF_INET7", "NCCL_IB_USE_INLINE": "1"}),
+    *(Bad(101 + i, [*IN_WORLD, INFO], 0, r"(?s)problems.*plugin: NCCL_NET_PLUGIN=" + said, {"NCCL_NET_PLUGIN": name})
+      for i, (name, said) in enumerate((("/nope.so", r"/nope\.so: No such file"),
+                                        ("persus", r"persus: no folder of .* has libnccl-net-persus\.so")))),
+    Bad(103, [PLOT, str(ROOT / "doc/results/coverage.json")], 1, r'a file of results without "rows"', lines=1),
+    Bad(104, ["tools/perseus-compare", "--peer", "/etc/passwd"], 1, r"perseus-netbench: /etc/passwd: invalid ELF header",
+        never=r"libnccl-net-perseus\.so: exit", lines=2),
     Bad(93, ["sh", "-c", f"exec {ROOT}/tools/dev/rooms.py /nonexistent"], 2, r"/nonexistent: no build folder with"),
 ]
 

@@ -12,17 +12,24 @@
 
 static const char *stdout_program;
 
-static inline void stdout_check(void)
+/* Whether output was lost; then it says so. */
+static inline int stdout_is_lost(const char *program)
 {
     int error;
 
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
-        return;
+        return 0;
     error = errno; /* 0: it was an earlier write that failed */
-    fprintf(stderr, "%s: cannot write all of the output: %s\n", stdout_program,
+    fprintf(stderr, "%s: cannot write all of the output: %s\n", program,
             error ? strerror(error) : "an error of stdout; is the disk full?");
-    _exit(1);
+    return 1;
+}
+
+static inline void stdout_check(void)
+{
+    if (stdout_is_lost(stdout_program))
+        _exit(1);
 }
 
 /* Call it once, before the first output. */

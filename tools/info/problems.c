@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tools/info/machine.h"
 
@@ -99,7 +100,9 @@ static void find_warned_variables(struct machine *machine)
         memcpy(text, machine->line[i], sizeof(text));
         if (strstr(text, " is no variable of Perseus"))
             add(machine, "setting", "correct the name, or unset it: doc/variables.md has all", "%s", text);
-        if (strstr(text, ": must be a whole number") && !machine->open_error)
+        else if (strstr(text, " has no effect"))
+            add(machine, "setting", "unset it, or change what the text names", "%s", text);
+        else if ((strstr(text, ": must be ") || strstr(text, ": is not one of ")) && !machine->open_error)
             add(machine, "setting", "give it a value that the text allows, or unset it", "%s", text);
     }
 }
@@ -134,6 +137,31 @@ static void find_other_plugins(struct machine *machine)
             return;
         }
     }
+}
+
+/* NCCL takes a file, or a part of a file's name; where it finds neither, it takes its own transport. */
+static void find_named_plugin(struct machine *machine)
+{
+    const char *named = getenv("NCCL_NET_PLUGIN");
+    char file[256];
+
+    if (!named || !*named || !strcmp(named, "none"))
+        return;
+    if (strchr(named, '/')) {
+        if (access(named, R_OK))
+            add(machine, "plugin", "name the file as this node sees it", "NCCL_NET_PLUGIN=%s: %s", named,
+                strerror(errno));
+        return;
+    }
+    snprintf(file, sizeof(file), "/libnccl-net-%s.so", named);
+    for (int i = 0; i < machine->plugin_count; i++) {
+        const char *end = strrchr(machine->plugin[i].path, '/');
+
+        if (end && (!strcmp(end, file) || !strcmp(end + 1, named)))
+            return;
+    }
+    add(machine, "plugin", "set it to the absolute path of libnccl-net-perseus.so (NCCL 2.21 and newer)",
+        "NCCL_NET_PLUGIN=%s: no folder of LD_LIBRARY_PATH or of the system has %s", named, file + 1);
 }
 
 static void find_memlock(struct machine *machine)
@@ -208,6 +236,7 @@ void problems_find(struct machine *machine)
     find_interface(machine);
     find_warned_variables(machine);
     find_other_plugins(machine);
+    find_named_plugin(machine);
     find_memlock(machine);
     find_ports(machine);
     find_in_rails(machine);

@@ -56,7 +56,8 @@ def netbench(plugin, args, *options, prefix=()):
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     rows = [line for line in lines if "bytes" in line]
     if done.returncode != 0 or not rows or any(row.get("errors") for row in rows):
-        sys.exit(f"perseus-compare: {plugin}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"perseus-compare: perseus-netbench ended with status {done.returncode}:\n"
+                 + (done.stdout[-2000:] + done.stderr[-2000:]).rstrip())
     return rows, [line for line in lines if "bytes" not in line]
 
 

@@ -116,8 +116,10 @@ void options_parse(struct options *options, int argc, char **argv)
     option_table_set(&table, options, "sizes", "8:1M");
     if (option_table_parse(&table, options, argc, argv) < argc)
         option_table_refuse(&table, "'%s' is not an option", argv[argc - 1]);
-    if (!options->plugin)
+    if (!options->plugin || !*options->plugin) /* dlopen() takes "" for the program itself */
         option_table_refuse(&table, "--plugin FILE is missing");
+    if (options->peer && !*options->peer)
+        option_table_refuse(&table, "--peer '': want a file");
     if (options->nodes > options->ranks)
         option_table_refuse(&table, "--nodes %d: want at most as many as --ranks, %d", options->nodes, options->ranks);
     if (options->setup_timeout_s == 0)

@@ -71,6 +71,7 @@ static void parse_op(const char *text, struct options *o)
 
 void options_parse(int argc, char **argv, struct options *o)
 {
+    uint64_t most = 1;
     int words;
 
     *o = (struct options){.iterations = 20, .warmup = 3, .nodes = 1, .timeout_s = 120};
@@ -87,6 +88,13 @@ void options_parse(int argc, char **argv, struct options *o)
     for (uint32_t i = 0; i < o->bytes.count; i++)
         if (o->bytes.value[i] % 8)
             option_table_refuse(&table, "--bytes '%llu': want multiples of 8", (unsigned long long)o->bytes.value[i]);
+    for (uint32_t i = 0; i < o->peers.count; i++)
+        most = o->peers.value[i] > most ? o->peers.value[i] : most;
+    if (o->op == PERF_LATENCY || o->op == PERF_MSGRATE) /* two ranks */
+        most = 1;
+    if (o->nodes > most + 1)
+        option_table_refuse(&table, "--nodes %u: want at most as many as ranks, %llu", o->nodes,
+                            (unsigned long long)most + 1);
     if (o->gpu && o->op != PERF_PUTSIGNAL && o->op != PERF_LATENCY && o->op != PERF_MSGRATE)
         option_table_refuse(&table, "--gpu is for putsignal, latency and msgrate, not for %s", o->op_name);
     if (o->trace && (o->op != PERF_PUTSIGNAL || o->gpu || o->policies.count != 1 || o->groups.count != 1 ||

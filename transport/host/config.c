@@ -129,9 +129,11 @@ static int read_words(struct prs_config *config)
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
     static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
     int family, level, r;
-    long standby;
+    long standby, required;
 
     r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c uses it, but cannot return an error */
+    if (!r)
+        r = prs_env_int("PERSEUS_REQUIRED", 0, 0, 1, &required); /* the plugin uses it */
     if (r)
         return r;
     family = read_nccl_word("NCCL_SOCKET_FAMILY", -1, families);

@@ -102,7 +102,7 @@ static int find_device(const struct sn_world *world, const char *command, const 
     for (uint32_t i = 0; i < world->dev_count; i++)
         if (!strcmp(world->devs[i].name, name))
             return (int)i;
-    fprintf(stderr, "softnicctl: %s: no device %s (softnicctl status lists them)\n", command, name);
+    fprintf(stderr, "softnicctl: %s: no device '%s' (softnicctl status lists them)\n", command, name);
     return -1;
 }
 
