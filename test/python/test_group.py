@@ -97,6 +97,23 @@ class Meeting(unittest.TestCase):
         with self.assertRaisesRegex(perseus.PerseusError, "rank 1 of group alone: rank 0 did not come within 0.3 s"):
             perseus.init((store, 1, 2), name="alone", timeout_ms=300, watchdog=False)
 
+    def test_many_missing_ranks_are_not_all_listed(self):
+        with self.assertRaisesRegex(perseus.PerseusError, "ranks 1, 2, .*, 16 and 83 more did not come") as caught:
+            perseus.init((dist.HashStore(), 0, 100), name="many", timeout_ms=100, watchdog=False)
+        self.assertEqual(caught.exception.rank, 1)
+
+    def test_wrong_arguments_of_init_are_named(self):
+        store = dist.HashStore()
+        for given, error, text in (((store, "0", 2), TypeError, "the rank of .* is '0', of type str"),
+                                   ((store, 0, None), TypeError, "the world of .* is None, of type NoneType"),
+                                   ((store, 0, 0), perseus.PerseusError, "a group of 0 ranks: at least 1"),
+                                   (("store", 0, 2), TypeError, "the store of .* is of type str; it must be")):
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                perseus.init(given, watchdog=False)
+        for limit, error in ((-1, ValueError), (1 << 40, ValueError), (1.5, TypeError), ("1s", TypeError)):
+            with self.subTest(limit), self.assertRaisesRegex(error, f"perseus.init: timeout_ms is {limit!r}"):
+                perseus.init((store, 0, 1), timeout_ms=limit, watchdog=False)
+
     def test_there_must_be_a_group(self):
         with self.assertRaisesRegex(perseus.PerseusError, "init_process_group"):
             perseus.init()

@@ -333,6 +333,30 @@ class Refused(unittest.TestCase):
             random(0, 8, 64), torch.zeros(8, 2, dtype=torch.int32), torch.zeros(8, 2), random(0, 2, 64, 96),
             max_tokens=8, capacity=128, group=g))
 
+    def test_what_is_no_tensor(self):
+        self.refused(TypeError, "perseus.all_gather_matmul: b is None; it must be a tensor",
+                     lambda g: perseus.all_gather_matmul(random(0, 8, 8), None, g))
+        self.refused(TypeError, r"block is 128; it must be two numbers", lambda g: perseus.quantise(random(0, 8, 8), 128))
+
+    def test_numbers_that_the_library_cannot_hold(self):
+        """ctypes would pass -1 on as 4294967295."""
+        sizes = {"hidden": 128, "experts": 4, "top_k": 2, "inner": 128}
+        self.refused(ValueError, "tokens of prs_moe_shape is -1; it must be a number from 0 to 4294967295",
+                     lambda g: perseus.moe_plan(max_tokens=-1, **sizes, group=g))
+        self.refused(TypeError, "tokens of prs_moe_shape is '16', of type str; it must be a whole number",
+                     lambda g: perseus.moe_plan(max_tokens="16", **sizes, group=g))
+
+    def test_wrong_calls_of_a_group(self):
+        self.refused(ValueError, "rows has -1; they must be whole numbers of at least 1",
+                     lambda g: g.prepare([8, -1], ("matmul_all_reduce", 128, 64)))
+        self.refused(ValueError, "rows has 'a'", lambda g: g.prepare("ab", ("matmul_all_reduce", 128, 64)))
+        self.refused(TypeError, "dtype is torch.float32; it must be torch.bfloat16 or torch.float16",
+                     lambda g: g.prepare([8], ("matmul_all_reduce", 128, 64), dtype=torch.float32))
+        self.refused(ValueError, "leave_out: 5 is no rank of group .*: they are 0 to 0", lambda g: g.leave_out(5))
+        self.refused(ValueError, "leave_out: 'x' is no rank", lambda g: g.leave_out("x"))
+        self.refused(TypeError, "perseus.watch: group is of type float; it must be a perseus.Group",
+                     lambda g: perseus.watch(0.5))
+
     def test_wrong_biases(self):
         self.refused(ValueError, r"bias has shape \(16,\)",
                      lambda g: perseus.all_gather_matmul(random(0, 8, 8), random(0, 8, 8), g, bias=random(0, 16)))

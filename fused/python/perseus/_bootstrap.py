@@ -104,7 +104,10 @@ def _missing(store: Any, keys: str, name: str, rank: int, world: int, limit_s: f
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return f"ranks {', '.join(map(str, ranks[:16]))}{more}"
 
 
 class _Leader:

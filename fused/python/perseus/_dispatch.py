@@ -74,13 +74,20 @@ class _Call:
 
     def __init__(self, name: str, run: Any) -> None:
         self.name, self.packet, self.run, self.node = name, getattr(_ops, name), run, None
-        self.wanted = [i for i, x in enumerate(self.packet.default._schema.arguments) if str(x.type) == "Tensor"]
+        parameters = self.packet.default._schema.arguments
+        self.wanted = [i for i, x in enumerate(parameters) if str(x.type) == "Tensor"]
+        self.names = [x.name for x in parameters]
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.packet(*arguments)
         way = self.way(arguments)
-        return self.packet(*arguments) if way is None else way(*arguments)
+        if way is None:
+            for i in self.wanted:  # torch's dispatcher lets None through
+                if i < len(arguments) and arguments[i] is None:
+                    raise TypeError(f"perseus.{self.name}: {self.names[i]} is None; it must be a tensor")
+            return self.packet(*arguments)
+        return way(*arguments)
 
     def way(self, arguments: tuple) -> Any:
         """The implementation, or what records it for a gradient; None: the dispatcher must see the call."""

@@ -161,14 +161,19 @@ class Group:
             group.prepare([1, 2, 4, 8, 16, 32], ("matmul_all_reduce_rms_norm", 8192, 2048), ("all_reduce", 8192, 0))
             group.freeze()
         """
+        dtypes = {torch.bfloat16: 1, torch.float16: 2}
+        if dtype not in dtypes:
+            raise TypeError(f"perseus.Group.prepare: dtype is {dtype}; it must be torch.bfloat16 or torch.float16")
+        wrong = [m for m in rows if not isinstance(m, int) or m < 1]
+        if wrong:
+            raise ValueError(f"perseus.Group.prepare: rows has {wrong[0]!r}; they must be whole numbers of at least 1")
         for op, n, k in products:
             if op not in PREPARED or (k == 0) != ("matmul" not in op):
                 raise ValueError(f"perseus.Group.prepare: ({op!r}, {n}, {k}): op is one of {', '.join(PREPARED)}, and "
                                  "k is 0 for those without a product only")
             number, norm = PREPARED[op]
             for m in sorted({self.rows(m) for m in rows}):
-                self.product(number, m, n, k, transposed or k == 0, {torch.bfloat16: 1, torch.float16: 2}[dtype], 0,
-                             norm=norm)
+                self.product(number, m, n, k, transposed or k == 0, dtypes[dtype], 0, norm=norm)
 
     def freeze(self) -> None:
         """From now on no plan is opened, so no op is collective beyond its launch. A product of a size that has no plan
@@ -317,12 +322,16 @@ class Group:
             bits = 0 if self._handle is None else self.library.prs_fused_lost(self._handle)
         return [rank for rank in range(self.world) if bits >> rank & 1]
 
-    def leave_out(self, ranks: list[int] | None = None) -> list[int]:
+    def leave_out(self, ranks: Iterable[int] | int | None = None) -> list[int]:
         """MoE layers as one kernel (`plan.path`) go on without these ranks, by default all that are lost(), also in
         launches that run and in graphs that were captured: their experts count as absent. All else of this group raises
         from then on. A rank comes back in a new group. Returns those that are left out by now. From any thread; every
         rank that goes on calls it, or perseus.init(leave_out=True) does."""
-        ranks = self.lost() if ranks is None else ranks
+        ranks = self.lost() if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+        wrong = [rank for rank in ranks if not isinstance(rank, int) or not 0 <= rank < self.world]
+        if wrong:
+            raise ValueError(f"perseus.Group.leave_out: {wrong[0]!r} is no rank of group {self.name}: they are 0 to "
+                             f"{self.world - 1}")
         new = [rank for rank in ranks if rank not in self.absent]
         with self._alive:
             if new and self._handle is not None:

@@ -20,6 +20,33 @@ _FUNCTION = re.compile(r"\bPRS_API\s+(const char \*|int|void|size_t|uint64_t)\s*
 _DECLARATION = re.compile(r"(?:const )?(?:(struct|enum) )?(\w+)\s*(.+)", re.S)
 
 
+def _limits(kind: Any) -> tuple[int, int] | None:
+    """The least and the most that an integer type holds; None: it is none."""
+    if kind is ctypes.c_char or getattr(kind, "_type_", None) not in tuple("bBhHiIlLqQ"):
+        return None
+    bits, signed = 8 * ctypes.sizeof(kind), kind(-1).value < 0
+    return (-1 << bits - 1, (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+
+class Struct(ctypes.Structure):
+    """ctypes alone would store a number that does not fit as another one: -1 as 4294967295."""
+    limits: dict[str, tuple[int, int]] = {}
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        fields |= dict(zip((field[0] for field in self._fields_), values))
+        for name, value in fields.items():
+            limits = self.limits.get(name)
+            if limits is None:
+                continue
+            if not hasattr(value, "__index__"):
+                raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type "
+                                f"{type(value).__name__}; it must be a whole number")
+            if not limits[0] <= value <= limits[1]:
+                raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from "
+                                 f"{limits[0]} to {limits[1]}")
+        super().__init__(**fields)
+
+
 class Header:
     """structs: ctypes.Structure by C name. constants: int by name. functions: (restype, argtypes) by name."""
 
@@ -31,7 +58,8 @@ class Header:
             self._enumerators(body)
         for name, body in _STRUCT.findall(text):
             fields = [field for line in body.split(";") if line.strip() for field in self._fields(line.strip())]
-            self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+            limits = {field: known for field, kind in fields if (known := _limits(kind))}
+            self.structs[name] = type(name, (Struct,), {"_fields_": fields, "limits": limits})
         self.functions = {name: (_RESULTS[result], self._parameters(parameters))
                           for result, name, parameters in _FUNCTION.findall(text)}
 

@@ -91,6 +91,19 @@ def _no_group(given: Any) -> TypeError:
                      "of one dimension, a Group of perseus.init(), a name, or None")
 
 
+def _check_triple(store: Any, rank: Any, world: Any) -> None:
+    """Whether what was given to perseus.init() as (store, rank, world) is that."""
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"perseus.init: the store of (store, rank, world) is of type {type(store).__name__}; it must be "
+                        "a torch.distributed.Store, such as TCPStore or HashStore")
+    for what, number in (("rank", rank), ("world", world)):
+        if not isinstance(number, int):
+            raise TypeError(f"perseus.init: the {what} of (store, rank, world) is {number!r}, of type "
+                            f"{type(number).__name__}; it must be a whole number")
+    if world < 1:
+        raise PerseusError(f"perseus.init: a group of {world} ranks: at least 1", -errno.EINVAL)
+
+
 class _Wanted:
     """What perseus.init() was asked for."""
 
@@ -106,6 +119,7 @@ class _Wanted:
             if len(group) != 3:
                 raise TypeError(f"perseus.init: a tuple of {len(group)} was given; it must be (store, rank, world)")
             self.store, self.rank, self.world = group
+            _check_triple(*group)
             self.name = name or "perseus"
             label = self.name
         else:
@@ -191,6 +205,10 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
         group = perseus.init()
         y = perseus.all_gather_matmul(x, weight.t(), group)
     """
+    if not isinstance(timeout_ms, int):
+        raise TypeError(f"perseus.init: timeout_ms is {timeout_ms!r}; it must be a whole number")
+    if not 0 <= timeout_ms < 1 << 32:
+        raise ValueError(f"perseus.init: timeout_ms is {timeout_ms}; it must be 0 to {(1 << 32) - 1}")
     wanted = _Wanted(group, name)
     known = wanted.known()
     if known is not None:

@@ -466,7 +466,7 @@ def all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group: GroupLike = None,
 
         y = perseus.all_gather_matmul(x, linear.weight.t())   # x: [tokens / W, in], y: [tokens, out / W]
     """
-    if keep_gathered and out_dtype is None and b.requires_grad and torch.is_grad_enabled():
+    if keep_gathered and out_dtype is None and b is not None and b.requires_grad and torch.is_grad_enabled():
         return _call.all_gather_matmul_kept(a, b, name_of(group), bias)[0]
     return _call.all_gather_matmul(a, b, name_of(group), bias, out_dtype)
 

@@ -10,6 +10,7 @@ import weakref
 from typing import Callable
 
 from ._bootstrap import raise_in
+from ._checks import _check_kind
 from ._group import Group
 from ._library import PerseusError
 
@@ -36,6 +37,7 @@ def watch(group: Group, act: Callable[[Group, PerseusError], None] = raise_in_it
         perseus.watch(group, lambda group, error: os._exit(1))   # end the process, as NCCL's watchdog does
     """
     global _thread
+    _check_kind("watch", "group", group, Group)
     with _lock:
         _watched[id(group)] = (weakref.ref(group), act)
         if _thread is None or not _thread.is_alive():
