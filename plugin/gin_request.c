@@ -295,7 +295,7 @@ static int check_transfer(const struct gin_transfer *t)
 net_result gin_request_put(struct gin_set *set, int context, const struct gin_transfer *t, void **out)
 {
     struct gin_request *request;
-    struct gin_queue *queue;
+    struct gin_queue *queue = NULL;
     int r;
 
     *out = NULL;
@@ -328,7 +328,7 @@ net_result gin_request_get(void *handle, int context, GIN_GET, uint32_t flags, v
 {
     struct gin_set *set = gin_set_of(handle);
     struct gin_request *request;
-    struct gin_queue *queue;
+    struct gin_queue *queue = NULL;
     int r;
 
     *out = NULL;
@@ -359,7 +359,7 @@ net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t 
     struct gin_set *set = gin_set_of(handle);
     struct gin_memory *memory = mhandle;
     struct gin_request *request;
-    struct gin_queue *queue;
+    struct gin_queue *queue = NULL;
     int r;
 
     *out = NULL;
