@@ -7,11 +7,17 @@
  *   fence     FI_FENCE, if it was asked for as a capability: the request and all later ones of the endpoint, to
  *             whomever, wait until all earlier ones are complete
  *   done      with FI_DELIVERY_COMPLETE when the bytes are there; else as soon as they have left
- *   memory    addressed by offsets; keys from the caller (32 bits) or from here (64 bits), of one endpoint
+ *   memory    addressed by offsets; keys from here (64 bits) if the caller allows that, else from the caller (32 bits);
+ *             each registration belongs to an endpoint, which does not close before it
+ *   data      of completions, 8 bytes: by fi_writedata() to memory with keys from here, as with
+ *             FI_CXI_ENABLE_WRITEDATA=1; by fi_writemsg() never. An arrival reports its size
+ *   endpoints at most 511
  *
  * MOCK_CXI turns promises into others, for providers that are like cxi but for one: words, separated by commas.
- *   no-order, no-fence, virtual (addresses), prov-keys, no-endpoint (keys are of the domain), late=MICROSECONDS (the
- *   longest delay of a request), false-order, false-fence (it is promised, but not kept: a test must notice)
+ *   no-order, no-fence, virtual (addresses), prov-keys, own-keys (always from the caller), no-endpoint (keys are of the
+ *   domain, and fi_writemsg() takes data), no-data (as cxi without that variable), no-size (of arrivals),
+ *   endpoints=MOST, late=MICROSECONDS (the longest delay of a request), false-order, false-fence (it is promised, but
+ *   not kept: a test must notice)
  *
  * The wire is a datagram socket for each endpoint, in the abstract namespace. A thread for each domain is the NIC: it
  * moves bytes though nobody polls. */
@@ -32,8 +38,8 @@
 enum { MOCK_PACKET = 16384, MOCK_SENDS = 1024, MOCK_KEY_BYTES = 4 };
 
 struct mock_settings {
-    bool order, fence, false_order, false_fence, virtual_addresses, prov_keys, endpoint;
-    uint32_t late_us;
+    bool order, fence, false_order, false_fence, virtual_addresses, prov_keys, own_keys, endpoint, data, size;
+    uint32_t late_us, endpoints;
 };
 
 struct mock_name { /* of an endpoint */
@@ -47,7 +53,7 @@ struct mock_mr {
     struct mock_ep *ep; /* bound to it */
     uint8_t *base;
     size_t bytes;
-    uint64_t access;
+    uint64_t access, key; /* the key is told when it is enabled */
     bool enabled;
 };
 
@@ -108,7 +114,8 @@ struct mock_ep {
     struct mock_name name;
     bool ordered, fences;
     int socket;
-    uint64_t next_id;
+    uint64_t next_id, op_flags;
+    uint32_t registrations;    /* that belong to it */
     uint32_t waiting;          /* requests */
     struct mock_job *requests; /* oldest first */
     struct mock_job *answers;
@@ -125,7 +132,7 @@ struct mock_domain {
     uint64_t next_key, random;
     struct mock_ep *eps;
     struct mock_mr *mrs;
-    bool virtual_addresses, prov_keys, endpoint;
+    bool virtual_addresses, prov_keys, endpoint, data, size;
 };
 
 struct mock_settings mock_settings(void);

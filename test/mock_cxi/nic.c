@@ -57,7 +57,7 @@ static uint8_t *find_memory(const struct mock_ep *ep, uint64_t key, uint64_t add
     for (const struct mock_mr *mr = ep->domain->mrs; mr; mr = mr->next) {
         uint64_t at = ep->domain->virtual_addresses ? address - (uintptr_t)mr->base : address;
 
-        if (mr->fid.key != key || !mr->enabled || (ep->domain->endpoint && mr->ep != ep))
+        if (mr->key != key || !mr->enabled || (ep->domain->endpoint && mr->ep != ep))
             continue;
         return mr->access & access && at <= mr->bytes && bytes <= mr->bytes - at ? mr->base + at : NULL;
     }
@@ -251,7 +251,8 @@ static void take_write(struct mock_ep *ep, const struct mock_header *header, con
     if (!is_whole(ep, header))
         return;
     if (to && header->has_data)
-        mock_complete_locked(ep->cq, NULL, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, header->bytes, header->data);
+        mock_complete_locked(ep->cq, NULL, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+                             ep->domain->size ? header->bytes : 0, header->data);
     answer(ep, header, MOCK_ACK, to ? 0 : FI_EINVAL, NULL);
 }
 
@@ -403,12 +404,52 @@ static ssize_t post_locked(struct fid_ep *fid, const struct fi_msg_rma *message,
 
 static ssize_t write_message(struct fid_ep *fid, const struct fi_msg_rma *message, uint64_t flags)
 {
+    if (((struct mock_ep *)fid)->domain->endpoint && flags & FI_REMOTE_CQ_DATA)
+        return -FI_EBADFLAGS; /* as cxi */
     return post_locked(fid, message, flags, MOCK_WRITE);
 }
 
 static ssize_t read_message(struct fid_ep *fid, const struct fi_msg_rma *message, uint64_t flags)
 {
     return post_locked(fid, message, flags, MOCK_READ);
+}
+
+static ssize_t write_data(struct fid_ep *fid, const void *from, size_t bytes, void *descriptor, uint64_t data,
+                          fi_addr_t to, uint64_t address, uint64_t key, void *context)
+{
+    const struct mock_ep *ep = (struct mock_ep *)fid;
+    struct iovec local = {(void *)(uintptr_t)from, bytes};
+    struct fi_rma_iov remote = {address, bytes, key};
+    struct fi_msg_rma message = {.msg_iov = &local,
+                                 .desc = &descriptor,
+                                 .iov_count = 1,
+                                 .addr = to,
+                                 .rma_iov = &remote,
+                                 .rma_iov_count = 1,
+                                 .context = context,
+                                 .data = data};
+
+    if (!ep->domain->data)
+        return -FI_ENOSYS;
+    if (ep->domain->endpoint && !ep->domain->prov_keys)
+        return -FI_EINVAL; /* as cxi: only the provider's keys say that a write may carry data */
+    return post_locked(fid, &message, ep->op_flags | FI_COMPLETION | FI_REMOTE_CQ_DATA, MOCK_WRITE);
+}
+
+static ssize_t read_one(struct fid_ep *fid, void *to, size_t bytes, void *descriptor, fi_addr_t from, uint64_t address,
+                        uint64_t key, void *context)
+{
+    struct iovec local = {to, bytes};
+    struct fi_rma_iov remote = {address, bytes, key};
+    struct fi_msg_rma message = {.msg_iov = &local,
+                                 .desc = &descriptor,
+                                 .iov_count = 1,
+                                 .addr = from,
+                                 .rma_iov = &remote,
+                                 .rma_iov_count = 1,
+                                 .context = context};
+
+    return post_locked(fid, &message, FI_COMPLETION, MOCK_READ);
 }
 
 /* ---- life ---- */
@@ -435,6 +476,10 @@ static int close_ep(struct fid *fid)
     struct mock_ep *ep = (struct mock_ep *)fid, **at;
 
     pthread_mutex_lock(&ep->domain->lock);
+    if (ep->registrations) {
+        pthread_mutex_unlock(&ep->domain->lock);
+        return -FI_EBUSY;
+    }
     for (at = &ep->domain->eps; *at != ep;)
         at = &(*at)->next;
     *at = ep->next;
@@ -500,9 +545,14 @@ int mock_ep_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **o
 {
     static struct fi_ops ops = {.size = sizeof(ops), .close = close_ep, .bind = bind_ep, .control = control_ep};
     static struct fi_ops_cm cm = {.size = sizeof(cm), .getname = get_name};
-    static struct fi_ops_rma rma = {.size = sizeof(rma), .writemsg = write_message, .readmsg = read_message};
+    static struct fi_ops_rma rma = {.size = sizeof(rma),
+                                    .writemsg = write_message,
+                                    .readmsg = read_message,
+                                    .writedata = write_data,
+                                    .read = read_one};
     struct mock_domain *domain = (struct mock_domain *)fid;
     struct mock_ep *ep = calloc(1, sizeof(*ep));
+    uint32_t count = 0;
 
     if (!ep)
         return -FI_ENOMEM;
@@ -514,7 +564,15 @@ int mock_ep_open(struct fid_domain *fid, struct fi_info *info, struct fid_ep **o
     ep->ordered = info->tx_attr->msg_order & info->rx_attr->msg_order & (FI_ORDER_WAW | FI_ORDER_RMA_WAW) &&
                   !mock_settings().false_order;
     ep->fences = info->caps & FI_FENCE;
+    ep->op_flags = info->tx_attr->op_flags;
     pthread_mutex_lock(&domain->lock);
+    for (const struct mock_ep *other = domain->eps; other; other = other->next)
+        count++;
+    if (count >= mock_settings().endpoints) {
+        pthread_mutex_unlock(&domain->lock);
+        free(ep);
+        return -FI_ENOSPC;
+    }
     ep->next = domain->eps;
     domain->eps = ep;
     pthread_mutex_unlock(&domain->lock);

@@ -24,6 +24,7 @@ static bool has(const char *words, const char *word)
 struct mock_settings mock_settings(void)
 {
     const char *words = getenv("MOCK_CXI"), *late = words ? strstr(words, "late=") : NULL;
+    const char *most = words ? strstr(words, "endpoints=") : NULL;
 
     return (struct mock_settings){.order = !has(words, "no-order"),
                                   .fence = !has(words, "no-fence"),
@@ -31,7 +32,11 @@ struct mock_settings mock_settings(void)
                                   .false_fence = has(words, "false-fence"),
                                   .virtual_addresses = has(words, "virtual"),
                                   .prov_keys = has(words, "prov-keys"),
+                                  .own_keys = has(words, "own-keys"),
                                   .endpoint = !has(words, "no-endpoint"),
+                                  .data = !has(words, "no-data"),
+                                  .size = !has(words, "no-size"),
+                                  .endpoints = most ? (uint32_t)atoi(most + 10) : 511,
                                   .late_us = late ? (uint32_t)atoi(late + 5) : 100};
 }
 
@@ -112,7 +117,7 @@ static struct fi_info *describe(const struct fi_info *hints, const struct mock_s
     info->domain_attr->resource_mgmt = FI_RM_ENABLED;
     info->domain_attr->av_type = FI_AV_TABLE;
     info->domain_attr->mr_mode = mr_mode;
-    info->domain_attr->mr_key_size = set->prov_keys ? 8 : MOCK_KEY_BYTES;
+    info->domain_attr->mr_key_size = mr_mode & FI_MR_PROV_KEY ? 8 : MOCK_KEY_BYTES;
     info->domain_attr->cq_data_size = 8;
     info->domain_attr->ep_cnt = 511;
     info->fabric_attr->name = strdup("mock_cxi");
@@ -123,7 +128,9 @@ static int get_info(uint32_t version, const char *node, const char *service, uin
                     const struct fi_info *hints, struct fi_info **out)
 {
     struct mock_settings set = mock_settings();
-    int mr_mode = (set.virtual_addresses ? FI_MR_VIRT_ADDR : 0) | (set.prov_keys ? FI_MR_PROV_KEY : 0) |
+    bool asked = hints && hints->domain_attr && hints->domain_attr->mr_mode & (FI_MR_PROV_KEY | MR_BASIC);
+    bool keys = set.prov_keys || (asked && !set.own_keys);
+    int mr_mode = (set.virtual_addresses ? FI_MR_VIRT_ADDR : 0) | (keys ? FI_MR_PROV_KEY : 0) |
                   (set.endpoint ? FI_MR_ENDPOINT : 0) | FI_MR_ALLOCATED;
 
     (void)version, (void)node, (void)service, (void)flags;
@@ -149,6 +156,8 @@ static int close_mr(struct fid *fid)
     while (*at != mr)
         at = &(*at)->next;
     *at = mr->next;
+    if (mr->ep)
+        mr->ep->registrations--;
     pthread_mutex_unlock(&mr->domain->lock);
     free(mr);
     return 0;
@@ -159,9 +168,12 @@ static int bind_mr(struct fid *fid, struct fid *other, uint64_t flags)
     struct mock_mr *mr = (struct mock_mr *)fid;
 
     (void)flags;
-    if (other->fclass != FI_CLASS_EP || mr->ep)
+    if (other->fclass != FI_CLASS_EP || mr->ep || ((struct mock_ep *)other)->socket < 0) /* not enabled yet */
         return -FI_EINVAL;
+    pthread_mutex_lock(&mr->domain->lock);
     mr->ep = (struct mock_ep *)other;
+    mr->ep->registrations++;
+    pthread_mutex_unlock(&mr->domain->lock);
     return 0;
 }
 
@@ -174,6 +186,7 @@ static int control_mr(struct fid *fid, int command, void *arg)
         return -FI_EINVAL;
     pthread_mutex_lock(&mr->domain->lock);
     mr->enabled = true;
+    mr->fid.key = mr->key;
     pthread_mutex_unlock(&mr->domain->lock);
     return 0;
 }
@@ -181,15 +194,16 @@ static int control_mr(struct fid *fid, int command, void *arg)
 static int choose_key_locked(struct mock_mr *mr, uint64_t requested)
 {
     if (mr->domain->prov_keys) {
-        mr->fid.key = mock_random(mr->domain) << 32 | ++mr->domain->next_key;
+        mr->key = 1ull << 63 | mock_random(mr->domain) << 32 | ++mr->domain->next_key;
+        mr->fid.key = mr->enabled ? mr->key : FI_KEY_NOTAVAIL; /* until it is bound and enabled, as cxi has it */
         return 0;
     }
     if (requested > UINT32_MAX)
         return -FI_EKEYREJECTED;
     for (const struct mock_mr *other = mr->domain->mrs; other; other = other->next)
-        if (other->fid.key == requested)
+        if (other->key == requested)
             return -FI_ENOKEY;
-    mr->fid.key = requested;
+    mr->fid.key = mr->key = requested;
     return 0;
 }
 
@@ -358,10 +372,16 @@ static int insert(struct fid_av *fid, const void *address, size_t count, fi_addr
     return (int)count;
 }
 
+static int forget(struct fid_av *fid, fi_addr_t *address, size_t count, uint64_t flags)
+{
+    (void)fid, (void)address, (void)count, (void)flags;
+    return 0;
+}
+
 static int open_av(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **out, void *context)
 {
     static struct fi_ops ops = OPS(close_av, bind_none, control_none);
-    static struct fi_ops_av av_ops = {.size = sizeof(av_ops), .insert = insert};
+    static struct fi_ops_av av_ops = {.size = sizeof(av_ops), .insert = insert, .remove = forget};
     struct mock_av *av = calloc(1, sizeof(*av));
 
     (void)attr;
@@ -411,6 +431,8 @@ static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct f
     domain->virtual_addresses = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
     domain->prov_keys = info->domain_attr->mr_mode & FI_MR_PROV_KEY;
     domain->endpoint = info->domain_attr->mr_mode & FI_MR_ENDPOINT;
+    domain->data = mock_settings().data;
+    domain->size = mock_settings().size;
     domain->random = mock_now_ns() ^ (uint64_t)getpid() << 32;
     domain->nic = (uint32_t)mock_random(domain);
     domain->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

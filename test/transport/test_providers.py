@@ -14,13 +14,14 @@ import sys
 POLICIES = ("in_order", "nic_fence", "counted", "drain")
 # Of libfabric 1.x, and of 2.x, which has net's code in tcp.
 PROVIDERS = (("net", "tcp;ofi_rxm", "udp;ofi_rxd"), ("tcp", "tcp;ofi_rxm", "udp;ofi_rxd"))
-# Providers like cxi (test/mock_cxi/mock.h): the words of MOCK_CXI. The first row of the table is cxi itself.
-MOCKS = ("no-endpoint", "no-endpoint,no-order", "no-endpoint,no-fence", "no-endpoint,no-order,no-fence",
+# Providers like cxi (test/mock_cxi/mock.h): the words of MOCK_CXI. "" is cxi itself.
+MOCKS = ("", "no-order", "no-fence", "no-order,no-fence", "no-endpoint,own-keys", "no-endpoint,no-order",
          "no-endpoint,virtual,prov-keys,no-order")
 REFUSED = {  # value of PERSEUS_PROVIDER: what perseus-info says
     "sockets": "its writes are announced before their bytes are there",
-    "mock_cxi": "its registrations belong to an endpoint",
-    "mock_cxi no-endpoint,prov-keys": "by keys that it chooses itself",
+    "mock_cxi no-data": "delivers no completion data of writes",
+    "mock_cxi own-keys": "delivers no completion data of writes",
+    "mock_cxi no-size": "reports 0 bytes and data",
     "nosuch": "libfabric offers no such provider",
     "x" * 64: "longer than any name of a provider",
 }
@@ -50,9 +51,10 @@ def keeps(perf, provider, policy):
 
 def documented(path, name):
     """The policies that the document's row of this name has."""
+    first = f"`{name}`" if name else "(empty)"
     for line in open(path, encoding="utf-8"):
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) > 3 and re.match(re.escape(f"`{name}`") + r"( |$)", cells[1]):
+        if len(cells) > 3 and re.match(re.escape(first) + r"( |$)", cells[1]):
             return [word for word in re.split("[, ]+", cells[2]) if word in POLICIES]
     return None
 
@@ -61,7 +63,7 @@ def check_policies(perf, document, provider):
     found = {policy: keeps(perf, provider, policy) for policy in POLICIES}
     wrong = {policy: what for policy, what in found.items() if isinstance(what, str)}
     kept = [policy for policy in POLICIES if found[policy] is True]
-    name = provider.removeprefix("mock_cxi ")
+    name = provider.removeprefix("mock_cxi").strip()
     says = documented(document, name)
     good = not wrong and says == kept
     print("ok" if good else "FAIL", provider, ", ".join(kept), wrong if wrong else "",
@@ -77,7 +79,7 @@ def main():
         return 77
     # The mock is found by FI_PROVIDER_PATH.
     mocks = MOCKS if "FI_PROVIDER_PATH" in os.environ else ()
-    providers = [*here[0], *(f"mock_cxi {words}" for words in mocks)]
+    providers = [*here[0], *(f"mock_cxi {words}".strip() for words in mocks)]
     good = [check_policies(perf, document, provider) for provider in providers]
     os.environ.pop("NCCL_IB_HCA", None)
     for provider, words in REFUSED.items():

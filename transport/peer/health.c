@@ -114,6 +114,9 @@ int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
 {
     bool away = failure->error == -ETIMEDOUT || failure->error == -ECONNRESET;
 
+    /* Where connections share an endpoint, it goes on after a close: then the key is wrong. */
+    if (failure->error == -EREMOTEIO && !peer->nic->fails_over)
+        away = may_have_closed(peer) || peer->remote_closed;
     if (away && (may_have_closed(peer) || !has_awaited_requests(&peer->order))) {
         suspend_failure(peer, failure);
         return 0;

@@ -8,15 +8,26 @@
 
 #include "transport/nic/address.h"
 
-enum { PRS_OFI_PROVIDER_BYTES = 22, PRS_OFI_OFFSETS = 1 << 15 /* in format: device.h */ };
+enum { PRS_OFI_PROVIDER_BYTES = 22 };
+/* In format: device.h, rows.h, endpoint.h. */
+enum { PRS_OFI_OFFSETS = 1 << 15, PRS_OFI_ROWS = 1 << 14, PRS_OFI_SHARED = 1 << 13 };
 
 struct prs_ofi_port {
-    uint64_t landing, landing_key; /* memory for requests of no bytes */
+    union {
+        uint64_t landing;   /* memory for requests of no bytes, as the provider counts */
+        uint64_t table_key; /* with PRS_OFI_ROWS: landing is at offset 0 */
+    };
+    uint64_t landing_key; /* the provider's */
     uint32_t protocol;
     uint16_t protocol_version, format;
     char provider[PRS_OFI_PROVIDER_BYTES];
     uint8_t host[16]; /* its IP address, for texts; IPv4 is mapped, zeros: it has none */
 };
+
+static inline uint64_t prs_ofi_landing(const struct prs_ofi_port *port)
+{
+    return port->format & PRS_OFI_ROWS ? 0 : port->landing;
+}
 
 /* The host of a struct sockaddr, or NULL, and as text: "" for zeros. */
 void prs_ofi_read_host(const void *socket_address, uint8_t host[16]);

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "transport/nic/ofi/device.h"
-#include "transport/nic/ofi/link.h"
+#include "transport/nic/ofi/completion.h"
 #include "transport/util/error.h"
 #include "transport/util/thread.h"
 
@@ -16,8 +16,9 @@ static void wait_for_next(struct prs_ofi_device *device)
 {
     struct timespec until;
 
-    if (!device->links) {
-        pthread_cond_wait(&device->changed, &device->links_lock); /* for a link, or for the close of the device */
+    if (!device->attended) {
+        /* for an endpoint, or for the close of the device */
+        pthread_cond_wait(&device->changed, &device->attend_lock);
         return;
     }
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -26,20 +27,20 @@ static void wait_for_next(struct prs_ofi_device *device)
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    pthread_cond_timedwait(&device->changed, &device->links_lock, &until);
+    pthread_cond_timedwait(&device->changed, &device->attend_lock, &until);
 }
 
 static void *attend(void *arg)
 {
     struct prs_ofi_device *device = arg;
 
-    pthread_mutex_lock(&device->links_lock);
+    pthread_mutex_lock(&device->attend_lock);
     while (!device->stop) {
-        for (struct prs_ofi_link *link = device->links; link; link = link->next)
-            link->attend(link);
+        for (struct prs_ofi_endpoint *endpoint = device->attended; endpoint; endpoint = endpoint->next)
+            prs_ofi_progress(endpoint);
         wait_for_next(device);
     }
-    pthread_mutex_unlock(&device->links_lock);
+    pthread_mutex_unlock(&device->attend_lock);
     return NULL;
 }
 
@@ -52,49 +53,49 @@ int prs_ofi_attend_start(struct prs_ofi_device *device)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&device->changed, &attr);
     pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&device->links_lock, NULL);
+    pthread_mutex_init(&device->attend_lock, NULL);
     r = prs_thread_start(&device->attendant, "prs-ofi", attend, device);
     if (!r)
         return 0;
-    pthread_mutex_destroy(&device->links_lock);
+    pthread_mutex_destroy(&device->attend_lock);
     pthread_cond_destroy(&device->changed);
     return prs_fail(-r, "%s: cannot start a thread: %s", device->base.name, strerror(r));
 }
 
 void prs_ofi_attend_stop(struct prs_ofi_device *device)
 {
-    pthread_mutex_lock(&device->links_lock);
+    pthread_mutex_lock(&device->attend_lock);
     device->stop = true;
     pthread_cond_signal(&device->changed);
-    pthread_mutex_unlock(&device->links_lock);
+    pthread_mutex_unlock(&device->attend_lock);
     pthread_join(device->attendant, NULL);
-    pthread_mutex_destroy(&device->links_lock);
+    pthread_mutex_destroy(&device->attend_lock);
     pthread_cond_destroy(&device->changed);
 }
 
-void prs_ofi_attend_add(struct prs_ofi_link *link)
+void prs_ofi_attend_add(struct prs_ofi_endpoint *endpoint)
 {
-    struct prs_ofi_device *device = prs_ofi_device(link->base.rail->domain);
+    struct prs_ofi_device *device = endpoint->device;
 
-    pthread_mutex_lock(&device->links_lock);
-    link->next = device->links;
-    device->links = link;
-    link->attended = true;
+    pthread_mutex_lock(&device->attend_lock);
+    endpoint->next = device->attended;
+    device->attended = endpoint;
+    endpoint->attended = true;
     pthread_cond_signal(&device->changed);
-    pthread_mutex_unlock(&device->links_lock);
+    pthread_mutex_unlock(&device->attend_lock);
 }
 
-void prs_ofi_attend_remove(struct prs_ofi_link *link)
+void prs_ofi_attend_remove(struct prs_ofi_endpoint *endpoint)
 {
-    struct prs_ofi_device *device = prs_ofi_device(link->base.rail->domain);
-    struct prs_ofi_link **at = &device->links;
+    struct prs_ofi_device *device = endpoint->device;
+    struct prs_ofi_endpoint **at = &device->attended;
 
-    if (!link->attended)
+    if (!endpoint->attended)
         return;
-    pthread_mutex_lock(&device->links_lock);
-    while (*at != link)
+    pthread_mutex_lock(&device->attend_lock);
+    while (*at != endpoint)
         at = &(*at)->next;
-    *at = link->next;
-    link->attended = false;
-    pthread_mutex_unlock(&device->links_lock);
+    *at = endpoint->next;
+    endpoint->attended = false;
+    pthread_mutex_unlock(&device->attend_lock);
 }

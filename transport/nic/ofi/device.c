@@ -12,16 +12,86 @@
 
 #include "transport/nic/ofi/address.h"
 #include "transport/nic/ofi/attend.h"
+#include "transport/nic/ofi/completion.h"
 #include "transport/nic/ofi/status.h"
+#include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
 enum {
+    SHARED_COMPLETIONS = 1 << 17, /* that may wait on an endpoint of all links */
+    CHECK_MS = 2000,
+    CHECK_BYTES = 5,
+    CHECK_DATA = 0x600d,
     LANDING_BYTES = 4096,
     LONGEST_PART = 1 << 30,
     MOST_KEYS_TRIED = 1 << 16, /* that others have */
     USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
 };
+
+/* ---- memory ---- */
+
+static int keep_descriptor(struct prs_ofi_device *device, void *descriptor, uint32_t *key)
+{
+    uint32_t at, chunk;
+
+    pthread_mutex_lock(&device->lock);
+    at = device->free_descriptor;
+    if (at)
+        device->free_descriptor = (uint32_t)(uintptr_t)prs_ofi_descriptor(device, at);
+    else
+        at = ++device->descriptor_count; /* 0 names none */
+    chunk = at / PRS_OFI_CHUNK;
+    if (chunk < PRS_OFI_CHUNKS && !device->descriptors[chunk])
+        device->descriptors[chunk] = calloc(PRS_OFI_CHUNK, sizeof(void *));
+    if (chunk < PRS_OFI_CHUNKS && device->descriptors[chunk]) {
+        device->descriptors[chunk][at % PRS_OFI_CHUNK] = descriptor;
+    } else {
+        device->descriptor_count--;
+        at = 0;
+    }
+    pthread_mutex_unlock(&device->lock);
+    *key = at;
+    return at ? 0 : -ENOMEM;
+}
+
+static void drop_descriptor(struct prs_ofi_device *device, uint32_t key)
+{
+    pthread_mutex_lock(&device->lock);
+    device->descriptors[key / PRS_OFI_CHUNK][key % PRS_OFI_CHUNK] = (void *)(uintptr_t)device->free_descriptor;
+    device->free_descriptor = key;
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* A registration that belongs to an endpoint has its key only once it is bound there. */
+static int bind_memory(const struct prs_ofi_device *device, struct fid_mr *mr)
+{
+    int r = fi_mr_bind(mr, &device->endpoint->ep->fid, 0);
+
+    if (!r)
+        r = fi_mr_enable(mr);
+    if (r)
+        fi_close(&mr->fid);
+    return r;
+}
+
+/* Give the provider this memory, under a key of ours that no other has or under its own. Return 0 or a negative error
+ * of libfabric. */
+static int enter(struct prs_ofi_device *device, void *start, size_t bytes, uint64_t access, struct fid_mr **out)
+{
+    bool ours = prs_ofi_key_is_ours(device->info);
+    int r = -FI_ENOKEY;
+
+    /* Keys come again after 2^28 registrations. No process has so many at a time. */
+    for (int tries = 0; r == -FI_ENOKEY && tries < MOST_KEYS_TRIED; tries++) {
+        uint32_t key = ours ? __atomic_add_fetch(&device->next_key, 1, __ATOMIC_RELAXED) : 0;
+
+        r = fi_mr_reg(device->domain, start, bytes, access, 0, key % (1u << PRS_OFI_KEY_BITS), 0, out, NULL);
+        if (!r && device->endpoint)
+            r = bind_memory(device, *out);
+    }
+    return r;
+}
 
 /* ---- open, close ---- */
 
@@ -55,14 +125,120 @@ static int open_landing(struct prs_ofi_device *device)
     return r ? r : prs_own_memory_register(&device->landing, 0, &device->base, PRS_ACCESS_ALL);
 }
 
+/* Where requests of no bytes go, as the provider counts. */
+static struct fi_rma_iov own_landing(const struct prs_ofi_device *device)
+{
+    struct fid_mr *registered = device->landing.at[0].registered.object;
+    bool from_start = device->offsets || device->rows.used;
+
+    return (struct fi_rma_iov){from_start ? 0 : (uintptr_t)device->landing.addr, 0, fi_mr_key(registered)};
+}
+
+static int open_rows(struct prs_ofi_device *device)
+{
+    struct prs_ofi_rows *rows = &device->rows;
+    int r = prs_own_memory_init(&rows->table, PRS_OFI_TABLE_ROWS * sizeof(struct prs_ofi_row), "keys of the provider");
+
+    if (!r)
+        r = prs_own_memory_init(&rows->slots, PRS_OFI_ROW_READS * sizeof(struct prs_ofi_row), "keys of other ranks");
+    if (!r)
+        r = prs_own_memory_register(&rows->slots, 0, &device->base, PRS_ACCESS_LOCAL);
+    if (r)
+        return r;
+    r = enter(device, rows->table.addr, rows->table.bytes, FI_REMOTE_READ, &rows->registered);
+    if (r)
+        return prs_ofi_fail(device, -r, "registering the table of keys");
+    rows->used = true;
+    device->base.max_registrations = PRS_OFI_TABLE_ROWS;
+    return 0;
+}
+
+/* Write a few bytes to ourselves. Return 0 or a negative error of libfabric. */
+static int try_data(struct prs_ofi_device *device)
+{
+    struct prs_ofi_endpoint *endpoint = device->endpoint;
+    struct fi_rma_iov to = own_landing(device);
+    struct prs_ofi_request request = {0};
+    void *descriptor = prs_ofi_descriptor(device, prs_own_memory_local_key(&device->landing, 0));
+    uint64_t give_up_ns = prs_clock_ns() + CHECK_MS * 1000000ull;
+    uint8_t name[256];
+    fi_addr_t self;
+    int r = 0;
+
+    (void)prs_ofi_endpoint_name(endpoint, name, sizeof(name));
+    if (prs_ofi_endpoint_insert(endpoint, name, &self))
+        return -FI_EADDRNOTAVAIL;
+    do
+        r = (int)fi_writedata(endpoint->ep, device->landing.addr, CHECK_BYTES, descriptor,
+                              (uint64_t)PRS_OFI_OWN_NUMBER << 32 | CHECK_DATA, self, to.addr + LANDING_BYTES / 2,
+                              to.key, &request.space);
+    while (r == -FI_EAGAIN && prs_clock_ns() < give_up_ns);
+    while (!r && !(endpoint->own_done && endpoint->own_arrived)) {
+        prs_ofi_read_completions(endpoint);
+        if (endpoint->broken || prs_clock_ns() > give_up_ns)
+            r = -FI_ETIMEDOUT;
+    }
+    return r;
+}
+
+/* No attribute says whether writes may carry completion data to memory of this kind, and arrivals their size: cxi
+ * reports 8 bytes of data in any case, and takes none unless a variable allows it. */
+static int check_data(struct prs_ofi_device *device)
+{
+    const struct prs_ofi_endpoint *endpoint = device->endpoint;
+    const char *provider = device->info->fabric_attr->prov_name;
+    int r = try_data(device);
+
+    if (r)
+        return prs_fail(prs_ofi_errno(-r),
+                        "%s: libfabric's provider %s delivers no completion data of writes, which Perseus needs: %s; "
+                        "cxi does with FI_CXI_ENABLE_WRITEDATA=1 only",
+                        device->base.name, provider, prs_ofi.strerror(-r));
+    if (endpoint->own_bytes != CHECK_BYTES || (uint32_t)endpoint->own_data != CHECK_DATA)
+        return prs_fail(-EOPNOTSUPP,
+                        "%s: libfabric's provider %s reports %zu bytes and data %#llx of a write of %d bytes with data "
+                        "%#x",
+                        device->base.name, provider, endpoint->own_bytes, (unsigned long long)endpoint->own_data,
+                        CHECK_BYTES, CHECK_DATA);
+    return 0;
+}
+
+/* What registrations need comes first. */
+static int open_parts(struct prs_ofi_device *device)
+{
+    const struct fi_info *info = device->info;
+    bool shared = info->domain_attr->mr_mode & FI_MR_ENDPOINT, from_start = prs_ofi_uses_offsets(info);
+    int r = open_domain(device);
+
+    if (!r && shared)
+        r = prs_ofi_endpoint_open(device, true, SHARED_COMPLETIONS, &device->endpoint);
+    device->offsets = from_start && prs_ofi_key_is_ours(info);
+    if (!r && from_start && !device->offsets)
+        r = open_rows(device);
+    if (!r)
+        r = open_landing(device);
+    if (!r && shared)
+        r = check_data(device);
+    if (!r)
+        r = prs_ofi_attend_start(device);
+    if (!r && shared)
+        prs_ofi_attend_add(device->endpoint);
+    return r;
+}
+
 static void free_device(struct prs_ofi_device *device)
 {
     prs_own_memory_fini(&device->landing);
+    prs_own_memory_fini(&device->rows.slots);
+    if (device->rows.registered)
+        fi_close(&device->rows.registered->fid);
+    prs_own_memory_fini(&device->rows.table);
+    prs_ofi_endpoint_close(device->endpoint);
     if (device->domain && fi_close(&device->domain->fid))
         PRS_WARN("%s: libfabric's domain is still in use at close: a peer was not closed", device->base.name);
     if (device->fabric && fi_close(&device->fabric->fid))
         PRS_WARN("%s: libfabric's fabric is still in use at close", device->base.name);
-    for (uint32_t i = 0; i < PRS_OFI_ROWS && device->descriptors[i]; i++)
+    for (uint32_t i = 0; i < PRS_OFI_CHUNKS && device->descriptors[i]; i++)
         free(device->descriptors[i]);
     prs_ofi.freeinfo(device->info);
     pthread_mutex_destroy(&device->lock);
@@ -84,17 +260,12 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         free_device(device);
         return prs_fail(-ENOMEM, "%s: no memory for a device", which->name);
     }
-    device->offsets = prs_ofi_uses_offsets(info);
     device->base.nic =
         &prs_ofi_tables[(keeps_order(info) ? PRS_OFI_IN_ORDER : 0) | (info->caps & FI_FENCE ? PRS_OFI_FENCE : 0)];
     device->base.ports = 1;
     device->base.max_send_wr = info->tx_attr->size < UINT_MAX ? (uint32_t)info->tx_attr->size : 0;
     device->base.max_registrations = INT_MAX;
-    r = open_domain(device);
-    if (!r)
-        r = open_landing(device);
-    if (!r)
-        r = prs_ofi_attend_start(device);
+    r = open_parts(device);
     if (r) {
         free_device(device);
         return r;
@@ -110,6 +281,8 @@ void prs_ofi_close_device(struct prs_domain *domain)
 {
     struct prs_ofi_device *device = prs_ofi_device(domain);
 
+    if (device->endpoint)
+        prs_ofi_attend_remove(device->endpoint);
     prs_ofi_attend_stop(device);
     free_device(device);
 }
@@ -147,11 +320,14 @@ int prs_ofi_locate(const struct prs_rail *rail, const struct prs_config *config,
 {
     const struct prs_ofi_device *device = prs_ofi_device(rail->domain);
     const struct fi_info *info = device->info;
-    struct prs_ofi_port port = {.landing = (uintptr_t)device->landing.addr,
-                                .landing_key = prs_own_memory_remote_key(&device->landing, 0),
+    struct fi_rma_iov landing = own_landing(device);
+    struct prs_ofi_port port = {.landing = device->rows.used ? fi_mr_key(device->rows.registered) : landing.addr,
+                                .landing_key = landing.key,
                                 .protocol = info->ep_attr->protocol,
                                 .protocol_version = (uint16_t)info->ep_attr->protocol_version,
-                                .format = (uint16_t)(info->addr_format | (device->offsets ? PRS_OFI_OFFSETS : 0))};
+                                .format = (uint16_t)(info->addr_format | (device->offsets ? PRS_OFI_OFFSETS : 0) |
+                                                     (device->rows.used ? PRS_OFI_ROWS : 0) |
+                                                     (device->endpoint ? PRS_OFI_SHARED : 0))};
 
     (void)config, (void)why, (void)why_bytes;
     snprintf(port.provider, sizeof(port.provider), "%s", info->fabric_attr->prov_name);
@@ -174,6 +350,8 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
     out->speed_mbps = speed_mbps(info);
     out->gid_index = -1;
     out->max_peers = info->domain_attr->ep_cnt < UINT_MAX ? (uint32_t)info->domain_attr->ep_cnt : UINT_MAX;
+    if (prs_ofi_device(rail->domain)->endpoint)
+        out->max_peers = 1u << (PRS_OFI_PLACE_BITS - 1);
     out->mem_kinds = PRS_MEM_HOST;
     snprintf(out->mem_note, sizeof(out->mem_note), "Perseus uses libfabric for host memory only");
     snprintf(out->link, sizeof(out->link), "%s", info->fabric_attr->prov_name);
@@ -182,56 +360,21 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
     return prs_ofi_locate(rail, config, &rail->address, why, why_bytes);
 }
 
-/* ---- memory ---- */
+/* ---- memory of others ---- */
 
-static int keep_descriptor(struct prs_ofi_device *device, void *descriptor, uint32_t *key)
+/* The key that others are told. Return 0 or -ENOMEM. */
+static int tell_key(struct prs_ofi_device *device, uint64_t start, uint64_t key, struct prs_registration *out)
 {
-    uint32_t at, row;
-
-    pthread_mutex_lock(&device->lock);
-    at = device->free_descriptor;
-    if (at)
-        device->free_descriptor = (uint32_t)(uintptr_t)prs_ofi_descriptor(device, at);
-    else
-        at = ++device->descriptor_count; /* 0 names none */
-    row = at / PRS_OFI_ROW;
-    if (row < PRS_OFI_ROWS && !device->descriptors[row])
-        device->descriptors[row] = calloc(PRS_OFI_ROW, sizeof(void *));
-    if (row < PRS_OFI_ROWS && device->descriptors[row]) {
-        device->descriptors[row][at % PRS_OFI_ROW] = descriptor;
-    } else {
-        device->descriptor_count--;
-        at = 0;
+    out->remote_key = key;
+    if (device->offsets)
+        out->remote_key = prs_ofi_tell_key(start, key);
+    if (device->rows.used)
+        out->remote_key = prs_ofi_rows_add(device, out->local_key, start, key);
+    if (device->rows.used && !out->remote_key) {
+        drop_descriptor(device, out->local_key);
+        return -ENOMEM;
     }
-    pthread_mutex_unlock(&device->lock);
-    *key = at;
-    return at ? 0 : -ENOMEM;
-}
-
-static void drop_descriptor(struct prs_ofi_device *device, uint32_t key)
-{
-    pthread_mutex_lock(&device->lock);
-    device->descriptors[key / PRS_OFI_ROW][key % PRS_OFI_ROW] = (void *)(uintptr_t)device->free_descriptor;
-    device->free_descriptor = key;
-    pthread_mutex_unlock(&device->lock);
-}
-
-/* Give the provider this memory under a key of ours that no other has, or under its own. Return 0 or an error of
- * libfabric. */
-static int enter(struct prs_ofi_device *device, const struct prs_memory_range *range, uint64_t access,
-                 struct fid_mr **out)
-{
-    void *start = (void *)(uintptr_t)range->addr;
-    bool ours = prs_ofi_key_is_ours(device->info);
-    int r = -FI_ENOKEY;
-
-    /* Keys come again after 2^28 registrations. No process has so many at a time. */
-    for (int tries = 0; r == -FI_ENOKEY && tries < MOST_KEYS_TRIED; tries++) {
-        uint32_t key = ours ? __atomic_add_fetch(&device->next_key, 1, __ATOMIC_RELAXED) : 0;
-
-        r = fi_mr_reg(device->domain, start, range->bytes, access, 0, key % (1u << PRS_OFI_KEY_BITS), 0, out, NULL);
-    }
-    return r;
+    return 0;
 }
 
 int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_range *range,
@@ -250,13 +393,13 @@ int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_r
         return -EFAULT;
     if (device->offsets && range->addr >> (64 - PRS_OFI_KEY_BITS + PRS_OFI_PAGE_BITS))
         return -EOPNOTSUPP; /* beyond the 48 bits of an address that a key has room for */
-    r = enter(device, range, access[range->access], &mr);
+    r = enter(device, (void *)(uintptr_t)range->addr, range->bytes, access[range->access], &mr);
     if (r)
         return prs_ofi_errno(-r);
-    *out = (struct prs_registration){.remote_key = fi_mr_key(mr), .object = mr};
-    if (device->offsets)
-        out->remote_key = prs_ofi_tell_key(range->addr, out->remote_key);
+    *out = (struct prs_registration){.object = mr};
     r = keep_descriptor(device, fi_mr_desc(mr), &out->local_key);
+    if (!r && range->access != PRS_ACCESS_LOCAL)
+        r = tell_key(device, range->addr, fi_mr_key(mr), out);
     if (r)
         fi_close(&mr->fid);
     return r;
@@ -267,6 +410,8 @@ int prs_ofi_release_memory(struct prs_domain *domain, struct prs_registration *r
     struct prs_ofi_device *device = prs_ofi_device(domain);
     struct fid_mr *mr = registered->object;
 
+    if (device->rows.used)
+        prs_ofi_rows_drop(device, registered->local_key);
     drop_descriptor(device, registered->local_key);
     return prs_ofi_errno(-fi_close(&mr->fid));
 }

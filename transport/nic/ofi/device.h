@@ -9,29 +9,31 @@
 
 #include "transport/nic/nic.h"
 #include "transport/nic/ofi/ofi.h"
+#include "transport/nic/ofi/rows.h"
 
-struct prs_ofi_link;
-
-enum { PRS_OFI_ROWS = 4096, PRS_OFI_ROW = 4096 };
+enum { PRS_OFI_CHUNKS = 4096, PRS_OFI_CHUNK = 4096 };
 
 struct prs_ofi_device {
     struct prs_domain base; /* first */
     struct fi_info *info;   /* what endpoints are made of */
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    bool offsets;
+    bool offsets; /* without rows */
+    struct prs_ofi_rows rows;
+    /* Of all links, where registrations belong to it; NULL: each has its own. */
+    struct prs_ofi_endpoint *endpoint;
     uint32_t next_key; /* atomic. Where the provider lets us choose keys */
     /* Requests of no bytes name this memory of the other side, since providers check the key of those too. */
     struct prs_own_memory landing;
-    /* Local keys are indices of these. Rows never move, so posting reads them without the lock. */
+    /* Local keys are indices of these. Chunks never move, so posting reads them without the lock. */
     pthread_mutex_t lock;
-    void **descriptors[PRS_OFI_ROWS];
+    void **descriptors[PRS_OFI_CHUNKS];
     uint32_t descriptor_count; /* under the lock, like the next */
     uint32_t free_descriptor;  /* first of those that are free, each of which names the next; 0: none */
-    /* The links that the thread of attend.c looks after. */
-    pthread_mutex_t links_lock; /* protects these */
+    /* The endpoints that the thread of attend.c looks after. */
+    pthread_mutex_t attend_lock; /* protects these */
     pthread_cond_t changed;
-    struct prs_ofi_link *links;
+    struct prs_ofi_endpoint *attended;
     pthread_t attendant;
     bool stop;
 };
@@ -43,7 +45,7 @@ static inline struct prs_ofi_device *prs_ofi_device(const struct prs_domain *dom
 
 static inline void *prs_ofi_descriptor(const struct prs_ofi_device *device, uint32_t key)
 {
-    return device->descriptors[key / PRS_OFI_ROW][key % PRS_OFI_ROW];
+    return device->descriptors[key / PRS_OFI_CHUNK][key % PRS_OFI_CHUNK];
 }
 
 static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
@@ -53,7 +55,7 @@ static inline bool prs_ofi_key_is_ours(const struct fi_info *info)
 
 /* Does the provider count remote addresses from the start of a registration? Everybody else names virtual addresses, so
  * the key that the other side is told has the page at which the registration starts, and in the lower bits the key that
- * the provider knows, which we choose. */
+ * the provider knows, if we choose that. If not: rows.h. */
 static inline bool prs_ofi_uses_offsets(const struct fi_info *info)
 {
     return !(info->domain_attr->mr_mode & (PRS_OFI_MR_BASIC | FI_MR_VIRT_ADDR));

@@ -24,7 +24,6 @@ enum {
 static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
 {
     const struct fi_domain_attr *domain = info->domain_attr;
-    int mr_mode = domain->mr_mode;
 
     /* libfabric gives it up, too. Seen with 1.17: a signal record was not there when its completion data came. */
     if (!strcmp(info->fabric_attr->prov_name, "sockets"))
@@ -34,10 +33,6 @@ static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
     else if (domain->cq_data_size < DATA_BYTES)
         snprintf(why, why_bytes, "a write carries %zu bytes of completion data: %d are needed", domain->cq_data_size,
                  DATA_BYTES);
-    else if (prs_ofi_uses_offsets(info) && !prs_ofi_key_is_ours(info))
-        snprintf(why, why_bytes, "it addresses memory by offsets (no FI_MR_VIRT_ADDR), by keys that it chooses itself");
-    else if (mr_mode & FI_MR_ENDPOINT)
-        snprintf(why, why_bytes, "its registrations belong to an endpoint (FI_MR_ENDPOINT)");
     else if (domain->mr_key_size > KEY_BYTES)
         snprintf(why, why_bytes, "its keys have %zu bytes: there is room for %d", domain->mr_key_size, KEY_BYTES);
     else if (prs_ofi_key_is_ours(info) && domain->mr_key_size < OWN_KEY_BYTES)
@@ -58,8 +53,9 @@ struct wish {
     int mr_mode;
 };
 
-/* Virtual addresses, or else keys that we choose, which then say where a registration begins (device.h). Software
- * providers have virtual addresses only together with all else that FI_MR_BASIC says. */
+/* Virtual addresses; else keys of the provider, since cxi delivers completion data to those only (rows.h), or keys that
+ * we choose, which then say where a registration begins (device.h). Software providers have virtual addresses only
+ * together with all else that FI_MR_BASIC says. */
 static const int modes[] = {PRS_OFI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
 enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 4 * MODES };
 

@@ -1,33 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The queues of a peer over one rail: one endpoint of libfabric, with an address vector and a completion queue of its
- * own, so that all that arrives there is of this peer. All its queues post to that endpoint. */
+/* The queues of a peer over one rail. All post to one endpoint. */
 #ifndef TRANSPORT_OFI_LINK_H
 #define TRANSPORT_OFI_LINK_H
 
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-
 #include "transport/nic/nic.h"
 #include "transport/nic/ofi/address.h"
+#include "transport/nic/ofi/endpoint.h"
+#include "transport/nic/ofi/rows.h"
 #include "transport/nic/reorder.h"
-
-/* Of a request in flight: what libfabric asks us to keep for it. */
-struct prs_ofi_request {
-    struct fi_context2 space; /* first; the provider's */
-    struct prs_ofi_queue *queue;
-    uint32_t position;
-};
 
 struct prs_ofi_queue {
     struct prs_queue base; /* first */
     fi_addr_t to;          /* FI_ADDR_UNSPEC: not connected yet */
     uint64_t landing, landing_key;
+    uint32_t remote_number; /* of the link at the other side's endpoint, if that is shared */
     struct prs_reorder reorder;
     struct prs_ofi_request *request; /* [mask + 1], by position */
+    struct prs_ofi_request *fence;   /* [mask + 1], likewise: empty writes before them; NULL: there are none */
     uint32_t mask;
     /* Posted, but not taken by the provider yet: from next up to upto in the ring. */
     const struct prs_wr *ring;
     uint32_t ring_mask, next, upto;
+    bool fenced;         /* the empty write before the next one has been posted */
     uint64_t refused_ns; /* since when the provider takes nothing; 0: it does */
     bool proven;         /* a request of it has completed */
 };
@@ -36,32 +30,53 @@ struct prs_ofi_arrival {
     uint32_t value, bytes;
 };
 
-enum { PRS_OFI_ARRIVALS = 1024 /* that may wait for the owner; a power of two */ };
+/* Arrivals that may wait for the owner, powers of two: at first; at most, and where links share an endpoint, since then
+ * one that is not polled stops them all. */
+enum { PRS_OFI_FEW_ARRIVALS = 64, PRS_OFI_ARRIVALS = 1024, PRS_OFI_SHARED_ARRIVALS = 1 << 16 };
 
 struct prs_ofi_link {
     struct prs_link base;
-    struct prs_ofi_link *next; /* in the device's list, under its lock, like the next */
-    bool attended;
-    void (*attend)(struct prs_ofi_link *link); /* called by the thread of attend.c */
-    uint32_t locked;                           /* prs_spin_lock(); protects what follows */
-    bool polled;                               /* by its owner, since the thread last looked */
-    struct fid_ep *ep;                         /* NULL: closed by kill() */
-    struct fid_cq *cq;
-    struct fid_av *av;
-    struct prs_ofi_port remote; /* the other side's */
+    struct prs_ofi_endpoint *endpoint; /* its lock protects what follows */
+    uint32_t number;                   /* of its place there */
+    struct prs_ofi_link *next_dead;
+    void (*free)(struct prs_ofi_link *link); /* for the endpoint */
+    bool polled;                             /* by its owner, since the thread of attend.c last looked */
+    bool joined;                             /* it has a place */
+    bool ended;                              /* by kill() */
+    struct prs_ofi_port remote;              /* the other side's */
+    fi_addr_t to;                            /* likewise */
     uint64_t patience_ns;
     uint32_t loopback_depth;
     bool overrun;
+    uint32_t in_flight; /* requests */
     /* What waits for the owner, beside what is in the reorder buffers. */
     struct prs_ofi_arrival *arrival; /* a ring */
-    uint32_t first, last;
-    struct prs_event failure; /* kind is PRS_EVENT_ERROR, if there is one */
-    int broken;               /* 0, or a -errno that polling returns */
+    uint32_t room, first, last;
+    bool crowded;                /* fewer free than one reading may need, and it grows no more */
+    struct prs_event failure;    /* kind is PRS_EVENT_ERROR, if there is one */
+    int broken;                  /* 0, or a -errno that polling returns */
+    struct prs_ofi_known *known; /* rows of the other side's table, by number */
+    uint32_t known_room;
 };
 
 static inline struct prs_ofi_link *prs_ofi_link_of(struct prs_link *link)
 {
     return (struct prs_ofi_link *)link;
+}
+
+static inline struct prs_ofi_queue *prs_ofi_queue_of(struct prs_queue *queue)
+{
+    return (struct prs_ofi_queue *)queue;
+}
+
+static inline struct prs_ofi_queue *prs_ofi_queue_at(const struct prs_ofi_link *link, uint32_t i)
+{
+    return prs_ofi_queue_of(i < link->base.queue_count ? link->base.queue[i] : link->base.loopback);
+}
+
+static inline uint32_t prs_ofi_queue_count(const struct prs_ofi_link *link)
+{
+    return link->base.queue_count + (link->base.loopback ? 1 : 0);
 }
 
 #endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/nic/ofi/completion.h"
+
+#include <errno.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <stdlib.h>
+
+#include "transport/nic/ofi/device.h"
+#include "transport/nic/ofi/link.h"
+#include "transport/nic/ofi/status.h"
+#include "transport/util/clock.h"
+#include "transport/util/compiler.h"
+#include "transport/util/spin.h"
+
+/* ---- failures ---- */
+
+/* Of several failures the most informative one stays. */
+static PRS_COLD void keep_failure(struct prs_ofi_link *link, int error, int provider_error, uint32_t queue)
+{
+    if (link->failure.kind == PRS_EVENT_ERROR && link->failure.error != -ECONNRESET)
+        return;
+    prs_ofi_error_event(error, provider_error, queue, &link->failure);
+}
+
+/* It completes nothing any more. The peer learns it when it polls, as of a request that failed later. */
+static PRS_COLD void break_queue(struct prs_ofi_link *link, struct prs_ofi_queue *queue, int error)
+{
+    keep_failure(link, error, 0, queue->base.id);
+    queue->next = queue->upto;
+}
+
+/* ---- posting ---- */
+
+/* libfabric's cxi takes no fence with a write that carries completion data, so an empty write before it has the fence.
+ * What is posted later waits for the fence, too. */
+static ssize_t push_fence(struct prs_ofi_link *link, struct prs_ofi_queue *queue, uint32_t position)
+{
+    const struct prs_domain *domain = &link->endpoint->device->base;
+    struct prs_ofi_request *request = &queue->fence[position & queue->mask];
+    void *descriptor = prs_ofi_descriptor(prs_ofi_device(domain), prs_own_memory_local_key(&domain->scratch, 0));
+    struct iovec local = {domain->scratch.addr, 0};
+    struct fi_rma_iov remote = {queue->landing, 0, queue->landing_key};
+    struct fi_msg_rma message = {.msg_iov = &local,
+                                 .desc = &descriptor,
+                                 .iov_count = 1,
+                                 .addr = queue->to,
+                                 .rma_iov = &remote,
+                                 .rma_iov_count = 1,
+                                 .context = &request->space};
+    ssize_t r;
+
+    *request = (struct prs_ofi_request){.link = link};
+    r = fi_writemsg(link->endpoint->ep, &message, FI_COMPLETION | FI_FENCE | FI_DELIVERY_COMPLETE);
+    if (!r) {
+        queue->fenced = true;
+        link->in_flight++;
+    }
+    return r;
+}
+
+/* A write with completion data over a shared endpoint: the upper half of the data is the link that it is for. */
+static ssize_t push_data(struct prs_ofi_link *link, struct prs_ofi_queue *queue, const struct prs_wr *wr,
+                         const struct fi_msg_rma *message, uint32_t position)
+{
+    const struct fi_rma_iov *remote = message->rma_iov;
+    ssize_t r =
+        wr->flags & PRS_WR_FENCE && link->base.ops->fence && !queue->fenced ? push_fence(link, queue, position) : 0;
+
+    if (!r)
+        r = fi_writedata(link->endpoint->ep, message->msg_iov->iov_base, wr->len_bytes, message->desc[0],
+                         (uint64_t)queue->remote_number << 32 | wr->imm, queue->to, remote->addr, remote->key,
+                         message->context);
+    if (!r)
+        queue->fenced = false;
+    return r;
+}
+
+static ssize_t push_message(struct prs_ofi_link *link, const struct prs_wr *wr, struct fi_msg_rma *message)
+{
+    uint64_t flags = FI_COMPLETION | (wr->flags & PRS_WR_FENCE ? FI_FENCE : 0);
+
+    if (wr->opcode == PRS_WR_READ)
+        return fi_readmsg(link->endpoint->ep, message, flags);
+    if (wr->opcode == PRS_WR_WRITE_IMM) {
+        /* Not all providers report the size of what has arrived, so it travels beside the immediate. */
+        message->data = (uint64_t)wr->len_bytes << 32 | wr->imm;
+        flags |= FI_REMOTE_CQ_DATA;
+    } else if (wr->opcode != PRS_WR_WRITE) {
+        return -FI_EOPNOTSUPP;
+    }
+    /* Done means that the bytes are there, as verbs has it. */
+    return fi_writemsg(link->endpoint->ep, message, flags | FI_DELIVERY_COMPLETE);
+}
+
+/* Where the request goes, as the provider counts. Return 0, -FI_EAGAIN: that is not known yet, or a negative error. */
+static int aim(struct prs_ofi_link *link, const struct prs_ofi_queue *queue, const struct prs_wr *wr,
+               struct fi_rma_iov *out)
+{
+    const struct prs_ofi_device *device = link->endpoint->device;
+
+    if (unlikely(!wr->len_bytes))
+        *out = (struct fi_rma_iov){queue->landing, 0, queue->landing_key};
+    else if (device->rows.used)
+        return prs_ofi_rows_aim(link, &queue->base == link->base.loopback, wr, out);
+    else
+        *out = prs_ofi_aim(device->offsets, wr->remote_addr, wr->remote_key, wr->len_bytes);
+    return 0;
+}
+
+/* Give one request to the provider. Return 0 or a negative error of libfabric; -FI_EAGAIN: it has no room now. */
+static ssize_t push_one(struct prs_ofi_link *link, struct prs_ofi_queue *queue, const struct prs_wr *wr,
+                        struct fi_rma_iov *remote, uint32_t position)
+{
+    const struct prs_ofi_device *device = link->endpoint->device;
+    const struct prs_own_memory *scratch = &device->base.scratch;
+    struct prs_ofi_request *request = &queue->request[position & queue->mask];
+    struct iovec local = {(void *)(uintptr_t)wr->local_addr, wr->len_bytes};
+    uint32_t key = wr->local_key;
+    void *descriptor;
+    struct fi_msg_rma message = {.msg_iov = &local,
+                                 .desc = &descriptor,
+                                 .iov_count = 1,
+                                 .addr = queue->to,
+                                 .rma_iov = remote,
+                                 .rma_iov_count = 1,
+                                 .context = &request->space};
+    ssize_t r;
+
+    if (unlikely(!wr->len_bytes)) {
+        local.iov_base = scratch->addr;
+        key = prs_own_memory_local_key(scratch, 0);
+    }
+    descriptor = prs_ofi_descriptor(device, key);
+    request->position = position;
+    if (link->endpoint->shared && wr->opcode == PRS_WR_WRITE_IMM)
+        r = push_data(link, queue, wr, &message, position);
+    else
+        r = push_message(link, wr, &message);
+    if (!r)
+        link->in_flight++;
+    return r;
+}
+
+/* Nothing of the queue has ever completed, and the provider has been taking nothing for long: it cannot connect. A slow
+ * receiver later on is no error. What others post to a shared endpoint may fill it. */
+static bool is_unreachable(const struct prs_ofi_link *link, struct prs_ofi_queue *queue)
+{
+    if (queue->proven || link->endpoint->shared)
+        return false;
+    if (!queue->refused_ns)
+        queue->refused_ns = prs_clock_ns();
+    return prs_clock_ns() - queue->refused_ns > link->patience_ns;
+}
+
+/* Providers without a fence ignore FI_FENCE. Strong signals after reads have it all the same: here is that fence. */
+static inline bool must_wait(const struct prs_ofi_queue *queue, const struct prs_wr *wr)
+{
+    return wr->flags & PRS_WR_FENCE && !queue->base.link->ops->fence && queue->reorder.tail != queue->reorder.head;
+}
+
+void prs_ofi_push(struct prs_ofi_link *link, struct prs_ofi_queue *queue)
+{
+    while (queue->next != queue->upto) {
+        const struct prs_wr *wr = &queue->ring[queue->next & queue->ring_mask];
+        struct fi_rma_iov remote;
+        ssize_t r;
+
+        if (unlikely(must_wait(queue, wr)))
+            return;
+        r = aim(link, queue, wr, &remote);
+        if (r == -FI_EAGAIN)
+            return;
+        if (likely(!r))
+            r = push_one(link, queue, wr, &remote, queue->next);
+        if (r == -FI_EAGAIN && !is_unreachable(link, queue))
+            return;
+        if (unlikely(r)) {
+            break_queue(link, queue, r == -FI_EAGAIN ? ETIMEDOUT : (int)-r);
+            return;
+        }
+        queue->refused_ns = 0;
+        prs_reorder_post(&queue->reorder, wr->flags & PRS_WR_SIGNALED);
+        queue->next++;
+    }
+}
+
+void prs_ofi_push_waiting(struct prs_ofi_link *link)
+{
+    for (uint32_t i = 0; i < prs_ofi_queue_count(link); i++) {
+        struct prs_ofi_queue *queue = prs_ofi_queue_at(link, i);
+
+        if (unlikely(queue->next != queue->upto))
+            prs_ofi_push(link, queue);
+    }
+}
+
+/* ---- completions ---- */
+
+/* Make room for one reading more, as long as there may be more. */
+static PRS_COLD void grow(struct prs_ofi_link *link)
+{
+    uint32_t most = link->endpoint->shared ? PRS_OFI_SHARED_ARRIVALS : PRS_OFI_ARRIVALS,
+             count = link->last - link->first;
+    struct prs_ofi_arrival *arrival = link->room < most ? calloc(2 * link->room, sizeof(*arrival)) : NULL;
+
+    if (!arrival) {
+        link->crowded = true;
+        link->endpoint->crowded++;
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        arrival[i] = link->arrival[(link->first + i) % link->room];
+    free(link->arrival);
+    link->arrival = arrival;
+    link->first = 0;
+    link->last = count;
+    link->room *= 2;
+}
+
+static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
+{
+    uint32_t upper = (uint32_t)(entry->data >> 32);
+    struct prs_ofi_link *link = endpoint->shared ? prs_ofi_endpoint_find(endpoint, upper) : endpoint->place[0].link;
+
+    if (unlikely(endpoint->shared && upper == PRS_OFI_OWN_NUMBER)) {
+        endpoint->own_arrived++;
+        endpoint->own_data = entry->data;
+        endpoint->own_bytes = entry->len;
+        return;
+    }
+    if (unlikely(!link || link->ended)) /* late: of a connection that has ended here */
+        return;
+    link->arrival[link->last++ % link->room] =
+        (struct prs_ofi_arrival){(uint32_t)entry->data, endpoint->shared ? (uint32_t)entry->len : upper};
+    if (unlikely(link->room - (link->last - link->first) < PRS_POLL_MOST && !link->crowded))
+        grow(link);
+}
+
+static void take_completion(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
+{
+    struct prs_ofi_request *request = entry->op_context;
+
+    if (entry->flags & FI_REMOTE_CQ_DATA) {
+        take_arrival(endpoint, entry);
+        return;
+    }
+    if (unlikely(!request->link)) {
+        endpoint->own_done++;
+        return;
+    }
+    request->link->in_flight--;
+    if (unlikely(!request->queue)) {
+        prs_ofi_rows_arrive(endpoint, request, true);
+        return;
+    }
+    request->queue->proven = true;
+    if (unlikely(prs_reorder_complete(&request->queue->reorder, request->position)))
+        request->link->broken = -EPROTO;
+}
+
+static PRS_COLD void take_error(struct prs_ofi_endpoint *endpoint)
+{
+    struct fi_cq_err_entry entry = {0};
+    ssize_t r = fi_cq_readerr(endpoint->cq, &entry, 0);
+    struct prs_ofi_request *request = entry.op_context;
+    struct prs_ofi_link *link = request ? request->link : endpoint->shared ? NULL : endpoint->place[0].link;
+
+    if (r == -FI_EAGAIN)
+        return;
+    if (r < 0) {
+        endpoint->broken = prs_ofi_errno((int)-r);
+        return;
+    }
+    if (!link) {
+        endpoint->own_done += request ? 1 : 0; /* what the other side has done wrong fails there */
+        return;
+    }
+    keep_failure(link, entry.err, entry.prov_errno,
+                 request && request->queue ? request->queue->base.id : link->base.queue[0]->id);
+    link->in_flight -= request ? 1 : 0;
+    if (request && !request->queue)
+        prs_ofi_rows_arrive(endpoint, request, false);
+}
+
+void prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint)
+{
+    struct fi_cq_data_entry entries[PRS_POLL_MOST];
+    ssize_t count;
+
+    if (endpoint->crowded)
+        return;
+    count = fi_cq_read(endpoint->cq, entries, PRS_POLL_MOST);
+    for (ssize_t i = 0; i < count; i++)
+        take_completion(endpoint, &entries[i]);
+    if (unlikely(count == -FI_EAVAIL))
+        take_error(endpoint);
+    else if (unlikely(count < 0 && count != -FI_EAGAIN))
+        endpoint->broken = prs_ofi_errno((int)-count);
+}
+
+void prs_ofi_progress(struct prs_ofi_endpoint *endpoint)
+{
+    if (!prs_spin_trylock(&endpoint->locked))
+        return; /* an owner is there */
+    if (!endpoint->polled && endpoint->ep)
+        prs_ofi_read_completions(endpoint);
+    endpoint->polled = false;
+    for (uint32_t i = 0; i < endpoint->places; i++) {
+        struct prs_ofi_link *link = endpoint->place[i].link;
+
+        if (!link)
+            continue;
+        if (!link->polled && !link->ended)
+            prs_ofi_push_waiting(link);
+        link->polled = false;
+    }
+    prs_spin_unlock(&endpoint->locked);
+}
+
+int prs_ofi_report(struct prs_ofi_link *link, struct prs_event *events)
+{
+    int count = 0;
+
+    if (unlikely(link->failure.kind == PRS_EVENT_ERROR)) {
+        events[count++] = link->failure;
+        link->failure.kind = PRS_EVENT_DONE;
+    }
+    for (; count < PRS_POLL_MOST && link->first != link->last; link->base.receives++) {
+        const struct prs_ofi_arrival *arrival = &link->arrival[link->first++ % link->room];
+
+        events[count++] = (struct prs_event){.kind = PRS_EVENT_ARRIVAL,
+                                             .queue = link->base.queue[0]->id,
+                                             .value = arrival->value,
+                                             .bytes = arrival->bytes};
+    }
+    if (unlikely(link->crowded && link->room - (link->last - link->first) >= PRS_POLL_MOST)) {
+        link->crowded = false;
+        link->endpoint->crowded--;
+    }
+    for (uint32_t i = 0; i < prs_ofi_queue_count(link); i++) {
+        struct prs_ofi_queue *queue = prs_ofi_queue_at(link, i);
+        uint32_t position;
+
+        while (count < PRS_POLL_MOST && prs_reorder_next(&queue->reorder, &position))
+            events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = queue->base.id, .value = position};
+    }
+    return count;
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An endpoint of libfabric, with its completion queue and address vector. A link has one of its own, so that all that
+ * arrives there is of its peer. Where registrations belong to an endpoint (FI_MR_ENDPOINT), all links of a device share
+ * one: each has a place there, whose number arrivals name, and whoever polls keeps what is of others for them. */
+#ifndef TRANSPORT_OFI_ENDPOINT_H
+#define TRANSPORT_OFI_ENDPOINT_H
+
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct prs_ofi_device;
+struct prs_ofi_link;
+
+/* Of a request in flight: what libfabric asks us to keep for it. */
+struct prs_ofi_request {
+    struct fi_context2 space;    /* first; the provider's */
+    struct prs_ofi_link *link;   /* NULL: the device's own, of which only the completion counts */
+    struct prs_ofi_queue *queue; /* NULL: no request of a queue, but what it needs first: rows.h, a fence */
+    uint32_t position;
+};
+
+struct prs_ofi_place {
+    struct prs_ofi_link *link; /* NULL: free */
+    uint32_t turn;             /* of its use, so that what arrives late is not taken for a later link's */
+};
+
+struct prs_ofi_endpoint {
+    struct prs_ofi_device *device;
+    struct prs_ofi_endpoint *next; /* in the device's list, under its lock, like the next */
+    bool attended;
+    uint32_t locked; /* prs_spin_lock(); protects what follows, and its links */
+    bool shared;
+    bool polled;       /* since the thread of attend.c last looked */
+    struct fid_ep *ep; /* NULL: closed */
+    struct fid_cq *cq;
+    struct fid_av *av;
+    int broken;       /* 0, or a -errno that polling returns */
+    uint32_t crowded; /* links for which too many arrivals wait. Nothing is read until there are none */
+    struct prs_ofi_place *place;
+    uint32_t places;
+    /* Links that have closed while the provider still had requests of theirs: freed when the endpoint closes. */
+    struct prs_ofi_link *dead;
+    uint32_t own_done, own_arrived; /* of the device's own requests, for the check of a shared one */
+    uint64_t own_data;
+    size_t own_bytes;
+};
+
+enum { PRS_OFI_PLACE_BITS = 16 };
+#define PRS_OFI_OWN_NUMBER UINT32_MAX /* of no link: of the device's own requests */
+
+/* completions: that may wait to be read. Return 0 or -errno, logged. */
+int prs_ofi_endpoint_open(struct prs_ofi_device *device, bool shared, uint32_t completions,
+                          struct prs_ofi_endpoint **out);
+/* No link is left. The provider uses no memory of its requests when it returns. */
+void prs_ofi_endpoint_close(struct prs_ofi_endpoint *endpoint);
+
+/* Give the link a place. Return 0 or -ENOMEM; *number is what arrivals for it name. */
+int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link, uint32_t *number);
+/* Nothing more is kept for it, and its address is forgotten. dead: the link, if the provider still has requests of its;
+ * else NULL. */
+void prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, uint32_t number, fi_addr_t *to,
+                            struct prs_ofi_link *dead);
+/* Under the lock. Return NULL: the link has left. */
+struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number);
+
+/* Its address: at most `room` bytes. Return their number; 0: it has none any more. */
+size_t prs_ofi_endpoint_name(struct prs_ofi_endpoint *endpoint, uint8_t *out, size_t room);
+/* Name another endpoint. Return 0 or -errno, logged. */
+int prs_ofi_endpoint_insert(struct prs_ofi_endpoint *endpoint, const uint8_t *name, fi_addr_t *out);
+
+/* Log a failure with the names of device and provider; error: of libfabric, positive. Return -errno. */
+int prs_ofi_fail(const struct prs_ofi_device *device, int error, const char *what);
+
+#endif
