@@ -12,6 +12,7 @@
  *   data      of completions, 8 bytes: by fi_writedata() to memory with keys from here, as with
  *             FI_CXI_ENABLE_WRITEDATA=1; by fi_writemsg() never. An arrival reports its size
  *   endpoints at most 511
+ *   GPU memory (FI_HMEM), where the driver is tools/fake_cuda
  *
  * MOCK_CXI turns promises into others, for providers that are like cxi but for one: words, separated by commas.
  *   no-order, no-fence, virtual (addresses), prov-keys, own-keys (always from the caller), no-endpoint (keys are of the
@@ -54,7 +55,7 @@ struct mock_mr {
     uint8_t *base;
     size_t bytes;
     uint64_t access, key; /* the key is told when it is enabled */
-    bool enabled;
+    bool enabled, on_gpu;
 };
 
 struct mock_cq {
@@ -148,5 +149,10 @@ uint64_t mock_now_ns(void);
 void mock_complete_locked(struct mock_cq *cq, void *context, uint64_t flags, size_t bytes, uint64_t data);
 void mock_fail_locked(struct mock_cq *cq, void *context, uint64_t flags, int error);
 void mock_forget_locked(struct mock_ep *ep);
+
+/* Is there the driver of tools/fake_cuda? */
+bool mock_has_gpu(void);
+/* Copy as a NIC does, to or from memory of GPUs, too. */
+void mock_copy_locked(struct mock_domain *domain, uint8_t *to, const uint8_t *from, size_t bytes);
 
 #endif

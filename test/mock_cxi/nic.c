@@ -39,18 +39,6 @@ void mock_wake(struct mock_domain *domain)
     eventfd_write(domain->wake, 1);
 }
 
-/* ---- memory that the program uses at the same time, as a NIC reads and writes it ---- */
-
-__attribute__((no_sanitize("thread", "address"))) static void copy(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    if (bytes == 8 && (uintptr_t)to % 8 == 0 && (uintptr_t)from % 8 == 0) { /* words are written at once */
-        __atomic_store_n((uint64_t *)(void *)to, *(const uint64_t *)(const void *)from, __ATOMIC_RELEASE);
-        return;
-    }
-    for (size_t i = 0; i < bytes; i++)
-        *(volatile uint8_t *)(to + i) = *(const volatile uint8_t *)(from + i);
-}
-
 /* Find what a packet addresses. Return NULL: no such key of this endpoint, or outside of it. */
 static uint8_t *find_memory(const struct mock_ep *ep, uint64_t key, uint64_t address, uint64_t bytes, uint64_t access)
 {
@@ -87,7 +75,7 @@ static int send_packet(const struct mock_ep *ep, const struct mock_name *to, con
 
     pthread_mutex_lock(&lock);
     memcpy(packet, header, sizeof(*header));
-    copy(packet + sizeof(*header), payload, header->payload);
+    mock_copy_locked(ep->domain, packet + sizeof(*header), payload, header->payload);
     r = sendto(ep->socket, packet, sizeof(*header) + header->payload, MSG_NOSIGNAL, (struct sockaddr *)&address,
                length);
     pthread_mutex_unlock(&lock);
@@ -247,7 +235,7 @@ static void take_write(struct mock_ep *ep, const struct mock_header *header, con
     uint8_t *to = find_memory(ep, header->key, header->address, header->bytes, FI_REMOTE_WRITE);
 
     if (to)
-        copy(to + header->offset, payload, header->payload);
+        mock_copy_locked(ep->domain, to + header->offset, payload, header->payload);
     if (!is_whole(ep, header))
         return;
     if (to && header->has_data)
@@ -265,7 +253,7 @@ static void take_answer(struct mock_ep *ep, const struct mock_header *header, co
     if (!*at)
         return;
     if (header->kind == MOCK_ANSWER) {
-        copy((*at)->local + header->offset, payload, header->payload);
+        mock_copy_locked(ep->domain, (*at)->local + header->offset, payload, header->payload);
         (*at)->answered += header->payload;
         if ((*at)->answered < header->bytes)
             return;

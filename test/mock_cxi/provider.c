@@ -85,7 +85,7 @@ static bool accepts(const struct fi_info *hints, int needed)
 
 static bool fits(const struct fi_info *hints, const struct mock_settings *set, int mr_mode)
 {
-    uint64_t caps = CAPS | (set->fence ? FI_FENCE : 0), order = set->order ? ORDER : 0;
+    uint64_t caps = CAPS | (set->fence ? FI_FENCE : 0) | (mock_has_gpu() ? FI_HMEM : 0), order = set->order ? ORDER : 0;
 
     return hints && !(hints->caps & ~caps) && accepts(hints, mr_mode) &&
            (!hints->ep_attr || hints->ep_attr->type == FI_EP_RDM || hints->ep_attr->type == FI_EP_UNSPEC) &&
@@ -100,7 +100,7 @@ static struct fi_info *describe(const struct fi_info *hints, const struct mock_s
     if (!info)
         return NULL;
     name[4] = (char)('0' + rail);
-    info->caps = CAPS | (hints->caps & FI_FENCE);
+    info->caps = CAPS | (hints->caps & (FI_FENCE | FI_HMEM));
     info->addr_format = FI_FORMAT_UNSPEC;
     info->tx_attr->caps = info->rx_attr->caps = info->caps;
     info->tx_attr->msg_order = hints->tx_attr ? hints->tx_attr->msg_order : 0; /* what was asked for, as cxi does */
@@ -216,7 +216,8 @@ static int register_attr(struct fid *fid, const struct fi_mr_attr *attr, uint64_
 
     if (!mr)
         return -FI_ENOMEM;
-    if (flags || attr->iov_count != 1 || attr->iface != FI_HMEM_SYSTEM) {
+    if (flags || attr->iov_count != 1 ||
+        (attr->iface != FI_HMEM_SYSTEM && (attr->iface != FI_HMEM_CUDA || !mock_has_gpu()))) {
         free(mr);
         return -FI_EINVAL;
     }
@@ -226,6 +227,7 @@ static int register_attr(struct fid *fid, const struct fi_mr_attr *attr, uint64_
     mr->base = attr->mr_iov[0].iov_base;
     mr->bytes = attr->mr_iov[0].iov_len;
     mr->access = attr->access;
+    mr->on_gpu = attr->iface == FI_HMEM_CUDA;
     mr->enabled = !domain->endpoint;
     pthread_mutex_lock(&domain->lock);
     r = choose_key_locked(mr, attr->requested_key);

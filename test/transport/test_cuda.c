@@ -92,7 +92,7 @@ static void must_be_clean(bool nic_was_used)
 
 static const struct piece {
     size_t at, bytes;
-    bool by_file; /* the caller has a DMA-BUF of the whole allocation, as NCCL has */
+    bool by_file; /* the caller has a DMA-BUF of the whole allocation, as NCCL has; not over libfabric */
 } pieces[] = {
     {0, 4096, false},   {12345, 100001, false}, {4095, 2, false},      {1, 8, false},   {65536 + 17, 65536, false},
     {131072, 1, false}, {0, 4096, true},        {12345, 100001, true}, {4095, 2, true}, {(1 << 18) - 1, 1, true},
@@ -104,9 +104,11 @@ static struct prs_region *register_piece(struct pair *pair, uint64_t memory, con
     struct prs_mem mem = {
         .addr = start, .len_bytes = piece->bytes, .kind = PRS_MEM_DMABUF, .dmabuf_fd = -1, .dmabuf_offset = piece->at};
     struct prs_region *region = NULL;
-    int r;
+    struct prs_rail_info rail;
+    int r = prs_rail_query(pair->fabric, pair->rails.rail[0], &rail);
 
-    if (piece->by_file) {
+    must(r == 0, "%s", prs_error_text());
+    if (piece->by_file && rail.mem_kinds & PRS_MEM_DMABUF) {
         must(cu.range_handle(&mem.dmabuf_fd, memory, pair->buffer_bytes, 1, 0) == 0, "no DMA-BUF");
         r = prs_region_register(pair->fabric, &pair->rails, &mem, &region);
         close(mem.dmabuf_fd);

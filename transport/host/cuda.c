@@ -19,6 +19,7 @@ enum {
     CUDA_LOCATION_DEVICE = 1,
     CUDA_ACCESS_READ_WRITE = 3,
     CUDA_RANGE_DMABUF = 1,
+    CUDA_POINTER_DEVICE = 9, /* attribute of a pointer: the ordinal of its device */
 };
 
 struct cuda_location {
@@ -63,6 +64,7 @@ static struct {
     int (*release)(uint64_t);
     int (*unreserve)(uint64_t, size_t);
     int (*range_handle)(void *, uint64_t, size_t, int, unsigned long long);
+    int (*pointer_attribute)(void *, int, uint64_t);
 } cuda;
 
 static int load_result; /* set once */
@@ -96,6 +98,7 @@ static void load(void)
         {"cuMemUnmap", &cuda.unmap, 0},
         {"cuMemRelease", &cuda.release, 0},
         {"cuMemAddressFree", &cuda.unreserve, 0},
+        {"cuPointerGetAttribute", &cuda.pointer_attribute, 0},
         {"cuMemGetHandleForAddressRange", &cuda.range_handle, 1}, /* since CUDA 11.7 */
     };
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -299,6 +302,16 @@ void prs_cuda_span_drop(struct prs_cuda_span *span)
     cuda.unreserve(span->address, span->bytes);
     cuda.release(span->handle);
     memset(span, 0, sizeof(*span));
+}
+
+int prs_cuda_device_of(uint64_t address, int *device)
+{
+    int r = need_driver();
+
+    if (r < 0)
+        return prs_fail(r, "cannot ask which GPU has memory: %s", load_text);
+    r = cuda.pointer_attribute(device, CUDA_POINTER_DEVICE, address);
+    return r ? fail("cuPointerGetAttribute", address, 0, r) : 0;
 }
 
 int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool required, int *fd)

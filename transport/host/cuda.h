@@ -25,6 +25,8 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out);
 int prs_cuda_span_export(const struct prs_cuda_span *span, int *fd);
 int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out);
 void prs_cuda_span_drop(struct prs_cuda_span *span);
+/* The device that device memory is of. */
+int prs_cuda_device_of(uint64_t address, int *device);
 /* A DMA-BUF file for a range of whole pages. required: there is no other way, so a failure is logged. */
 int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool required, int *fd);
 

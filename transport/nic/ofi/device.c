@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "transport/host/cuda.h"
 #include "transport/nic/ofi/address.h"
 #include "transport/nic/ofi/attend.h"
 #include "transport/nic/ofi/completion.h"
@@ -77,16 +78,26 @@ static int bind_memory(const struct prs_ofi_device *device, struct fid_mr *mr)
 
 /* Give the provider this memory, under a key of ours that no other has or under its own. Return 0 or a negative error
  * of libfabric. */
-static int enter(struct prs_ofi_device *device, void *start, size_t bytes, uint64_t access, struct fid_mr **out)
+static int enter(struct prs_ofi_device *device, const struct prs_memory_range *range, uint64_t access,
+                 struct fid_mr **out)
 {
+    struct iovec memory = {(void *)(uintptr_t)range->addr, range->bytes};
+    struct fi_mr_attr attr = {.mr_iov = &memory, .iov_count = 1, .access = access, .iface = FI_HMEM_SYSTEM};
     bool ours = prs_ofi_key_is_ours(device->info);
     int r = -FI_ENOKEY;
+
+    if (range->kind == PRS_MEM_CUDA) {
+        attr.iface = FI_HMEM_CUDA;
+        if (prs_cuda_device_of(range->addr, &attr.device.cuda))
+            return -FI_EINVAL;
+    }
 
     /* Keys come again after 2^28 registrations. No process has so many at a time. */
     for (int tries = 0; r == -FI_ENOKEY && tries < MOST_KEYS_TRIED; tries++) {
         uint32_t key = ours ? __atomic_add_fetch(&device->next_key, 1, __ATOMIC_RELAXED) : 0;
 
-        r = fi_mr_reg(device->domain, start, bytes, access, 0, key % (1u << PRS_OFI_KEY_BITS), 0, out, NULL);
+        attr.requested_key = key % (1u << PRS_OFI_KEY_BITS);
+        r = fi_mr_regattr(device->domain, &attr, 0, out);
         if (!r && device->endpoint)
             r = bind_memory(device, *out);
     }
@@ -137,7 +148,8 @@ static struct fi_rma_iov own_landing(const struct prs_ofi_device *device)
 static int open_rows(struct prs_ofi_device *device)
 {
     struct prs_ofi_rows *rows = &device->rows;
-    int r = prs_own_memory_init(&rows->table, PRS_OFI_TABLE_ROWS * sizeof(struct prs_ofi_row), "keys of the provider");
+    struct prs_memory_range table = {.bytes = PRS_OFI_TABLE_ROWS * sizeof(struct prs_ofi_row), .kind = PRS_MEM_HOST};
+    int r = prs_own_memory_init(&rows->table, table.bytes, "keys of the provider");
 
     if (!r)
         r = prs_own_memory_init(&rows->slots, PRS_OFI_ROW_READS * sizeof(struct prs_ofi_row), "keys of other ranks");
@@ -145,7 +157,8 @@ static int open_rows(struct prs_ofi_device *device)
         r = prs_own_memory_register(&rows->slots, 0, &device->base, PRS_ACCESS_LOCAL);
     if (r)
         return r;
-    r = enter(device, rows->table.addr, rows->table.bytes, FI_REMOTE_READ, &rows->registered);
+    table.addr = (uintptr_t)rows->table.addr;
+    r = enter(device, &table, FI_REMOTE_READ, &rows->registered);
     if (r)
         return prs_ofi_fail(device, -r, "registering the table of keys");
     rows->used = true;
@@ -260,6 +273,7 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         free_device(device);
         return prs_fail(-ENOMEM, "%s: no memory for a device", which->name);
     }
+    device->gpu_memory = info->caps & FI_HMEM && !prs_ofi_uses_ip(info);
     device->base.nic =
         &prs_ofi_tables[(keeps_order(info) ? PRS_OFI_IN_ORDER : 0) | (info->caps & FI_FENCE ? PRS_OFI_FENCE : 0)];
     device->base.ports = 1;
@@ -309,10 +323,7 @@ static uint32_t speed_mbps(const struct fi_info *info)
 
 static void read_host(const struct fi_info *info, uint8_t host[16])
 {
-    bool is_ip =
-        info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6;
-
-    prs_ofi_read_host(is_ip ? info->src_addr : NULL, host);
+    prs_ofi_read_host(prs_ofi_uses_ip(info) ? info->src_addr : NULL, host);
 }
 
 int prs_ofi_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out,
@@ -352,8 +363,11 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
     out->max_peers = info->domain_attr->ep_cnt < UINT_MAX ? (uint32_t)info->domain_attr->ep_cnt : UINT_MAX;
     if (prs_ofi_device(rail->domain)->endpoint)
         out->max_peers = 1u << (PRS_OFI_PLACE_BITS - 1);
-    out->mem_kinds = PRS_MEM_HOST;
-    snprintf(out->mem_note, sizeof(out->mem_note), "Perseus uses libfabric for host memory only");
+    out->mem_kinds = PRS_MEM_HOST | (prs_ofi_device(rail->domain)->gpu_memory ? PRS_MEM_CUDA : 0);
+    snprintf(out->mem_note, sizeof(out->mem_note), "%s",
+             prs_ofi_uses_ip(info)           ? "the CPU moves the bytes of this provider, and takes none of GPUs"
+             : out->mem_kinds & PRS_MEM_CUDA ? "GPU memory by its address (FI_HMEM), not by DMA-BUF"
+                                             : "libfabric's provider reports no FI_HMEM");
     snprintf(out->link, sizeof(out->link), "%s", info->fabric_attr->prov_name);
     read_host(info, host);
     prs_ofi_host_text(host, out->gid, sizeof(out->gid));
@@ -387,13 +401,12 @@ int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_r
     struct fid_mr *mr;
     int r;
 
-    /* Software providers look at no memory before they use it. This asks the kernel whether all of it is mapped. Host
-     * memory: mem_kinds has no other. */
-    if (msync((void *)(uintptr_t)range->addr, range->bytes, MS_ASYNC))
+    /* Software providers look at no memory before they use it. This asks the kernel whether all of it is mapped. */
+    if (range->kind == PRS_MEM_HOST && msync((void *)(uintptr_t)range->addr, range->bytes, MS_ASYNC))
         return -EFAULT;
     if (device->offsets && range->addr >> (64 - PRS_OFI_KEY_BITS + PRS_OFI_PAGE_BITS))
         return -EOPNOTSUPP; /* beyond the 48 bits of an address that a key has room for */
-    r = enter(device, (void *)(uintptr_t)range->addr, range->bytes, access[range->access], &mr);
+    r = enter(device, range, access[range->access], &mr);
     if (r)
         return prs_ofi_errno(-r);
     *out = (struct prs_registration){.object = mr};

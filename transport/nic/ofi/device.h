@@ -18,7 +18,8 @@ struct prs_ofi_device {
     struct fi_info *info;   /* what endpoints are made of */
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    bool offsets; /* without rows */
+    bool gpu_memory; /* the NIC reads and writes it */
+    bool offsets;    /* without rows */
     struct prs_ofi_rows rows;
     /* Of all links, where registrations belong to it; NULL: each has its own. */
     struct prs_ofi_endpoint *endpoint;
@@ -77,6 +78,13 @@ static inline struct fi_rma_iov prs_ofi_aim(bool offsets, uint64_t addr, uint64_
         aim.key &= (1u << PRS_OFI_KEY_BITS) - 1;
     }
     return aim;
+}
+
+/* Addresses of IP sockets: an ordinary network, whose provider moves bytes by the CPU. */
+static inline bool prs_ofi_uses_ip(const struct fi_info *info)
+{
+    return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+           info->addr_format == FI_SOCKADDR_IN6;
 }
 
 /* One for each set of promises: bits of the index. prs_nic_ofi finds devices, and one of these drives each. */

@@ -143,15 +143,6 @@ void prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, uint32_t number, 
     prs_spin_unlock(&endpoint->locked);
 }
 
-struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number)
-{
-    uint32_t at = number & ((1u << PRS_OFI_PLACE_BITS) - 1);
-
-    if (at >= endpoint->places || (endpoint->place[at].turn << PRS_OFI_PLACE_BITS | at) != number)
-        return NULL;
-    return endpoint->place[at].link;
-}
-
 /* ---- addresses ---- */
 
 size_t prs_ofi_endpoint_name(struct prs_ofi_endpoint *endpoint, uint8_t *out, size_t room)

@@ -64,7 +64,14 @@ int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link
 void prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, uint32_t number, fi_addr_t *to,
                             struct prs_ofi_link *dead);
 /* Under the lock. Return NULL: the link has left. */
-struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number);
+static inline struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number)
+{
+    uint32_t at = number & ((1u << PRS_OFI_PLACE_BITS) - 1);
+
+    if (at >= endpoint->places || (endpoint->place[at].turn << PRS_OFI_PLACE_BITS | at) != number)
+        return NULL;
+    return endpoint->place[at].link;
+}
 
 /* Its address: at most `room` bytes. Return their number; 0: it has none any more. */
 size_t prs_ofi_endpoint_name(struct prs_ofi_endpoint *endpoint, uint8_t *out, size_t room);

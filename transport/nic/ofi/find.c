@@ -49,7 +49,7 @@ static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
 /* ---- what is asked for ---- */
 
 struct wish {
-    bool order, fence;
+    bool order, fence, gpu_memory;
     int mr_mode;
 };
 
@@ -57,11 +57,21 @@ struct wish {
  * we choose, which then say where a registration begins (device.h). Software providers have virtual addresses only
  * together with all else that FI_MR_BASIC says. */
 static const int modes[] = {PRS_OFI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
-enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 4 * MODES };
+enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 8 * MODES };
 
 static struct wish wish_at(int i)
 {
-    return (struct wish){.order = !(i / MODES & 1), .fence = !(i / MODES & 2), .mr_mode = modes[i % MODES]};
+    return (struct wish){.gpu_memory = !(i / MODES & 1),
+                         .order = !(i / MODES & 2),
+                         .fence = !(i / MODES & 4),
+                         .mr_mode = modes[i % MODES]};
+}
+
+/* Where the CPU moves the bytes, it would do so by calls of CUDA, which wait for kernels that run: those of NCCL and the
+ * fused ones, which wait for the bytes. */
+static bool moves_by_itself(const struct fi_info *info)
+{
+    return !(info->caps & FI_HMEM) || !prs_ofi_uses_ip(info);
 }
 
 /* Return 0 or a negative error of libfabric. */
@@ -75,7 +85,7 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
     struct fi_fabric_attr fabric = {.prov_name = provider[0] ? provider : NULL};
     /* Who names a provider may want one that reaches only this host. */
     uint64_t reach = provider[0] ? 0 : FI_LOCAL_COMM | FI_REMOTE_COMM;
-    struct fi_info hints = {.caps = FI_RMA | reach | (wish->fence ? FI_FENCE : 0),
+    struct fi_info hints = {.caps = FI_RMA | reach | (wish->fence ? FI_FENCE : 0) | (wish->gpu_memory ? FI_HMEM : 0),
                             .mode = FI_CONTEXT | FI_CONTEXT2,
                             .tx_attr = &tx,
                             .rx_attr = &rx,
@@ -88,6 +98,8 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
         hints.mode |= PRS_OFI_LOCAL_MR;
     else
         domain.mr_mode |= FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_ENDPOINT;
+    if (wish->gpu_memory)
+        domain.mr_mode |= FI_MR_HMEM;
     return prs_ofi.getinfo(PRS_OFI_VERSION, NULL, NULL, 0, &hints, out);
 }
 
@@ -113,7 +125,7 @@ static int find(const struct prs_config *config, struct fi_info **out)
         prs_ofi.freeinfo(*out);
         *out = found;
         for (const struct fi_info *info = found; info; info = info->next)
-            if (is_usable(info, why, sizeof(why)))
+            if (moves_by_itself(info) && is_usable(info, why, sizeof(why)))
                 return 0;
     }
     return *out ? 0 : r;
@@ -132,12 +144,6 @@ static bool is_loopback(const struct fi_info *info)
            (info->addr_format == FI_SOCKADDR_IN6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr));
 }
 
-static bool uses_ip(const struct fi_info *info)
-{
-    return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
-           info->addr_format == FI_SOCKADDR_IN6;
-}
-
 static bool is_wanted(const struct prs_config *config, const struct fi_info *info)
 {
     const char *name = info->domain_attr->name;
@@ -147,7 +153,7 @@ static bool is_wanted(const struct prs_config *config, const struct fi_info *inf
         PRS_WARN("%s passed over: libfabric's provider %s: %s", name, info->fabric_attr->prov_name, why);
         return false;
     }
-    if (!config->provider[0] && uses_ip(info)) {
+    if (!config->provider[0] && prs_ofi_uses_ip(info)) {
         PRS_INFO("%s: libfabric's provider %s is used only if PERSEUS_PROVIDER names it", name,
                  info->fabric_attr->prov_name);
         return false;
