@@ -67,8 +67,8 @@ static struct wish wish_at(int i)
                          .mr_mode = modes[i % MODES]};
 }
 
-/* Where the CPU moves the bytes, it would do so by calls of CUDA, which wait for kernels that run: those of NCCL and the
- * fused ones, which wait for the bytes. */
+/* Where the CPU moves the bytes, it would do so by calls of CUDA. They wait for kernels that run, and those of NCCL and
+ * the fused ones wait for the bytes. */
 static bool moves_by_itself(const struct fi_info *info)
 {
     return !(info->caps & FI_HMEM) || !prs_ofi_uses_ip(info);
