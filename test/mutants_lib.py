@@ -23,6 +23,7 @@ import subprocess
 
 MARKER = re.compile(r"/\* MUTANT\((\w+)(?: ([^)]+))?\)\s(?: *\* )?([^:]+):\s(?: *\* )?(delete|s([/#~@!]).*?\5.*?\5) "
                     r"\*/", re.S)
+CRITERION = "test/support/criterion_start.c"  # in each program that is linked to Criterion
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -125,6 +126,7 @@ class Linker:
         # -O1: half of the time is the compiler's.
         self.compile = [*self.cc, "-std=gnu11", "-O1", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root,
                         "-I", os.path.join(root, "include"), "-I/usr/include/libnl3", "-c"]
+        self.start = self.object(CRITERION)
 
     def object(self, source, path=None):
         """Compile a source of the tree, or this path in its place."""
@@ -144,8 +146,8 @@ class Linker:
 
     def program(self, name, objects):
         path = os.path.join(self.work, name)
-        compile_or_exit([*self.cc, "-fno-lto", "-o", path, *objects, *self.archives, "-lcriterion", "-lpthread",
-                         "-ldl"], f"linking {name}")
+        compile_or_exit([*self.cc, "-fno-lto", "-o", path, *objects, self.start, *self.archives, "-lcriterion",
+                         "-lpthread", "-ldl"], f"linking {name}")
         return path
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from mutants_lib import compile_or_exit, mutated, rules, run_bounded, try_all  # noqa: E402
+from mutants_lib import CRITERION, compile_or_exit, mutated, rules, run_bounded, try_all  # noqa: E402
 
 LIMIT_S = 150
 PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c",
@@ -38,7 +38,7 @@ def build(tree, program, flags):
     out = os.path.join(tree, "program")
     sources = ([os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]]
                + [os.path.join(tree, "transport/util", s) for s in ("error.c", "log.c", "env.c")])
-    sources += [os.path.join(tree, "test/support/criterion_arena.c")]
+    sources += [os.path.join(tree, "test/support/criterion_arena.c"), os.path.join(tree, CRITERION)]
     compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I",
                      os.path.join(tree, "include"), *sources, "-o", out, "-lcriterion", "-lpthread", "-lm"], program)
     return out

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from mutants_lib import compile_or_exit, first_failure, mutated, rules, run_bounded, try_all  # noqa: E402
+from mutants_lib import CRITERION, compile_or_exit, first_failure, mutated, rules, run_bounded, try_all  # noqa: E402
 
 # The quick tests first; a mutant meets the next only when it survives.
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_order_parts": "order_bench",
@@ -43,6 +43,7 @@ class Builder:
         return out
 
     def common(self):
+        self.start = self.object(os.path.join(self.root, CRITERION), os.path.join(self.work, "start.o"))
         self.sources = {s: self.object(os.path.join(self.root, s), os.path.join(self.work, os.path.basename(s) + ".o"))
                         for s in SOURCES}
         self.tests = {t: self.object(os.path.join(self.root, "test/unit", t + ".c"), os.path.join(self.work, t + ".o"))
@@ -53,7 +54,7 @@ class Builder:
 
     def program(self, test, number, mutant):
         path = os.path.join(self.work, f"{test}.{number}")
-        objects = [self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutant}.values()]
+        objects = [self.start, self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutant}.values()]
         compile_or_exit([*self.link, path, *objects, *self.libraries], f"linking {test}")
         return path
 
