@@ -167,19 +167,13 @@ uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c)
     return x;
 }
 
-float ranks_float(uint16_t v)
+/* 2^e, for a normal number. Faster than ldexpf(). */
+static float power_of_two(int e)
 {
-    uint32_t bits = (uint32_t)v << 16;
+    uint32_t bits = (uint32_t)(e + 127) << 23;
     float f;
     memcpy(&f, &bits, sizeof(f));
     return f;
-}
-
-uint16_t ranks_bf16(float v)
-{
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof(bits));
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* binary16: numbers below 2^-14 are multiples of 2^-24; above, the last of 11 bits counts. */
@@ -195,14 +189,14 @@ static uint16_t to_f16(float v)
     (void)frexpf(size, &e); /* size < 2^e */
     e = size == 0 || e < -13 ? -13 : e;
     /* The fraction counts on through the powers of two: 1024 of them are the next exponent. */
-    return (uint16_t)(sign + ((uint32_t)(e + 13) << 10) + (uint32_t)rintf(ldexpf(size, 11 - e)));
+    return (uint16_t)(sign + ((uint32_t)(e + 13) << 10) + (uint32_t)rintf(size * power_of_two(11 - e)));
 }
 
 static float from_f16(uint16_t bits)
 {
     int e = bits >> 10 & 31, fraction = bits & 0x3ff;
     float size = e == 31 ? (fraction ? NAN : INFINITY)
-                         : ldexpf((float)(e == 0 ? fraction : fraction + 1024), e == 0 ? -24 : e - 25);
+                         : (float)(e == 0 ? fraction : fraction + 1024) * power_of_two(e == 0 ? -24 : e - 25);
     return bits & 0x8000 ? -size : size;
 }
 
@@ -218,13 +212,14 @@ static uint8_t to_e4m3(float v)
         return sign | 0x7e;
     (void)frexpf(size, &e); /* size < 2^e */
     e = size == 0 || e < -5 ? -5 : e;
-    return (uint8_t)(sign + ((uint32_t)(e + 5) << 3) + (uint32_t)rintf(ldexpf(size, 4 - e)));
+    return (uint8_t)(sign + ((uint32_t)(e + 5) << 3) + (uint32_t)rintf(size * power_of_two(4 - e)));
 }
 
 static float from_e4m3(uint8_t bits)
 {
     int e = bits >> 3 & 15, fraction = bits & 7;
-    float size = (bits & 0x7f) == 0x7f ? NAN : ldexpf((float)(e == 0 ? fraction : fraction + 8), e == 0 ? -9 : e - 10);
+    float size =
+        (bits & 0x7f) == 0x7f ? NAN : (float)(e == 0 ? fraction : fraction + 8) * power_of_two(e == 0 ? -9 : e - 10);
     return bits & 0x80 ? -size : size;
 }
 
@@ -242,19 +237,18 @@ float ranks_value(uint32_t dtype, uint16_t bits)
     return dtype == PRS_DTYPE_FP16 ? from_f16(bits) : ranks_float(bits);
 }
 
-float ranks_element(uint32_t key, uint64_t at)
+/* Before it is rounded. */
+static float element_exact(uint32_t key, uint64_t at)
 {
-    return ranks_element_of(PRS_DTYPE_BF16, key, at);
+    float v = ranks_drawn(key, at);
+    return key & RANKS_POSITIVE ? 1 + fabsf(v) * 0.999f : v;
 }
 
 float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
 {
-    float v;
-    uint64_t x = at + ((uint64_t)key << 40);
-    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-    v = (float)(int32_t)(uint32_t)x * 0x1p-31f;
-    if (key & RANKS_POSITIVE)
-        v = 1 + fabsf(v) * 0.999f;
+    float v = element_exact(key, at);
+    if (dtype == PRS_DTYPE_BF16)
+        return ranks_float(ranks_bf16(v));
     return dtype == PRS_DTYPE_FP32 ? v : ranks_value(dtype, ranks_bits(dtype, v));
 }
 
@@ -296,11 +290,11 @@ void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count)
     void *host = malloc(bytes), *device = NULL;
     for (uint64_t i = 0; i < count; i++) {
         if (dtype == PRS_DTYPE_FP32)
-            ((float *)host)[i] = ranks_element_of(dtype, key, i);
+            ((float *)host)[i] = element_exact(key, i);
         else if (dtype == PRS_DTYPE_E4M3)
-            ((uint8_t *)host)[i] = (uint8_t)ranks_bits(dtype, ranks_element_of(dtype, key, i));
+            ((uint8_t *)host)[i] = to_e4m3(element_exact(key, i));
         else
-            ((uint16_t *)host)[i] = ranks_bits(dtype, ranks_element_of(dtype, key, i));
+            ((uint16_t *)host)[i] = ranks_bits(dtype, element_exact(key, i));
     }
     if (cudaMalloc(&device, bytes) != cudaSuccess ||
         cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) != cudaSuccess) {

@@ -69,14 +69,15 @@ static double reference(const struct row *r, uint32_t epoch, uint32_t batch, uin
     uint64_t q = index_of(r, s->heads_q, batch, head, at) * d;
     double scale = s->scale != 0 ? (double)s->scale : 1 / sqrt((double)d), top = -INFINITY, sum = 0;
     uint32_t keys = s->causal != 0 ? position + 1 : s->seq;
-    double *score = malloc(keys * sizeof(*score));
+    double *score = malloc(keys * sizeof(*score)), query[128];
+    for (uint32_t x = 0; x < d; x++)
+        query[x] = ranks_element(key_of(QUERIES, rank, epoch), q + x);
     for (uint32_t i = 0; i < keys; i++) {
         uint32_t there, from = holder_of(r, i, &there);
         uint64_t k = index_of(r, s->heads_kv, batch, head_kv, there) * d;
         score[i] = 0;
         for (uint32_t x = 0; x < d; x++)
-            score[i] += (double)ranks_element(key_of(QUERIES, rank, epoch), q + x) *
-                        ranks_element(key_of(KEYS, from, epoch), k + x);
+            score[i] += query[x] * ranks_element(key_of(KEYS, from, epoch), k + x);
         score[i] *= scale;
         top = score[i] > top ? score[i] : top;
     }
