@@ -79,17 +79,27 @@ def _check_bias(group: Group, op: str, a: torch.Tensor, bias: torch.Tensor | Non
 
 def _check_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
     """shape: -1 for any size."""
+    if (t.dtype is not dtype or t.get_device() != group.number or t.data_ptr() & 15 or not t.is_contiguous()
+        or t.shape != shape and not _fits(t.shape, shape)):
+        _refuse_tensor(group, op, what, t, dtype, shape)
+
+
+def _fits(sizes: torch.Size, shape: tuple) -> bool:
+    return len(sizes) == len(shape) and all(want in (-1, have) for have, want in zip(sizes, shape))
+
+
+def _refuse_tensor(group: Group, op: str, what: str, t: torch.Tensor, dtype: torch.dtype, shape: tuple) -> None:
+    """Says which claim of _check_tensor() does not hold."""
     if t.dtype is not dtype:
         raise TypeError(f"perseus.{op}: {what} is {t.dtype}; it must be {dtype}")
-    if t.dim() != len(shape) or any(want not in (-1, have) for have, want in zip(t.shape, shape)):
+    if not _fits(t.shape, shape):
         raise ValueError(f"perseus.{op}: {what} has shape {tuple(t.shape)}; it must be {shape} (-1: any)")
     if t.get_device() != group.number:
         raise ValueError(f"perseus.{op}: {what} is on {t.device}; group {group.name} works on {group.device}")
     if not t.is_contiguous():
         raise ValueError(f"perseus.{op}: {what} with shape {tuple(t.shape)} has strides {t.stride()}; it must be "
                          "contiguous")
-    if t.data_ptr() & 15:
-        raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
+    raise ValueError(f"perseus.{op}: {what} begins at {t.data_ptr():#x}; it must be aligned to 16 bytes")
 
 
 def _check_scaled(group: Group, op: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,

@@ -32,39 +32,17 @@ def _define(schema: str, run: Any, fake: Any, local: bool = False) -> None:
 # ---- calls that torch's dispatcher need not see ----
 
 _ordinary = frozenset((torch.Tensor, torch.nn.Parameter))
-_plain = frozenset((str, bool, int, float, type(None), torch.dtype))
 _profiler = torch.autograd.profiler
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _autocasts, _transforms = torch._C._is_any_autocast_enabled, torch._C._functorch.peek_interpreter_stack
 _traces = torch._C._get_tracing_state
+_tracing = torch.compiler.is_dynamo_compiling  # other tracers have modes
 
 
 def _nobody_looks() -> bool:
     """Whether no mode, trace, transform, profiler or autocast of torch wants to see ops."""
     return not (_dispatch_modes() or _function_modes() or _profiler._is_profiler_enabled or _autocasts()
                 or _transforms() is not None or _traces() is not None)
-
-
-def _look(arguments: Any) -> bool | None:
-    """Whether one of the tensors among the arguments and in their lists needs a gradient; None: one is none that an
-    implementation takes as it is."""
-    needs = False
-    for x in arguments:
-        kind = type(x)
-        if kind in _ordinary:
-            if x.is_meta:
-                return None
-            needs = needs or x.requires_grad
-        elif kind in _plain:
-            continue
-        elif isinstance(x, torch.Tensor):
-            return None
-        elif isinstance(x, (list, tuple)):
-            found = _look(x)
-            if found is None:
-                return None
-            needs = needs or found
-    return needs
 
 
 class _Call:
@@ -74,31 +52,42 @@ class _Call:
 
     def __init__(self, name: str, run: Any) -> None:
         self.name, self.packet, self.run, self.node = name, getattr(_ops, name), run, None
-        parameters = self.packet.default._schema.arguments
-        self.wanted = [i for i, x in enumerate(parameters) if str(x.type) == "Tensor"]
-        self.names = [x.name for x in parameters]
+        kinds = [str(x.type) for x in self.packet.default._schema.arguments]
+        self.tensors = [(i, kind) for i, kind in enumerate(kinds) if "Tensor" in kind]  # places, by type
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _tracing():
             return self.packet(*arguments)
         way = self.way(arguments)
         if way is None:
-            for i in self.wanted:  # torch's dispatcher lets None through
-                if i < len(arguments) and arguments[i] is None:
-                    raise TypeError(f"perseus.{self.name}: {self.names[i]} is None; it must be a tensor")
+            self.refuse_none(arguments)
             return self.packet(*arguments)
         return way(*arguments)
+
+    def refuse_none(self, arguments: tuple) -> None:
+        """torch's dispatcher lets None through."""
+        for i, kind in self.tensors:
+            if kind == "Tensor" and i < len(arguments) and arguments[i] is None:
+                raise TypeError(f"perseus.{self.name}: {self.packet.default._schema.arguments[i].name} is None; it must "
+                                "be a tensor")
 
     def way(self, arguments: tuple) -> Any:
         """The implementation, or what records it for a gradient; None: the dispatcher must see the call."""
         if not _nobody_looks():
             return None
-        for i in self.wanted:
-            if i >= len(arguments) or not isinstance(arguments[i], torch.Tensor):
-                return None  # torch says what is wrong
-        needs = _look(arguments)
-        if needs is None:
-            return None
+        needs, given = False, len(arguments)
+        for i, kind in self.tensors:
+            x = arguments[i] if i < given else None
+            if type(x) in _ordinary:
+                if x.is_meta:
+                    return None
+                needs = needs or x.requires_grad
+            elif kind == "List[Tensor]" and isinstance(x, (list, tuple)):
+                if any(type(each) not in _ordinary or each.is_meta for each in x):
+                    return None
+                needs = needs or any(each.requires_grad for each in x)
+            elif x is not None or kind != "Optional[Tensor]":
+                return None  # a tensor that the implementation does not take as it is, or torch says what is wrong
         return self.node if needs and torch.is_grad_enabled() else self.run
 
 

@@ -78,17 +78,15 @@ class Library:
         describe.restype = ctypes.c_char_p
         header = Header(describe().decode())
         self.path, self.structs, self.constants = path, header.structs, header.constants
-        for name, (result, parameters) in header.functions.items():
+        self.__dict__.update(self.constants)
+        self.__dict__.update(self.structs)
+        for name, (result, parameters) in header.functions.items():  # a function's name may be that of a struct, too
             function = getattr(self.dll, name)
             function.restype, function.argtypes = result, parameters
             setattr(self, name, function)
         self.emulated = hasattr(self.dll, "hopper_setup")
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("structs", ()):
-            return self.structs[name]
-        if name in self.__dict__.get("constants", ()):
-            return self.constants[name]
         raise AttributeError(f"the headers of libperseus-fused declare no {name}")
 
     def error_text(self) -> str:
