@@ -9,8 +9,9 @@ tensor or expert parallelism, compiled and with torch's asynchronous tensor para
 The ways are models of one process that begin with the same weights and get the same tokens. They take turns of
 --block steps; a step is forward, loss, backward, clipping and AdamW, and its time is that between two events on the
 stream, of the slowest rank. The first step after each change of ways is left out. The host runs ahead of the GPU as in
-a training loop. Losses of each step are compared with those of the framework's own way. Peak memory is that of torch's
-allocator: what the way keeps, and what its steps need. Exit status 1: a way failed, or its losses were others.
+a training loop. Garbage is collected between turns, by no rank on its own, as in torchtitan's trainer. Losses of each
+step are compared with those of the framework's own way. Peak memory is that of torch's allocator: what the way keeps,
+and what its steps need. Exit status 1: a way failed, or its losses were others.
 
 Adaptors exchange parts of a framework, so models of the framework alone are built first, whatever the order of --way.
 --profile writes tables of the time on the device to FOLDER/profile-....txt.
@@ -18,6 +19,7 @@ Adaptors exchange parts of a framework, so models of the framework alone are bui
 import argparse
 import datetime
 import faulthandler
+import gc
 import json
 import os
 import pathlib
@@ -181,6 +183,7 @@ class Turns:
     def steps(self, way, count):
         done = len(self.losses[way.name])
         given = [self.batch(number) for number in range(done, done + count)]
+        gc.collect(1)
         self.device.together()
         self.device.peak()
         before = self.device.allocated()
@@ -318,6 +321,7 @@ def main():
     options = parsed()
     faulthandler.dump_traceback_later(options.budget_s + 30, exit=True)
     device = Emulated() if os.environ.get("PERSEUS_FUSED_LIBRARY", "").endswith("emulated.so") else Gpu()
+    gc.disable()  # a full collection stops a rank for 0.3 s, and the others wait for it
     framework = training_models.FRAMEWORKS[options.framework](options, device.device)
     turns = Turns(device, framework, options)
     turns.build(options.way or framework.ways)
