@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
     _TEXT = "perseus needs PyTorch 2.6 or newer, and this Python has no module torch: pip install torch"
     raise SystemExit(_TEXT) if sys.argv[:1] == ["-m"] else ModuleNotFoundError(_TEXT, name="torch")
 
-from . import nn, parallel
+from . import moe_gradients, nn, parallel  # noqa: F401: moe_gradients registers ops
 from ._group import Group
 from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE: dispatch, combine, the whole layer, and their gradients. Importing this module registers
-torch.ops.perseus.moe_*.
+"""MoE: dispatch, combine and the whole layer. Importing this module registers their ops; moe_gradients.py has their
+gradients.
 
 Rank r has experts r E / W ... of E. A token travels once to each rank that has one of its experts, and gets one row
 there for each of them:
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._checks import _bf16, _check_kind, _check_tensor
-from ._dispatch import _autocast, _call, _define, _differentiate
+from ._dispatch import _autocast, _call, _define
 from ._group import Group, Plan
 from ._library import library
 from ._registry import GroupLike, find, world_of
@@ -152,15 +152,9 @@ def _moe_dispatch_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weight
             *_made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name)))
 
 
-def _moe_combine(rows: torch.Tensor, router_weights: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
-                 residual: torch.Tensor | None, weighted: bool, sizes: list[int], group_name: str) -> torch.Tensor:
-    group, op = find(group_name), "moe_combine"
-    plan, count, hidden, place = _plan_of(op, group, sizes, None), router_weights.shape[0], sizes[HIDDEN], group.place
-    _check_tensor(group, op, "rows", rows, _bf16, (plan.info.capacity, hidden))
-    _check_maps(op, group, plan, maps)
-    if residual is not None:
-        _check_tensor(group, op, "residual", residual, _bf16, (count, hidden))
-    out = rows.new_empty(count, hidden)
+def _combined(group: Group, plan: Plan, rows: torch.Tensor, maps: torch.Tensor, residual: torch.Tensor | None,
+              weighted: bool, out: torch.Tensor) -> torch.Tensor:
+    place = group.place
     results = group.library.prs_moe_results(rows=place.read(rows), out=place.write(_at_least_one(out)),
                                             maps=place.read(maps), unweighted=not weighted,
                                             residual=None if residual is None else place.read(residual))
@@ -168,51 +162,20 @@ def _moe_combine(rows: torch.Tensor, router_weights: torch.Tensor, origins: torc
     return out
 
 
+def _moe_combine(rows: torch.Tensor, router_weights: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
+                 residual: torch.Tensor | None, weighted: bool, sizes: list[int], group_name: str) -> torch.Tensor:
+    group, op = find(group_name), "moe_combine"
+    plan, count, hidden = _plan_of(op, group, sizes, None), router_weights.shape[0], sizes[HIDDEN]
+    _check_tensor(group, op, "rows", rows, _bf16, (plan.info.capacity, hidden))
+    _check_maps(op, group, plan, maps)
+    if residual is not None:
+        _check_tensor(group, op, "residual", residual, _bf16, (count, hidden))
+    return _combined(group, plan, rows, maps, residual, weighted, rows.new_empty(count, hidden))
+
+
 def _moe_combine_fake(rows: torch.Tensor, router_weights: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
                       residual: torch.Tensor | None, weighted: bool, sizes: list[int], group_name: str) -> torch.Tensor:
     return rows.new_empty(router_weights.shape[0], rows.shape[1])
-
-
-def _moe_dispatch_again(tokens: torch.Tensor, maps: torch.Tensor, beside: torch.Tensor | None, weighted: bool,
-                        capacity: int, sizes: list[int], group_name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    group, op = find(group_name), "moe_dispatch_again"
-    plan, place = _plan_of(op, group, sizes), group.place
-    _check_tensor(group, op, "tokens", tokens, _bf16, (-1, sizes[HIDDEN]))
-    _check_maps(op, group, plan, maps)
-    _check_plan(op, plan, capacity, maps.shape[0])
-    if beside is not None:
-        _check_tensor(group, op, "beside", beside, _bf16, (capacity, sizes[HIDDEN]))
-    rows, products = _moe_dispatch_again_fake(tokens, maps, beside, weighted, capacity, sizes, group_name)
-    again = group.library.prs_moe_again(tokens=place.read(tokens), out=place.write(rows), maps=place.read(maps),
-                                        weighted=weighted, clear_fill=1)
-    if beside is not None:
-        again.beside, again.products = place.read(beside), place.write(products)
-    group.launch(group.library.prs_moe_dispatch_again, plan.handle, ctypes.byref(again))
-    return rows, products
-
-
-def _moe_dispatch_again_fake(tokens: torch.Tensor, maps: torch.Tensor, beside: torch.Tensor | None, weighted: bool,
-                             capacity: int, sizes: list[int], group_name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return (tokens.new_empty(capacity, sizes[HIDDEN]),
-            tokens.new_empty(0 if beside is None else capacity, dtype=torch.float32))
-
-
-def _moe_return_values(values: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor, count: int, sizes: list[int],
-                       group_name: str) -> torch.Tensor:
-    group, op = find(group_name), "moe_return_values"
-    plan, place = _plan_of(op, group, sizes), group.place
-    _check_tensor(group, op, "values", values, torch.float32, (plan.info.capacity,))
-    _check_maps(op, group, plan, maps, origins)
-    out = values.new_empty(count, sizes[TOP_K])
-    x = group.library.prs_moe_values(values=place.read(values), rows=place.read(origins),
-                                     out=place.write(_at_least_one(out)), maps=place.read(maps))
-    group.launch(group.library.prs_moe_return_values, plan.handle, ctypes.byref(x))
-    return out
-
-
-def _moe_return_values_fake(values: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor, count: int,
-                            sizes: list[int], group_name: str) -> torch.Tensor:
-    return values.new_empty(count, sizes[TOP_K])
 
 
 def _layer_columns(sizes: list[int]) -> tuple[int, int]:
@@ -220,28 +183,39 @@ def _layer_columns(sizes: list[int]) -> tuple[int, int]:
     return sizes[COLUMNS], sizes[COLUMNS] // (2 if sizes[GATED] else 1)
 
 
-def _moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
-               down: torch.Tensor, residual: torch.Tensor | None, sizes: list[int], capacity: int, maps_bytes: int,
-               group_name: str, placement: torch.Tensor | None = None, keep: bool = False,
-               maps: bool = True) -> tuple[torch.Tensor, ...]:
-    """maps False: nothing stays for a backward pass, and the library may run the layer as one kernel."""
-    group, op = find(group_name), "moe_layer"
-    if keep and not maps:
-        raise ValueError(f"perseus.{op}: keep without maps: what is kept is of no use without them")
+def _joined(op: str, group: Group, sizes: list[int], gate_up: torch.Tensor, down: torch.Tensor,
+            up: torch.Tensor | None) -> torch.Tensor:
+    """The first product's weights as one tensor: a copy where gate and up are two. Checks those of both products."""
     if len(sizes) != SIZES or not sizes[LAYER]:
         raise ValueError(f"perseus.{op}: the plan has no layer: perseus.moe_plan() wants inner=, the columns between "
                          "the products")
-    local, hidden, (columns, inner) = sizes[EXPERTS] // group.world, sizes[HIDDEN], _layer_columns(sizes)
-    _check_tensor(group, op, "gate_up", gate_up, _bf16,
-                  (local, columns, hidden) if sizes[LINEAR_LAYOUT] else (local, hidden, columns))
-    _check_tensor(group, op, "down", down, _bf16,
-                  (local, hidden, inner) if sizes[LINEAR_LAYOUT] else (local, inner, hidden))
+    if up is not None and not sizes[GATED]:
+        raise ValueError(f"perseus.{op}: up is given, and the plan is not gated: perseus.moe_plan(gated=True)")
+    local, hidden, linear, (columns, inner) = (sizes[EXPERTS] // group.world, sizes[HIDDEN], sizes[LINEAR_LAYOUT],
+                                               _layer_columns(sizes))
+    _check_tensor(group, op, "down", down, _bf16, (local, hidden, inner) if linear else (local, inner, hidden))
+    for what, t in (("gate_up", gate_up),) if up is None else (("gate", gate_up), ("up", up)):
+        width = columns if up is None else inner
+        _check_tensor(group, op, what, t, _bf16, (local, width, hidden) if linear else (local, hidden, width))
+    return gate_up if up is None else torch.cat((gate_up, up), 1 if linear else 2)
+
+
+def _moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
+               down: torch.Tensor, residual: torch.Tensor | None, sizes: list[int], capacity: int, maps_bytes: int,
+               group_name: str, placement: torch.Tensor | None = None, keep: bool = False, maps: bool = True,
+               up: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    """maps False: nothing stays for a backward pass, and the library may run the layer as one kernel. up: gate_up is
+    the gate alone."""
+    group, op = find(group_name), "moe_layer"
+    if keep and not maps:
+        raise ValueError(f"perseus.{op}: keep without maps: what is kept is of no use without them")
+    weights = _joined(op, group, sizes, gate_up, down, up)
     if residual is not None:
         _check_tensor(group, op, "residual", residual, _bf16, tuple(tokens.shape))
     plan, batch, made = _batch(op, group, sizes, capacity, maps_bytes, tokens, chosen, router_weights, placement,
                                maps=maps)
     out, kept, place = torch.empty_like(tokens), _kept(tokens, capacity, sizes, keep), group.place
-    batch.weights, batch.down, batch.out = place.read(gate_up), place.read(down), place.write(_at_least_one(out))
+    batch.weights, batch.down, batch.out = place.read(weights), place.read(down), place.write(_at_least_one(out))
     batch.residual = None if residual is None else place.read(residual)
     if keep:
         batch.kept_rows, batch.kept_columns = (place.write(t) for t in kept)
@@ -256,52 +230,11 @@ def _kept(tokens: torch.Tensor, capacity: int, sizes: list[int], keep: bool) -> 
 
 def _moe_layer_fake(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
                     down: torch.Tensor, residual: torch.Tensor | None, sizes: list[int], capacity: int, maps_bytes: int,
-                    group_name: str, placement: torch.Tensor | None = None, keep: bool = False,
-                    maps: bool = True) -> tuple[torch.Tensor, ...]:
+                    group_name: str, placement: torch.Tensor | None = None, keep: bool = False, maps: bool = True,
+                    up: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
     return (torch.empty_like(tokens),
             *_made(tokens, capacity, maps_bytes, sizes[EXPERTS] // world_of(group_name), maps),
             *_kept(tokens, capacity, sizes, keep))
-
-
-def _moe_multiply(rows: torch.Tensor, weights: torch.Tensor, transposed: bool, maps: torch.Tensor, sizes: list[int],
-                  group_name: str) -> torch.Tensor:
-    group, op = find(group_name), "moe_multiply"
-    plan, place = _plan_of(op, group, sizes), group.place
-    _check_tensor(group, op, "weights", weights, _bf16, (sizes[EXPERTS] // group.world, -1, -1))
-    k, n = weights.shape[:0:-1] if transposed else weights.shape[1:]
-    _check_tensor(group, op, "rows", rows, _bf16, (plan.info.capacity, k))
-    _check_maps(op, group, plan, maps)
-    out = _moe_multiply_fake(rows, weights, transposed, maps, sizes, group_name)
-    x = group.library.prs_moe_product(rows=place.read(rows), weights=place.read(weights), out=place.write(out), k=k,
-                                      n=n, weights_transposed=transposed, maps=place.read(maps))
-    group.launch(group.library.prs_moe_multiply, plan.handle, ctypes.byref(x))
-    return out
-
-
-def _moe_multiply_fake(rows: torch.Tensor, weights: torch.Tensor, transposed: bool, maps: torch.Tensor,
-                       sizes: list[int], group_name: str) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weights.shape[1 if transposed else 2])
-
-
-def _moe_activation_back(columns: torch.Tensor, gradients: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
-                         sizes: list[int], group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    group, op = find(group_name), "moe_activation_back"
-    plan, place, capacity = _plan_of(op, group, sizes), group.place, columns.shape[0]
-    _check_tensor(group, op, "columns", columns, _bf16, (plan.info.capacity, sizes[COLUMNS]))
-    _check_tensor(group, op, "gradients", gradients, _bf16, (capacity, _layer_columns(sizes)[1]))
-    _check_maps(op, group, plan, maps, origins)
-    made = _moe_activation_back_fake(columns, gradients, origins, maps, sizes, group_name)
-    x = group.library.prs_moe_activation(columns=place.read(columns), gradients=place.read(gradients),
-                                         rows=place.read(origins), maps=place.read(maps))
-    x.of_columns, x.weighted, x.products = (place.write(t) for t in made)
-    group.launch(group.library.prs_moe_activation_back, plan.handle, ctypes.byref(x))
-    return made
-
-
-def _moe_activation_back_fake(columns: torch.Tensor, gradients: torch.Tensor, origins: torch.Tensor, maps: torch.Tensor,
-                              sizes: list[int], group_name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (torch.empty_like(columns), torch.empty_like(gradients),
-            columns.new_empty(columns.shape[0], dtype=torch.float32))
 
 
 _define("moe_dispatch(Tensor tokens, Tensor chosen, Tensor router_weights, int[] sizes, int capacity, int maps_bytes, "
@@ -309,111 +242,13 @@ _define("moe_dispatch(Tensor tokens, Tensor chosen, Tensor router_weights, int[]
         _moe_dispatch_fake)
 _define("moe_combine(Tensor rows, Tensor router_weights, Tensor origins, Tensor maps, Tensor? residual, bool weighted, "
         "int[] sizes, str group_name) -> Tensor", _moe_combine, _moe_combine_fake)
-_define("moe_dispatch_again(Tensor tokens, Tensor maps, Tensor? beside, bool weighted, int capacity, int[] sizes, str "
-        "group_name) -> (Tensor, Tensor)", _moe_dispatch_again, _moe_dispatch_again_fake)
-_define("moe_return_values(Tensor values, Tensor origins, Tensor maps, int count, int[] sizes, str group_name) -> "
-        "Tensor", _moe_return_values, _moe_return_values_fake)
 _define("moe_layer(Tensor tokens, Tensor chosen, Tensor router_weights, Tensor gate_up, Tensor down, Tensor? residual, "
         "int[] sizes, int capacity, int maps_bytes, str group_name, Tensor? placement=None, bool keep=False, "
-        "bool maps=True) -> "
+        "bool maps=True, Tensor? up=None) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _moe_layer, _moe_layer_fake)
-_define("moe_multiply(Tensor rows, Tensor weights, bool transposed, Tensor maps, int[] sizes, str group_name) -> "
-        "Tensor", _moe_multiply, _moe_multiply_fake, local=True)
-_define("moe_activation_back(Tensor columns, Tensor gradients, Tensor origins, Tensor maps, int[] sizes, str "
-        "group_name) -> (Tensor, Tensor, Tensor)", _moe_activation_back, _moe_activation_back_fake, local=True)
-
-
-# ---- gradients (doc/decisions/0015) ----
-
-def _only_first_differentiable(ctx: Any, output: tuple) -> None:
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # torch would fill zeros of the size of each other output, kept rows included
-
-
-def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
-    _, _, router_weights, ctx.sizes, _, _, ctx.group_name, _ = inputs
-    _only_first_differentiable(ctx, output)
-    ctx.save_for_backward(router_weights, output[1], output[4])
-
-
-def _dispatch_backward(ctx: Any, of_rows: torch.Tensor, *unused: Any) -> tuple:
-    router_weights, origins, maps = ctx.saved_tensors
-    of_tokens = _call.moe_combine(of_rows.contiguous(), router_weights, origins, maps, None, False, ctx.sizes,
-                                 ctx.group_name)
-    return of_tokens, None, None, None, None, None, None, None
-
-
-def _save_combine(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    rows, router_weights, origins, maps, residual, ctx.weighted, ctx.sizes, ctx.group_name = inputs
-    ctx.capacity, ctx.count, ctx.has_residual = rows.shape[0], router_weights.shape[0], residual is not None
-    ctx.save_for_backward(rows, origins, maps)
-
-
-def _combine_backward(ctx: Any, g: torch.Tensor) -> tuple:
-    rows, origins, maps = ctx.saved_tensors
-    g, weights = g.contiguous(), ctx.weighted and ctx.needs_input_grad[1]
-    of_rows = of_weights = None
-    if ctx.needs_input_grad[0] or weights:
-        of_rows, products = _call.moe_dispatch_again(g, maps, rows if weights else None, ctx.weighted, ctx.capacity,
-                                                    ctx.sizes, ctx.group_name)
-    if weights:
-        of_weights = _call.moe_return_values(products, origins, maps, ctx.count, ctx.sizes, ctx.group_name)
-    return of_rows, of_weights, None, None, g if ctx.has_residual else None, None, None, None
-
-
-def _save_layer(ctx: Any, inputs: tuple, output: tuple) -> None:
-    (tokens, _, router_weights, gate_up, down, residual, ctx.sizes, ctx.capacity, _, ctx.group_name, _, keep,
-     maps) = inputs
-    if not maps:
-        raise RuntimeError("perseus.moe_layer: a gradient is needed, and the call keeps no maps (maps=False): they say "
-                           "which way the tokens went")
-    ctx.has_residual, ctx.count = residual is not None, tokens.shape[0]
-    _only_first_differentiable(ctx, output)
-    ctx.save_for_backward(router_weights, gate_up, down, output[1], output[2], output[4],
-                          *(output[5:] if keep else (tokens,)))
-
-
-def _layer_backward(ctx: Any, g: torch.Tensor, *unused: Any) -> tuple:
-    """Rows that only fill up are zeros in all matrices whose products run over whole blocks. What is large goes when it
-    has been used."""
-    router_weights, gate_up, down, origins, expert_rows, maps, *saved = ctx.saved_tensors
-    sizes, name, linear, ends = ctx.sizes, ctx.group_name, bool(ctx.sizes[LINEAR_LAYOUT]), moe_ends(expert_rows)
-
-    def dispatched(tokens: torch.Tensor) -> torch.Tensor:
-        return _call.moe_dispatch_again(tokens, maps, None, False, ctx.capacity, sizes, name)[0]
-
-    def of_matrix(needed: bool, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of weights that make b's columns of a's, in the layout of the weights."""
-        return (None if not needed else torch._grouped_mm(b.t(), a, offs=ends) if linear
-                else torch._grouped_mm(a.t(), b, offs=ends))
-    x, columns = saved if len(saved) == 2 else (dispatched(saved[0]), None)
-    if columns is None:
-        columns = _call.moe_multiply(x, gate_up, linear, maps, sizes, name)
-    of_sums = dispatched(g.contiguous())
-    of_active = _call.moe_multiply(of_sums, down, not linear, maps, sizes, name)  # but for the router's weights
-    of_columns, weighted, products = _call.moe_activation_back(columns, of_active, origins, maps, sizes, name)
-    del columns, of_active
-    of_weights = (_call.moe_return_values(products, origins, maps, ctx.count, sizes, name)
-                  if ctx.needs_input_grad[2] else None)
-    of_down = of_matrix(ctx.needs_input_grad[4], weighted, of_sums)
-    del weighted, of_sums
-    of_tokens = None
-    if ctx.needs_input_grad[0]:
-        of_x = _call.moe_multiply(of_columns, gate_up, not linear, maps, sizes, name)
-        of_tokens = _call.moe_combine(of_x, router_weights, origins, maps, None, False, sizes, name)
-        del of_x
-    of_gate_up = of_matrix(ctx.needs_input_grad[3], x, of_columns)
-    return (of_tokens, None, of_weights, of_gate_up, of_down, g if ctx.has_residual else None, None, None, None,
-            None, None, None, None)
-
-
-for _name, _backward, _setup in (("moe_dispatch", _dispatch_backward, _save_dispatch),
-                                 ("moe_combine", _combine_backward, _save_combine),
-                                 ("moe_layer", _layer_backward, _save_layer)):
-    _differentiate(_name, _backward, _setup)
 _autocast("moe_dispatch", (0,), (_bf16,))
 _autocast("moe_combine", (0, 4), (_bf16,))
-_autocast("moe_layer", (0, 3, 4, 5), (_bf16,))
+_autocast("moe_layer", (0, 3, 4, 5, 13), (_bf16,))
 
 
 # ---- the ops as functions of a plan ----
@@ -455,7 +290,7 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
 
 def moe_ends(expert_rows: torch.Tensor) -> torch.Tensor:
     """Where the last 128 rows of each expert end: int32 [E / W], for torch._grouped_mm(offs=)."""
-    return ((expert_rows.sum(1) + (BLOCK - 1)) // BLOCK * BLOCK).to(torch.int32)
+    return expert_rows.sum(1, dtype=torch.int32).add_(BLOCK - 1).bitwise_and_(-BLOCK)
 
 
 class Balanced(NamedTuple):
@@ -561,15 +396,17 @@ def moe_combine(rows: torch.Tensor, dispatched: Dispatched, residual: torch.Tens
     return _call.moe_combine(rows, d.router_weights, d.origins, d.maps, residual, True, d.plan.sizes, d.plan.group_name)
 
 
-def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor, gate_up: torch.Tensor,
-              down: torch.Tensor, plan: MoePlan, residual: torch.Tensor | None = None,
-              placement: torch.Tensor | None = None, *, recompute: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor,
+              gate_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor], down: torch.Tensor, plan: MoePlan,
+              residual: torch.Tensor | None = None, placement: torch.Tensor | None = None, *,
+              recompute: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole layer in one launch. Returns (out, status): bf16 [count, H], and int32 [8] as of moe_dispatch_gemm().
 
     out = the sum over a token's experts of router weight * (activation(x @ gate) * (x @ up)) @ down, + residual.
     tokens, chosen, router_weights, placement: as of moe_dispatch(). gate_up: bf16 [E / W, H, 2 inner], the gate's
     columns first, or, not gated, [E / W, H, inner]; down: [E / W, inner, H]. With linear_layout both are transposed, as
-    torch.nn.Linear keeps weights. Gradients of all of them, and of residual.
+    torch.nn.Linear keeps weights. gate_up may be a pair, gate and up: each pass then copies them into one tensor, which
+    does not stay, and each gets its gradient without a copy. Gradients of all of them, and of residual.
 
     Where a gradient is needed, the dispatched rows and the first product stay until the backward pass: 2 capacity (H +
     N) bytes, N = 2 inner, not gated inner. Capacity 0 of a plan is the worst case: for training give it what routing
@@ -584,12 +421,13 @@ def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.
         y, status = perseus.moe_layer(x, chosen, weights, gate_up, down, plan, residual=x)
     """
     _check_kind("moe_layer", "plan", plan, MoePlan)
-    operands = (tokens, router_weights, gate_up, down)
+    first, up = gate_up if isinstance(gate_up, tuple) else (gate_up, None)
+    operands = (tokens, router_weights, first, down, *(() if up is None else (up,)))
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     maps = keep or torch.is_grad_enabled() and residual is not None and residual.requires_grad
-    out, _, _, status, *_ = _call.moe_layer(tokens, chosen, router_weights, gate_up, down, residual, plan.sizes,
+    out, _, _, status, *_ = _call.moe_layer(tokens, chosen, router_weights, first, down, residual, plan.sizes,
                                            plan.capacity, plan.maps_bytes, plan.group_name, placement,
-                                           keep and not recompute, maps)
+                                           keep and not recompute, maps, up)
     return out, status
 
 

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from .._registry import find
 from ..moe import moe_layer, moe_plan
+from ..nn import local
 from ..parallel import fused
 
 MODELS = ("llama3", "qwen3")
@@ -63,12 +63,12 @@ class _Experts(moe.GroupedExperts):
             rows, counts = style._token_dispatch(self, (x, routed[0]), mesh)
             return style._token_combine(self, super().forward(rows, counts), mesh)
         scores, chosen = routed
-        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w2, self.w3))
+        w1, w2, w3 = (local(w) for w in (self.w1, self.w2, self.w3))
         most = _options["max_tokens"] or 1 << max(x.shape[0] - 1, 0).bit_length()
         plan = moe_plan(max_tokens=most, hidden=x.shape[1], experts=self.num_experts, top_k=chosen.shape[1],
                         inner=w1.shape[1], linear_layout=True, capacity=_options["capacity"], group=mesh)
-        return moe_layer(x.contiguous(), chosen.contiguous(), scores.float().contiguous(), torch.cat((w1, w3), 1), w2,
-                         plan, recompute=_options["recompute"])[0]
+        return moe_layer(x.contiguous(), chosen.contiguous(), scores.float().contiguous(), (w1, w3), w2, plan,
+                         recompute=_options["recompute"])[0]
 
 
 class ExpertParallel(expert_parallel.ExpertParallel):
