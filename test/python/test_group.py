@@ -204,6 +204,21 @@ class Identity(unittest.TestCase):
         with self.assertRaisesRegex(perseus.PerseusError, "closed"):
             perseus.all_gather_matmul(random(0, 32, 64), random(0, 64, 64), group)
 
+    def test_layers_whose_ranks_torch_does_not_know_are_refused_where_it_would_save_them(self):
+        store = dist.HashStore()
+
+        def body(rank):
+            group = perseus.init((store, rank, 2), device=rank, name="of a store", watchdog=False)
+            with self.assertRaisesRegex(perseus.PerseusError, "does not know the ranks of group of a store"):
+                perseus.nn.RowParallelLinear(64, 32, group=group)
+            group.close()
+            return True
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            self.assertEqual(threads(2, body), [True, True])
+        finally:
+            dist.destroy_process_group()
+
     def test_a_name_that_means_another_group_is_refused(self):
         store = dist.HashStore()
         first = self.opened(store, 0, 1)

@@ -15,14 +15,16 @@ Parameters, results and gradients are bfloat16 as before. None: not.
 
 Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and
 optimizers know which part a rank has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch
-has no mesh (those made from a store) have plain tensors.
+has no mesh (those made from a store) have plain tensors, where torch.distributed is not initialized, else none.
 """
 from __future__ import annotations
 
+import errno
 import math
 from typing import Any, Iterable, Iterator, Union
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -30,6 +32,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from . import ops
 from ._group import Group
+from ._library import PerseusError
 from ._registry import GroupLike, find, name_of
 from .fp8 import check_recipe
 
@@ -127,6 +130,10 @@ def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
 
 def _distributed(shard: torch.Tensor, group: Group, placement: Placement) -> nn.Parameter:
     mesh = group.mesh
+    if mesh is None and group.world > 1 and dist.is_initialized():
+        raise PerseusError(f"perseus.nn: torch.distributed does not know the ranks of group {group.name} (it was made from "
+                           "a store), and would take this rank's part of a parameter for the whole, in checkpoints and "
+                           "clip_grad_norm_(): give perseus.init() the process group or the DeviceMesh", -errno.EINVAL)
     return nn.Parameter(shard if mesh is None else DTensor.from_local(shard, mesh, [placement], run_check=False))
 
 
