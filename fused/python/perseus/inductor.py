@@ -141,7 +141,8 @@ def keep_order() -> None:
     Without it torch may move or drop them, by what it knows of the graph: ranks whose graphs differ, as with dynamic
     shapes on one of them, may then wait for each other. Call it before the first compilation.
 
-    torch 2.11 cannot compile torch.utils.checkpoint with such ops in it; its error is an AssertionError.
+    torch 2.11 cannot compile two regions of torch.utils.checkpoint with such ops in one graph; its error is an
+    AssertionError.
 
     Example::
 
