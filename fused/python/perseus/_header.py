@@ -28,23 +28,30 @@ def _limits(kind: Any) -> tuple[int, int] | None:
     return (-1 << bits - 1, (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
 
+_NUMBERS = frozenset((int, bool))
+
+
 class Struct(ctypes.Structure):
     """ctypes alone would store a number that does not fit as another one: -1 as 4294967295."""
     limits: dict[str, tuple[int, int]] = {}
 
     def __init__(self, *values: Any, **fields: Any) -> None:
-        fields |= dict(zip((field[0] for field in self._fields_), values))
-        for name, value in fields.items():
-            limits = self.limits.get(name)
-            if limits is None:
-                continue
-            if not hasattr(value, "__index__"):
-                raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type "
-                                f"{type(value).__name__}; it must be a whole number")
-            if not limits[0] <= value <= limits[1]:
-                raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from "
-                                 f"{limits[0]} to {limits[1]}")
+        if values:
+            fields |= dict(zip((field[0] for field in self._fields_), values))
+        known = self.limits
+        for name, value in fields.items():  # in each launch
+            limits = known.get(name)
+            if limits and not (type(value) in _NUMBERS and limits[0] <= value <= limits[1]):
+                self._refuse(name, value, limits)
         super().__init__(**fields)
+
+    def _refuse(self, name: str, value: Any, limits: tuple[int, int]) -> None:
+        if not hasattr(value, "__index__"):
+            raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type {type(value).__name__}; it "
+                            "must be a whole number")
+        if not limits[0] <= value <= limits[1]:
+            raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from {limits[0]} to "
+                             f"{limits[1]}")
 
 
 class Header:
