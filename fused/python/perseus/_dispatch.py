@@ -68,8 +68,8 @@ class _Call:
         """torch's dispatcher lets None through."""
         for i, kind in self.tensors:
             if kind == "Tensor" and i < len(arguments) and arguments[i] is None:
-                raise TypeError(f"perseus.{self.name}: {self.packet.default._schema.arguments[i].name} is None; it must "
-                                "be a tensor")
+                name = self.packet.default._schema.arguments[i].name
+                raise TypeError(f"perseus.{self.name}: {name} is None; it must be a tensor")
 
     def way(self, arguments: tuple) -> Any:
         """The implementation, or what records it for a gradient; None: the dispatcher must see the call."""

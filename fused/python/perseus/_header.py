@@ -47,11 +47,11 @@ class Struct(ctypes.Structure):
 
     def _refuse(self, name: str, value: Any, limits: tuple[int, int]) -> None:
         if not hasattr(value, "__index__"):
-            raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type {type(value).__name__}; it "
-                            "must be a whole number")
+            raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type {type(value).__name__}; "
+                            "it must be a whole number")
         if not limits[0] <= value <= limits[1]:
-            raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from {limits[0]} to "
-                             f"{limits[1]}")
+            raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from "
+                             f"{limits[0]} to {limits[1]}")
 
 
 class Header:

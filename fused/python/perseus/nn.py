@@ -131,9 +131,10 @@ def local(parameter: torch.Tensor, partial: bool = False) -> torch.Tensor:
 def _distributed(shard: torch.Tensor, group: Group, placement: Placement) -> nn.Parameter:
     mesh = group.mesh
     if mesh is None and group.world > 1 and dist.is_initialized():
-        raise PerseusError(f"perseus.nn: torch.distributed does not know the ranks of group {group.name} (it was made from "
-                           "a store), and would take this rank's part of a parameter for the whole, in checkpoints and "
-                           "clip_grad_norm_(): give perseus.init() the process group or the DeviceMesh", -errno.EINVAL)
+        raise PerseusError(f"perseus.nn: torch.distributed does not know the ranks of group {group.name} (it was made "
+                           "from a store), and would take this rank's part of a parameter for the whole, in "
+                           "checkpoints and clip_grad_norm_(): give perseus.init() the process group or the DeviceMesh",
+                           -errno.EINVAL)
     return nn.Parameter(shard if mesh is None else DTensor.from_local(shard, mesh, [placement], run_check=False))
 
 
