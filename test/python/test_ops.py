@@ -336,7 +336,8 @@ class Refused(unittest.TestCase):
     def test_what_is_no_tensor(self):
         self.refused(TypeError, "perseus.all_gather_matmul: b is None; it must be a tensor",
                      lambda g: perseus.all_gather_matmul(random(0, 8, 8), None, g))
-        self.refused(TypeError, r"block is 128; it must be two numbers", lambda g: perseus.quantise(random(0, 8, 8), 128))
+        self.refused(TypeError, "block is 128; it must be two numbers",
+                     lambda g: perseus.quantise(random(0, 8, 8), 128))
 
     def test_numbers_that_the_library_cannot_hold(self):
         """ctypes would pass -1 on as 4294967295."""

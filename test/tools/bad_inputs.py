@@ -166,7 +166,7 @@ INPUTS = [
       for i, (name, said) in enumerate((("/nope.so", r"/nope\.so: No such file"),
                                         ("persus", r"persus: no folder of .* has libnccl-net-persus\.so")))),
     Bad(103, [PLOT, str(ROOT / "doc/results/coverage.json")], 1, r'a file of results without "rows"', lines=1),
-    Bad(104, ["tools/perseus-compare", "--peer", "/etc/passwd"], 1, r"perseus-netbench: /etc/passwd: invalid ELF header",
+    Bad(104, ["tools/perseus-compare", "--peer", "/etc/passwd"], 1, r"netbench: /etc/passwd: invalid ELF header",
         never=r"libnccl-net-perseus\.so: exit", lines=2),
     Bad(93, ["sh", "-c", f"exec {ROOT}/tools/dev/rooms.py /nonexistent"], 2, r"/nonexistent: no build folder with"),
 ]

@@ -94,8 +94,8 @@ def _no_group(given: Any) -> TypeError:
 def _check_triple(store: Any, rank: Any, world: Any) -> None:
     """Whether what was given to perseus.init() as (store, rank, world) is that."""
     if not isinstance(store, dist.Store):
-        raise TypeError(f"perseus.init: the store of (store, rank, world) is of type {type(store).__name__}; it must be "
-                        "a torch.distributed.Store, such as TCPStore or HashStore")
+        raise TypeError(f"perseus.init: the store of (store, rank, world) is of type {type(store).__name__}; it must "
+                        "be a torch.distributed.Store, such as TCPStore or HashStore")
     for what, number in (("rank", rank), ("world", world)):
         if not isinstance(number, int):
             raise TypeError(f"perseus.init: the {what} of (store, rank, world) is {number!r}, of type "

@@ -138,7 +138,7 @@ def quantise(x: torch.Tensor, block: tuple[int, int] = (1, 128), *, column_major
         w13, w13_scale_inv = perseus.quantise(gate_up, (128, 128))      # [experts, 2 inner, hidden]
     """
     if isinstance(block, int):
-        raise TypeError(f"perseus.quantise: block is {block}; it must be two numbers: rows and columns, such as (1, 128)")
+        raise TypeError(f"perseus.quantise: block is {block}; it must be two numbers: rows and columns, as (1, 128)")
     if scale is not None:
         if block != (-1, -1):
             raise ValueError(f"perseus.quantise: block is {block} with a given scale; it must be (-1, -1)")
