@@ -155,7 +155,7 @@ int sim_cluster_read(const char *path, enum sim_band band, struct sim_cluster *o
 {
     char line[1024], where[512];
     FILE *file = fopen(path, "r");
-    int number = 0, r = 0;
+    int number = 0, found = 0, r = 0;
 
     memset(out, 0, sizeof(*out));
     for (uint32_t i = 0; i < ROWS; i++)
@@ -181,9 +181,14 @@ int sim_cluster_read(const char *path, enum sim_band band, struct sim_cluster *o
             r = -EINVAL;
         } else {
             r = set(out, where, name, strlen(name), value, band);
+            found++;
         }
     }
     fclose(file);
+    if (!r && !found) { /* all values would be the initial ones */
+        fprintf(stderr, "perseus-sim: %s: has no \"name value  # source\": is it a cluster file?\n", path);
+        r = -EINVAL;
+    }
     return r;
 }
 

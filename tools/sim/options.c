@@ -159,6 +159,38 @@ const char *options_group_name(uint64_t group, char *text, uint32_t bytes)
     return text;
 }
 
+/* A help text begins with the workloads that its option is for, as in "moe, fused moe: ..."; another one may follow a
+ * semicolon. A text that begins with no workload is of an option for all. */
+static bool is_for(const char *help, const char *workload)
+{
+    bool is_limited = false;
+
+    for (const char *at = help; at; at = strstr(at, "; ") ? strstr(at, "; ") + 2 : NULL)
+        for (const char *word = at; word;) {
+            size_t length = strcspn(word, " ,:;"), next = strcspn(word, ",:;(");
+            bool is_workload = false;
+
+            for (int i = 0; workload_names[i]; i++)
+                is_workload |= strlen(workload_names[i]) == length && !strncmp(workload_names[i], word, length);
+            if (!is_workload)
+                break;
+            if (strlen(workload) == length && !strncmp(workload, word, length))
+                return true;
+            is_limited = true;
+            word = word[next] == ',' ? word + next + 2 : NULL;
+        }
+    return !is_limited;
+}
+
+static void refuse_foreign(int argc, char **argv, const char *workload)
+{
+    for (int i = 1; i < argc; i++)
+        for (uint32_t k = 0; k < table.count; k++)
+            if (!strncmp(argv[i], "--", 2) && strcspn(argv[i] + 2, "=") == strlen(rows[k].name) &&
+                !strncmp(argv[i] + 2, rows[k].name, strlen(rows[k].name)) && !is_for(rows[k].help, workload))
+                option_table_refuse(&table, "--%s is not for %s: %s", rows[k].name, workload, rows[k].help);
+}
+
 void options_parse(int argc, char **argv, struct options *o)
 {
     int words;
@@ -195,6 +227,7 @@ void options_parse(int argc, char **argv, struct options *o)
     o->workload_name = workload_names[o->workload];
     if (!o->workload_name)
         option_table_refuse(&table, "'%s': want putsignal, moe, alltoall, fused, nccl or trace", argv[words]);
+    refuse_foreign(argc, argv, o->workload_name);
     if (!strcmp(o->workload_name, "trace") && !o->trace)
         option_table_refuse(&table, "trace needs --trace FILE, as perseus-perf putsignal --trace writes it");
     if (o->ring_slots & (o->ring_slots - 1))
