@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <perseus/sync.h>
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
@@ -131,7 +132,7 @@ static bool has_flag(const struct gather *g, uint32_t rank)
     const uint64_t *flag = (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, rank));
 
     /* [gather-flag] The slot is read after the flag. Pairs with the left neighbour's signal in pass_on(). */
-    return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == g->round;
+    return prs_load_acquire_sys(flag) == g->round;
 }
 
 /* Progress until our ops are done and the left neighbour has written the flag of `rank`. */

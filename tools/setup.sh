@@ -10,7 +10,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g++ git:git python3:python3
 /usr/include/infiniband/verbs.h:libibverbs-dev'
 setup_tests='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
-valgrind:valgrind doxygen:doxygen abidiff:abigail-tools
+valgrind:valgrind spin:spin doxygen:doxygen abidiff:abigail-tools
 ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest /usr/lib/python3/dist-packages/pyverbs:python3-pyverbs fi_pingpong:libfabric-bin /usr/include/rdma/fabric.h:libfabric-dev rping:rdmacm-utils /usr/include/rdma/rdma_cma.h:librdmacm-dev ucx_perftest:ucx-utils setpriv:util-linux ip:iproute2'
 setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod strip:binutils zstd:zstd
 mpicc.openmpi:libopenmpi-dev mpirun.openmpi:openmpi-bin mpicc.mpich:libmpich-dev mpirun.mpich:mpich'

@@ -40,12 +40,16 @@ PRS_HD uint64_t prs_load_relaxed(const uint64_t *word)
 #endif
 }
 
-/** Load a word: what its writer released before it is visible afterwards. */
+/** Load a word: what its writer released before it is visible afterwards. The writer may be a GPU or a NIC. */
 PRS_HD uint64_t prs_load_acquire_sys(const uint64_t *word)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t value;
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+#elif defined(__aarch64__)
+    uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    __asm__ volatile("dmb oshld" ::: "memory"); /* an acquire orders what other CPUs have written */
     return value;
 #else
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);

@@ -9,6 +9,7 @@
 #include "transport/peer/links.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
+#include "transport/util/dma.h"
 #include "transport/util/error.h"
 
 /* ---- start ---- */
@@ -35,6 +36,7 @@ int prs_peer_post(struct prs_peer *peer)
     int r = 0;
 
     peer->unposted = 0;
+    prs_dma_reads_before_post(); /* [nic-post] */
     while (peer->order.dirty && prs_order_take(&peer->order, now_ns, &chain)) {
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
 

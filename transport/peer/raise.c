@@ -38,8 +38,8 @@ static void raise_on_host(void *arg, const struct prs_mr *mr)
     if (word->on_device || !word->may_store)
         return;
     word->stored = true;
-    /* This thread has polled the completions of the puts that the signal follows, so their bytes are in memory. The
-     * release makes them visible to every reader that acquires the word. */
+    /* [raise] This thread has polled the completions of the puts that the signal follows, so their bytes are in memory.
+     * The release makes them visible to every reader that acquires the word. */
     if (record->kind == PRS_RECORD_ADD)
         __atomic_fetch_add(at, record->value, __ATOMIC_RELEASE);
     else

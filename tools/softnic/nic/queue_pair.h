@@ -179,7 +179,7 @@ static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wq
 
 static inline uint32_t sn_qp_state(const struct sn_qp *qp)
 {
-    return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&qp->shm->state, __ATOMIC_SEQ_CST); /* [flush-due] after the receives that were posted */
 }
 
 /* run.c */

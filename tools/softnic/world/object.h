@@ -59,7 +59,8 @@ static inline struct sn_mr_shm *sn_mr_find(struct sn_world *world, uint32_t key)
 {
     struct sn_mr_shm *mr = &world->mrs[key >> 16];
 
-    return key != 0 && __atomic_load_n(&mr->key, __ATOMIC_ACQUIRE) == key ? mr : NULL;
+    /* [in-use] after the caller has announced itself. An acquire alone may come before an earlier store. */
+    return key != 0 && __atomic_load_n(&mr->key, __ATOMIC_SEQ_CST) == key ? mr : NULL;
 }
 
 #endif

@@ -34,7 +34,7 @@ static void take_event(struct prs_verbs_device *device, const struct ibv_async_e
         PRS_ERROR("%s: %s: a completion queue is overrun, completions are lost", domain->name, name);
         /* Of its peers only. The queue is destroyed only after this event was acknowledged. */
         overrun = event->element.cq->cq_context;
-        __atomic_store_n(overrun, true, __ATOMIC_RELEASE);
+        __atomic_store_n(overrun, true, __ATOMIC_RELEASE); /* [overrun] pairs with check_rails(), which reads no more */
         break;
     case IBV_EVENT_DEVICE_FATAL:
         PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);
