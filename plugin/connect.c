@@ -115,8 +115,11 @@ static int start_connecting(struct plugin_context *context, int device, int traf
                             struct send_comm **out)
 {
     /* NCCL asks again until the other rank accepts, which may wait for a third one that is minutes late. */
-    struct prs_peer_options options = {
-        .max_ops = COMM_REQUESTS, .traffic_class = traffic_class, .patient = true, .replaces_rails = true};
+    struct prs_peer_options options = {.max_ops = COMM_REQUESTS,
+                                       .traffic_class = traffic_class,
+                                       .patient = true,
+                                       .replaces_rails = true,
+                                       .no_signals = true};
     struct sender_info info = {.magic = SENDER_INFO_MAGIC, .version = SENDER_INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;
@@ -300,7 +303,8 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
     struct prs_peer_options options = {.on_notify = request_arrived,
                                        .max_ops = RECV_MAX_OPS,
                                        .traffic_class = listen->traffic_class,
-                                       .replaces_rails = true};
+                                       .replaces_rails = true,
+                                       .no_signals = true};
     struct recv_comm *comm;
     int r;
 

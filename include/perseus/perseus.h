@@ -242,6 +242,9 @@ struct prs_peer_options {
     /* Replace a lost rail also where NCCL_IB_RESILIENCY_PORT_FAILOVER is not set (decisions/0014). The CPU then adds to
      * words in host memory, so only such peers with several rails may add to a word. */
     bool replaces_rails;
+    /* This side sends no signals, and under the policy `counted` no puts of a group: both are then refused. The other
+     * side needs no memory for their records, and no queue to itself to raise them. */
+    bool no_signals;
     uint32_t timeout_ms;                   /* of connecting; 0: the fabric's */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };

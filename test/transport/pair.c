@@ -178,7 +178,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
                                        .traffic_class = -1,
                                        .queues_per_rail = pair->spec->queues_per_rail,
                                        .policy = pair->spec->policy,
-                                       .exclusive_adds = pair->spec->exclusive_adds};
+                                       .exclusive_adds = pair->spec->exclusive_adds,
+                                       .no_signals = pair->spec->no_signals[pair->side]};
     uint32_t bytes;
 
     open_side(pair);
@@ -222,8 +223,8 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     snprintf(text[9], sizeof(text[9]), "%d", spec->b_dies);
     snprintf(text[10], sizeof(text[10]), "%d", spec->words_on_device);
     snprintf(text[11], sizeof(text[11]), "%d", spec->exclusive_adds);
-    snprintf(text[12], sizeof(text[12]), "%d", spec->no_atomics[0]);
-    snprintf(text[13], sizeof(text[13]), "%d", spec->no_atomics[1]);
+    snprintf(text[12], sizeof(text[12]), "%d", spec->no_atomics[0] | spec->no_signals[0] << 1);
+    snprintf(text[13], sizeof(text[13]), "%d", spec->no_atomics[1] | spec->no_signals[1] << 1);
     fflush(NULL);
     child = fork();
     if (child)
@@ -250,7 +251,8 @@ int pair_side_main(char **argv)
                               .b_dies = atoi(argv[11]),
                               .words_on_device = atoi(argv[12]),
                               .exclusive_adds = atoi(argv[13]),
-                              .no_atomics = {atoi(argv[14]), atoi(argv[15])}};
+                              .no_signals = {atoi(argv[14]) & 2, atoi(argv[15]) & 2},
+                              .no_atomics = {atoi(argv[14]) & 1, atoi(argv[15]) & 1}};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
     pair.shared = mmap(NULL, sizeof(*pair.shared), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);

@@ -23,6 +23,7 @@ struct pair_spec {
     bool words_on_device; /* the transport treats the words, which are host memory, as device memory */
     bool b_dies;          /* B may end without a farewell, as by pair_vanish() */
     bool exclusive_adds;  /* as in struct prs_peer_options */
+    bool no_signals[2];   /* likewise, of A and B */
     bool no_atomics[2];   /* of A and B: the transport takes its NICs for such without atomics */
 };
 

@@ -286,3 +286,64 @@ Test(signal, that_is_not_aligned_is_refused)
 {
     pair_run(&(struct pair_spec){.buffer_bytes = 4096}, refuse_bad_signals, do_nothing);
 }
+
+/* ---- a side that sends none ---- */
+
+/* A sends no signals, B does. Puts without a group go on, and both may read what has landed. */
+static void send_no_signals(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, SLICE, 1, PRS_PUT_NOTIFY);
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1};
+    struct prs_op op;
+
+    must(pair->peer->records, "the other side's signals have no memory here");
+    must(prs_peer_signal(pair->peer, &op, &signal) == -EINVAL && strstr(prs_error_text(), "no_signals"), "%s",
+         prs_error_text());
+    put.group = 3;
+    must(prs_peer_put(pair->peer, &op, &put) == -EINVAL && strstr(prs_error_text(), "no_signals"), "%s",
+         prs_error_text());
+    put.group = PRS_GROUP_NONE;
+    pair_put(pair, &op, &put);
+    pair_wait_op(pair, &op);
+    wait_word(pair, pair->words, 7);
+    must(prs_peer_settle(pair->peer) == 0, "%s", prs_error_text());
+    pair_barrier(pair);
+}
+
+static void receive_no_signals(struct pair *pair)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 7};
+    struct prs_op op;
+
+    pair_wait_notified(pair, 1);
+    must(pair->peer->records && !pair->peer->records->credit.addr, "it has memory for signals that never come");
+    for (uint32_t i = 0; i < pair->peer->path_count; i++)
+        must(!pair->peer->link[i]->loopback, "it has a queue to raise signals that never come");
+    must(prs_peer_flush(pair->peer, &op, pair->region, pair->buffer) == 0, "%s", prs_error_text());
+    pair_wait_op(pair, &op);
+    must(pair->peer->link[0]->loopback, "the flush went elsewhere");
+    pair_signal(pair, &op, &signal);
+    pair_wait_op(pair, &op);
+    pair_barrier(pair);
+}
+
+Test(signal, a_side_that_sends_none_costs_the_other_no_queue)
+{
+    pair_run(&(struct pair_spec){.policy = "counted", .no_signals = {true, false}}, send_no_signals,
+             receive_no_signals);
+    pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}, .no_signals = {true, false}}, send_no_signals,
+             receive_no_signals);
+}
+
+static void have_neither(struct pair *pair)
+{
+    must(!pair->peer->records, "memory for signals that nobody sends");
+    for (uint32_t i = 0; i < pair->peer->path_count; i++)
+        must(!pair->peer->link[i]->loopback, "a queue for signals that nobody sends");
+    pair_barrier(pair);
+}
+
+Test(signal, two_sides_that_send_none_have_one_queue_pair)
+{
+    pair_run(&(struct pair_spec){.policy = "counted", .no_signals = {true, true}}, have_neither, have_neither);
+}

@@ -53,6 +53,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .exclusive_adds = from->exclusive_adds,
         .patient = from->patient,
         .replaces_rails = from->replaces_rails,
+        .no_signals = from->no_signals,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
@@ -167,7 +168,11 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
             order.max_part_bytes = rail->max_message_bytes;
     }
     r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
-    return r ? r : prs_order_init(&peer->order, &order);
+    if (!r)
+        r = prs_order_init(&peer->order, &order);
+    if (!r && options->no_signals)
+        prs_order_refuse_signals(&peer->order);
+    return r;
 }
 
 /* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
@@ -208,6 +213,8 @@ static bool signals_are_records(const struct prs_peer *peer)
 {
     bool adds = true;
 
+    if (peer->no_signals)
+        return false;
     for (uint32_t i = 0; i < peer->path_count; i++)
         adds &= peer->link[i]->rail->domain->adds && peer->path[i].peer.adds;
     return prs_policy_signals_are_records(peer->order.policy, adds);
@@ -232,6 +239,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     peer->traffic_class = options->traffic_class;
     peer->service_level = options->service_level;
     peer->exclusive_adds = options->exclusive_adds;
+    peer->no_signals = options->no_signals;
     peer->path_count = path_count;
     peer->measured = path_count > 1;
     peer->queues_per_path = queues_per_path;

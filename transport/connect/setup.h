@@ -17,6 +17,7 @@ struct prs_setup_options {
     bool exclusive_adds;
     bool patient;
     bool replaces_rails;
+    bool no_signals;
     uint32_t timeout_ms;
     struct prs_cq_group *cqs; /* completion queues to share; NULL: none */
     struct prs_wire_private private_data;

@@ -137,9 +137,15 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     return 0;
 }
 
+void prs_order_refuse_signals(struct prs_order *order)
+{
+    order->tally = &prs_tally_full;
+}
+
 void prs_order_fini(struct prs_order *order)
 {
-    free(order->tally);
+    if (order->tally != &prs_tally_full)
+        free(order->tally);
     free(order->room);
     memset(order, 0, sizeof(*order));
 }

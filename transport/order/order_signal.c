@@ -402,7 +402,7 @@ int prs_order_settle(struct prs_order *order)
     /* MUTANT(order) settling waits for what is in flight: delete */
     if (order->ops)
         return PRS_AGAIN;
-    if (!order->tally || prs_tally_answered(order->tally))
+    if (!order->tally || order->tally == &prs_tally_full || prs_tally_answered(order->tally))
         return 0;
     /* MUTANT(order) one ask is enough: s/!prs_tally_asked(order->tally) &&// */
     if (!prs_tally_asked(order->tally) && prs_tally_room(order->tally, 1) && !queue_full(&order->queue[index])) {

@@ -19,6 +19,9 @@ static bool has_free_tag(const struct prs_tally *tally)
     return tally->free_count || tally->fresh_tag < PRS_TAGS;
 }
 
+static const uint64_t no_credit;
+struct prs_tally prs_tally_full = {.next_number = PRS_RECORDS, .credit_word = &no_credit, .fresh_tag = PRS_TAGS};
+
 static uint16_t take_free_tag(struct prs_tally *tally)
 {
     return tally->free_count ? tally->free_tag[--tally->free_count] : (uint16_t)tally->fresh_tag++;

@@ -69,6 +69,9 @@ struct prs_tally {
     uint16_t free_tag[PRS_TAGS];
 };
 
+/* One that never has room, nor a tag, for all who send no signals: nothing writes to it. */
+extern struct prs_tally prs_tally_full;
+
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word);
 /* Announce more arrivals for a group slot. Return the tag that they must name, or 0: none is free now. */
 uint16_t prs_tally_count(struct prs_tally *tally, uint32_t slot, uint32_t arrivals);

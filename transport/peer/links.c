@@ -2,6 +2,7 @@
 #include "transport/peer/links.h"
 
 #include "transport/nic/cq_group.h"
+#include "transport/peer/fail.h"
 #include "transport/peer/peer.h"
 
 enum { RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2 /* the most unfinished notifications */ };
@@ -50,19 +51,31 @@ int prs_links_open(struct prs_peer *peer, const struct prs_wire_queues *remote)
     return 0;
 }
 
+static bool has_loopbacks(const struct prs_peer *peer)
+{
+    uint32_t i = 0;
+
+    while (i < peer->path_count && peer->queue[peer->queues + i])
+        i++;
+    return i == peer->path_count;
+}
+
 int prs_links_open_loopbacks(struct prs_peer *peer)
 {
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        uint32_t id = peer->queues + i;
-        int r;
+    int r = 0;
 
-        if (peer->queue[id])
-            continue;
-        r = peer->nic->loopback(peer->link[i], id, &peer->queue[id]);
-        if (r)
-            return r;
+    if (has_loopbacks(peer))
+        return 0;
+    prs_peer_lock(peer); /* links may be replaced */
+    for (uint32_t i = 0; i < peer->path_count && !r; i++) {
+        uint32_t id = peer->queues + i;
+
+        /* A path that is lost, or stopped to be, gets one when it comes back: until then nothing is posted there. */
+        if (!peer->queue[id] && peer->order.path[i].use != PRS_PATH_STOPPED && !prs_order_path_is_lost(&peer->order, i))
+            r = peer->nic->loopback(peer->link[i], id, &peer->queue[id]);
     }
-    return 0;
+    prs_peer_unlock(peer);
+    return r;
 }
 
 int prs_links_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint64_t *rkey)

@@ -105,6 +105,17 @@ static inline bool region_fits(const struct prs_peer *peer, const struct prs_reg
     return region && !(peer->rail_mask & ~region->rail_mask);
 }
 
+/* BUSY would never end for a side that said it sends no signals. */
+static PRS_COLD int refuse_signal(const struct prs_peer *peer, int r)
+{
+    if (r != PRS_BUSY || !peer->no_signals)
+        return r;
+    return prs_fail(-EINVAL,
+                    "a signal, or under counted a put of a group, to %s: its connection was made without "
+                    "signals (no_signals)",
+                    peer->remote);
+}
+
 int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put)
 {
     const uint32_t *local_keys = NULL;
@@ -130,7 +141,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
     post_now = posts_at_once(peer) || (put->len_bytes >= PRS_ORDER_PROMPT_BYTES && !peer->batching);
     r = prs_order_put(&peer->order, op, put, local_keys);
     if (r)
-        return r;
+        return put->group == PRS_GROUP_NONE || peer->order.policy != PRS_POLICY_COUNTED ? r : refuse_signal(peer, r);
     return post_or_batch(peer, post_now);
 }
 
@@ -164,7 +175,7 @@ int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_s
         return prs_fail(-EINVAL, "signal at %#llx: must be 8-byte aligned and have remote keys",
                         (unsigned long long)signal->dst_addr);
     r = prs_order_signal(&peer->order, op, signal);
-    return r ? r : post_or_batch(peer, post_now);
+    return r ? refuse_signal(peer, r) : post_or_batch(peer, post_now);
 }
 
 int prs_peer_settle(struct prs_peer *peer)

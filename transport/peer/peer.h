@@ -35,6 +35,7 @@ struct prs_peer {
     bool measured;                   /* several paths: completions are timed */
     bool offers;                     /* it has connected: where a path comes back, it makes the first step */
     bool exclusive_adds;             /* as in struct prs_peer_options */
+    bool no_signals;                 /* likewise */
     bool unlisted;                   /* there is a list, and it is not in it */
     bool shares;                     /* its thread polls shared completion queues for it */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
