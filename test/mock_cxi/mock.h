@@ -92,6 +92,8 @@ struct mock_job {
     struct mock_header header;
     struct mock_name to;
     uint8_t *local;
+    const struct mock_mr *mr; /* of local; NULL: of an answer */
+    bool gone;                /* the registration of local has ended before the job was done with it */
     void *context;
     uint64_t due_ns, sent_ns; /* sent_ns 0: not all of it has left */
     uint32_t packets, sent, turn, answered;
@@ -149,6 +151,8 @@ uint64_t mock_now_ns(void);
 void mock_complete_locked(struct mock_cq *cq, void *context, uint64_t flags, size_t bytes, uint64_t data);
 void mock_fail_locked(struct mock_cq *cq, void *context, uint64_t flags, int error);
 void mock_forget_locked(struct mock_ep *ep);
+/* Nothing uses this memory any more: requests that would have fail. */
+void mock_withdraw_locked(struct mock_domain *domain, const struct mock_mr *mr);
 
 /* Is there the driver of tools/fake_cuda? */
 bool mock_has_gpu(void);

@@ -151,6 +151,10 @@ static uint64_t send_requests(struct mock_ep *ep)
     for (struct mock_job **at = &ep->requests, *job; (job = *at);) {
         int r = 0;
 
+        if (job->gone) {
+            finish(ep, at, FI_ECANCELED);
+            continue;
+        }
         if (job->fence && job != ep->requests)
             break; /* it holds back all that come after it, too */
         if (job->sent_ns && now > job->sent_ns + ASK_NS) {
@@ -180,7 +184,7 @@ static uint64_t send_answers(struct mock_ep *ep)
     while (ep->answers) {
         struct mock_job *job = ep->answers;
 
-        if (send_job(ep, job) == EAGAIN)
+        if (!job->gone && send_job(ep, job) == EAGAIN)
             return RETRY_NS;
         ep->answers = job->next; /* if the asker is gone, so is the answer */
         free(job);
@@ -252,7 +256,7 @@ static void take_answer(struct mock_ep *ep, const struct mock_header *header, co
         at = &(*at)->next;
     if (!*at)
         return;
-    if (header->kind == MOCK_ANSWER) {
+    if (header->kind == MOCK_ANSWER && !(*at)->gone) {
         mock_copy_locked(ep->domain, (*at)->local + header->offset, payload, header->payload);
         (*at)->answered += header->payload;
         if ((*at)->answered < header->bytes)
@@ -363,6 +367,7 @@ static ssize_t post(struct mock_ep *ep, const struct fi_msg_rma *message, uint64
                                        .has_data = (flags & FI_REMOTE_CQ_DATA) != 0};
     job->to = ep->av->name[message->addr];
     job->local = local;
+    job->mr = mr;
     job->context = message->context;
     job->packets = kind == MOCK_WRITE && bytes ? (uint32_t)((bytes + MOCK_PACKET - 1) / MOCK_PACKET) : 1;
     job->turn = (uint32_t)mock_random(ep->domain) % job->packets;
@@ -441,6 +446,21 @@ static ssize_t read_one(struct fid_ep *fid, void *to, size_t bytes, void *descri
 }
 
 /* ---- life ---- */
+
+void mock_withdraw_locked(struct mock_domain *domain, const struct mock_mr *mr)
+{
+    for (struct mock_ep *ep = domain->eps; ep; ep = ep->next) {
+        struct mock_job *lists[] = {ep->requests, ep->answers};
+
+        for (int i = 0; i < 2; i++)
+            for (struct mock_job *job = lists[i]; job; job = job->next) {
+                bool uses = job->header.kind == MOCK_READ || !job->sent_ns;
+
+                job->gone |= uses && job->header.bytes && (!job->mr || job->mr == mr) && job->local >= mr->base &&
+                             job->local < mr->base + mr->bytes;
+            }
+    }
+}
 
 void mock_forget_locked(struct mock_ep *ep)
 {

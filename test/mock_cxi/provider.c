@@ -156,6 +156,7 @@ static int close_mr(struct fid *fid)
     while (*at != mr)
         at = &(*at)->next;
     *at = mr->next;
+    mock_withdraw_locked(mr->domain, mr);
     if (mr->ep)
         mr->ep->registrations--;
     pthread_mutex_unlock(&mr->domain->lock);
