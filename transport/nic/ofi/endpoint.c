@@ -125,22 +125,24 @@ int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link
     return r ? prs_fail(r, "%s: no room for another connection on an endpoint", endpoint->device->base.name) : 0;
 }
 
-void prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, uint32_t number, fi_addr_t *to,
-                            struct prs_ofi_link *dead)
+bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link)
 {
     struct prs_ofi_place *place;
+    bool dead;
 
     prs_spin_lock(&endpoint->locked);
-    place = &endpoint->place[number & ((1u << PRS_OFI_PLACE_BITS) - 1)];
+    place = &endpoint->place[link->number & ((1u << PRS_OFI_PLACE_BITS) - 1)];
     place->link = NULL;
     place->turn++;
-    if (*to != FI_ADDR_UNSPEC && !dead)
-        (void)fi_av_remove(endpoint->av, to, 1, 0); /* a provider that cannot keeps it until the end */
+    dead = link->in_flight;
+    if (link->to != FI_ADDR_UNSPEC && !dead)
+        (void)fi_av_remove(endpoint->av, &link->to, 1, 0); /* a provider that cannot keeps it until the end */
     if (dead) {
-        dead->next_dead = endpoint->dead;
-        endpoint->dead = dead;
+        link->next_dead = endpoint->dead;
+        endpoint->dead = link;
     }
     prs_spin_unlock(&endpoint->locked);
+    return !dead;
 }
 
 /* ---- addresses ---- */

@@ -83,10 +83,9 @@ static void ofi_close(struct prs_link *base)
     if (endpoint && endpoint->shared) {
         if (link->joined) {
             ofi_kill(base);
-            prs_ofi_endpoint_leave(endpoint, link->number, &link->to, link->in_flight ? link : NULL);
+            if (!prs_ofi_endpoint_leave(endpoint, link))
+                return;
         }
-        if (link->in_flight)
-            return; /* the endpoint frees it */
     } else {
         prs_ofi_endpoint_close(endpoint);
     }
