@@ -152,7 +152,8 @@ INPUTS = [
         r"Perseus was built without libfabric|cannot open libfabric",
         {"PERSEUS_PROVIDER": "nosuch", "SOFTNIC_LOG": "none"},  # libfabric asks devices for too much, to learn
         never="modprobe", lines=9),
-    Bad(105, ["tools/perseus-sim", "putsignal", "--kernel", "moe"], 2, r"--kernel is not for putsignal: fused: ", lines=1),
+    Bad(105, ["tools/perseus-sim", "putsignal", "--kernel", "moe"], 2, r"--kernel is not for putsignal: fused: ",
+        lines=1),
     *(Bad(106 + i, ["tools/perseus-sim", "putsignal", "--cluster", file], 2, file + ": has no .*is it a cluster file",
           lines=1) for i, file in enumerate(("/dev/null", "/tmp/"))),
     *(Bad(94 + i, [*IN_WORLD, "sh", "-c", '"$0" "$@" --peers 1 --iterations 2 >/dev/full', PERF, op], 1,
