@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
+#include "test/support/bytes.h"
 
 char last_warning[1024];
 int warnings;
@@ -74,6 +75,11 @@ void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, stru
     pair->listen = NULL;
 }
 
+static uint8_t source_byte(uint32_t seed, size_t at)
+{
+    return (uint8_t)(at * 7 + at / 251);
+}
+
 struct pair pair_open(const struct plugin *plugin, int device)
 {
     struct pair pair = {.listen = NULL};
@@ -83,8 +89,7 @@ struct pair pair_open(const struct plugin *plugin, int device)
     pair_connect(plugin, device, handle, &pair);
     pair.source = aligned_alloc(4096, PAIR_BYTES);
     pair.target = aligned_alloc(4096, PAIR_BYTES);
-    for (int i = 0; i < PAIR_BYTES; i++)
-        pair.source[i] = (char)(i * 7 + i / 251);
+    bytes_fill((uint8_t *)pair.source, PAIR_BYTES, source_byte, 0);
     cr_assert_eq(plugin->net->reg(pair.send, pair.source, PAIR_BYTES, NET_PTR_HOST, &pair.source_mhandle), NET_SUCCESS);
     cr_assert_eq(plugin->net->reg(pair.recv, pair.target, PAIR_BYTES, NET_PTR_HOST, &pair.target_mhandle), NET_SUCCESS);
     return pair;

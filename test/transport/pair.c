@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "test/support/bytes.h"
 #include "test/transport/pair.h"
 #include "transport/nic/fabric.h"
 #include "transport/nic/nic.h"
@@ -396,13 +397,11 @@ int pair_wait_error(struct pair *pair)
 
 void pair_fill(uint8_t *bytes, size_t len_bytes, uint32_t seed)
 {
-    for (size_t i = 0; i < len_bytes; i++)
-        bytes[i] = pair_byte(seed, i);
+    bytes_fill(bytes, len_bytes, pair_byte, seed);
 }
 
 void pair_check(const uint8_t *bytes, size_t len_bytes, uint32_t seed, const char *what)
 {
-    for (size_t i = 0; i < len_bytes; i++)
-        must(bytes[i] == pair_byte(seed, i), "%s: byte %zu is %#x, expected %#x", what, i, bytes[i],
-             pair_byte(seed, i));
+    size_t i = bytes_differ(bytes, len_bytes, pair_byte, seed);
+    must(i == len_bytes, "%s: byte %zu is %#x, expected %#x", what, i, bytes[i], pair_byte(seed, i));
 }

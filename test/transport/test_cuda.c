@@ -153,7 +153,8 @@ static void put_piece(struct pair *pair, uint64_t memory, const struct piece *pi
         for (size_t i = 0; i < bytes; i++)
             pair->buffer[at + i] = pair_byte(1, at + i);
     read_device(have, memory, pair->buffer_bytes);
-    for (size_t i = 0; i < pair->buffer_bytes; i++)
+    bool same = memcmp(have, pair->buffer, pair->buffer_bytes) == 0;
+    for (size_t i = 0; !same && i < pair->buffer_bytes; i++)
         must(have[i] == pair->buffer[i], "side %d, %zu bytes at %zu: byte %zu is %#x, want %#x", pair->side, bytes, at,
              i, have[i], pair->buffer[i]);
     free(have);

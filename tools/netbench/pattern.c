@@ -36,28 +36,41 @@ struct pattern pattern_of_sum(uint64_t iteration, int ranks)
 }
 
 /* Bytes 8 * word to 8 * word + 7, the first in the lowest bits. */
-static uint64_t pattern_word(const struct pattern *pattern, size_t word)
+static uint64_t pattern_word(struct pattern pattern, size_t word)
 {
-    uint64_t seed = hash(word + (pattern->iteration << 40) + 1);
+    uint64_t seed = hash(word + (pattern.iteration << 40) + 1);
 
-    return add_bytes(times_bytes(seed, pattern->base), times_bytes(hash(seed), pattern->step));
+    return add_bytes(times_bytes(seed, pattern.base), times_bytes(hash(seed), pattern.step));
 }
 
 static uint8_t pattern_byte(const struct pattern *pattern, size_t at)
 {
-    return (uint8_t)(pattern_word(pattern, at / 8) >> at % 8 * 8);
+    return (uint8_t)(pattern_word(*pattern, at / 8) >> at % 8 * 8);
+}
+
+/* Buffers are read and written a block at a time: under a sanitizer each access is a call. */
+enum { BLOCK = 64 };
+
+/* Fills a block with the words from byte `from` on, as many as `len` bytes have; returns their bytes. */
+static size_t pattern_block(struct pattern pattern, size_t from, size_t len, uint64_t block[BLOCK])
+{
+    size_t words = len / 8 < BLOCK ? len / 8 : BLOCK;
+
+    for (size_t w = 0; w < words; w++)
+        block[w] = pattern_word(pattern, from / 8 + w);
+    return words * 8;
 }
 
 void pattern_fill(const struct pattern *pattern, uint8_t *data, size_t from, size_t len)
 {
-    size_t i = 0;
+    uint64_t block[BLOCK];
+    size_t i = 0, bytes;
 
     for (; i < len && (from + i) % 8; i++)
         data[i] = pattern_byte(pattern, from + i);
-    for (; i + 8 <= len; i += 8) {
-        uint64_t word = pattern_word(pattern, (from + i) / 8);
-
-        memcpy(data + i, &word, 8);
+    for (; i + 8 <= len; i += bytes) {
+        bytes = pattern_block(*pattern, from + i, len - i, block);
+        memcpy(data + i, block, bytes);
     }
     for (; i < len; i++)
         data[i] = pattern_byte(pattern, from + i);
@@ -75,17 +88,16 @@ static size_t count_byte(const struct pattern *pattern, const uint8_t *data, siz
 
 size_t pattern_differs(const struct pattern *pattern, const uint8_t *data, size_t from, size_t len, size_t *first)
 {
-    size_t i = 0, wrong = 0;
+    uint64_t block[BLOCK];
+    size_t i = 0, wrong = 0, bytes;
 
     for (; i < len && (from + i) % 8; i++)
         wrong += count_byte(pattern, data, from, i, wrong, first);
-    for (; i + 8 <= len; i += 8) {
-        uint64_t word;
-
-        memcpy(&word, data + i, 8);
-        if (word == pattern_word(pattern, (from + i) / 8))
+    for (; i + 8 <= len; i += bytes) {
+        bytes = pattern_block(*pattern, from + i, len - i, block);
+        if (memcmp(data + i, block, bytes) == 0)
             continue;
-        for (size_t j = i; j < i + 8; j++)
+        for (size_t j = i; j < i + bytes; j++)
             wrong += count_byte(pattern, data, from, j, wrong, first);
     }
     for (; i < len; i++)
@@ -100,15 +112,16 @@ void pattern_poison(uint8_t *data, size_t len)
 
 void pattern_add(uint8_t *to, const uint8_t *from, size_t len)
 {
-    size_t i = 0;
+    uint64_t a[BLOCK], b[BLOCK];
+    size_t i = 0, bytes;
 
-    for (; i + 8 <= len; i += 8) {
-        uint64_t a, b;
-
-        memcpy(&a, to + i, 8);
-        memcpy(&b, from + i, 8);
-        a = add_bytes(a, b);
-        memcpy(to + i, &a, 8);
+    for (; i + 8 <= len; i += bytes) {
+        bytes = len - i < sizeof(a) ? (len - i) / 8 * 8 : sizeof(a);
+        memcpy(a, to + i, bytes);
+        memcpy(b, from + i, bytes);
+        for (size_t w = 0; w < bytes / 8; w++)
+            a[w] = add_bytes(a[w], b[w]);
+        memcpy(to + i, a, bytes);
     }
     for (; i < len; i++)
         to[i] = (uint8_t)(to[i] + from[i]);

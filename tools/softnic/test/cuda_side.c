@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/support/bytes.h"
 #include "tools/softnic/world/world.h"
 
 enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
@@ -379,7 +380,7 @@ void buf_free(struct buf *buf)
     /* Pinned memory stays until the process ends: freeing it is not under test. */
 }
 
-static uint8_t pattern(size_t i, uint32_t seed)
+static uint8_t pattern(uint32_t seed, size_t i)
 {
     return (uint8_t)((i * 2654435761u + seed * 40503u) >> 13) | 1; /* never 0: unwritten bytes are 0 */
 }
@@ -396,8 +397,7 @@ void buf_fill(const struct buf *buf, uint32_t seed)
 {
     uint8_t *bytes = malloc(buf->bytes);
     MUST(bytes);
-    for (size_t i = 0; i < buf->bytes; i++)
-        bytes[i] = pattern(i, seed);
+    bytes_fill(bytes, buf->bytes, pattern, seed);
     if (buf->memory >= PAGEABLE)
         memcpy((void *)(uintptr_t)buf->addr, bytes, buf->bytes);
     else
@@ -427,17 +427,17 @@ void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes)
 bool buf_check(const struct buf *buf, size_t bytes, uint32_t seed, const char *what)
 {
     uint8_t *have = malloc(buf->bytes);
-    bool good = true;
+    size_t i;
     MUST(have);
     buf_read(buf, 0, have, buf->bytes);
-    for (size_t i = 0; good && i < buf->bytes; i++) {
-        uint8_t want = i < bytes ? pattern(i, seed) : 0;
-        good = have[i] == want;
-        if (!good)
-            fprintf(stderr, "%s: byte %zu of %zu is %02x, want %02x\n", what, i, bytes, have[i], want);
+    i = bytes_differ(have, bytes, pattern, seed);
+    for (; i >= bytes && i < buf->bytes && have[i] == 0; i++) {
     }
+    if (i < buf->bytes)
+        fprintf(stderr, "%s: byte %zu of %zu is %02x, want %02x\n", what, i, bytes, have[i],
+                i < bytes ? pattern(seed, i) : 0);
     free(have);
-    return good;
+    return i >= buf->bytes;
 }
 
 struct ibv_wc side_poll(struct side *side)
