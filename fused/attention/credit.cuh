@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, warp 2: counts the pieces that have been read, and gives the senders of the node credit for a group
- * when all its pieces have been. A thread of its own, because each count takes as long as a step. */
+/* Ring attention, warp 2: counts the pieces that have been read, and gives the senders credit for a group when all its
+ * pieces have been. A thread of its own, because each count takes as long as a step. */
 #ifndef PERSEUS_FUSED_ATTENTION_CREDIT_CUH
 #define PERSEUS_FUSED_ATTENTION_CREDIT_CUH
 
-#include "fused/attention/cta.cuh"
+#include "fused/attention/far.cuh"
 
 /* turn: pieces before. */
+template <class E>
 PRS_DEVICE void count_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
                             uint32_t turn, uint32_t group)
 {
@@ -14,6 +15,8 @@ PRS_DEVICE void count_piece(const struct prs_attention_args &args, const struct 
     uint32_t slot = turn % PRS_ATTENTION_PIECE_SLOTS;
     mbarrier_wait(&m.piece_read[slot], turn / PRS_ATTENTION_PIECE_SLOTS & 1);
     mbarrier_arrive(&m.piece_empty[slot]); /* not before: else piece_read could complete two phases meanwhile */
+    if (E::far)
+        count_for_far(args, epoch, group);
     if (!arrives_last(args.finished + group, args.pieces_of[group]))
         return;
     fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that await_credit() waits for */
@@ -22,11 +25,11 @@ PRS_DEVICE void count_piece(const struct prs_attention_args &args, const struct 
 }
 
 /* One thread of each CTA calls it. */
-PRS_DEVICE void count_pieces(const struct prs_attention_args &args, const struct attention_memory &m)
+template <class E> PRS_DEVICE void count_pieces(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     uint32_t epoch = launch_epoch(&args.sync), piece;
     for (uint32_t turn = 0; (piece = await_piece(m, turn)) < args.pieces_count; turn++)
-        count_piece(args, m, epoch, turn, args.pieces[piece].task.group);
+        count_piece<E>(args, m, epoch, turn, args.pieces[piece].task.group);
 }
 
 #endif

@@ -24,6 +24,7 @@ template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FA
     static constexpr bool striped = STRIPED != 0; /* stripes.h; with caps and sinks */
     static constexpr int adds = 0;                /* buffers for sums in memory (backward/add.cuh) */
     static constexpr bool mirrored = false;       /* segments are numbered backwards (backward/schedule.h) */
+    static constexpr bool terms = false;          /* rows cross with what the backward pass knows of them (far.cuh) */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */

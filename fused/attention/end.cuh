@@ -8,9 +8,9 @@
 
 /* All threads of the last CTA of the rank make the counters zero for the next launch. Other ranks add to this bank of
  * arrivals again in the launch after that one, which they begin only when this rank has ended this one. */
-PRS_DEVICE void reset_counters(const struct prs_attention_args &args, uint32_t epoch)
+template <class E> PRS_DEVICE void reset_counters(const struct prs_attention_args &args, uint32_t epoch)
 {
-    uint32_t groups = 2 * args.schedule.groups, words = args.planes != 0 ? 0 : args.arrival_words;
+    uint32_t groups = (E::far ? 3 : 2) * args.schedule.groups, words = args.planes != 0 ? 0 : args.arrival_words;
     for (uint32_t i = threadIdx.x; i < groups; i += blockDim.x)
         args.finished[i] = 0;
     for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
@@ -32,7 +32,7 @@ template <class E> PRS_DEVICE void end_launch(const struct prs_attention_args &a
     if (E::far && last)
         network_quiet(&args.sync, &args.far.device);
     if (__syncthreads_or(last))
-        reset_counters(args, epoch);
+        reset_counters<E>(args, epoch);
 }
 
 #endif

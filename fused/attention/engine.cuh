@@ -4,7 +4,6 @@
  *   warp 0         load_tasks       fills the stages of keys and values, waits for other ranks' data
  *   warp 1         push_slice       sends the own keys and values to the other ranks
  *   warp 2         count_pieces     gives credit for groups that have been read
- *   warp 3         give_far_credit  to other nodes
  *   warps 4 and up attend_tasks     consumer warpgroups, 64 query rows each
  * Consumers never wait for another GPU, except through the stages. */
 #ifndef PERSEUS_FUSED_ATTENTION_CUH
@@ -37,9 +36,7 @@ __global__ void __launch_bounds__(E::threads, 1)
         else if (threadIdx.x == 32 && args.schedule.place.world > 1 && args.planes == 0)
             push_slice<E>(args, m);
         else if (threadIdx.x == 64)
-            count_pieces(args, m);
-        else if (E::far && threadIdx.x == 96)
-            give_far_credit(args);
+            count_pieces<E>(args, m);
     } else {
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);

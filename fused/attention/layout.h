@@ -24,6 +24,12 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
     return PRS_ATTENTION_PUSH_BYTES / row_bytes;
 }
 
+/* Bytes of staging memory that have a slice's rows; row_bytes: of one position of one head. */
+PRS_SHARED uint64_t prs_attention_staged_bytes(const struct prs_attention_schedule *s, uint32_t row_bytes)
+{
+    return ((uint64_t)prs_attention_stages(s) * s->segment_rows * row_bytes + 1023) / 1024 * 1024;
+}
+
 /* Memory that the plans of a context share, forward and backward. */
 #define PRS_ATTENTION_POOL_STAGING "attention: what other ranks send"
 #define PRS_ATTENTION_POOL_SWITCH  "attention: plan_switch.h"
@@ -49,7 +55,7 @@ enum prs_attention_step_flags {
 /* What the CTAs of a rank claim and count. Zero between launches, except `before`. */
 struct prs_attention_claims {
     uint32_t pieces, messages;
-    uint32_t credit; /* the first CTA gives credit to other nodes */
+    uint32_t unused;
     uint32_t before; /* epoch of this plan's launch before */
 };
 
@@ -65,8 +71,8 @@ struct prs_attention_args {
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
     uint32_t *credits[PRS_MAX_LOCAL_RANKS]; /* [p]: credits given to neighbour p */
     struct prs_attention_claims *claims;
-    /* One per group: pieces that have been read. Between nodes one more per group: messages that were forwarded. Zero
-     * between launches. */
+    /* Three per group: pieces that have been read; backward, adders that have added (sums.cuh); between nodes, pieces
+     * read and messages forwarded, which a counterpart's credit needs. Zero between launches. */
     uint32_t *finished;
     const uint32_t *pieces_of; /* [group]: how many pieces */
     struct prs_far far;        /* several nodes only */

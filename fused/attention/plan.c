@@ -65,7 +65,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
     size_t at_claims = (pieces + 127) / 128 * 128;
     size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
-    size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups;
+    size_t at_finished = at_counters + counters, at_groups = at_finished + 3 * groups;
     size_t at_sequences = (at_groups + groups + 127) / 128 * 128;
     size_t all = at_sequences + prs_attention_parts_bytes(&p->shape);
     struct prs_fused *ctx = p->base.ctx;

@@ -20,11 +20,11 @@ PRS_DEVICE void count_message(const struct prs_attention_args &args, uint32_t ep
 {
     fence_release_sys(); /* [sent-rows]: the rows, before their count in await_slabs() */
     if (E::far && p->peer == 0)
-        relay_message(args, epoch, p->index);
+        relay_message<E>(args, epoch, p->index);
     else
         add_relaxed_sys(arrival_at(args, p->peer, epoch, p->index), 1);
     if (E::far && p->forwards != 0)
-        add_relaxed_gpu(args.finished + args.schedule.groups + p->forwards - 1, 1);
+        count_for_far(args, epoch, p->forwards - 1);
     p->pending = 0;
 }
 
@@ -106,15 +106,40 @@ template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention
     return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::row_bytes;
 }
 
+/* Where the rows of a message end. The terms that go with a counterpart's queries are one more piece. */
+template <class E> PRS_DEVICE uint32_t end_of(const struct prs_attention_message &x)
+{
+    if (E::terms && x.way != 0 && x.kind == PRS_KEYS)
+        return prs_ceil_div(x.rows, E::piece_rows) * E::piece_rows + 1;
+    return x.rows;
+}
+
+/* Fetches the terms that go with a message. */
+template <class E>
+PRS_DEVICE void fetch_terms(const struct prs_attention_args &args, uint32_t epoch, uint8_t *to, uint64_t *full,
+                            const struct prs_attention_message &x)
+{
+    uint32_t bytes = terms_bytes(args, x.row, x.rows);
+    mbarrier_expect(full, bytes);
+    bulk_load(to,
+              args.staging[0] + terms_place(args, epoch, prs_place_counterpart(&args.schedule.place, x.way), x.pair,
+                                            x.segment, x.row),
+              bytes, full);
+}
+
 /* Fetches the piece that begins at row `row` of the message into its push slot: own rows, or a counterpart's, which lie
  * in staging memory in the layout of messages. number: of the piece, counted over the launch. */
 template <class E>
-PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t number,
-                            const struct prs_attention_message &x, uint32_t row)
+PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
+                            uint32_t number, const struct prs_attention_message &x, uint32_t row)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint64_t *full = &m.pushed[number % PRS_ATTENTION_PUSH_SLOTS];
     uint8_t *to = m.base + number % PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    if (E::terms && row >= x.rows) {
+        fetch_terms<E>(args, epoch, to, full, x);
+        return;
+    }
     if (E::far && x.way != 0) {
         uint32_t stage = prs_attention_stage(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment);
         uint32_t bytes = piece_bytes_of<E>(x, row);
@@ -129,6 +154,20 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
 
+/* Stores a piece that has been fetched. to: of the message's first row at the receiver, which is neighbour `peer`. */
+template <class E>
+PRS_DEVICE void store_piece(const struct prs_attention_args &args, uint32_t epoch, const uint8_t *from,
+                            const struct prs_attention_message &x, uint32_t peer, uint8_t *to, uint32_t row)
+{
+    if (E::terms && row >= x.rows)
+        bulk_store(args.staging[peer] + terms_place(args, epoch, prs_place_counterpart(&args.schedule.place, x.way),
+                                                    x.pair, x.segment, x.row),
+                   from, terms_bytes(args, x.row, x.rows));
+    else
+        bulk_store(to + row * E::row_bytes, from, piece_bytes_of<E>(x, row));
+    bulk_commit();
+}
+
 /* Sends a message's pieces one after the other. Each is fetched while the piece before it is sent, and the message
  * before is counted meanwhile. Rows of one head lie without gaps in staging memory, so each piece is one contiguous
  * store. */
@@ -139,24 +178,23 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t order = prs_attention_order(s, x.way, x.distance),
              peer = x.distance == 0 ? 0 : s->place.local_ranks - x.distance;
-    uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0;
+    uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0, end = end_of<E>(x);
     uint8_t *to = args.staging[peer] + staging_place(args, stage, x.row);
     bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
-    fetch_piece<E>(args, m, p->pieces, x, 0);
-    for (uint32_t row = 0; row < x.rows; row += E::piece_rows, sent++, p->pieces++) {
+    fetch_piece<E>(args, m, epoch, p->pieces, x, 0);
+    for (uint32_t row = 0; row < end; row += E::piece_rows, sent++, p->pieces++) {
         uint32_t slot = p->pieces % PRS_ATTENTION_PUSH_SLOTS, phase = p->pieces / PRS_ATTENTION_PUSH_SLOTS & 1;
-        bool last = x.rows - row <= E::piece_rows;
+        bool last = end - row <= E::piece_rows;
         if (!last) {
             bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 2>();
-            fetch_piece<E>(args, m, p->pieces + 1, x, row + E::piece_rows);
+            fetch_piece<E>(args, m, epoch, p->pieces + 1, x, row + E::piece_rows);
         }
         if (last || sent == 2)
             count_after<E>(args, epoch, p, sent);
         mbarrier_wait(&m.pushed[slot], phase);
         sleep_until(p->next);
         p->next = clock64() + args.push_gap;
-        bulk_store(to + row * E::row_bytes, m.base + slot * PRS_ATTENTION_PUSH_BYTES, piece_bytes_of<E>(x, row));
-        bulk_commit();
+        store_piece<E>(args, epoch, m.base + slot * PRS_ATTENTION_PUSH_BYTES, x, peer, to, row);
     }
     p->peer = peer;
     p->index = prs_attention_arrival(s, order, x.pair, x.kind, x.segment, x.slab);

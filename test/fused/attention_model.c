@@ -100,6 +100,27 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
     }
 }
 
+/* As in far.cuh: the last of a group's pieces and forwarded messages gives credit to other nodes. */
+static void count_for_far(struct cta *c, uint32_t epoch, uint32_t group)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    /* MUTANT(model attention) credit when all messages have been forwarded:
+     * s#prs_attention_forwards(s, group)#0# */
+    uint32_t all = me->deal.pieces_of[group] + prs_attention_forwards(s, group);
+    if (watch_count(&me->finished[s->groups + group]) != all)
+        return;
+    for (uint32_t way = 1; way < s->place.nodes; way++) {
+        uint32_t peer = prs_place_counterpart(&s->place, way);
+        nic_post(&me->nic,
+                 &(struct nic_command){/* MUTANT(model attention) each node's credit has a word: s/way/1/ */
+                                       .to = &c->model->ranks[peer].signals[prs_attention_far_credit(s, way, group)],
+                                       .value = epoch,
+                                       .peer = peer,
+                                       .group = group});
+    }
+}
+
 static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
 {
     const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
@@ -111,7 +132,7 @@ static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
     else
         watch_add(arrival_of(&c->model->ranks[neighbour(s, x->peer)], epoch, x->index));
     if (x->forwards != 0)
-        watch_count(&c->model->ranks[c->rank].finished[s->groups + x->forwards - 1]);
+        count_for_far(c, epoch, x->forwards - 1);
     q->sent[0] = q->sent[1];
     q->length--;
 }
@@ -268,35 +289,6 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warp 3 of the first CTA: credit to other nodes ---- */
-static bool credit_epoch(struct cta *c, uint32_t epoch)
-{
-    struct attention_rank *me = &c->model->ranks[c->rank];
-    const struct prs_attention_schedule *s = &me->s;
-    if (claim(&me->credit) != 0)
-        return true;
-    for (uint32_t group = 0; group < s->groups; group++) {
-        /* MUTANT(model attention) credit when all messages have been forwarded:
-         * s#prs_attention_forwards(s, group)#0# */
-        /* MUTANT(model attention) credit when all pieces have been read: s#pieces_of[group]#pieces_of[0] / 2# */
-        if (!watch_wait(&c->model->watch, &me->finished[group], me->deal.pieces_of[group], "read pieces of group",
-                        c->rank, group, c->rank) ||
-            !watch_wait(&c->model->watch, &me->finished[s->groups + group], prs_attention_forwards(s, group),
-                        "forwarded messages of group", c->rank, group, c->rank))
-            return false;
-        for (uint32_t way = 1; way < s->place.nodes; way++) {
-            uint32_t peer = prs_place_counterpart(&s->place, way);
-            nic_post(&me->nic, &(struct nic_command){
-                                   /* MUTANT(model attention) each node's credit has a word: s/way/1/ */
-                                   .to = &c->model->ranks[peer].signals[prs_attention_far_credit(s, way, group)],
-                                   .value = epoch,
-                                   .peer = peer,
-                                   .group = group});
-        }
-    }
-    return true;
-}
-
 /* ---- warp 0 and the consumers ---- */
 static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention_task *t,
                        const struct prs_attention_walk *w, uint32_t kind)
@@ -332,6 +324,8 @@ static void count_piece(struct cta *c, uint32_t epoch, uint32_t group)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
+    if (s->place.nodes > 1)
+        count_for_far(c, epoch, group);
     /* MUTANT(model attention) credit for the node when all pieces have been read:
      * s#pieces_of[group]#pieces_of[0] / 2# */
     if (watch_count(&me->finished[group]) != me->deal.pieces_of[group])
@@ -363,6 +357,13 @@ static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attentio
     return sum == want;
 }
 
+static bool next_step(const struct cta *c, const struct prs_attention_task *t, struct prs_attention_walk *w)
+{
+    const struct attention_rank *me = &c->model->ranks[c->rank];
+    return c->model->backward ? prs_backward_next(&me->s, &me->shape, t, w, me->s.place.nodes > 1)
+                              : prs_attention_next(&me->s, t, w);
+}
+
 static bool compute_epoch(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
@@ -371,11 +372,14 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
         const struct prs_attention_piece *piece = &me->deal.pieces[i];
         struct prs_attention_walk w = piece->begin;
         do {
+            struct prs_attention_walk at = w;
+            if (c->model->backward)
+                at.span = prs_backward_span(s, &me->shape, &w, s->place.nodes > 1);
             watch_dawdle(&c->random[0]);
-            if (w.span >= s->segments && (!read_block(c, epoch, &piece->task, &w, PRS_KEYS) ||
-                                          !read_block(c, epoch, &piece->task, &w, PRS_VALUES)))
+            if (at.span >= s->segments && (!read_block(c, epoch, &piece->task, &at, PRS_KEYS) ||
+                                           !read_block(c, epoch, &piece->task, &at, PRS_VALUES)))
                 return false;
-        } while (prs_attention_next(s, &piece->task, &w));
+        } while (next_step(c, &piece->task, &w));
         count_piece(c, epoch, piece->task.group);
         if (!merge_parts(c, epoch, piece))
             return false;
@@ -384,23 +388,16 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
 }
 
 /* ---- one launch after the other ---- */
-/* Threads of a CTA. */
-static uint32_t roles_of(const struct prs_attention_schedule *s)
-{
-    return s->place.nodes > 1 ? 3 : 2;
-}
-
 /* Unlike in the kernel, a launch ends here while puts and signals are under way: only credits say when memory may be
  * written again. */
 static void leave(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *r = &c->model->ranks[c->rank];
-    uint32_t roles = roles_of(&r->s);
-    if (watch_count(&c->ended) % roles == 0)
+    if (watch_count(&c->ended) % ROLES == 0)
         watch_count(&r->ended);
-    if (watch_count(&r->exits) != CTAS * roles)
+    if (watch_count(&r->exits) != CTAS * ROLES)
         return;
-    r->exits = r->pieces = r->messages = r->credit = 0;
+    r->exits = r->pieces = r->messages = 0;
     r->before = epoch;
     for (uint32_t i = 0; i < 2 * r->s.groups; i++)
         r->finished[i] = 0;
@@ -443,19 +440,28 @@ static void *push_thread(void *arg)
     return NULL;
 }
 
-static void *credit_thread(void *arg)
+/* Tasks of the backward pass, which are not cut. */
+static void deal_backward(struct attention_rank *r)
 {
-    run_epochs(arg, credit_epoch);
-    return NULL;
+    cr_assert_eq(prs_attention_deal_whole(&r->deal, &r->s), 0);
+    r->shape = (struct prs_backward_shape){r->s.heads_kv, 1};
+    for (uint32_t i = 0; i < r->deal.pieces_count; i++) {
+        struct prs_attention_piece *piece = &r->deal.pieces[i];
+        prs_backward_task_at(&r->s, &r->shape, i, &piece->task);
+        prs_backward_begin(&r->s, &r->shape, &piece->task, &piece->begin);
+    }
 }
 
 /* Its value after FIRST_EPOCH launches. */
-static void init_rank(struct attention_rank *r, bool copied)
+static void init_rank(struct attention_rank *r, bool copied, bool backward)
 {
     const struct prs_attention_schedule *s = &r->s;
     uint32_t arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
     uint32_t credits = prs_attention_credit(s, s->place.local_ranks, 0), words = prs_attention_far_words(s);
-    cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
+    if (backward)
+        deal_backward(r);
+    else
+        cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
     r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
@@ -501,16 +507,16 @@ void attention_model_check_rank(const struct attention_model *model, uint32_t ra
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
                          const struct prs_attention_slice *slice, uint32_t lost_after)
 {
-    static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
+    static void *(*const roles[ROLES])(void *) = {compute_thread, push_thread};
     struct cta ctas[MAX_WORLD][CTAS];
-    pthread_t threads[MAX_WORLD][CTAS * 3];
-    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * (slice->nodes > 1 ? 3 : 2);
+    pthread_t threads[MAX_WORLD][CTAS * ROLES];
+    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * ROLES;
     printf("seed %u\n", seed);
     watch_init(&model->watch, world * roles_of_rank, world / slice->nodes * roles_of_rank, lost_after);
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, slice);
-        init_rank(&model->ranks[r], model->copied);
+        init_rank(&model->ranks[r], model->copied, model->backward);
         if (slice->nodes > 1)
             nic_open(&model->ranks[r].nic, &model->watch, seed + r);
     }

@@ -3,16 +3,16 @@
  * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the kernel's
  * memory orders, so that ThreadSanitizer finds a wait that is missing or too weak. Each CTA is a thread that reads what
  * its tasks load and a thread that sends; ranks run free, with random delays, through many epochs that begin shortly
- * before the epoch wraps. Between nodes a CTA also has a thread that may give credit to other nodes, and a rank a NIC
- * (nic.h).
+ * before the epoch wraps. Between nodes a rank has a NIC (nic.h). The backward pass has its own tasks and walks.
  * With copy engines one thread of a rank sends everything, because all copies are on one stream. */
 #ifndef PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 #define PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 
+#include "fused/attention/backward/schedule.h"
 #include "fused/attention/deal.h"
 #include "test/fused/nic.h"
 
-enum { MAX_WORLD = 4, CTAS = 3, IN_FLIGHT = 2 };
+enum { MAX_WORLD = 4, CTAS = 3, ROLES = 2 /* threads of a CTA */, IN_FLIGHT = 2 };
 
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 400 };
@@ -23,12 +23,13 @@ enum { EPOCHS = 1200 };
 struct attention_rank {
     struct prs_attention_schedule s;
     struct prs_attention_deal deal;
+    struct prs_backward_shape shape;         /* backward */
     uint32_t *left;                          /* plain: what each part leaves */
     uint32_t *parts_done;                    /* atomic */
     uint32_t *staging;                       /* plain: [stage][message of the segment] */
-    uint32_t *arrivals, *credits, *finished; /* atomic; arrivals: two banks; finished: read, then forwarded */
+    uint32_t *arrivals, *credits, *finished; /* atomic; arrivals: two banks; finished: read, then with forwarded */
     uint32_t arrival_words;                  /* of a bank */
-    uint32_t pieces, messages, credit;       /* atomic: claimed in this launch */
+    uint32_t pieces, messages;               /* atomic: claimed in this launch */
     uint32_t before;                         /* plain: epoch of the previous launch */
     uint32_t *signals;                       /* atomic; between nodes */
     uint32_t epoch, exits;                   /* atomic; exits: threads */
@@ -39,14 +40,15 @@ struct attention_rank {
 struct attention_model {
     struct attention_rank ranks[MAX_WORLD];
     struct watch watch;
-    bool copied; /* by copy engines */
+    bool copied;   /* by copy engines */
+    bool backward; /* a backward pass, in which each head has keys of its own */
     /* How many CTAs of a rank run at a time. A CTA of a launch that is not among the first ones starts when another one
      * has left. 0: ranks differ. */
     uint32_t resident;
 };
 
 /* Runs all epochs; unless lost_after is 0, the ranks of the last node stop after that many. The model must be zeroed
- * except copied and resident. Errors are in the watch. */
+ * except copied, backward and resident. Errors are in the watch. */
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
                          const struct prs_attention_slice *slice, uint32_t lost_after);
 

@@ -6,7 +6,7 @@
 
 #include "test/fused/attention_model.h"
 
-enum mover { PUSHED, COPIED };
+enum mover { PUSHED, COPIED, BACKWARD };
 
 /* With all CTAs running at once, with one, and with another number on each rank. */
 static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover mover,
@@ -16,6 +16,7 @@ static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover 
     for (size_t i = 0; i < sizeof(residents) / sizeof(residents[0]); i++) {
         struct attention_model *model = calloc(1, sizeof(*model));
         model->copied = mover == COPIED;
+        model->backward = mover == BACKWARD;
         model->resident = residents[i];
         attention_model_run(model, &sizes, world, slice, 0);
         cr_assert_eq(watch_load(&model->watch.failed), 0, "%u run: %s", residents[i], model->watch.text);
@@ -103,6 +104,27 @@ Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeo
 {
     struct prs_attention_slice slice = {1, 3, 3, 1, 140, 3};
     run(small(1, 1), 3, PUSHED, &slice);
+}
+
+/* Backward, tasks of the next group come before the last ones of a group, where that cannot make ranks wait in a
+ * circle. */
+Test(attention_protocol, backward_ring_comes_to_an_end, .timeout = 600)
+{
+    struct prs_attention_slice slice = {1, 5, 5, 1, 260, 1};
+    run(small(2, 1), 3, BACKWARD, &slice);
+}
+
+Test(attention_protocol, nodes_backward_ring_comes_to_an_end, .timeout = 600)
+{
+    struct prs_attention_slice slice = {1, 5, 5, 1, 260, 2};
+    run(small(2, 1), 4, BACKWARD, &slice);
+    run(small(3, 1), 4, BACKWARD, &slice);
+}
+
+Test(attention_protocol, nodes_backward_of_one_gpu_with_one_buffer_comes_to_an_end, .timeout = 600)
+{
+    struct prs_attention_slice slice = {1, 3, 3, 1, 140, 3};
+    run(small(1, 1), 3, BACKWARD, &slice);
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports the word and the rank that it waits

@@ -155,11 +155,11 @@ static void open_ring(struct work *w, uint32_t keys, uint32_t heads, uint32_t st
         prs_backward_task_at(&s, &b, i, &t);
         prs_backward_begin(&s, &b, &t, &x);
         do {
-            uint32_t span = prs_backward_span(&s, &b, &x);
+            uint32_t span = prs_backward_span(&s, &b, &x, false);
             w->blocks[at].sum = (uint32_t)prs_backward_sum(&s, heads, span / s.segments, prs_backward_pair(&b, &t, &x),
                                                            span % s.segments, x.block);
             w->blocks[at++].turn = prs_backward_turn(&s, &t, &x);
-        } while (prs_backward_next(&s, &b, &t, &x));
+        } while (prs_backward_next(&s, &b, &t, &x, false));
         w->first[i + 1] = at;
     }
 }

@@ -24,6 +24,8 @@ struct row {
     bool of_lse;  /* lse has a gradient too */
     bool forward; /* a forward launch, of a plan of its own, stands before each backward one */
     bool again;   /* every launch gets the same inputs, and must give the same bits; those after the first by a graph */
+    uint32_t
+        nodes; /* 0: one; else the ranks run on one node first, and then on so many, which must give the same bits */
 };
 
 /* Whole tensors [batch][head][position][head_dim] of an epoch, in double precision. size: of each gradient, the sum of
@@ -36,6 +38,8 @@ struct problem {
 struct run {
     const struct row *row;
     struct problem problem[MAX_EPOCHS];
+    uint32_t nodes;                             /* of this run */
+    void *kept[RANKS_MAX][MAX_EPOCHS][TENSORS]; /* what a run on one node gave */
     pthread_mutex_t lock;
     uint64_t checked, wrong;
     int result;
@@ -296,12 +300,29 @@ static void compare_bits(struct run *u, enum tensor t, const void *one, const vo
     (void)cudaMemcpy(b, two, bytes, cudaMemcpyDeviceToHost);
     if (memcmp(a, b, bytes) != 0) {
         pthread_mutex_lock(&u->lock);
-        (void)snprintf(u->first, sizeof(u->first), "tensor %d differs from launch to launch", t);
+        (void)snprintf(u->first, sizeof(u->first), "tensor %d differs from launch to launch, or from that of one node",
+                       t);
         u->wrong++;
         pthread_mutex_unlock(&u->lock);
     }
     free(a);
     free(b);
+}
+
+/* Of a row with nodes: keeps what one node gives, and compares what several give. */
+static void keep_or_compare(struct run *u, uint32_t rank, uint32_t epoch, enum tensor t, const void *device)
+{
+    size_t bytes = slice_size(u->row, t) * 2;
+    void **kept = &u->kept[rank][epoch][t];
+    if (u->row->nodes == 0)
+        return;
+    if (u->nodes == 0) {
+        *kept = ranks_device(bytes, 0);
+        (void)cudaMemcpy(*kept, device, bytes, cudaMemcpyDeviceToDevice);
+        return;
+    }
+    compare_bits(u, t, *kept, device);
+    (void)cudaFree(*kept);
 }
 
 struct plans {
@@ -363,7 +384,7 @@ static int run_epochs(struct run *u, uint32_t rank, const struct plans *plans)
         r = -EIO;
     for (uint32_t e = 0; e < (row->again ? 2 : row->epochs) && r == 0; e++)
         for (int x = DQ; x < TENSORS; x++)
-            check_tensor(u, rank, e, x, t[e].x[x]);
+            check_tensor(u, rank, e, x, t[e].x[x]), keep_or_compare(u, rank, e, x, t[e].x[x]);
     for (uint32_t e = 0; e < row->epochs && r == 0 && row->forward; e++)
         check_tensor(u, rank, e, OUT, t[e].out_again);
     for (int x = DQ; x < TENSORS && row->again && r == 0; x++)
@@ -380,7 +401,7 @@ static void run_rank(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_fused *ctx = NULL;
     struct plans plans = {NULL, NULL};
     struct prs_fused_error error;
-    int r = ranks_open(self, 0, 60000, &ctx);
+    int r = ranks_open(self, u->nodes, 60000, &ctx);
     if (!r && u->row->forward)
         r = prs_attention_plan_open(ctx, &u->row->shape, NULL, &plans.forward);
     if (!r)
@@ -406,6 +427,10 @@ static void assert_right(const struct row *rows, size_t count)
         hopper_setup(8, SMS, 0);
         seed = (unsigned long long)hopper_seed();
         ranks_run(rows[i].world, run_rank, &u);
+        if (rows[i].nodes != 0) {
+            u.nodes = rows[i].nodes;
+            ranks_run(rows[i].world, run_rank, &u);
+        }
         for (uint32_t e = 0; e < rows[i].epochs; e++)
             close_problem(&u.problem[e]);
         cr_assert_eq(u.result, 0, "row %zu: the calls returned %d (HOPPER_SEED=%llu)", i, u.result, seed);
@@ -525,21 +550,52 @@ static void assert_refused(int have, int want, const char *text)
 
 static void open_between_nodes(uint32_t rank, struct ranks_self *self, void *user)
 {
-    struct prs_attention_shape shape = {1, 2, 2, 128, 64, 0, 0, 0};
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 1, 0, 0, .stripe = 128};
     struct prs_attention_backward_plan *plan;
     struct prs_fused *ctx;
     (void)user;
     cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0, "rank %u", rank);
-    assert_refused(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP, "on one node");
+    assert_refused(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), -ENOTSUP, "striped");
     prs_fused_close(ctx);
 }
 
-Test(attention_backward_nodes, several_are_refused, .timeout = 600)
+static void need_software_nic(void)
 {
     if (!getenv("SOFTNIC_WORLD"))
         cr_skip_test("not under softnic-run");
+}
+
+Test(attention_backward_nodes, stripes_are_refused, .timeout = 600)
+{
+    need_software_nic();
     hopper_setup(2, SMS, 0);
     ranks_run(2, open_between_nodes, NULL);
+}
+
+/* Tails of tiles and slabs; heads that share keys. */
+Test(attention_backward_nodes, two_nodes_give_what_one_does, .timeout = 600)
+{
+    need_software_nic();
+    ASSERT_RIGHT({4, {1, 2, 1, 128, 8 * 45, 1, 0, 0.3f}, 3, {.slab_rows = 64}, .nodes = 2},
+                 {4, {1, 2, 2, 64, 4 * 70, 0, 1, 0}, 2, .of_lse = true, .nodes = 2});
+}
+
+Test(attention_backward_nodes, of_one_rank_repeat_bit_by_bit, .timeout = 600)
+{
+    need_software_nic();
+    ASSERT_RIGHT({2, {1, 2, 1, 64, 4 * 70, 1, 0, 0.3f}, 4, .again = true, .nodes = 2});
+}
+
+/* Two buffers, between plans of both passes that share memory. */
+Test(attention_backward_nodes, two_buffers_are_enough, .timeout = 600)
+{
+    need_software_nic();
+    ASSERT_RIGHT({4,
+                  {1, 5, 5, 64, 8 * 40, 1, 0, 0.3f},
+                  3,
+                  {.mode = PRS_ATTENTION_RING, .heads_per_step = 1, .slab_rows = 64},
+                  .forward = true,
+                  .nodes = 2});
 }
 
 static void open_alone(struct prs_fused **ctx)

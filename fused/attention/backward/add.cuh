@@ -22,16 +22,18 @@ struct backward_turn {
     uint32_t want;
 };
 
+template <class E>
 PRS_DEVICE struct backward_turn turn_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
                                         const struct prs_attention_walk &w)
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
-    uint32_t span = prs_backward_span(s, &args.shape, &w);
+    uint32_t span = prs_backward_span(s, &args.shape, &w, E::far);
     uint64_t sum = prs_backward_sum(s, args.pairs_q, span / s->segments, prs_backward_pair(&args.shape, &t, &w),
                                     span % s->segments, w.block);
     return {sum, prs_backward_turn(s, &t, &w)};
 }
 
+template <class E>
 PRS_DEVICE struct backward_turn turn_of(const struct prs_backward_args &args, const struct prs_attention_task &t,
                                         const struct prs_stripe_walk &w)
 {
@@ -78,11 +80,11 @@ PRS_DEVICE void add_queries(const struct prs_backward_args &args, const struct a
         begin_pass(args, *piece, &w);
         do {
             if (step % 2 == which)
-                add_block<E>(args, m, turn_of(args, t, w), step);
+                add_block<E>(args, m, turn_of<E>(args, t, w), step);
             step++;
-        } while (next_in_pass(args, t, &w));
+        } while (next_in_pass<E>(args, t, &w));
         if (which == 0)
-            count_piece(args.stream, m, launch_epoch(&args.stream.sync), turn, t.group);
+            count_piece<E>(args.stream, m, launch_epoch(&args.stream.sync), turn, t.group);
         else
             mbarrier_arrive(&m.piece_empty[turn % PRS_ATTENTION_PIECE_SLOTS]);
         (void)add_acq_rel_gpu(args.stream.finished + args.stream.schedule.groups + t.group, 1); /* [dq-group] */

@@ -244,7 +244,7 @@ PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct att
     } else {
         mask_probabilities<E>(args, t, x);
         registers_pin(x->s);
-        more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk);
+        more = prs_backward_next(&args.stream.schedule, &args.shape, &t, &x->walk, E::far);
     }
     /* MUTANT(emulator attention_backward/one_rank_alone_is_right) dP is complete: delete */
     wgmma_wait<0>(); /* dP */

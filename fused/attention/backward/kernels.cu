@@ -20,19 +20,20 @@ struct instance {
 static const struct launch_shape terms_shape = {1, 32 * PRS_BACKWARD_WARPS, 0};
 static const struct launch_shape finish_shape = {1, PRS_FINISH_THREADS, 0};
 
-template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED> static constexpr struct instance make(void)
+template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR = 0> static constexpr struct instance make(void)
 {
-    using E = backward<TYPE, HEAD_DIM, STRIPED, CAPPED>;
-    return {{TYPE, HEAD_DIM, STRIPED, CAPPED},
+    using E = backward<TYPE, HEAD_DIM, STRIPED, CAPPED, FAR>;
+    return {{TYPE, HEAD_DIM, STRIPED, CAPPED, FAR},
             terms_kernel<TYPE, HEAD_DIM>,
-            finish_queries<TYPE, HEAD_DIM>,
+            finish_queries<TYPE, HEAD_DIM, E::far>,
             backward_kernel<E>,
             {1, E::threads, E::shared_bytes}};
 }
 
-static const struct instance instances[] = {make<PRS_DTYPE_BF16, 128, 0, 0>(), make<PRS_DTYPE_BF16, 64, 0, 0>(),
-                                            make<PRS_DTYPE_BF16, 128, 1, 0>(), make<PRS_DTYPE_BF16, 64, 1, 0>(),
-                                            make<PRS_DTYPE_BF16, 128, 1, 1>(), make<PRS_DTYPE_BF16, 64, 1, 1>()};
+static const struct instance instances[] = {make<PRS_DTYPE_BF16, 128, 0, 0>(),    make<PRS_DTYPE_BF16, 64, 0, 0>(),
+                                            make<PRS_DTYPE_BF16, 128, 1, 0>(),    make<PRS_DTYPE_BF16, 64, 1, 0>(),
+                                            make<PRS_DTYPE_BF16, 128, 1, 1>(),    make<PRS_DTYPE_BF16, 64, 1, 1>(),
+                                            make<PRS_DTYPE_BF16, 128, 0, 0, 1>(), make<PRS_DTYPE_BF16, 64, 0, 0, 1>()};
 
 static int load(void)
 {
@@ -50,7 +51,7 @@ static const struct instance *find(const struct prs_backward_kernel *wanted)
 {
     for (const struct instance &i : instances)
         if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim &&
-            i.choices.striped == wanted->striped && i.choices.capped == wanted->capped)
+            i.choices.striped == wanted->striped && i.choices.capped == wanted->capped && i.choices.far == wanted->far)
             return &i;
     return NULL;
 }

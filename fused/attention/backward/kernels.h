@@ -13,7 +13,7 @@ extern "C" {
 
 /* Which kernels. */
 struct prs_backward_kernel {
-    uint32_t type, head_dim, striped, capped;
+    uint32_t type, head_dim, striped, capped, far;
 };
 
 /* Prepares the kernels on the current device; *ctas: how many CTAs of the pass can run at once. 0 or -ENOTSUP. */

@@ -34,6 +34,12 @@ struct prs_backward_sums {
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
 };
 
+/* The same between nodes: what goes to ranks of other nodes lies in staging memory before it is put. */
+struct prs_backward_far {
+    uint64_t parts, leaving; /* places in staging memory: of what arrives, and of what is put */
+    uint32_t *converted;     /* of each rank of another node and query head: sums that lie there; 0 between launches */
+};
+
 /* The pass. */
 struct prs_backward_args {
     /* What the roles of the forward pass work with: q is the first own tensor, k and v are the stream. */
@@ -44,6 +50,7 @@ struct prs_backward_args {
     uint32_t pairs_q;                      /* batch * query heads */
     void *result[2];                       /* dk, dv */
     struct prs_backward_sums sums;
+    struct prs_backward_far far; /* several nodes only */
 };
 
 /* The kernel before it: computes the terms of the own queries and stores them at all ranks. */
@@ -74,11 +81,13 @@ struct prs_finish_args {
     void *dq;
     float scale;
     uint32_t pairs_q;
+    struct prs_far far; /* several nodes only */
 };
 
 /* Terms need no flag: a rank stores them before it sends queries, so what arrives of those says that they are here
  * [terms]. A rank writes a bank again two launches later. Then all have finished this launch, because the one between
- * needed what they sent in it, or, striped, began with a barrier. */
+ * needed what they sent in it, or, striped, began with a barrier. To other nodes they are put before the queries
+ * (fused/attention/far.cuh). */
 PRS_SHARED uint32_t prs_backward_bank(uint32_t epoch)
 {
     return epoch & 1;

@@ -24,12 +24,14 @@ PRS_DEVICE void begin_pass(const struct prs_backward_args &args, const struct pr
     begin_walk(args.stream, piece, args.shape.shared, w);
 }
 
+template <class E>
 PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
                              struct prs_attention_walk *w)
 {
-    return prs_backward_next(&args.stream.schedule, &args.shape, &t, w);
+    return prs_backward_next(&args.stream.schedule, &args.shape, &t, w, E::far);
 }
 
+template <class E>
 PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct prs_attention_task &t,
                              struct prs_stripe_walk *w)
 {
@@ -37,12 +39,13 @@ PRS_DEVICE bool next_in_pass(const struct prs_backward_args &args, const struct 
 }
 
 /* Awaits the walk's block of both tensors, and leaves its span and pair in *span and t->pair. */
+template <class E>
 PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
                            const struct prs_attention_walk &w, struct backward_arrived *a, uint32_t *span)
 {
     constexpr uint32_t what = PRS_AWAIT_QUERIES;
     struct prs_attention_walk at = w;
-    *span = at.span = prs_backward_span(&args.stream.schedule, &args.shape, &w);
+    *span = at.span = prs_backward_span(&args.stream.schedule, &args.shape, &w, E::far);
     t->pair = prs_backward_pair(&args.shape, t, &w);
     if (at.span / args.stream.schedule.segments != 0) {
         await_block<what>(args.stream, *t, PRS_KEYS, at, &a->first); /* [terms]: and the terms of these rows */
@@ -51,6 +54,7 @@ PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_atte
     }
 }
 
+template <class E>
 PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_attention_task *t,
                            const struct prs_stripe_walk &w, struct backward_arrived *a, uint32_t *span)
 {
@@ -101,7 +105,7 @@ PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct att
     const struct prs_attention_walk &w = place_of(walk);
     struct prs_attention_task t = task;
     uint32_t span, order, stage = stage_of(step);
-    await_step(args, &t, walk, a, &span);
+    await_step<E>(args, &t, walk, a, &span);
     order = span / s->segments;
     mbarrier_wait(m.k_empty + stage, phase_of(step) ^ 1);
     mbarrier_wait(m.v_empty + stage, phase_of(step) ^ 1);
@@ -156,7 +160,7 @@ template <class E> PRS_DEVICE void load_backward(const struct prs_backward_args 
             if (first)
                 load_own<E>(args, m, t, turn & 1);
             first = false;
-        } while (next_in_pass(args, t, &w));
+        } while (next_in_pass<E>(args, t, &w));
         piece = claims ? claim_piece(x) : 0;
     }
 }

@@ -45,8 +45,8 @@ static int check(const struct prs_attention_backward_plan *p)
         r = prs_attention_tuning_check(&p->shape, p->base.ctx->config.world);
     if (r)
         return r;
-    if (p->base.ctx->place.nodes > 1)
-        return prs_fail(-ENOTSUP, "attention: the backward pass runs on one node, and the ranks are on %u",
+    if (p->base.ctx->place.nodes > 1 && p->shape.stripe != 0)
+        return prs_fail(-ENOTSUP, "attention: striped, the backward pass runs on one node, and the ranks are on %u",
                         p->base.ctx->place.nodes);
     if (p->shape.stripe != 0 && t->slab_rows != 0)
         return prs_fail(-EINVAL, "attention: slab_rows %u of the tuning: a slab of striped attention is a stripe",
@@ -98,11 +98,11 @@ static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
     info->tuning.heads_per_step = shared * step_of(p, ctas);
     s->tile_rows = PRS_BACKWARD_TILE;
     s->block_rows = PRS_BACKWARD_BLOCK;
-    s->backwards = shape.stripe == 0;
+    s->backwards = shape.stripe == 0 && p->base.ctx->place.nodes == 1;
     r = prs_attention_tuning_choose(&shape, &p->base.ctx->place, ctas, info, s);
     if (r)
         return r;
-    p->staging_bytes = s->place.world == 1 ? 0 : (prs_attention_tuning_staging(&shape, s) + 1023) / 1024 * 1024;
+    p->staging_bytes = prs_attention_staged_bytes(s, prs_attention_row_bytes(&shape));
     info->tuning.heads_per_step /= shared;
     info->tuning.block_rows = PRS_BACKWARD_BLOCK;
     info->predicted_us *= 2.5; /* five products of each pair of rows, where the forward pass has two */
@@ -116,7 +116,7 @@ static int choose(struct prs_attention_backward_plan *p, const struct prs_hint *
     uint32_t ctas;
     int r;
     p->kernel = (struct prs_backward_kernel){PRS_ATTENTION_TYPE, p->shape.head_dim, p->shape.stripe != 0,
-                                             p->shape.soft_cap != 0};
+                                             p->shape.soft_cap != 0, p->base.ctx->place.nodes > 1};
     r = prs_backward_kernels_prepare(&p->kernel, &ctas);
     if (r)
         return prs_fail(r, "attention: the backward kernels do not fit device %d: built for another GPU?",
@@ -185,18 +185,25 @@ static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
     return sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float);
 }
 
-/* Bytes of those that other ranks send. */
-static uint64_t part_bytes(const struct prs_attention_backward_plan *p)
+/* Bytes of those for the queries of so many ranks, as they are sent. */
+static uint64_t part_bytes(const struct prs_attention_backward_plan *p, uint32_t ranks)
 {
     uint64_t world = p->terms.schedule.place.world;
-    return sums_of(p) / world * (world - 1) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
+    return sums_of(p) / world * ranks * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
 }
 
 /* What is in this rank's own memory, in bytes from its beginning: tasks, claims, finished groups, how many tasks each
- * group has, turns, and the sequences of positions. */
+ * group has, turns, sums for other nodes that lie there, and the sequences of positions. */
 struct own {
-    uint64_t claims, finished, tasks_of, turns, parts, all;
+    uint64_t claims, finished, tasks_of, turns, converted, parts, all;
 };
+
+/* Ranks of other nodes. */
+static uint32_t far_ranks(const struct prs_attention_backward_plan *p)
+{
+    const struct prs_place *place = &p->base.ctx->place;
+    return place->world - place->local_ranks;
+}
 
 static struct own own_of(const struct prs_attention_backward_plan *p)
 {
@@ -204,9 +211,11 @@ static struct own own_of(const struct prs_attention_backward_plan *p)
     uint64_t tasks = (uint64_t)x->pieces_count * sizeof(struct prs_attention_piece), groups = x->schedule.groups * 4ull;
     struct own o = {.claims = (tasks + 127) / 128 * 128};
     o.finished = o.claims + sizeof(struct prs_attention_claims);
-    o.tasks_of = o.finished + 2 * groups;
+    o.tasks_of = o.finished + 3 * groups;
     o.turns = (o.tasks_of + groups + 127) / 128 * 128;
-    o.parts = o.turns + sums_of(p) * sizeof(uint64_t);
+    o.converted = o.turns + sums_of(p) * sizeof(uint64_t);
+    o.parts = o.converted + (uint64_t)far_ranks(p) * p->args.pairs_q * sizeof(uint32_t);
+    o.parts = (o.parts + 7) / 8 * 8;
     o.all = o.parts + prs_attention_parts_bytes(&p->shape);
     return o;
 }
@@ -255,12 +264,13 @@ static int open_own(struct prs_attention_backward_plan *p)
         p->parts = (struct prs_span *)(p->base.own.at + own.parts);
     p->args.stream.stripes.parts = p->parts;
     p->args.sums.turns = (uint64_t *)(p->base.own.at + own.turns);
+    p->args.far.converted = (uint32_t *)(p->base.own.at + own.converted);
     return upload_tasks(p);
 }
 
-/* Numbers of the plan's needs. Staging: the stream, parts of dq, terms. Flags: a count of parts for each rank, arrival
- * counters in two banks, credits. */
-enum { STAGING, FLAGS, SWITCH };
+/* Numbers of the plan's needs. Staging: the stream, terms, parts of dq that arrive, parts for other nodes. Flags: a
+ * count of parts for each rank, arrival counters in two banks, credits. */
+enum { STAGING, FLAGS, SIGNALS, SWITCH };
 
 static uint64_t flag_words(const struct prs_attention_schedule *s)
 {
@@ -274,11 +284,14 @@ static int need_workspace(struct prs_attention_backward_plan *p)
     if (r || s->place.world == 1)
         return r;
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_ATTENTION_POOL_STAGING},
-                  p->staging_bytes + part_bytes(p) + terms_bytes(p));
+                  p->staging_bytes + terms_bytes(p) + part_bytes(p, s->place.world - 1 + far_ranks(p)));
     prs_plan_shares(&p->base, SWITCH, PRS_ATTENTION_POOL_SWITCH);
     p->base.switching.always = p->shape.stripe != 0;
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
                   flag_words(s) * sizeof(uint32_t));
+    if (s->place.nodes > 1)
+        prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
+                      prs_backward_far_words(s) * sizeof(uint64_t));
     return 0;
 }
 
@@ -308,16 +321,21 @@ static int place(struct prs_plan *base)
     a->sums.sums = (float *)base->scratch.at;
     if (world == 1)
         p->terms.terms[0] = (struct prs_backward_term *)(base->scratch.at + sums_bytes(p));
-    for (uint32_t peer = 0; peer < world && world > 1; peer++) {
+    a->far.parts = p->staging_bytes + terms_bytes(p);
+    a->far.leaving = a->far.parts + part_bytes(p, world - 1);
+    for (uint32_t peer = 0; peer < base->ctx->place.local_ranks && world > 1; peer++) {
         uint8_t *staging = base->memory[STAGING]->at[peer];
         uint32_t *flags = (uint32_t *)base->memory[FLAGS]->at[peer];
         a->sums.arrivals[peer] = flags;
         x->arrivals[peer] = flags + world;
         x->credits[peer] = x->arrivals[peer] + 2 * x->arrival_words;
         x->staging[peer] = staging;
-        a->sums.parts[peer] = (uint16_t *)(staging + p->staging_bytes);
-        p->terms.terms[peer] = (struct prs_backward_term *)(staging + p->staging_bytes + part_bytes(p));
+        p->terms.terms[peer] = (struct prs_backward_term *)(staging + p->staging_bytes);
+        a->sums.parts[peer] = (uint16_t *)(staging + a->far.parts);
     }
+    if (x->schedule.place.nodes > 1)
+        prs_symmetric_far(base->ctx, base->memory[STAGING], base->memory[SIGNALS], &x->far);
+    p->finish.far = x->far;
     x->sync = p->finish.sync = p->terms.sync;
     a->terms = p->terms.terms[0];
     p->finish.sums = a->sums;

@@ -59,8 +59,10 @@ PRS_SHARED uint32_t prs_backward_group_of(const struct prs_attention_schedule *s
 {
     uint32_t all = s->group / b->shared * s->segments * s->tiles, half = all / 2, later, pair;
     *group = at / all;
-    /* With one buffer a group would wait for a task that has not been claimed. */
-    if (!s->causal || s->segments != 2 || s->groups == 1 || s->depth == 1 || at < half)
+    /* A group would wait for a task that has not been claimed: with one buffer; or with two between nodes, where it is
+     * forwarded after the message that needs the buffer of the group before. */
+    /* MUTANT(model attention) two buffers are too few between nodes: s/1 + prs_attention_ahead(s)/1/ */
+    if (!s->causal || s->segments != 2 || s->groups == 1 || s->depth <= 1 + prs_attention_ahead(s) || at < half)
         return at % all;
     at -= half;
     pair = at / all < s->groups - 2 ? at / all : s->groups - 2; /* its earlier segment, and the later of the next */
@@ -89,17 +91,28 @@ PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, con
 
 /* ---- a task's walk through the stream; striped, it is that of stripes.h ----
  * Span by span, and in a span head by head: what comes first is read first. walk.span counts both. */
+/* The position of a rank's slice in the order in which other ranks' slices lie: the reverse of prs_place_in_order(). */
+PRS_SHARED uint32_t prs_backward_order(const struct prs_place *p, uint32_t rank)
+{
+    return prs_place_node_distance(p, rank) * p->local_ranks + prs_place_neighbour_index(p, rank);
+}
+
 /* Order of the slice * segments + segment. The ring turns backwards: after the own slice comes that of the rank before
- * this one. A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same
+ * this one, also where that is on another node: so dk and dv have the same bits however ranks are divided into nodes.
+ * far: whether there are several nodes, which kernels know when they are compiled. A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same
  * spans in the same order, those which tiles of the earlier one meet, and add to them one after the other
  * (prs_backward_turn()). */
 PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
-                                      const struct prs_attention_walk *w)
+                                      const struct prs_attention_walk *w, bool far)
 {
     uint32_t at = w->span / b->shared, last = s->place.world * s->segments - 1;
     if (s->segments == 2 && at != 0)
         at = at == last ? 1 : at + 1;
     /* MUTANT(model turns) the ring turns backwards: s/s->place.world - at/at/ */
+    if (far && at >= s->segments)
+        return prs_backward_order(&s->place, prs_place_after(&s->place, s->place.world - at / s->segments)) *
+                   s->segments +
+               at % s->segments;
     return at < s->segments ? at : (s->place.world - at / s->segments) * s->segments + at % s->segments;
 }
 
@@ -111,10 +124,11 @@ PRS_SHARED uint32_t prs_backward_pair(const struct prs_backward_shape *b, const 
 
 /* In its own chunk a tile of keys begins with the block of its first query. */
 PRS_SHARED void prs_backward_enter(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
-                                   const struct prs_attention_task *t, struct prs_attention_walk *w, uint32_t span)
+                                   const struct prs_attention_task *t, struct prs_attention_walk *w, uint32_t span,
+                                   bool far)
 {
     w->span = span;
-    prs_attention_enter(s, t, w, prs_backward_span(s, b, w));
+    prs_attention_enter(s, t, w, prs_backward_span(s, b, w, far));
     w->span = span;
     if (w->diagonal) {
         /* MUTANT(model backward) a tile of keys meets its first query: s/block_rows;/block_rows + 1;/ */
@@ -130,17 +144,18 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
                                    const struct prs_attention_task *t, struct prs_attention_walk *w)
 {
     uint32_t steps = 0;
+    bool far = s->place.nodes > 1;
     for (uint32_t span = 0; span < s->place.world * s->segments * b->shared; span++) {
-        prs_backward_enter(s, b, t, w, span);
+        prs_backward_enter(s, b, t, w, span, far);
         steps += prs_backward_from_end(s) ? w->blocks : w->blocks - w->block;
     }
-    prs_backward_enter(s, b, t, w, 0); /* of the own slice: never empty */
+    prs_backward_enter(s, b, t, w, 0, far); /* of the own slice: never empty */
     w->left = steps;
 }
 
 /* Goes to the next step; false when there is none. */
 PRS_SHARED bool prs_backward_next(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
-                                  const struct prs_attention_task *t, struct prs_attention_walk *w)
+                                  const struct prs_attention_task *t, struct prs_attention_walk *w, bool far)
 {
     bool down = prs_backward_from_end(s);
     if (--w->left == 0)
@@ -148,7 +163,7 @@ PRS_SHARED bool prs_backward_next(const struct prs_attention_schedule *s, const 
     w->block += down ? -1u : 1;
     w->blocks -= down ? 1 : 0;
     while (down ? w->blocks == 0 : w->block == w->blocks)
-        prs_backward_enter(s, b, t, w, w->span + 1);
+        prs_backward_enter(s, b, t, w, w->span + 1, far);
     return true;
 }
 
@@ -210,6 +225,24 @@ PRS_SHARED uint64_t prs_backward_sum(const struct prs_attention_schedule *s, uin
                                      uint32_t pair, uint32_t segment, uint32_t block)
 {
     return (((uint64_t)order * pairs + pair) * s->segments + segment) * prs_backward_blocks(s) + block;
+}
+
+/* ---- parts of dq: what a rank adds to the queries of another one ---- */
+/* The place of those of rank `from` among the parts that rank `owner` gets: of all ranks, in the order of the ring. */
+PRS_SHARED uint32_t prs_backward_slot(const struct prs_place *place, uint32_t owner, uint32_t from)
+{
+    return prs_index_after(from, owner, place->world);
+}
+
+/* The owner's signal word for those of a rank of another node, of a query head. */
+PRS_SHARED uint32_t prs_backward_far_part(const struct prs_attention_schedule *s, uint32_t slot, uint32_t pair)
+{
+    return prs_attention_far_words(s) + slot * s->pairs + pair;
+}
+
+PRS_SHARED uint32_t prs_backward_far_words(const struct prs_attention_schedule *s)
+{
+    return prs_backward_far_part(s, s->place.world - 1, 0);
 }
 
 /* Whether rank `rank` has keys that meet the queries of this segment of rank `source`. */

@@ -8,6 +8,7 @@
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
 
 #include "fused/attention/backward/cta.cuh"
+#include "fused/attention/far.cuh"
 #include "fused/attention/softmax.cuh"
 
 /* Sums of one rank's queries. */
@@ -28,16 +29,52 @@ PRS_DEVICE void await_group(const struct prs_attention_args &args, uint32_t grou
     __syncwarp();
 }
 
-/* One sum to the neighbour that is `order` places after this one. */
+/* Where sums for the rank at `order` go: to that rank, or, for one of another node, where they are put from. *slot: there
+ * each has so many slices of sums before it. */
+template <class E>
+PRS_DEVICE uint16_t *find_parts(const struct prs_backward_args &args, uint32_t order, uint32_t *slot)
+{
+    const struct prs_place *place = &args.stream.schedule.place;
+    if (E::far && order >= place->local_ranks) {
+        *slot = order - place->local_ranks;
+        return (uint16_t *)(args.stream.staging[0] + args.far.leaving);
+    }
+    *slot = E::far ? prs_backward_slot(place, prs_place_in_order(place, order), place->rank)
+                   : prs_distance_back(order, place->local_ranks) - 1;
+    return args.sums.parts[order];
+}
+
+/* Called when one of a head's sums for a rank of another node lies where it is put from. The call for the last one puts
+ * all: those of a head that the rank's queries have here are consecutive. */
+template <class E>
+PRS_DEVICE_OUTLINED void put_parts(const struct prs_backward_args &args, uint32_t epoch, uint32_t order, uint32_t pair)
+{
+    constexpr uint32_t bytes = E::block * E::head_dim * sizeof(uint16_t);
+    const struct prs_attention_schedule *s = &args.stream.schedule;
+    const struct prs_place *place = &s->place;
+    uint32_t to = prs_place_in_order(place, order), slot = prs_backward_slot(place, to, place->rank);
+    uint32_t count = prs_attention_interest(s, to, place->rank) * prs_backward_blocks(s),
+             ahead = order - place->local_ranks;
+    uint32_t *converted = args.far.converted + ahead * args.pairs_q + pair;
+    uint64_t all = sums_of_rank(s, args.pairs_q), first = prs_backward_sum(s, args.pairs_q, 0, pair, 0, 0);
+    /* MUTANT(emulator attention_backward_nodes/two_nodes_give_what_one_does) all sums are there: s/count)/1)/ */
+    if (!arrives_last(converted, count))
+        return;
+    *converted = 0;
+    put_far(args.stream, to, args.stream.far.staging_window, args.far.leaving + (ahead * all + first) * bytes,
+            args.far.parts + (slot * all + first) * bytes, (uint64_t)count * bytes, pair);
+    signal_far(args.stream, to, prs_backward_far_part(s, slot, pair), epoch, pair);
+}
+
+/* One sum to the rank at `order`. */
 template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args, uint32_t order, uint32_t number)
 {
     constexpr uint32_t elements = E::block * E::head_dim;
     const struct prs_backward_sums *x = &args.sums;
-    const struct prs_place *place = &args.stream.schedule.place;
-    uint32_t all = sums_of_rank(&args.stream.schedule, args.pairs_q);
-    uint32_t slot = prs_distance_back(order, place->local_ranks) - 1;
+    uint32_t all = sums_of_rank(&args.stream.schedule, args.pairs_q), slot;
+    uint16_t *to = find_parts<E>(args, order, &slot);
     const float *from = x->sums + ((uint64_t)order * all + number) * elements;
-    uint16_t *to = x->parts[order] + ((uint64_t)slot * all + number) * elements;
+    to += ((uint64_t)slot * all + number) * elements;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x % 32 * 8; i < elements; i += 32 * 8) {
         float v[8];
@@ -47,21 +84,30 @@ template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args
     }
     if (threadIdx.x % 32 == 0)
         x->turns[(uint64_t)order * all + number] = 0;
+    if (E::far && order >= args.stream.schedule.place.local_ranks) {
+        __syncwarp(); /* all lanes have written */
+        if (threadIdx.x % 32 == 0)
+            put_parts<E>(args, launch_epoch(&args.stream.sync), order,
+                         number / prs_backward_blocks(&args.stream.schedule) / args.stream.schedule.segments);
+    }
 }
 
-/* A whole warp of each CTA calls it. */
+/* A whole warp of each CTA calls it. What goes to other nodes goes first, because that way is the longest. */
 template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &args)
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
     uint32_t per_pair = s->segments * prs_backward_blocks(s), pairs, first = 0, at = blockIdx.x;
+    uint32_t others = (E::far ? s->place.world : s->place.local_ranks) - 1;
     for (uint32_t group = 0; group < s->groups; group++, first += pairs) {
         pairs = prs_attention_group_pairs(s, group);
         await_group(args.stream, group);
         /* CTAs deal out the sums of all groups in turn. */
-        for (; at < (first + pairs) * per_pair * (s->place.local_ranks - 1); at += gridDim.x) {
-            uint32_t i = at - first * per_pair * (s->place.local_ranks - 1), order = 1 + i / (pairs * per_pair);
+        for (; at < (first + pairs) * per_pair * others; at += gridDim.x) {
+            uint32_t i = at - first * per_pair * others, order = 1 + i / (pairs * per_pair);
             uint32_t number = first * per_pair + i % (pairs * per_pair);
             uint32_t block = number % prs_backward_blocks(s), segment = number / prs_backward_blocks(s) % s->segments;
+            if (E::far)
+                order = others + 1 - order;
             if (prs_backward_adds(&args.stream.stripes, s, s->place.rank, prs_place_in_order(&s->place, order), segment,
                                   block))
                 send_sum<E>(args, order, number);
@@ -77,8 +123,9 @@ template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &arg
 }
 
 /* ---- the kernel after the pass ---- */
-/* Each CTA of each rank counts once in every launch, when its parts are there. */
-PRS_DEVICE void await_parts(const struct prs_finish_args &args)
+/* Each CTA of each rank of the node counts once in every launch, when its parts are there; a rank of another node
+ * signals each query head. */
+template <bool FAR> PRS_DEVICE void await_parts(const struct prs_finish_args &args)
 {
     const struct prs_place *place = &args.schedule.place;
     uint32_t want = *(volatile uint32_t *)&args.sync.words->epoch * gridDim.x; /* the pass has ended its epoch */
@@ -86,11 +133,21 @@ PRS_DEVICE void await_parts(const struct prs_finish_args &args)
         /* MUTANT(emulator attention_backward/several_ranks_are_right) parts are awaited: s/, want,/, 0,/ */
         wait_flag(&args.sync, args.sums.arrivals[0] + order - 1, want, PRS_AWAIT_GRADIENTS,
                   prs_place_in_order(place, order), order - 1);
+    for (uint32_t i = threadIdx.x; FAR && i < (place->world - place->local_ranks) * args.pairs_q;
+         i += PRS_FINISH_THREADS) {
+        uint32_t from = prs_place_in_order(place, place->local_ranks + i / args.pairs_q);
+        uint32_t word =
+            prs_backward_far_part(&args.schedule, prs_backward_slot(place, place->rank, from), i % args.pairs_q);
+        /* MUTANT(emulator attention_backward_nodes/two_nodes_give_what_one_does) parts of other nodes are awaited:
+         * s/wait_flag(&args.sync, far_flag/(void)(far_flag/ */
+        wait_flag(&args.sync, far_flag(args, word), *(volatile uint32_t *)&args.sync.words->epoch, PRS_AWAIT_GRADIENTS,
+                  from, word);
+    }
     __syncthreads();
 }
 
 /* A warpgroup: half of sum `number` of the own queries. */
-template <int TYPE, int HEAD_DIM>
+template <int TYPE, int HEAD_DIM, bool FAR>
 PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, uint32_t half)
 {
     typedef element<TYPE> out;
@@ -106,9 +163,11 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
 #pragma unroll
     for (uint32_t i = 0; i < count; i += 4)
         *(float4 *)(sum + i) = *(const float4 *)(args.sums.sums + at + i * 128);
-    for (uint32_t order = 1; order < s->place.local_ranks; order++) {
+    for (uint32_t order = 1; order < (FAR ? s->place.world : s->place.local_ranks); order++) { /* of the ring */
         const uint16_t *part = args.sums.parts[0] + (order - 1) * all * elements + at;
-        if (!prs_backward_adds(&args.stripes, s, prs_place_in_order(&s->place, order), s->place.rank, segment, block))
+        if (!prs_backward_adds(&args.stripes, s,
+                               FAR ? prs_place_after(&s->place, order) : prs_place_in_order(&s->place, order),
+                               s->place.rank, segment, block))
             continue;
 #pragma unroll
         for (uint32_t i = 0; i < count; i += 4) {
@@ -132,14 +191,14 @@ PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, 
     }
 }
 
-template <int TYPE, int HEAD_DIM>
+template <int TYPE, int HEAD_DIM, bool FAR>
 __global__ void __launch_bounds__(PRS_FINISH_THREADS)
     finish_queries(const __grid_constant__ struct prs_finish_args args)
 {
     uint32_t all = sums_of_rank(&args.schedule, args.pairs_q);
-    await_parts(args);
+    await_parts<FAR>(args);
     for (uint32_t at = blockIdx.x; at < all; at += gridDim.x) {
-        finish_sum<TYPE, HEAD_DIM>(args, at, threadIdx.x / 128);
+        finish_sum<TYPE, HEAD_DIM, FAR>(args, at, threadIdx.x / 128);
         if (threadIdx.x == 0)
             args.sums.turns[at] = 0;
     }
