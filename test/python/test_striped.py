@@ -107,6 +107,24 @@ class Cutting(unittest.TestCase):
             return True
         self.assertEqual(run(2, body), [True] * 2)
 
+    def test_stripes_are_as_long_as_each_rank_has_many(self):
+        from perseus.striped import stripe_of
+        for positions, world, stripe in ((65536, 4, 512), (65536, 8, 256), (65536, 2, 512), (32768, 4, 256),
+                                         (32768, 8, 128), (1 << 20, 8, 512), (512, 2, 128), (65536 + 1024, 4, 128),
+                                         (65536 + 2048, 4, 256)):
+            with self.subTest(positions=positions, world=world):
+                self.assertEqual(stripe_of(positions, world), stripe)
+
+        def body(group):
+            total = 2 * 64 * 256  # two ranks have 64 stripes of 256, or 32 of 512
+            whole = torch.arange(total)
+            mine = perseus.split_sequence(whole, group)
+            self.assertTrue(torch.equal(mine, perseus.split_sequence(whole, group, stripe=512)))
+            self.assertTrue(torch.equal(mine, perseus.sequence_positions(total, group=group)))
+            self.assertTrue(torch.equal(perseus.join_sequence(mine, group), whole))
+            return True
+        self.assertEqual(run(2, body), [True] * 2)
+
     def test_positions_are_those_in_each_sequence(self):
         def body(group):
             bounds = torch.tensor([3, 3, 200, 700], dtype=torch.int32)

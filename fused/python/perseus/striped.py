@@ -5,10 +5,12 @@ module registers its ops.
 The sequence is cut into stripes, which are dealt to the ranks in zigzag: to ranks 0 ... W - 1, then to W - 1 ... 0, and
 so on. Every rank has the same number of rows, and much the same work, whatever sequences are packed:
 
-    tokens, labels = (perseus.split_sequence(t, stripe=128) for t in (tokens, labels))     # [positions] -> [rows]
-    positions = perseus.sequence_positions(total, cu_seqlens, stripe=128)                  # for RoPE, of these rows
-    out = perseus.varlen_attention(q, k, v, cu_seqlens, causal=True)                       # [rows, heads, head_dim]
-    whole = perseus.join_sequence(out, stripe=128)                                         # [positions, ...]
+    tokens, labels = (perseus.split_sequence(t) for t in (tokens, labels))     # [positions] -> [rows]
+    positions = perseus.sequence_positions(total, cu_seqlens)                  # for RoPE, of these rows
+    out = perseus.varlen_attention(q, k, v, cu_seqlens, causal=True)           # [rows, heads, head_dim]
+    whole = perseus.join_sequence(out)                                         # [positions, ...]
+
+How long stripes are follows from the length of the whole sequence (stripe_of()), unless all calls say another one.
 """
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from ._dispatch import _autocast, _call, _define, _differentiate
 from ._group import Group
 from ._registry import GroupLike, find, name_of
 
-STRIPE = 128  # rows
+STRIPES = 512, 256, 128  # rows
+LEAST_STRIPES = 32  # of a rank: then work is within 11 % of even (means of 64k tokens of documents)
+
+
+def stripe_of(positions: int, world: int) -> int:
+    """The rows of a stripe of a sequence of so many positions, where no call says them. Long stripes travel better, and
+    many divide work more evenly: the longest of which each rank has 32, and which divide the sequence; else 128."""
+    return next((stripe for stripe in STRIPES if positions >= LEAST_STRIPES * world * stripe
+                 and positions % (2 * world * stripe) == 0), STRIPES[-1])
 
 
 # ---- the ops ----
@@ -44,7 +54,8 @@ def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
         _check_tensor(group, op, "sinks", sinks, torch.float32, (heads,))
     return {"batch": batch, "heads_q": heads, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
             "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale,
-            "stripe": stripe, "window": window, "packed": int(cu_seqlens is not None), "soft_cap": soft_cap}
+            "stripe": stripe or stripe_of(rows * group.world, group.world), "window": window,
+            "packed": int(cu_seqlens is not None), "soft_cap": soft_cap}
 
 
 def _give(group: Group, x: Any, tensors: dict[str, torch.Tensor], cu_seqlens: torch.Tensor | None,
@@ -139,7 +150,7 @@ _autocast("striped_attention", (0, 1, 2), (_bf16,))
 
 def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: GroupLike = None, *,
                       causal: bool = True, window: int = 0, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
-                      cu_seqlens: torch.Tensor | None = None, stripe: int = STRIPE, scale: float = 0.0,
+                      cu_seqlens: torch.Tensor | None = None, stripe: int = 0, scale: float = 0.0,
                       heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """ring_attention() of rows that are dealt in stripes (split_sequence()), with masks.
 
@@ -148,7 +159,7 @@ def striped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: 
     GPT-OSS has them; their gradient is that of the rank's own queries: add up those of all ranks, as of every parameter
     that the ranks have alike. cu_seqlens: int32 [sequences + 1] on the device, the same on all ranks: sequences packed
     into the positions of a batch of 1. Rows behind the last one attend to themselves. stripe: rows, a power of two,
-    128 at least; rows of a rank are a multiple of 2 of them.
+    128 at least; rows of a rank are a multiple of 2 of them; 0: as long as stripe_of() says.
 
     Returns (out, lse), both with gradients. cu_seqlens may have other values in each replay of a CUDA graph.
     """
@@ -160,7 +171,7 @@ def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
                      softmax_scale: float | None = None, causal: bool = False,
                      window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                      sinks: torch.Tensor | None = None, return_lse: bool = False, group: GroupLike = None,
-                     stripe: int = STRIPE) -> Any:
+                     stripe: int = 0) -> Any:
     """striped_attention() with the names of flash_attn_varlen_func().
 
     q: [rows, heads_q, head_dim], k, v: [rows, heads_kv, head_dim]: the stripes of this rank. cu_seqlens: of the whole
@@ -181,6 +192,7 @@ def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
 
 def _rows_of(rank: int, world: int, positions: int, stripe: int, device: Any) -> torch.Tensor:
     """The positions of a rank's rows, as prs_attention_positions() has them."""
+    stripe = stripe or stripe_of(positions, world)
     if positions % (2 * world * stripe):
         raise ValueError(f"perseus: {positions} positions are not a multiple of {2 * world * stripe}, 2 stripes of "
                          f"{stripe} rows for each of {world} ranks: split_sequence() pads with `fill`")
@@ -189,18 +201,19 @@ def _rows_of(rank: int, world: int, positions: int, stripe: int, device: Any) ->
     return (stripes[:, None] * stripe + torch.arange(stripe, device=device)).flatten()
 
 
-def split_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = STRIPE,
+def split_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = 0,
                    fill: float | None = None) -> torch.Tensor:
     """This rank's rows of a tensor that all ranks have whole: tokens, labels, position ids, masks. dim: that of the
-    sequence. fill: what pads it to the next multiple of 2 W stripes; None: it must be one."""
+    sequence. fill: what pads it to the next multiple of 2 W stripes (without `stripe`: of 128 rows); None: it must be
+    one."""
     g = find(name_of(group))
-    missing = -x.shape[dim] % (2 * g.world * stripe)
+    missing = -x.shape[dim] % (2 * g.world * (stripe or STRIPES[-1]))
     if missing and fill is not None:
         x = torch.cat((x, x.new_full((*x.shape[:dim], missing, *x.shape[dim:][1:]), fill)), dim)
     return x.index_select(dim, _rows_of(g.rank, g.world, x.shape[dim], stripe, x.device))
 
 
-def join_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = STRIPE,
+def join_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, stripe: int = 0,
                   length: int | None = None) -> torch.Tensor:
     """The whole tensor, from the rows of all ranks: the reverse of split_sequence(), without gradients. length: without
     what padded it."""
@@ -212,7 +225,7 @@ def join_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, str
 
 
 def sequence_positions(positions: int, cu_seqlens: torch.Tensor | None = None, group: GroupLike = None, *,
-                       stripe: int = STRIPE) -> torch.Tensor:
+                       stripe: int = 0) -> torch.Tensor:
     """int64: of each of this rank's rows its position in its own sequence, for RoPE; without cu_seqlens that in the
     whole one. Rows that no sequence has get 0. positions: of the whole sequence, with its padding."""
     g = find(name_of(group))
