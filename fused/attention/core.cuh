@@ -34,7 +34,7 @@ PRS_DEVICE struct attention_operands find_operands(const struct attention_memory
     static_assert(PRS_ATTENTION_STAGES == 2, "the values are in the other one");
     return {matrix_descriptor(base + E::at_q + half * E::rows_bytes, 16),
             matrix_descriptor(base + E::at_k + stage * E::block_bytes, 16),
-            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * PRS_STAGE_ROW)};
+            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::values_bytes, E::block * PRS_STAGE_ROW)};
 }
 
 /* Issues scores = queries x keys of the stage and returns while it runs. */
@@ -54,7 +54,7 @@ template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const 
 
 /* Issues result += probabilities x values of the stage. */
 template <class E>
-PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
+PRS_DEVICE void issue_values(float (&o)[E::value_dim / 2], const uint32_t (&p)[E::block / 4],
                              const struct attention_operands &x)
 {
     typedef element<E::type> in;
@@ -121,7 +121,7 @@ template <class E> struct attention_state {
     float shrink[2];
     bool shrinks;          /* in this warp; keeps_top only */
     float s[E::block / 2]; /* scores, then probabilities */
-    float o[E::head_dim / 2];
+    float o[E::value_dim / 2];
     uint32_t p[E::block / 4];
 };
 
@@ -197,7 +197,7 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     x->walk = piece.begin;
     x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 2; i++)
+    for (int i = 0; i < E::value_dim / 2; i++)
         x->o[i] = 0;
     take_scores<E>(x->s, args, m, piece.task, c, x);
     pack_probabilities<E::type>(x->p, x->s);

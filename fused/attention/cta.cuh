@@ -13,11 +13,28 @@
  * multiplied. */
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
+/* Bytes of a row of a head in a stage. */
+static constexpr int stage_bytes(int row_bytes)
+{
+    return (row_bytes + PRS_STAGE_ROW - 1) / PRS_STAGE_ROW * PRS_STAGE_ROW;
+}
+
+/* prs_attention_piece_rows(), when kernels are compiled. */
+static constexpr uint32_t rows_of_piece(int row_bytes)
+{
+    uint32_t rows = PRS_ATTENTION_PUSH_BYTES / PRS_STAGE_ROW;
+    while (rows * row_bytes > PRS_ATTENTION_PUSH_BYTES)
+        rows /= 2;
+    return rows;
+}
+
 /* Compile-time shape of one kernel. */
-template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int STRIPED> struct attention {
-    static constexpr int type = TYPE; /* of queries, keys, values and results: enum prs_dtype */
-    static constexpr int head_dim = HEAD_DIM;
-    static constexpr int block = BLOCK; /* keys */
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int STRIPED, int VALUE_DIM>
+struct attention {
+    static constexpr int type = TYPE;           /* of queries, keys, values and results: enum prs_dtype */
+    static constexpr int head_dim = HEAD_DIM;   /* of queries and keys */
+    static constexpr int value_dim = VALUE_DIM; /* of values and results */
+    static constexpr int block = BLOCK;         /* keys */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
     static constexpr bool far = FAR != 0;         /* there are other nodes; the calls that reach them need registers */
@@ -28,9 +45,12 @@ template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FA
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */
-    static constexpr int block_bytes = BLOCK * row_bytes;
-    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes; /* prs_attention_piece_rows() */
-    static constexpr int rows_bytes = 64 * row_bytes;                            /* query rows of one warpgroup */
+    static constexpr int value_bytes = VALUE_DIM * element<TYPE>::bytes;
+    /* In stages a row has whole stage rows; what is beyond the tensor is zero. */
+    static constexpr int block_bytes = BLOCK * stage_bytes(row_bytes);
+    static constexpr int values_bytes = BLOCK * stage_bytes(value_bytes);
+    static constexpr uint32_t piece_rows = rows_of_piece(row_bytes > value_bytes ? row_bytes : value_bytes);
+    static constexpr int rows_bytes = 64 * stage_bytes(row_bytes); /* query rows of one warpgroup */
     /* A launch gives every thread of a CTA the same number of registers; the roles then redistribute them. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
@@ -42,7 +62,7 @@ template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FA
     static constexpr int at_q = 0;
     static constexpr int at_k = at_q + WARPGROUPS * rows_bytes;
     static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
-    static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
+    static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * values_bytes;
     static constexpr int at_barriers = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");

@@ -16,11 +16,12 @@ struct instance {
     struct launch_shape shape;
 };
 
-template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int STRIPED = 0>
+template <int TYPE, int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int STRIPED = 0,
+          int VALUE_DIM = HEAD_DIM>
 static constexpr struct instance make(void)
 {
-    using E = attention<TYPE, HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, STRIPED>;
-    return {{E::type, E::head_dim, E::block, OVERLAP, E::far, E::striped, E::tile_rows},
+    using E = attention<TYPE, HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, STRIPED, VALUE_DIM>;
+    return {{E::type, E::head_dim, E::value_dim, E::block, OVERLAP, E::far, E::striped, E::tile_rows},
             attention_kernel<E>,
             {1, E::threads, E::shared_bytes}};
 }
@@ -39,6 +40,9 @@ static const struct instance instances[] = {
     make<PRS_DTYPE_BF16, 64, 128, 2, OVERLAP_BOTH, 1>(),
     make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH, 0, 1>(),
     make<PRS_DTYPE_BF16, 64, 128, 2, OVERLAP_BOTH, 0, 1>(),
+    make<PRS_DTYPE_BF16, 96, 128, 2, OVERLAP_BOTH>(),
+    make<PRS_DTYPE_BF16, 192, 128, 2, OVERLAP_BOTH, 0, 0, 128>(),
+    make<PRS_DTYPE_BF16, 256, 64, 2, OVERLAP_BOTH>(),
 };
 
 static int load(void)
@@ -55,7 +59,8 @@ static const bool added = prs_load_add(load);
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
-        if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
+        if (i.choices.type == wanted->type && i.choices.head_dim == wanted->head_dim &&
+            i.choices.value_dim == wanted->value_dim && i.choices.far == wanted->far &&
             i.choices.striped == wanted->striped &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))

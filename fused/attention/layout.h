@@ -18,10 +18,14 @@ enum {
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
-/* Positions of one head in a piece. row_bytes: of one position of one head. */
+/* Positions of one head in a piece: a power of two, so that slabs are multiples of messages. row_bytes: of one position
+ * of one head, of the wider tensor. */
 PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t row_bytes)
 {
-    return PRS_ATTENTION_PUSH_BYTES / row_bytes;
+    uint32_t rows = PRS_ATTENTION_PUSH_BYTES / 128;
+    while (rows * row_bytes > PRS_ATTENTION_PUSH_BYTES)
+        rows /= 2;
+    return rows;
 }
 
 /* Bytes of staging memory that have a slice's rows; row_bytes: of one position of one head. */
@@ -85,13 +89,14 @@ struct prs_attention_args {
     struct prs_attention_strides out_strides;
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
-    uint32_t row_bytes;      /* of one position of one head */
+    uint32_t row_bytes;      /* of one position of one head, of the wider tensor */
     uint32_t planes;         /* size of a copied tensor in the last dimension; 0: pushed */
     uint32_t pieces_count, arrival_words, push_gap;
     /* Striped attention only. */
     struct prs_attention_stripes stripes;
     float cap, cap_inner; /* a score x, before its scale, becomes cap * tanh(x * cap_inner / 2), in log2; 0: it stays */
     const float *sinks;   /* [heads_q], or NULL */
+    CUtensorMap received_values; /* staging memory, where values have another width than keys */
 };
 
 #endif

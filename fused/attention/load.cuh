@@ -140,6 +140,22 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* as above */
 }
 
+/* Loads `rows` rows of a head to a stage. A width that is no multiple of a stage row is several boxes, of which the
+ * last one ends beyond the tensor. */
+template <int WIDTH>
+PRS_DEVICE void load_rows(uint8_t *to, const CUtensorMap *map, uint64_t *full, uint32_t rows, int32_t row,
+                          const struct attention_coordinate &at)
+{
+    constexpr int columns = element<PRS_DTYPE_BF16>::in_row;
+    if constexpr (WIDTH % columns == 0) {
+        tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
+    } else {
+#pragma unroll
+        for (int column = 0; column < WIDTH; column += columns)
+            tma_load_5d(to + column / columns * rows * PRS_STAGE_ROW, map, full, column, row, 0, at.u, at.v);
+    }
+}
+
 /* step: how many blocks were loaded before. */
 template <class E, int KIND>
 PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
@@ -150,7 +166,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     const struct prs_attention_walk &w = place_of(walk);
     uint32_t stage = stage_of(step), order = w.span / s->segments, segment = w.span % s->segments;
     uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
-    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
+    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k + stage * E::block_bytes : E::at_v + stage * E::values_bytes);
     int32_t row = (int32_t)(w.block * s->block_rows);
     if (order != 0)
         await_block<PRS_AWAIT_KEYS>(args, t, KIND, walk, ready);
@@ -160,8 +176,8 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         return;
     if constexpr (E::striped && KIND == PRS_KEYS)
         tell_step(args, m, stage, walk);
-    mbarrier_expect(full, E::block_bytes);
-    const CUtensorMap *map = &args.received;
+    mbarrier_expect(full, KIND == PRS_KEYS ? E::block_bytes : E::values_bytes);
+    const CUtensorMap *map = KIND == PRS_VALUES && E::value_dim != E::head_dim ? &args.received_values : &args.received;
     struct attention_coordinate at = {0, 0};
     if (order == 0)
         map = KIND == PRS_KEYS ? &args.k : &args.v;
@@ -171,7 +187,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         at = attention_coordinate_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
     if (order != 0)
         at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
-    tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
+    load_rows<KIND == PRS_KEYS ? E::head_dim : E::value_dim>(to, map, full, E::block, row, at);
 }
 
 template <class E>
@@ -184,8 +200,8 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
         __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
         if (threadIdx.x % 32 == 0) {
             mbarrier_expect(&m.q_full[i], E::rows_bytes);
-            tma_load_5d(m.base + E::at_q + i * E::rows_bytes, &args.q, &m.q_full[i], 0,
-                        (int32_t)(t.tile * E::tile_rows + i * 64), 0, at.u, at.v);
+            load_rows<E::head_dim>(m.base + E::at_q + i * E::rows_bytes, &args.q, &m.q_full[i], 64,
+                                   (int32_t)(t.tile * E::tile_rows + i * 64), at);
         }
     }
 }

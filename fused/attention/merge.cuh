@@ -15,47 +15,47 @@ PRS_DEVICE uint32_t warp_of_task(void)
 /* What one thread leaves, with a stride of 32 floats: its part of the result, then its struct row_state. */
 template <class E> PRS_DEVICE float *partial_of(const struct prs_attention_args &args, uint32_t part)
 {
-    return args.partial + (uint64_t)part * prs_attention_partial(E::tile_rows, E::head_dim) +
-           warp_of_task() * (E::head_dim / 2 + 4) * 32 + threadIdx.x % 32;
+    return args.partial + (uint64_t)part * prs_attention_partial(E::tile_rows, E::value_dim) +
+           warp_of_task() * (E::value_dim / 2 + 4) * 32 + threadIdx.x % 32;
 }
 
 template <class E>
-PRS_DEVICE void leave_part(const struct prs_attention_args &args, uint32_t part, const float (&o)[E::head_dim / 2],
+PRS_DEVICE void leave_part(const struct prs_attention_args &args, uint32_t part, const float (&o)[E::value_dim / 2],
                            const struct row_state &rows)
 {
     float *to = partial_of<E>(args, part);
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 2; i++)
+    for (int i = 0; i < E::value_dim / 2; i++)
         to[i * 32] = o[i];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        to[(E::head_dim / 2 + h) * 32] = rows.top[h];
-        to[(E::head_dim / 2 + 2 + h) * 32] = rows.sum[h];
+        to[(E::value_dim / 2 + h) * 32] = rows.top[h];
+        to[(E::value_dim / 2 + 2 + h) * 32] = rows.sum[h];
     }
 }
 
 template <class E>
-PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
+PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, float (&o)[E::value_dim / 2],
                          struct row_state *rows)
 {
     const float *from = partial_of<E>(args, part);
     float keep[2], take[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float other = from[(E::head_dim / 2 + h) * 32], top = fmaxf(rows->top[h], other);
+        float other = from[(E::value_dim / 2 + h) * 32], top = fmaxf(rows->top[h], other);
         keep[h] = exp2_fast((rows->top[h] - top) * args.scale_log2);
         take[h] = exp2_fast((other - top) * args.scale_log2);
         rows->top[h] = top;
-        rows->sum[h] = rows->sum[h] * keep[h] + from[(E::head_dim / 2 + 2 + h) * 32] * take[h];
+        rows->sum[h] = rows->sum[h] * keep[h] + from[(E::value_dim / 2 + 2 + h) * 32] * take[h];
     }
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 2; i++)
+    for (int i = 0; i < E::value_dim / 2; i++)
         o[i] = o[i] * keep[i >> 1 & 1] + from[i * 32] * take[i >> 1 & 1];
 }
 
 /* True for the last part: o and rows are then those of the whole task, added up in the same order in every run. */
 template <class E>
-PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
+PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::value_dim / 2],
                             struct row_state *rows)
 {
     struct prs_attention_part p = args.parts[part];
@@ -72,7 +72,7 @@ PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part
     __syncwarp();
     *rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 2; i++)
+    for (int i = 0; i < E::value_dim / 2; i++)
         o[i] = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < p.parts; i++)

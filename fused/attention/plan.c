@@ -31,9 +31,9 @@ static struct prs_attention_plan *self(struct prs_plan *p)
     return (struct prs_attention_plan *)p;
 }
 
-static struct prs_attention_box box_of_block(const struct prs_attention_plan *p)
+static struct prs_attention_box box_of_block(const struct prs_attention_plan *p, bool values)
 {
-    return (struct prs_attention_box){p->args.schedule.block_rows, true};
+    return (struct prs_attention_box){p->args.schedule.block_rows, true, values};
 }
 
 static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads,
@@ -46,9 +46,13 @@ static int encode_tensor(const struct prs_attention_plan *p, const void *base, u
 static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
-    struct prs_attention_box box = box_of_block(p);
-    if (p->args.planes == 0)
-        return prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
+    struct prs_attention_box box = box_of_block(p, false);
+    if (p->args.planes == 0) {
+        int r = prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box, &p->args.received);
+        return r ? r
+                 : prs_attention_encode_stages(&p->shape, s, p->args.staging[0], box_of_block(p, true),
+                                               &p->args.received_values);
+    }
     return prs_attention_encode(&p->shape, s, p->args.staging[0], prs_attention_tensor(s->place.world, 0),
                                 p->shape.heads_kv, box, &p->args.received);
 }
@@ -62,7 +66,8 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
     size_t groups = s->groups * sizeof(uint32_t);
     size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
-    size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
+    size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, prs_attention_value_dim(&p->shape)) *
+                     sizeof(float);
     size_t at_claims = (pieces + 127) / 128 * 128;
     size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
     size_t at_finished = at_counters + counters, at_groups = at_finished + 3 * groups;
@@ -161,16 +166,19 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->base.ctx->place);
     p->kernel = (struct prs_attention_kernel){.type = PRS_ATTENTION_TYPE,
                                               .head_dim = p->shape.head_dim,
+                                              .value_dim = prs_attention_value_dim(&p->shape),
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,
                                               .far = p->base.ctx->place.nodes > 1,
                                               .striped = p->shape.stripe != 0};
     r = prs_attention_kernel_find(&p->kernel);
     if (r)
-        return prs_fail(-EINVAL,
-                        "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes%s",
-                        p->shape.head_dim, t->block_rows, t->overlap, p->base.ctx->place.nodes,
-                        p->kernel.striped ? ", striped" : "");
+        return prs_fail(
+            -EINVAL,
+            "attention: no kernel for head_dim %u and values of %u with %u keys a step and overlap %u on %u "
+            "nodes%s",
+            p->shape.head_dim, prs_attention_value_dim(&p->shape), t->block_rows, t->overlap, p->base.ctx->place.nodes,
+            p->kernel.striped ? ", striped" : "");
     r = prs_attention_kernel_prepare(&p->kernel, ctas);
     if (r)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
@@ -211,7 +219,8 @@ static void fill_args(struct prs_attention_plan *p)
     if (a->cap != 0)
         a->scale = 0.69314718f; /* lse is made of capped scores, in log2 */
     a->heads_first = p->shape.heads_first != 0;
-    a->out_strides = prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q);
+    a->out_strides =
+        prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q, prs_attention_value_dim(&p->shape));
     a->row_bytes = prs_attention_row_bytes(&p->shape);
     a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES
                     ? prs_attention_planes(&p->shape, &a->schedule, p->shape.heads_kv)
@@ -225,6 +234,7 @@ static void add_terms(struct prs_plan *p, const struct prs_attention_shape *sh, 
     prs_plan_term(p, "heads_q", sh->heads_q);
     prs_plan_term(p, "heads_kv", sh->heads_kv);
     prs_plan_term(p, "head_dim", sh->head_dim);
+    prs_plan_term(p, "value_dim", prs_attention_value_dim(sh));
     prs_plan_term(p, "seq", sh->seq);
     prs_plan_term(p, "causal", sh->causal != 0);
     prs_plan_term(p, "heads_first", sh->heads_first != 0);
@@ -320,18 +330,19 @@ static int encode_inputs(struct prs_attention_plan *p, const struct prs_attentio
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
-    struct prs_attention_box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
-    struct prs_attention_box piece = {prs_attention_piece_rows(p->args.row_bytes), false};
+    struct prs_attention_box queries = {WARPGROUP_ROWS, true, false};
+    uint32_t piece_rows = prs_attention_piece_rows(p->args.row_bytes);
+    struct prs_attention_box piece = {piece_rows, false, false}, values_piece = {piece_rows, false, true};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;
     int r = encode_tensor(p, x->q, p->shape.heads_q, queries, &a->q);
     if (!r)
-        r = encode_tensor(p, x->k, heads_kv, block, &a->k);
+        r = encode_tensor(p, x->k, heads_kv, box_of_block(p, false), &a->k);
     if (!r)
-        r = encode_tensor(p, x->v, heads_kv, block, &a->v);
+        r = encode_tensor(p, x->v, heads_kv, box_of_block(p, true), &a->v);
     if (r == 0 && pushes)
         r = encode_tensor(p, x->k, heads_kv, piece, &a->push_k);
     if (r == 0 && pushes)
-        r = encode_tensor(p, x->v, heads_kv, piece, &a->push_v);
+        r = encode_tensor(p, x->v, heads_kv, values_piece, &a->push_v);
     return r;
 }
 

@@ -101,9 +101,24 @@ PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const stru
     fence_async_global(); /* the signal was read by an ordinary load, the rows are read by the copy engine */
 }
 
+template <class E> PRS_DEVICE uint32_t row_bytes_of(const struct prs_attention_message &x)
+{
+    return x.kind == PRS_KEYS ? E::row_bytes : E::value_bytes;
+}
+
 template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention_message &x, uint32_t row)
 {
-    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::row_bytes;
+    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * row_bytes_of<E>(x);
+}
+
+/* Where a row of a message lies in staging memory. Stages have room for the wider tensor. */
+template <class E>
+PRS_DEVICE uint64_t place_of_row(const struct prs_attention_args &args, uint32_t stage,
+                                 const struct prs_attention_message &x, uint32_t row)
+{
+    if (E::value_dim == E::head_dim || x.kind == PRS_KEYS)
+        return staging_place(args, stage, row);
+    return staging_place(args, stage, 0) + row * E::value_bytes;
 }
 
 /* Where the rows of a message end. The terms that go with a counterpart's queries are one more piece. */
@@ -144,13 +159,13 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
         uint32_t stage = prs_attention_stage(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment);
         uint32_t bytes = piece_bytes_of<E>(x, row);
         mbarrier_expect(full, bytes);
-        bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
+        bulk_load(to, args.staging[0] + place_of_row<E>(args, stage, x, x.row + row), bytes, full);
         return;
     }
     uint32_t segment = E::mirrored ? s->segments - 1 - x.segment : x.segment;
     struct attention_coordinate at =
         attention_coordinate_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, segment);
-    mbarrier_expect(full, PRS_ATTENTION_PUSH_BYTES);
+    mbarrier_expect(full, E::piece_rows * row_bytes_of<E>(x));
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
 
@@ -164,7 +179,7 @@ PRS_DEVICE void store_piece(const struct prs_attention_args &args, uint32_t epoc
                                                     x.pair, x.segment, x.row),
                    from, terms_bytes(args, x.row, x.rows));
     else
-        bulk_store(to + row * E::row_bytes, from, piece_bytes_of<E>(x, row));
+        bulk_store(to + row * row_bytes_of<E>(x), from, piece_bytes_of<E>(x, row));
     bulk_commit();
 }
 
@@ -179,7 +194,7 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
     uint32_t order = prs_attention_order(s, x.way, x.distance),
              peer = x.distance == 0 ? 0 : s->place.local_ranks - x.distance;
     uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0, end = end_of<E>(x);
-    uint8_t *to = args.staging[peer] + staging_place(args, stage, x.row);
+    uint8_t *to = args.staging[peer] + place_of_row<E>(args, stage, x, x.row);
     bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
     fetch_piece<E>(args, m, epoch, p->pieces, x, 0);
     for (uint32_t row = 0; row < end; row += E::piece_rows, sent++, p->pieces++) {

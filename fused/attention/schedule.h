@@ -373,7 +373,8 @@ PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *
     return left < s->slab_chunks ? left : s->slab_chunks;
 }
 
-/* Where the keys or values of one segment lie in staging memory, in units of segment_rows * head_dim. */
+/* Where the keys or values of one segment lie in staging memory, in units of segment_rows rows of the wider
+ * tensor. */
 PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                         uint32_t kind, uint32_t segment)
 {
@@ -406,11 +407,11 @@ PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 }
 
 /* ---- parts of a task ---- */
-/* Floats that a part leaves: 64 or 128 columns of each row in fp32, and the row's maximum and sum from each of the four
+/* Floats that a part leaves: the columns of each row in fp32, and the row's maximum and sum from each of the four
  * threads that share it. */
-PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t head_dim)
+PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t value_dim)
 {
-    return tile_rows * (head_dim + 2 * 4);
+    return tile_rows * (value_dim + 2 * 4);
 }
 
 /* Counters of a part: one for each warp's 16 rows. */

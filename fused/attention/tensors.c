@@ -108,9 +108,10 @@ int prs_attention_positions(const struct prs_attention_shape *shape, uint32_t ra
 }
 
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,
-                                                      const struct prs_attention_schedule *s, uint32_t heads)
+                                                      const struct prs_attention_schedule *s, uint32_t heads,
+                                                      uint32_t columns)
 {
-    uint64_t d = shape->head_dim, rows = (uint64_t)s->segments * s->segment_rows;
+    uint64_t d = columns, rows = (uint64_t)s->segments * s->segment_rows;
     struct prs_attention_strides x = {.row = heads * d, .head = d, .batch = rows * heads * d};
     if (shape->heads_first != 0)
         x.row = d, x.head = rows * d;
@@ -124,20 +125,36 @@ uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const str
     return shape->batch * (shape->heads_first != 0 ? heads : s->segments);
 }
 
+/* How a row of a head lies for the copy engine: whole stage rows, each a part, are loaded by one box. Else a box has
+ * one of them, and the last box of a row ends beyond the tensor. */
+struct columns {
+    uint32_t all, size, parts, box;
+};
+
+static struct columns columns_of(const struct prs_attention_shape *shape, struct prs_attention_box box)
+{
+    uint32_t all = box.values ? prs_attention_value_dim(shape) : shape->head_dim;
+    uint32_t step = prs_element_step(PRS_ATTENTION_TYPE);
+    if (!box.swizzled)
+        return (struct columns){all, all, 1, all};
+    if (all % step != 0)
+        return (struct columns){all, all, 1, step};
+    return (struct columns){all, step, all / step, step};
+}
+
 int prs_attention_encode(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                          const void *base, uint32_t count, uint32_t heads, struct prs_attention_box box,
                          CUtensorMap *map)
 {
-    struct prs_attention_strides x = prs_attention_strides_of(shape, s, heads);
     uint32_t bytes = prs_element_bytes(PRS_ATTENTION_TYPE);
-    uint32_t columns = box.swizzled ? prs_element_step(PRS_ATTENTION_TYPE) : shape->head_dim;
-    uint32_t parts = shape->head_dim / columns;
+    struct columns c = columns_of(shape, box);
+    struct prs_attention_strides x = prs_attention_strides_of(shape, s, heads, c.all);
     struct prs_tensor_view v = {
         .base = base,
         .type = PRS_ATTENTION_TYPE,
-        .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * prs_attention_planes(shape, s, heads)},
-        .stride = {x.row * bytes, (uint64_t)columns * bytes, x.head * bytes, x.segment * bytes},
-        .box = {columns, box.rows, parts, 1, 1},
+        .size = {c.size, s->segment_rows, c.parts, heads, (uint64_t)count * prs_attention_planes(shape, s, heads)},
+        .stride = {x.row * bytes, (uint64_t)c.box * bytes, x.head * bytes, x.segment * bytes},
+        .box = {c.box, box.rows, c.parts, 1, 1},
         .swizzled = box.swizzled};
     if (shape->heads_first != 0) {
         v.size[3] = s->segments;
@@ -149,13 +166,14 @@ int prs_attention_encode(const struct prs_attention_shape *shape, const struct p
 int prs_attention_encode_stages(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                 const void *base, struct prs_attention_box box, CUtensorMap *map)
 {
-    uint64_t row = prs_attention_row_bytes(shape), stage = s->segment_rows * row;
-    uint32_t columns = prs_element_step(PRS_ATTENTION_TYPE), parts = shape->head_dim / columns;
+    struct columns c = columns_of(shape, box);
+    uint64_t row = (uint64_t)c.all * prs_element_bytes(PRS_ATTENTION_TYPE);
+    uint64_t stage = (uint64_t)s->segment_rows * prs_attention_row_bytes(shape);
     struct prs_tensor_view v = {.base = base,
                                 .type = PRS_ATTENTION_TYPE,
-                                .size = {columns, s->segment_rows, parts, prs_attention_stages(s), 1},
+                                .size = {c.size, s->segment_rows, c.parts, prs_attention_stages(s), 1},
                                 .stride = {row, PRS_STAGE_ROW, stage, stage},
-                                .box = {columns, box.rows, parts, 1, 1},
+                                .box = {c.box, box.rows, c.parts, 1, 1},
                                 .swizzled = true};
     return prs_tensor_view_encode(&v, map);
 }

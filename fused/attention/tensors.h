@@ -12,6 +12,7 @@
 struct prs_attention_box {
     uint32_t rows;
     bool swizzled;
+    bool values; /* of a tensor that has values' columns */
 };
 
 /* Names the flags of the family (core/sync.h). */
@@ -34,9 +35,10 @@ uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
 int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
                                 const float *sinks);
 
-/* Strides of a tensor with `heads` heads. s: any schedule of the shape. */
+/* Strides of a tensor with `heads` heads of `columns` columns. s: any schedule of the shape. */
 struct prs_attention_strides prs_attention_strides_of(const struct prs_attention_shape *shape,
-                                                      const struct prs_attention_schedule *s, uint32_t heads);
+                                                      const struct prs_attention_schedule *s, uint32_t heads,
+                                                      uint32_t columns);
 
 /* Size of a tensor in the last coordinate (layout.h). */
 uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,

@@ -57,6 +57,13 @@ static int check_stripes(const struct prs_attention_shape *a, uint32_t world)
     return 0;
 }
 
+static bool is_built(uint32_t head_dim, uint32_t value_dim)
+{
+    if (head_dim == 192)
+        return value_dim == 128;
+    return value_dim == head_dim && (head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256);
+}
+
 int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
 {
     uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
@@ -67,8 +74,12 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     if ((uint64_t)a->batch * a->heads_q >= MAX_TASKS)
         return prs_fail(-EINVAL, "attention: a batch of %u with %u heads is too large for one launch: split the batch",
                         a->batch, a->heads_q);
-    if (a->head_dim != 64 && a->head_dim != 128)
-        return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
+    if (a->value_dim > UINT32_MAX || !is_built(a->head_dim, prs_attention_value_dim(a)))
+        return prs_fail(
+            -EINVAL,
+            "attention: head_dim %u with values of %llu: built are 64, 96, 128 and 256 for both, and 192 with "
+            "values of 128",
+            a->head_dim, (unsigned long long)(a->value_dim != 0 ? a->value_dim : a->head_dim));
     if (a->heads_q % a->heads_kv != 0)
         return prs_fail(-EINVAL, "attention: %u KV heads do not divide %u query heads", a->heads_kv, a->heads_q);
     r = check_stripes(a, world);
@@ -84,11 +95,16 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     return 0;
 }
 
+bool prs_attention_tuning_plain(const struct prs_attention_shape *a)
+{
+    return (a->head_dim == 64 || a->head_dim == 128) && prs_attention_value_dim(a) == a->head_dim;
+}
+
 /* The fastest on H200. Larger steps make a better pipeline, but waste more of a causal tile on masked keys, which
- * counts where there are few keys. Between nodes only one kernel is compiled. */
+ * counts where there are few keys. Between nodes, and of most head_dims, only one kernel is compiled. */
 uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const struct prs_place *place)
 {
-    if (place->nodes > 1)
+    if (place->nodes > 1 || !prs_attention_tuning_plain(a))
         return 0;
     return a->head_dim == 64 || (a->causal != 0 && a->seq / place->world < LARGE_CAUSAL_ROWS) ? 128 : 176;
 }
@@ -99,7 +115,7 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const s
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
-    return place->nodes > 1 || a->seq < least ? 0 : 7;
+    return place->nodes > 1 || a->seq < least || !prs_attention_tuning_plain(a) ? 0 : 7;
 }
 
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
@@ -110,7 +126,8 @@ uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const
 /* Products of this rank: all ranks have the same, half of them when causal. */
 static double compute_us(const struct prs_attention_shape *a, uint32_t world, uint32_t ctas)
 {
-    double flops = 4.0 * a->batch * a->heads_q * a->head_dim * a->seq * a->seq / world * (a->causal != 0 ? 0.5 : 1);
+    double columns = a->head_dim + (double)prs_attention_value_dim(a);
+    double flops = 2.0 * a->batch * a->heads_q * columns * a->seq * a->seq / world * (a->causal != 0 ? 0.5 : 1);
     return prs_compute_us(flops, FLOPS_PER_US, ctas) / (a->head_dim == 64 ? HALF_HEAD_SHARE : 1);
 }
 
@@ -123,7 +140,8 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
     for (uint32_t way = 0; way < s->place.nodes; way++)
         for (uint32_t d = 1; d < s->place.local_ranks; d++)
             segments += copied || a->stripe != 0 ? s->segments : prs_attention_wanted(s, way, d);
-    info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * prs_attention_row_bytes(a);
+    info->sent_bytes = (uint64_t)segments * s->pairs * s->segment_rows * (a->head_dim + prs_attention_value_dim(a)) *
+                       prs_element_bytes(PRS_ATTENTION_TYPE);
     travel = (double)info->sent_bytes / (copied ? PRS_BESIDE_COPY_BYTES_PER_US : PRS_STORE_BYTES_PER_US);
     info->predicted_us = PRS_START_US + (compute > travel ? compute : travel);
 }
@@ -290,7 +308,8 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         r = choose_depth(a, s, info);
     if (r)
         return r;
-    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1 || a->stripe != 0)
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1 || a->stripe != 0 ||
+        prs_attention_value_dim(a) != a->head_dim)
         t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;
     else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);

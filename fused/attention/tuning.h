@@ -12,14 +12,24 @@
 /* Of queries, keys, values and results. */
 enum { PRS_ATTENTION_TYPE = PRS_DTYPE_BF16 };
 
-/* Of one position of one head. */
+/* Columns of a head of values and results. */
+static inline uint32_t prs_attention_value_dim(const struct prs_attention_shape *shape)
+{
+    return shape->value_dim != 0 ? (uint32_t)shape->value_dim : shape->head_dim;
+}
+
+/* Of one position of one head, of the wider tensor. */
 static inline uint32_t prs_attention_row_bytes(const struct prs_attention_shape *shape)
 {
-    return shape->head_dim * prs_element_bytes(PRS_ATTENTION_TYPE);
+    uint32_t values = prs_attention_value_dim(shape);
+    return (shape->head_dim > values ? shape->head_dim : values) * prs_element_bytes(PRS_ATTENTION_TYPE);
 }
 
 /* 0, or -EINVAL for a shape that no kernel can run. */
 int prs_attention_tuning_check(const struct prs_attention_shape *shape, uint32_t world);
+
+/* Whether the shape's head_dims have kernels of every kind: several blocks, striped, between nodes, backward. */
+bool prs_attention_tuning_plain(const struct prs_attention_shape *shape);
 
 /* The default block_rows; 0: only one kernel is compiled. */
 uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, const struct prs_place *place);

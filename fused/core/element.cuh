@@ -62,6 +62,14 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
         wgmma_m64n8k16_bf16<N_MAJOR>(d, a, b, add);
     }
     /* A in registers, as pack() makes it of accumulators. */
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], const uint32_t *a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n256k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
+    }
+    template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[48], const uint32_t *a, uint64_t b, uint32_t add)
+    {
+        wgmma_m64n96k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
+    }
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[64], const uint32_t *a, uint64_t b, uint32_t add)
     {
         wgmma_m64n128k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);

@@ -256,6 +256,35 @@ PRS_DEVICE void wgmma_m64n64k16_bf16_registers(float (&d)[32], uint32_t a0, uint
 }
 
 template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n96k16_bf16_registers(float (&d)[48], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" PRS_NAMES_32
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "{%48, %49, %50, %51}, %52, p, 1, 1, %54;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_8(d, 32), PRS_REGISTERS_8(d, 40)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n256k16_bf16_registers(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" PRS_NAMES_128 "}, "
+                 "{%128, %129, %130, %131}, %132, p, 1, 1, %134;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32), PRS_REGISTERS_32(d, 64), PRS_REGISTERS_32(d, 96)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B>
 PRS_DEVICE void wgmma_m64n128k16_bf16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                 uint64_t b, uint32_t add)
 {

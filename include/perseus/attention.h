@@ -17,9 +17,10 @@
  * begin. Keys and values that no query of a rank meets are not sent to it.
  *
  * Tensors, bf16, rows = seq / W: q and out [batch, rows, heads_q, head_dim], k and v [batch, rows, heads_kv, head_dim],
- * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them. lse is fp32
- * [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays in registers from the first key to the last.
- * The probabilities are rounded to bf16 once, the result once. Results repeat bit by bit.
+ * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them; v and out may
+ * have another head_dim (value_dim). lse is fp32 [batch, heads_q, rows] in both layouts. The softmax is fp32 and stays
+ * in registers from the first key to the last. The probabilities are rounded to bf16 once, the result once. Results
+ * repeat bit by bit.
  *
  * Sources: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers, 2023 (arXiv 2310.01889); the
  * kernel's pipeline: J. Shah et al., FlashAttention-3, 2024 (arXiv 2407.08608).
@@ -36,12 +37,13 @@ extern "C" {
 /** Sizes of a plan. The same on all ranks. */
 struct prs_attention_shape {
     uint32_t batch, heads_q, heads_kv; /**< heads_kv divides heads_q */
-    uint32_t head_dim;                 /**< 64 or 128 */
+    uint32_t head_dim;                 /**< of q and k: 64, 96, 128, 192 or 256 (value_dim) */
     uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W */
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
     /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter ones divide work more
-     * evenly among the ranks, longer ones travel better; 256 is good. 0: not striped, and the fields below are 0. */
+     * evenly among the ranks, longer ones travel better: good is the longest up to 512 of which a rank has 32. 0: not
+     * striped, and window, packed and soft_cap are 0. */
     uint32_t stripe;
     /** A query meets only keys of positions that differ by less than this from its own (with `causal`, only keys up to
      * itself). 0: no window. */
@@ -50,7 +52,10 @@ struct prs_attention_shape {
      * only. Their lengths, and how many there are, belong to a launch. */
     uint32_t packed;
     float soft_cap; /**< a score x counts as soft_cap * tanh(x / soft_cap), after the scale; 0: as x */
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    /** The head_dim of v and out; 0: head_dim. Built are 64, 96, 128 and 256 for both, and 128 with a head_dim of 192
+     * (DeepSeek's MLA, prefill). Striped, between nodes and backward: 64 and 128 only. */
+    uint64_t value_dim;
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** The positions in the whole sequence of the rows of a rank's slice: seq / world numbers, for RoPE and for cutting

@@ -60,12 +60,18 @@ static uint32_t holder_of(const struct row *r, uint32_t position, uint32_t *at)
     return chunk < r->world ? chunk : 2 * r->world - 1 - chunk;
 }
 
-/* out[d]: one row of the result; size[d]: the same sum of absolute values, for the bound of errors. Returns lse. */
+static uint32_t values_of(const struct prs_attention_shape *s)
+{
+    return s->value_dim != 0 ? (uint32_t)s->value_dim : s->head_dim;
+}
+
+/* out[]: one row of the result; size[d]: the same sum of absolute values, for the bound of errors. Returns lse. */
 static double reference(const struct row *r, uint32_t epoch, uint32_t batch, uint32_t head, uint32_t position,
                         double *out, double *size)
 {
     const struct prs_attention_shape *s = &r->shape;
     uint32_t at, rank = holder_of(r, position, &at), d = s->head_dim, head_kv = head / (s->heads_q / s->heads_kv);
+    uint32_t columns = values_of(s);
     uint64_t q = index_of(r, s->heads_q, batch, head, at) * d;
     double scale = s->scale != 0 ? (double)s->scale : 1 / sqrt((double)d), top = -INFINITY, sum = 0;
     uint32_t keys = s->causal != 0 ? position + 1 : s->seq;
@@ -81,20 +87,20 @@ static double reference(const struct row *r, uint32_t epoch, uint32_t batch, uin
         score[i] *= scale;
         top = score[i] > top ? score[i] : top;
     }
-    memset(out, 0, d * sizeof(*out));
-    memset(size, 0, d * sizeof(*size));
+    memset(out, 0, columns * sizeof(*out));
+    memset(size, 0, columns * sizeof(*size));
     for (uint32_t i = 0; i < keys; i++) {
         uint32_t there, from = holder_of(r, i, &there);
-        uint64_t v = index_of(r, s->heads_kv, batch, head_kv, there) * d;
+        uint64_t v = index_of(r, s->heads_kv, batch, head_kv, there) * columns;
         double p = exp(score[i] - top);
         sum += p;
-        for (uint32_t x = 0; x < d; x++) {
+        for (uint32_t x = 0; x < columns; x++) {
             double value = ranks_element(key_of(VALUES, from, epoch), v + x);
             out[x] += p * value;
             size[x] += p * fabs(value);
         }
     }
-    for (uint32_t x = 0; x < d; x++) {
+    for (uint32_t x = 0; x < columns; x++) {
         out[x] /= sum;
         size[x] /= sum;
     }
@@ -116,14 +122,14 @@ static void check_row(struct run *u, uint32_t rank, uint32_t epoch, uint32_t pos
                       uint32_t at, const uint16_t *out, const float *lse)
 {
     const struct prs_attention_shape *s = &u->row->shape;
-    double want[128], size[128];
+    double want[256], size[256];
     double log_sum = reference(u->row, epoch, batch, head, position, want, size);
-    uint64_t row = index_of(u->row, s->heads_q, batch, head, at) * s->head_dim;
+    uint64_t row = index_of(u->row, s->heads_q, batch, head, at) * values_of(s);
     double have_log = lse[((uint64_t)batch * s->heads_q + head) * slice_rows(u->row) + at];
     if (!(fabs(have_log - log_sum) <= 1e-4 * (1 + fabs(log_sum))))
         complain(u, "lse", rank, epoch, head, at, have_log, log_sum);
     /* The bound: one bf16 rounding of each probability, and one of the result. */
-    for (uint32_t x = 0; x < s->head_dim; x++) {
+    for (uint32_t x = 0; x < values_of(s); x++) {
         double have = ranks_float(out[row + x]);
         if (!(fabs(have - want[x]) <= (fabs(want[x]) + size[x]) * 0x1.02p-8))
             complain(u, "out", rank, epoch, head, at, have, want[x]);
@@ -156,14 +162,13 @@ struct tensors {
 static void open_tensors(const struct row *r, uint32_t rank, uint32_t epoch, struct tensors *t)
 {
     const struct prs_attention_shape *s = &r->shape;
-    uint64_t rows = (uint64_t)s->batch * slice_rows(r), q = rows * s->heads_q * s->head_dim,
-             kv = rows * s->heads_kv * s->head_dim;
-    t->q = ranks_upload(key_of(QUERIES, rank, epoch), q);
-    t->k = ranks_upload(key_of(KEYS, rank, epoch), kv);
-    t->v = ranks_upload(key_of(VALUES, rank, epoch), kv);
-    if (cudaMalloc(&t->out, q * 2) != cudaSuccess || cudaMalloc(&t->lse, rows * s->heads_q * 4) != cudaSuccess)
+    uint64_t rows = (uint64_t)s->batch * slice_rows(r), out = rows * s->heads_q * values_of(s);
+    t->q = ranks_upload(key_of(QUERIES, rank, epoch), rows * s->heads_q * s->head_dim);
+    t->k = ranks_upload(key_of(KEYS, rank, epoch), rows * s->heads_kv * s->head_dim);
+    t->v = ranks_upload(key_of(VALUES, rank, epoch), rows * s->heads_kv * values_of(s));
+    if (cudaMalloc(&t->out, out * 2) != cudaSuccess || cudaMalloc(&t->lse, rows * s->heads_q * 4) != cudaSuccess)
         abort();
-    (void)cudaMemset(t->out, 0xff, q * 2);
+    (void)cudaMemset(t->out, 0xff, out * 2);
     (void)cudaMemset(t->lse, 0xff, rows * s->heads_q * 4);
 }
 
@@ -171,9 +176,9 @@ static void check_tensors(struct run *u, uint32_t rank, uint32_t epoch, const st
 {
     const struct prs_attention_shape *s = &u->row->shape;
     uint64_t rows = (uint64_t)s->batch * slice_rows(u->row) * s->heads_q;
-    uint16_t *out = malloc(rows * s->head_dim * 2);
+    uint16_t *out = malloc(rows * values_of(s) * 2);
     float *lse = malloc(rows * 4);
-    (void)cudaMemcpy(out, t->out, rows * s->head_dim * 2, cudaMemcpyDeviceToHost);
+    (void)cudaMemcpy(out, t->out, rows * values_of(s) * 2, cudaMemcpyDeviceToHost);
     (void)cudaMemcpy(lse, t->lse, rows * 4, cudaMemcpyDeviceToHost);
     check_share(u, rank, epoch, out, lse);
     free(out);
@@ -300,6 +305,19 @@ Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
                  {1, {1, 2, 2, 128, 530, 1, 0, 0.03f}, 1, {.block_rows = 128, .overlap = 7}},
                  {1, {1, 2, 2, 64, 530, 0, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 3}},
                  {1, {1, 2, 2, 64, 530, 1, 0, 0.1f}, 1, {.block_rows = 128, .overlap = 7}});
+}
+
+/* Heads of other widths: one rank, cut tasks; several, whose keys and values have stages of the wider one. */
+Test(attention, heads_of_every_width_are_right, .timeout = 900)
+{
+    ASSERT_RIGHT(
+        {1, {1, 2, 1, 96, 333, 1, 0, 0.3f}, 1}, {1, {1, 1, 1, 256, 200, 0, 1, 0.3f}, 1},
+        {1, {1, 2, 1, 192, 333, 1, 0, 0.3f, .value_dim = 128}, 1}, {1, {1, 1, 1, 96, 1100, 0, 1, 0.3f}, 1}, /* cut */
+        {2, {1, 2, 2, 192, 4 * 70, 1, 0, 0.3f, .value_dim = 128}, 2},
+        {2, {1, 3, 3, 192, 200, 0, 1, 0.3f, .value_dim = 128}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
+        {2, {1, 2, 1, 96, 180, 0, 0, 0.3f}, 2, {.mover = PRS_MOVED_BY_CTAS}},
+        {2, {1, 2, 2, 96, 4 * 40, 1, 1, 0.3f}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {2, {1, 1, 1, 256, 4 * 40, 1, 0, 0.3f}, 2, {.mover = PRS_MOVED_BY_CTAS}});
 }
 
 Test(attention, several_ranks_look_at_all_keys, .timeout = 900)
@@ -434,7 +452,8 @@ Test(attention, a_plan_says_what_it_chose, .timeout = 900)
 Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
-    struct prs_attention_shape narrow = {1, 2, 2, 64, 512, 0, 0, 0};
+    struct prs_attention_shape narrow = {1, 2, 2, 64, 512, 0, 0, 0}, odd_values = {1, 2, 2, 192, 512, 0, 0, 0};
+    struct prs_attention_shape striped = {1, 2, 2, 96, 512, 1, 0, 0, .stripe = 128};
     struct prs_attention_tuning unknown = {.block_rows = 100}, narrow_blocks = {.block_rows = 176};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
@@ -443,6 +462,10 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
     open_alone(&ctx);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &narrow_blocks, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &odd_values, NULL, &plan), -EINVAL);
+    cr_assert(strstr(prs_fused_error_text(), "head_dim 192 with values of 192") != NULL, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_attention_plan_open(ctx, &striped, NULL, &plan), -EINVAL);
+    cr_assert(strstr(prs_fused_error_text(), "head_dim 96 and values of 96") != NULL, "%s", prs_fused_error_text());
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
     near = (struct prs_attention_operands){.q = x, .k = x + 8, .v = x, .out = x};

@@ -20,7 +20,9 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int adds = PRS_BACKWARD_SUMS; /* buffers for what is added to dq */
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
+    static constexpr int value_dim = HEAD_DIM; /* of gradients of results, which travel as values do */
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes;
+    static constexpr int value_bytes = row_bytes;
     static constexpr int block_bytes = block * row_bytes;
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / row_bytes;
     static constexpr int rows_bytes = 64 * row_bytes; /* own rows of one warpgroup, of one tensor */

@@ -45,6 +45,10 @@ static int check(const struct prs_attention_backward_plan *p)
         r = prs_attention_tuning_check(&p->shape, p->base.ctx->config.world);
     if (r)
         return r;
+    if (!prs_attention_tuning_plain(&p->shape))
+        return prs_fail(-ENOTSUP,
+                        "attention: head_dim %u with values of %u has no backward pass: built are 64 and 128 for both",
+                        p->shape.head_dim, prs_attention_value_dim(&p->shape));
     if (p->base.ctx->place.nodes > 1 && p->shape.stripe != 0)
         return prs_fail(-ENOTSUP, "attention: striped, the backward pass runs on one node, and the ranks are on %u",
                         p->base.ctx->place.nodes);
@@ -142,13 +146,13 @@ static void fill_args(struct prs_attention_backward_plan *p)
     before = x->stripes.before; /* a key meets the queries that meet it */
     x->stripes.before = x->stripes.after, x->stripes.after = before;
     x->heads_first = p->shape.heads_first != 0;
-    x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads);
+    x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads, p->shape.head_dim);
     x->row_bytes = prs_attention_row_bytes(&p->shape);
     x->push_gap = prs_attention_tuning_gap(&p->info);
     a->pairs_q = p->shape.batch * p->shape.heads_q;
     p->terms.mirrored = p->shape.stripe == 0;
     p->terms.schedule = x->schedule;
-    p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q);
+    p->terms.strides = prs_attention_strides_of(&p->shape, &p->terms.schedule, p->shape.heads_q, p->shape.head_dim);
     p->finish.schedule = p->terms.schedule;
     p->finish.strides = p->terms.strides;
     p->finish.scale = x->scale;
@@ -314,7 +318,7 @@ static int place(struct prs_plan *base)
     struct prs_attention_backward_plan *p = self(base);
     struct prs_backward_args *a = &p->args;
     struct prs_attention_args *x = &a->stream;
-    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true};
+    struct prs_attention_box block = {PRS_BACKWARD_BLOCK, true, false};
     uint32_t world = x->schedule.place.world;
     int r = 0;
     x->arrival_words = prs_attention_arrival_words(&x->schedule);
@@ -434,7 +438,8 @@ static int encode(struct prs_attention_backward_plan *p, const struct prs_attent
 {
     struct prs_attention_args *x = &p->args.stream;
     const struct prs_attention_schedule *s = &x->schedule;
-    struct prs_attention_box rows = {PRS_BACKWARD_BLOCK, true}, piece = {prs_attention_piece_rows(x->row_bytes), false};
+    struct prs_attention_box rows = {PRS_BACKWARD_BLOCK, true, false};
+    struct prs_attention_box piece = {prs_attention_piece_rows(x->row_bytes), false, false};
     const struct {
         const void *base;
         uint32_t heads;

@@ -99,9 +99,9 @@ PRS_SHARED uint32_t prs_backward_order(const struct prs_place *p, uint32_t rank)
 
 /* Order of the slice * segments + segment. The ring turns backwards: after the own slice comes that of the rank before
  * this one, also where that is on another node: so dk and dv have the same bits however ranks are divided into nodes.
- * far: whether there are several nodes, which kernels know when they are compiled. A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same
- * spans in the same order, those which tiles of the earlier one meet, and add to them one after the other
- * (prs_backward_turn()). */
+ * A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same spans in
+ * the same order, those which tiles of the earlier one meet, and add to them one after the other (prs_backward_turn()).
+ * far: whether there are several nodes, which kernels know when they are compiled. */
 PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                       const struct prs_attention_walk *w, bool far)
 {

@@ -29,10 +29,9 @@ PRS_DEVICE void await_group(const struct prs_attention_args &args, uint32_t grou
     __syncwarp();
 }
 
-/* Where sums for the rank at `order` go: to that rank, or, for one of another node, where they are put from. *slot: there
- * each has so many slices of sums before it. */
-template <class E>
-PRS_DEVICE uint16_t *find_parts(const struct prs_backward_args &args, uint32_t order, uint32_t *slot)
+/* Where sums for the rank at `order` go: to that rank, or, for one of another node, where they are put from. *slot: so
+ * many slices of sums come before them there. */
+template <class E> PRS_DEVICE uint16_t *find_parts(const struct prs_backward_args &args, uint32_t order, uint32_t *slot)
 {
     const struct prs_place *place = &args.stream.schedule.place;
     if (E::far && order >= place->local_ranks) {

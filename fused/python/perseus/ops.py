@@ -318,9 +318,10 @@ def _attention_sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v:
     batch, dim = q.shape[0], q.shape[3]
     rows, heads_q = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
     _check_tensor(group, op, "k", k, _bf16, (batch, -1, rows, dim) if heads_first else (batch, rows, -1, dim))
-    _check_tensor(group, op, "v", v, _bf16, tuple(k.shape))
+    _check_tensor(group, op, "v", v, _bf16, (*k.shape[:3], -1))
     return {"batch": batch, "heads_q": heads_q, "heads_kv": k.shape[1 if heads_first else 2], "head_dim": dim,
-            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale}
+            "seq": rows * group.world, "causal": int(causal), "heads_first": int(heads_first), "scale": scale,
+            "value_dim": v.shape[3]}
 
 
 def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
@@ -337,7 +338,7 @@ def _ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_nam
 def _ring_attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group_name: str, causal: bool = False,
                          scale: float = 0.0, heads_first: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads = (q.shape[2], q.shape[1]) if heads_first else (q.shape[1], q.shape[2])
-    return torch.empty_like(q), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[0], heads, rows, dtype=torch.float32)
 
 
 def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
@@ -347,8 +348,8 @@ def _ring_attention_backward(dout: torch.Tensor, dlse: torch.Tensor | None, q: t
     group, op = find(group_name), "ring_attention_backward"
     sizes = _attention_sizes(group, op, q, k, v, causal, scale, heads_first)
     values = sizes["batch"], sizes["heads_q"], sizes["seq"] // group.world
-    _check_tensor(group, op, "out", out, _bf16, tuple(q.shape))
-    _check_tensor(group, op, "dout", dout, _bf16, tuple(q.shape))
+    for name, t in (("out", out), ("dout", dout)):
+        _check_tensor(group, op, name, t, _bf16, (*q.shape[:3], v.shape[3]))
     _check_tensor(group, op, "lse", lse, torch.float32, values)
     if dlse is not None:
         _check_tensor(group, op, "dlse", dlse, torch.float32, values)
@@ -529,13 +530,14 @@ def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Gro
     """Attention over a sequence that is split among the ranks.
 
     q: [batch, rows, heads_q, head_dim]; k, v: [batch, rows, heads_kv, head_dim]; heads_first: [batch, heads, rows,
-    head_dim]. head_dim is 64 or 128, heads_kv divides heads_q, the sequence has rows * W positions. Not causal: rank r
-    has positions r * rows ... Causal with W > 1: the sequence is cut into 2 W chunks, and rank r has chunk r followed
-    by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim). Returns (out, lse): out as q; lse fp32 [batch, heads_q, rows],
-    the log of the sum of exponentials.
+    head_dim]. head_dim is 64, 96, 128 or 256, or 192 with v's of 128 (DeepSeek's MLA), heads_kv divides heads_q, the
+    sequence has rows * W positions. Not causal: rank r has positions r * rows ... Causal with W > 1: the sequence is
+    cut into 2 W chunks, and rank r has chunk r followed by chunk 2 W - 1 - r. scale 0: 1 / sqrt(head_dim). Returns
+    (out, lse): out as q, with v's head_dim; lse fp32 [batch, heads_q, rows], the log of the sum of exponentials.
 
-    Both results have gradients, on one node; q, k, v and the results stay for the backward pass. Every rank runs it, or
-    none: a rank gets the gradients of its keys and values from the queries of all ranks.
+    Both results have gradients, for head_dim 64 and 128 (between nodes there are no others at all); q, k, v and the
+    results stay for the backward pass. Every rank runs it, or none: a rank gets the gradients of its keys and values
+    from the queries of all ranks.
 
     Example::
 

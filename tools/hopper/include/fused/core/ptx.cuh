@@ -446,6 +446,20 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n8k16_bf16(float (&d)[4], uint64
 }
 
 template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n96k16_bf16_registers(float (&d)[48], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint64_t b, uint32_t add)
+{
+    wgmma_registers<TRANS_B, hopper::WGMMA_BF16>(d, a0, a1, a2, a3, b, add);
+}
+
+template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n256k16_bf16_registers(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                uint64_t b, uint32_t add)
+{
+    wgmma_registers<TRANS_B, hopper::WGMMA_BF16>(d, a0, a1, a2, a3, b, add);
+}
+
+template <int TRANS_B>
 PRS_DEVICE void wgmma_m64n128k16_bf16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                 uint64_t b, uint32_t add)
 {
