@@ -74,6 +74,32 @@ Test(attention_backward_nodes, stripes_are_refused, .timeout = 600)
     ranks_run(2, open_between_nodes, NULL);
 }
 
+static void open_long(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct prs_attention_shape shape = {1, 3, 3, 64, 49152, 1, 0, 0};
+    struct prs_attention_backward_plan *plan;
+    struct prs_attention_info info;
+    struct prs_fused *ctx;
+    (void)user;
+    cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0, "rank %u", rank);
+    cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_backward_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.heads_per_step, 1, "%u", info.tuning.heads_per_step);
+    prs_attention_backward_plan_close(plan);
+    shape.seq /= 2;
+    cr_assert_eq(prs_attention_backward_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_backward_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.heads_per_step, 3, "%u", info.tuning.heads_per_step);
+    prs_attention_backward_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention_backward, of_long_sequences_a_step_has_one_head, .timeout = 600)
+{
+    hopper_setup(2, SMS, 0);
+    ranks_run(2, open_long, NULL);
+}
+
 static void open_alone(struct prs_fused **ctx)
 {
     struct prs_fused_config config = {.world = 1};
