@@ -21,7 +21,7 @@ peers stay in bf16, and so does "bf16", our own layer. `error` is then that from
 quantised operands, and `whole_error` that from the layer without quantising. `weights_usec`: reading the weights once,
 at 4.3 TB/s. With --deep-gemm, "deep_gemm" is DeepGEMM's MegaMoE of the same quantised weights (the package
 sgl-deep-gemm 0.1.5, which compiles its kernels with nvcc when they first run), quantising included, in place of
-"symm_mem".
+"symm_mem". With --beside LIBRARY, "beside" is our layer of another build, also in place of "symm_mem".
 """
 import argparse
 import json
@@ -254,6 +254,11 @@ def measure(args, preset, count, zipf, hosts):
     if ours.info.tuning.path == ONE:
         kernels = open_ours(argparse.Namespace(**{**vars(args), "path": KERNELS}), hosts, sizes, args.dtype, tensors)
         ways["kernels"] = Way(kernels.layer)
+    beside = None
+    if args.beside:
+        beside = open_ours(argparse.Namespace(**{**vars(args), "library": args.beside}), hosts, sizes, args.dtype,
+                           tensors)
+        ways["beside"] = Way(beside.layer)
     plain = open_ours(args, hosts, sizes, "bf16", tensors) if args.dtype != "bf16" else None
     if plain:
         ways["bf16"] = Way(plain.layer)
@@ -263,8 +268,8 @@ def measure(args, preset, count, zipf, hosts):
         deep_gemm = DeepGemmLayer(tokens, chosen, router_weights, *made, experts)
         ways["deep_gemm"] = Way(deep_gemm.both)
     try:
-        if args.nodes > 1 or args.deep_gemm:
-            raise NotImplementedError("not between emulated nodes, nor with --deep-gemm")
+        if args.nodes > 1 or args.deep_gemm or args.beside:
+            raise NotImplementedError("not between emulated nodes, nor with --deep-gemm or --beside")
         symm_mem = SymmMemLayer(tokens, chosen, router_weights, gate_up, down, experts)
         symm_mem.both()
         torch.cuda.synchronize()
@@ -292,6 +297,9 @@ def measure(args, preset, count, zipf, hosts):
         row |= {"path": ONE, "kernels_usec": round(usec["kernels"], 1),
                 "kernels_predicted_usec": round(kernels.info.predicted_us, 1)}
         kernels.close()
+    if beside:
+        row["beside_usec"] = round(usec["beside"], 1)
+        beside.close()
     if deep_gemm:
         deep_gemm.out.fill_(float("nan"))
         deep_gemm.both()
@@ -317,6 +325,7 @@ def main():
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192])
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of our tokens and weights")
     parser.add_argument("--deep-gemm", action="store_true", help="compare with DeepGEMM; with --dtype e4m3")
+    parser.add_argument("--beside", metavar="LIBRARY", help="another build of ours, by turns")
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--capacity", type=int, default=0, help="rows of each rank; 0: as many as can ever come")
     parser.add_argument("--rounds", type=int, default=12)
