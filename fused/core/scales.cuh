@@ -28,23 +28,31 @@ PRS_DEVICE uint32_t scaled_row(const struct scaled_tile &at, uint32_t second)
     return at_most(at.row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + second * 8, at.last_row);
 }
 
-/* Multiplies finished sums by the scales of their rows and columns. */
+/* Multiplies finished sums by the scales of their rows and columns. So many are loaded before one is used: one by one
+ * they took 2 us of a tile. An instance that keeps what is left of a tile has no registers for more. */
 template <class E>
 PRS_DEVICE void scale_tile(const struct prs_scales &s, const struct scaled_tile &at, float (&d)[E::accumulators])
 {
-    constexpr int half = E::accumulators / 2;
+    constexpr int half = E::accumulators / 2, at_once = E::promotes ? 32 : 2;
     float row[2];
     for (uint32_t i = 0; i < 2; i++)
         row[i] = at.a[(uint64_t)scaled_row(at, i) * s.a_step];
 #pragma unroll
-    for (int i = 0; i < E::accumulators; i += 4) {
-        uint32_t column = at.column[i / half] + i % half * 2 + threadIdx.x % 4 * 2;
-        /* MUTANT(emulator fp8/fp8_products_are_right) the scale of each column: s/column, at/0, at/ */
-        float left = s.b[(uint64_t)at_most(column, at.last_column) * s.b_step];
-        float right = s.b[(uint64_t)at_most(column + 1, at.last_column) * s.b_step];
-        d[i] = d[i] * row[0] * left, d[i + 1] = d[i + 1] * row[0] * right;
-        /* MUTANT(emulator fp8/fp8_products_are_right) the scale of each row: s/row[1] * left/row[0] * left/ */
-        d[i + 2] = d[i + 2] * row[1] * left, d[i + 3] = d[i + 3] * row[1] * right;
+    for (int first = 0; first < E::accumulators; first += at_once * 2) {
+        float factor[at_once];
+#pragma unroll
+        for (int j = 0; j < at_once; j++) {
+            int i = first + j / 2 * 4;
+            uint32_t column = at.column[i / half] + i % half * 2 + threadIdx.x % 4 * 2 + j % 2;
+            /* MUTANT(emulator fp8/fp8_products_are_right) the scale of each column: s/column, at/0, at/ */
+            factor[j] = s.b[(uint64_t)at_most(column, at.last_column) * s.b_step];
+        }
+        if (E::promotes)
+            registers_pin(factor);
+#pragma unroll
+        for (int j = 0; j < at_once * 2; j++)
+            /* MUTANT(emulator fp8/fp8_products_are_right) the scale of each row: s#row[j / 2 % 2]#row[0]# */
+            d[first + j] = d[first + j] * row[j / 2 % 2] * factor[j / 4 * 2 + j % 2];
     }
 }
 

@@ -14,7 +14,7 @@ enum { UNIT_SLOTS = 2, UNIT_BYTES = 16 };
 /* In shared memory after the barriers of cta.cuh. */
 struct unit_memory {
     uint64_t *full, *empty; /* empty: only the first CTA's is used */
-    uint8_t *slot;          /* 16 bytes each, of which the first 4 are the unit */
+    uint8_t *slot;          /* 16 bytes each: the unit, and what the claimer says of it */
     uint8_t *out;           /* the first CTA sends units from here */
 };
 
@@ -45,9 +45,10 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
     }
 }
 
-/* Passes a claimed unit to all roles; `unit` counts in the first CTA only. passed: how many came before. */
+/* Passes a claimed unit to all roles; `unit` counts in the first CTA only. passed: how many came before. x: the unit;
+ * the rest: what unit_told() gives too. */
 template <class E>
-PRS_DEVICE void unit_pass(const struct unit_memory &u, const struct cta_position &at, uint32_t passed, uint32_t unit)
+PRS_DEVICE void unit_pass(const struct unit_memory &u, const struct cta_position &at, uint32_t passed, uint4 unit)
 {
     uint32_t slot = passed % UNIT_SLOTS, phase = passed / UNIT_SLOTS & 1;
     if (at.rank != 0) {
@@ -56,12 +57,12 @@ PRS_DEVICE void unit_pass(const struct unit_memory &u, const struct cta_position
     }
     mbarrier_wait(&u.empty[slot], phase ^ 1);
     if (E::cluster > 1) {
-        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), unit, 0, 0, 0);
+        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), unit.x, unit.y, unit.z, unit.w);
         fence_async_shared();
         for (uint32_t cta = 1; cta < E::cluster; cta++)
             bulk_send(u.slot + slot * UNIT_BYTES, u.out + slot * UNIT_BYTES, UNIT_BYTES, &u.full[slot], cta);
     }
-    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), unit, 0, 0, 0);
+    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), unit.x, unit.y, unit.z, unit.w);
     mbarrier_arrive(&u.full[slot]);
 }
 
@@ -71,7 +72,21 @@ template <class E>
 PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const struct cta_position &at,
                            uint32_t passed)
 {
-    unit_pass<E>(u, at, passed, at.rank == 0 ? atomicAdd(counter, 1u) : 0);
+    unit_pass<E>(u, at, passed, make_uint4(at.rank == 0 ? atomicAdd(counter, 1u) : 0, 0, 0, 0));
+}
+
+/* As unit_take(), with all that was passed. */
+PRS_DEVICE uint4 unit_told(const struct unit_memory &u, struct unit_pipeline *ring, bool whole_warp)
+{
+    uint32_t slot = ring->taken % UNIT_SLOTS, phase = ring->taken / UNIT_SLOTS & 1;
+    mbarrier_wait(&u.full[slot], phase);
+    uint4 unit = load_shared_v4(smem_address(u.slot + slot * UNIT_BYTES));
+    if (whole_warp)
+        __syncwarp(); /* as in unit_take() */
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive_at(&u.empty[slot], 0);
+    ring->taken++;
+    return unit;
 }
 
 /* Called by a whole warp, or by one thread if no other thread of its warp reads. */

@@ -4,8 +4,8 @@
 #define PERSEUS_FUSED_LOAD_CUH
 
 #include "fused/core/partial_sums.cuh"
-#include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
+#include "fused/gemm/unit.cuh"
 
 /* All-gather: waits, and returns how many strips have arrived, counted from `strip`; at least 1. Each lane reads one
  * counter, so a complete row costs one read per 32 strips. Returns a large number when the wait gave up. */
@@ -166,17 +166,18 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
     struct unit_memory queue = unit_memory_map(m);
     struct unit_pipeline taken = {0};
     if (lane == 0)
-        unit_pass<E>(queue, at, 0, first);
+        pass_unit<E>(queue, at, &cursor, 0, first);
     for (;;) {
         struct prs_unit u;
         struct a_source a;
-        uint32_t ready = 0, unit;
+        typename unit_taken<E::told>::unit unit;
+        uint32_t ready = 0;
         int32_t n;
         __syncwarp();
-        unit = unit_take(queue, &taken, true);
-        if (unit >= s->units)
+        unit = take_unit<E>(queue, &taken, true);
+        if (number_of(unit) >= s->units)
             break;
-        prs_schedule_unit(s, &cursor, unit, &u);
+        find_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
         /* MUTANT(emulator allgather_of_narrow_tiles_is_right) where the second CTA's boxes of B begin:
          * s#at.rank * E::first_columns#at.rank * E::columns / 2# */
@@ -192,7 +193,8 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             if (lane == 0) {
                 load_stage<E>(args, m, at, r.stage, a, n, step);
                 if (step == args.claim_step)
-                    unit_fetch<E>(claim_counter(args, PRS_CLAIM_UNITS), queue, at, taken.taken);
+                    pass_unit<E>(queue, at, &cursor, taken.taken,
+                                 at.rank == 0 ? atomicAdd(claim_counter(args, PRS_CLAIM_UNITS), 1u) : 0);
             }
         }
         if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)

@@ -7,8 +7,7 @@
 #include "fused/core/multiply.cuh"
 #include "fused/core/partial_sums.cuh"
 #include "fused/core/scales.cuh"
-#include "fused/core/units.cuh"
-#include "fused/gemm/launch.cuh"
+#include "fused/gemm/unit.cuh"
 
 /* Applies the epilogue to this warpgroup's half of a tile of the result. */
 template <class E>
@@ -64,11 +63,11 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
     struct unit_pipeline taken = {0};
     float d[E::accumulators];
     left.next = left_over<E>::count;
-    for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < s->units;) {
+    for (typename unit_taken<E::told>::unit unit; number_of(unit = take_unit<E>(queue, &taken, true)) < s->units;) {
         struct prs_unit u;
         bool partial = false;
         if constexpr (E::promotes) {
-            prs_schedule_unit(s, &cursor, unit, &u);
+            find_unit(s, &cursor, unit, &u);
             multiply_tile_promoted<E>(d, m, &r, half, args.schedule.k_steps, args.scales,
                                       find_scales<E>(args, u, blockIdx.x % E::cluster, half));
         } else {
@@ -78,13 +77,13 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
             /* A sum that travels, or to which other ranks' are added, has been scaled. */
             /* MUTANT(emulator fp8/fp8_blocks_are_scaled) scales are applied once: s/== 0/>= 0/ */
             if (args.scales.k_blocks == 0) {
-                prs_schedule_unit(s, &cursor, unit, &u);
+                find_unit(s, &cursor, unit, &u);
                 hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
                 scale_tile<E>(args.scales, find_scales<E>(args, u, blockIdx.x % E::cluster, half), d);
             }
         }
         if (E::reduces) {
-            prs_schedule_unit(s, &cursor, unit, &u);
+            find_unit(s, &cursor, unit, &u);
             partial = u.block != args.schedule.place.rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may need the quarters left here before they can send the sums that this rank now
@@ -99,7 +98,7 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
         }
         if (args.epilogue.any != 0 && !partial) {
             if (!E::reduces)
-                prs_schedule_unit(s, &cursor, unit, &u);
+                find_unit(s, &cursor, unit, &u);
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
             finish_half<E>(args, d, u, blockIdx.x % E::cluster, half);
         }

@@ -5,8 +5,8 @@
 #define PERSEUS_FUSED_STORE_CUH
 
 #include "fused/core/partial_sums.cuh"
-#include "fused/core/units.cuh"
 #include "fused/gemm/relay.cuh"
+#include "fused/gemm/unit.cuh"
 
 /* Where the rank of this node that adds up a block's sums keeps the sums of this rank. */
 template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
@@ -72,9 +72,9 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
     uint32_t stored = 0;
     int64_t next = 0;
     struct prs_cursor cursor = {0, 0};
-    for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < s->units;) {
+    for (typename unit_taken<E::told>::unit unit; number_of(unit = take_unit<E>(queue, &taken, false)) < s->units;) {
         struct prs_unit u;
-        prs_schedule_unit(s, &cursor, unit, &u);
+        find_unit(s, &cursor, unit, &u);
         uint32_t quarters = E::slabs_per_tile;
         if (args.epilogue.gated != 0 && (!E::reduces || u.block == s->place.rank))
             quarters = E::slabs_per_tile / 2;
