@@ -139,24 +139,34 @@ PRS_DEVICE void take_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uin
     }
 }
 
-/* e4m3: rows of the first product's results, 16 columns of each. Eight lanes have the 128 that share a scale. */
+/* e4m3: rows of the first product's results, 16 columns of each; eight lanes have the 128 that share a scale. Each load
+ * waits for the L2 cache: many come before the first row is quantised. */
 template <class E, uint32_t ROWS>
 PRS_DEVICE void quantise_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uint32_t vector, uint32_t columns,
                               struct gathered<ROWS> *g)
 {
     constexpr uint32_t each = element<E::result>::in_vector, all = element<E::type>::in_vector;
+    constexpr uint32_t vectors = all / each, batch = ROWS >= 32 ? ROWS / 4 : ROWS / 2;
 #pragma unroll
-    for (uint32_t i = 0; i < ROWS / 2; i++) {
-        uint32_t to[all / 4];
-        float x[all] = {};
-        if (vector < columns / all && at[i] != NO_ROW)
+    for (uint32_t first = 0; first < ROWS / 2; first += batch) {
+        uint4 loaded[batch * vectors];
 #pragma unroll
-            for (uint32_t v = 0; v < all / each; v++)
-                unpack_vector<E::result>(from[at[i] + vector * (all / each) + v], x + v * each);
-        /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) eight lanes have a block: s/<8>/<4>/ */
-        g->scale[i] = scale_of_largest(largest_of_lanes<8>(largest_magnitude(x)));
-        quantise(x, 1.0f / g->scale[i], to);
-        g->x[i] = make_uint4(to[0], to[1], to[2], to[3]);
+        for (uint32_t i = 0; i < batch * vectors; i++) {
+            uint32_t row = vector < columns / all ? at[first + i / vectors] : NO_ROW;
+            loaded[i] = row != NO_ROW ? from[row + vector * vectors + i % vectors] : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < batch; i++) {
+            uint32_t to[all / 4];
+            float x[all];
+#pragma unroll
+            for (uint32_t v = 0; v < vectors; v++)
+                unpack_vector<E::result>(loaded[i * vectors + v], x + v * each);
+            /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) eight lanes have a block: s/<8>/<4>/ */
+            g->scale[first + i] = scale_of_largest(largest_of_lanes<8>(largest_magnitude(x)));
+            quantise(x, 1.0f / g->scale[first + i], to);
+            g->x[first + i] = make_uint4(to[0], to[1], to[2], to[3]);
+        }
     }
 }
 
