@@ -19,4 +19,11 @@ struct prs_scales {
     uint32_t sent;           /* all-gather: how many scales travel with each row of A */
 };
 
+/* A result in e4m3 for the next product: a scale for each row and 128 columns. */
+struct prs_quantised_result {
+    uint8_t *to; /* NULL: the result has another type */
+    float *scales;
+    uint64_t pitch, scales_pitch; /* bytes from row to row; floats from one block of columns to the next */
+};
+
 #endif

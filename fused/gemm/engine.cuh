@@ -26,8 +26,9 @@ struct engine : tile_columns<COLUMNS, element<TYPE>::sum> {
     static constexpr bool broadcasts = OP == PRS_GEMM_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;
-    static constexpr bool promotes = PROMOTES; /* scales.cuh */
-    static constexpr bool told = PROMOTES;     /* unit.cuh */
+    static constexpr bool promotes = PROMOTES;            /* scales.cuh */
+    static constexpr bool quantises = scaled && !reduces; /* its result may be e4m3, too */
+    static constexpr bool told = PROMOTES;                /* unit.cuh */
     /* Store buffers per warpgroup. An instance that promotes has no registers for what is left of a tile. Where sums
      * travel, its buffers hold a whole tile in the place of the last stage, so that it need not wait for the
      * network. */

@@ -119,7 +119,8 @@ struct prs_kernel_args {
      * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
     uint32_t whole;
     uint32_t keeps;           /* 1: the gathered A is written to keep_to */
-    struct prs_scales scales; /* e4m3 only */
+    struct prs_scales scales; /* e4m3 only, and so is what follows */
+    struct prs_quantised_result quantised;
 };
 
 #endif

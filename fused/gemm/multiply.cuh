@@ -6,6 +6,7 @@
 #include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
 #include "fused/core/partial_sums.cuh"
+#include "fused/core/quantised_tile.cuh"
 #include "fused/core/scales.cuh"
 #include "fused/gemm/unit.cuh"
 
@@ -20,6 +21,42 @@ PRS_DEVICE void finish_half(const struct prs_kernel_args &args, float (&d)[E::ac
                         {first + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64,
                          u.column * prs_epilogue_columns(&args.epilogue, E::columns), end < launch->m ? end : launch->m,
                          args.n});
+}
+
+/* Stores this warpgroup's half of a finished tile in e4m3. A gated tile has the 128 columns that share a scale, others
+ * have twice as many. */
+template <class E>
+PRS_DEVICE void quantise_half(const struct prs_kernel_args &args, const float (&d)[E::accumulators],
+                              const struct prs_unit &u, uint32_t cta, uint32_t half)
+{
+    constexpr int side = E::accumulators / 2;
+    const struct prs_launch *launch = launch_here();
+    const struct prs_quantised_result &q = args.quantised;
+    uint32_t block = prs_schedule_result_row(&launch->schedule, u.block), end = block + launch->schedule.block_rows;
+    uint32_t row = block + u.pair * PRS_PAIR_M + cta * PRS_TILE_M + half * 64;
+    uint32_t first = u.column * prs_epilogue_columns(&args.epilogue, E::columns);
+    end = end < launch->m ? end : launch->m;
+    for (uint32_t part = 0; part < (args.epilogue.gated != 0 ? 1 : 2); part++) {
+        uint32_t column = first + part * PRS_SCALE_BLOCK;
+        float x[side];
+#pragma unroll
+        for (int i = 0; i < side; i++)
+            x[i] = part == 0 ? d[i] : d[side + i];
+        if (column >= args.n)
+            break;
+        store_quantised_rows(
+            x,
+            [&](uint32_t r) {
+                /* MUTANT(emulator fp8_results/quantised_results_are_right) rows beyond the block's are not stored:
+                 * s/row + r < end/true/ */
+                return row + r < end ? q.to + (uint64_t)(row + r) * q.pitch + column : (uint8_t *)NULL;
+            },
+            [&](uint32_t r, float scale) {
+                /* MUTANT(emulator fp8_results/quantised_results_are_right) each block of columns has its scale:
+                 * s#column / PRS_SCALE_BLOCK#first / PRS_SCALE_BLOCK# */
+                q.scales[column / PRS_SCALE_BLOCK * q.scales_pitch + row + r] = scale;
+            });
+    }
 }
 
 /* Where this warpgroup's half of a tile finds its scales. */
@@ -101,6 +138,13 @@ template <class E> PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &
                 find_unit(s, &cursor, unit, &u);
             hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
             finish_half<E>(args, d, u, blockIdx.x % E::cluster, half);
+        }
+        if constexpr (E::quantises) {
+            if (args.quantised.to) {
+                find_unit(s, &cursor, unit, &u);
+                quantise_half<E>(args, d, u, blockIdx.x % E::cluster, half);
+                continue;
+            }
         }
         bool gated = args.epilogue.gated != 0 && !partial;
         if constexpr (E::promotes)

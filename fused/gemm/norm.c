@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 
+#include "fused/gemm/scales.h"
 #include "fused/gemm/unfused/inbox.h"
 #include "transport/util/error.h"
 
@@ -53,6 +54,8 @@ int prs_norm_check_operands(const struct prs_gemm_plan *p, const struct prs_gemm
 {
     bool any = x->norm_weight || x->normed || x->quantised || x->quantised_scale || x->quantised_scaling ||
                x->quantised_scale_pitch || x->norm_eps != 0;
+    if (p->shape.c_dtype == PRS_DTYPE_E4M3)
+        return prs_scales_check_result(p, x);
     if (p->shape.norm == PRS_NORM_NONE)
         return any ? prs_fail(-EINVAL, "fused: normed %p, quantised %p, norm_weight %p: the plan's shape has no norm",
                               x->normed, x->quantised, x->norm_weight)

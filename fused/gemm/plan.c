@@ -150,7 +150,8 @@ static int check_strides(const struct prs_fused *ctx, const struct prs_gemm_shap
     if (!r)
         r = check_stride('B', s->ldb, s->b_transposed ? s->k : s->n, s->dtype);
     if (!r)
-        r = check_stride('C', s->ldc, prs_result_columns(s), s->sum_dtype);
+        r = check_stride('C', s->ldc, prs_result_columns(s),
+                         s->c_dtype == PRS_DTYPE_E4M3 ? PRS_DTYPE_E4M3 : s->sum_dtype);
     if (r || !prs_has_gaps(s))
         return r;
     if (s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != prs_result_columns(s))
@@ -176,7 +177,8 @@ static int check_types(const struct prs_fused *ctx, const struct prs_gemm_shape 
     if (s->sum_dtype != type->sum)
         return prs_fail(-EINVAL, "fused: sum_dtype %u (%s): partial sums travel in %s where A and B are %s",
                         s->sum_dtype, type_name(s->sum_dtype), type_name(type->sum), type->name);
-    if (s->c_dtype != type->sum && s->c_dtype != PRS_DTYPE_FP32)
+    if (s->c_dtype != type->sum && s->c_dtype != PRS_DTYPE_FP32 &&
+        (s->c_dtype != PRS_DTYPE_E4M3 || s->dtype != PRS_DTYPE_E4M3))
         return prs_fail(-EINVAL, "fused: c_dtype %u (%s): C has the type of %s, %s, or is fp32", s->c_dtype,
                         type_name(s->c_dtype), type->sum == s->dtype ? "A and B" : "sums", type_name(type->sum));
     if (s->c_dtype != type->sum && s->op == PRS_GEMM_ALLREDUCE && ctx->place.nodes > 1)

@@ -28,6 +28,23 @@ static int check_blocks(const struct prs_gemm_shape *s)
     return 0;
 }
 
+/* C in e4m3. */
+static int check_quantised(const struct prs_gemm_shape *s)
+{
+    uint32_t columns = prs_result_columns(s);
+    if (s->op != PRS_GEMM_ALONE && s->op != PRS_GEMM_ALLGATHER)
+        return prs_fail(-EINVAL,
+                        "fused: c_dtype %u (e4m3) of operation %d: a sum over ranks is bf16 or fp32, and what its norm "
+                        "makes of it may be e4m3 (quantised)",
+                        s->c_dtype, (int)s->op);
+    if (s->norm)
+        return prs_fail(-EINVAL, "fused: c_dtype %u (e4m3): C has scales, and a norm takes rows without", s->c_dtype);
+    if (columns % PRS_SCALE_BLOCK != 0)
+        return prs_fail(-EINVAL, "fused: C in e4m3 has a scale for each %u columns, which do not divide %u",
+                        PRS_SCALE_BLOCK, columns);
+    return 0;
+}
+
 int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
 {
     const char *type = prs_element_find(s->dtype)->name;
@@ -49,6 +66,11 @@ int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_sh
     if (s->op != PRS_GEMM_ALONE && ctx->place.nodes > 1)
         return prs_fail(-EINVAL, "fused: products of %s run on one node only, and the ranks are on %u", type,
                         ctx->place.nodes);
+    if (s->c_dtype == PRS_DTYPE_E4M3) {
+        int r = check_quantised(s);
+        if (r)
+            return r;
+    }
     return s->scaling == PRS_SCALING_BLOCKS ? check_blocks(s) : 0;
 }
 
@@ -56,6 +78,28 @@ uint64_t prs_scales_rows_of_a(const struct prs_gemm_plan *p, const struct prs_ge
 {
     uint64_t rows = x->m != 0 ? x->m : p->shape.m;
     return p->shape.op == PRS_GEMM_ALLGATHER ? rows / p->args.schedule.place.world : rows;
+}
+
+int prs_scales_check_result(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
+{
+    uint64_t rows = x->m != 0 ? x->m : p->shape.m;
+    if (x->residual)
+        return prs_fail(-EINVAL, "fused: residual %p: C is e4m3, and nothing is added to it", x->residual);
+    if (x->quantised_scaling != PRS_SCALING_BLOCKS)
+        return prs_fail(-EINVAL,
+                        "fused: quantised_scaling %u: C in e4m3 has a scale for each row and %u columns "
+                        "(PRS_SCALING_BLOCKS)",
+                        x->quantised_scaling, PRS_SCALE_BLOCK);
+    if (x->quantised || x->normed || x->norm_weight || x->norm_eps != 0)
+        return prs_fail(-EINVAL, "fused: normed %p, quantised %p, norm_weight %p: the plan's shape has no norm",
+                        x->normed, x->quantised, x->norm_weight);
+    if (!x->quantised_scale || (uintptr_t)x->quantised_scale % sizeof(float) != 0)
+        return prs_fail(-EINVAL, "fused: quantised_scale %p: the pointer must be 4-byte aligned, and not NULL",
+                        (void *)x->quantised_scale);
+    if (x->quantised_scale_pitch != 0 && x->quantised_scale_pitch < rows)
+        return prs_fail(-EINVAL, "fused: quantised_scale_pitch %llu: it must be at least the %llu rows of C",
+                        (unsigned long long)x->quantised_scale_pitch, (unsigned long long)rows);
+    return 0;
 }
 
 int prs_scales_check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
@@ -93,4 +137,11 @@ void prs_scales_fill(struct prs_gemm_plan *p)
     s->a_step = s->b_step = scaling == PRS_SCALING_ROWS;
     s->k_blocks = scaling == PRS_SCALING_BLOCKS ? p->shape.k / PRS_SCALE_BLOCK : 0;
     s->a_pitch = x->scale_a_pitch != 0 ? x->scale_a_pitch : prs_scales_rows_of_a(p, x);
+    p->args.quantised = (struct prs_quantised_result){.to = NULL};
+    if (p->shape.c_dtype == PRS_DTYPE_E4M3)
+        p->args.quantised = (struct prs_quantised_result){
+            .to = x->c,
+            .scales = x->quantised_scale,
+            .pitch = prs_pitch(p->shape.ldc, p->args.n),
+            .scales_pitch = x->quantised_scale_pitch != 0 ? x->quantised_scale_pitch : p->rows};
 }

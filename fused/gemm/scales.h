@@ -10,6 +10,9 @@ int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_sh
 /* 0 or -EINVAL. */
 int prs_scales_check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x);
 
+/* Of a plan whose C is e4m3: the scales of C, and what it does not have. 0 or -EINVAL. */
+int prs_scales_check_result(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x);
+
 /* Rows of A on this rank, in a launch. */
 uint64_t prs_scales_rows_of_a(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x);
 

@@ -74,6 +74,8 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
     struct prs_cursor cursor = {0, 0};
     for (typename unit_taken<E::told>::unit unit; number_of(unit = take_unit<E>(queue, &taken, false)) < s->units;) {
         struct prs_unit u;
+        if (E::quantises && args.quantised.to) /* the consumers have stored it */
+            continue;
         find_unit(s, &cursor, unit, &u);
         uint32_t quarters = E::slabs_per_tile;
         if (args.epilogue.gated != 0 && (!E::reduces || u.block == s->place.rank))

@@ -16,7 +16,8 @@
  * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
  * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
  * different ones. On one node. The unfused path needs an n and a k that are multiples of 16; with scales of blocks, of
- * 128 and 512.
+ * 128 and 512. With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its
+ * scales are the A and scale_a of a product with PRS_SCALING_BLOCKS.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  *
@@ -63,7 +64,8 @@ struct prs_gemm_shape {
      * dtype: of A, B, bias and gathered. Default: bf16; fp16; e4m3, with a bias of bf16.
      * sum_dtype: of partial sums that travel between ranks. Default: as dtype; bf16 for e4m3.
      * c_dtype: of C and residual. Default: as sum_dtype. fp32: for weight gradients and logits; with residual = C a
-     * launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes. */
+     * launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes.
+     * e4m3: of ALONE and ALLGATHER where dtype is e4m3, without a norm or residual; 128 divides the columns of C. */
     uint32_t dtype, sum_dtype, c_dtype;
     uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
@@ -175,8 +177,8 @@ struct prs_gemm_operands {
     const float *scale_a, *scale_b;
     /** A multiple of 4. 0: the rows of A in this launch, with m_on_device those of shape.m. */
     uint64_t scale_a_pitch;
-    /** With shape.norm only, else 0. At least one of `normed` and `quantised` is set; both have as many rows as C on
-     * this rank, and its columns, without gaps. */
+    /** With shape.norm only, else 0; but see quantised_scale. At least one of `normed` and `quantised` is set; both
+     * have as many rows as C on this rank, and its columns, without gaps. */
     const void *norm_weight; /**< [columns of C], of sum_dtype; or NULL: ones. ALLREDUCE: the same on all ranks */
     /** The normed rows, of sum_dtype; or NULL. With k = 0 it may be A. */
     void *normed;
@@ -185,7 +187,8 @@ struct prs_gemm_operands {
     void *quantised;
     /** fp32. PRS_SCALING_TENSOR: one, which the launch reads. PRS_SCALING_ROWS: one for each row, PRS_SCALING_BLOCKS:
      * [columns / 128][rows], rows contiguous, quantised_scale_pitch floats from one block to the next; the launch
-     * writes these: the largest magnitude / 448, at least 2^-126. */
+     * writes these: the largest magnitude / 448, at least 2^-126. Where c_dtype is e4m3 these are the scales of C,
+     * which need quantised_scaling PRS_SCALING_BLOCKS; `quantised` is NULL. */
     float *quantised_scale;
     uint64_t quantised_scale_pitch; /**< 0: the rows of C on this rank in this launch, with m_on_device the most */
     uint32_t quantised_scaling;     /**< enum prs_scaling; with `quantised` */

@@ -24,13 +24,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # NIC), of test_attention.c.
 NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
 # Of test_sharing.c, of test_attention_backward.c, of test_attention_striped.c, of test_fp8.c, of test_moe_few.c, of
-# test_norm.c, of test_moe_fp8.c, of test_quantise.c, of test_errors.c, of test_absent.c.
+# test_norm.c, of test_moe_fp8.c, of test_quantise.c, of test_errors.c, of test_absent.c, of test_fp8_results.c.
 SHARING, BACKWARD, STRIPED, FP8 = "sharing/", "attention_backward/", "attention_striped/", "fp8/"
+FP8_RESULTS = "fp8_results/"
 FEW, NORM, MOE_FP8, QUANTISE, ERRORS, ABSENT = "moe_few/", "norm/", "moe_fp8/", "quantise/", "errors/", "absent/"
 PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
             SHARING: "sharing", BACKWARD: "attention_backward", STRIPED: "attention_striped", FP8: "fp8",
             FEW: "moe_few", NORM: "norm", MOE_FP8: "moe_fp8", QUANTISE: "quantise",
-            ERRORS: "errors", ABSENT: "absent"}
+            ERRORS: "errors", ABSENT: "absent", FP8_RESULTS: "fp8_results"}
 
 
 def link_command(build, test, kernels):

@@ -115,12 +115,12 @@ struct ranks_product {
     struct prs_gemm_shape shape;
     struct prs_gemm_tuning tuning; /* path: PRS_GEMM_PATH_AUTO means fused here */
     uint32_t world, epochs, timeout_ms;
-    uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
-    uint32_t nodes;   /* over which the ranks are split; 0: one */
-    bool apart;       /* each on a node of softnic, as by ranks_run_apart() */
-    bool bias, keeps; /* keeps: the gathered A is written too */
-    bool positive;    /* A and B have numbers in [1, 2) */
-    uint32_t scale_a_pitch;
+    uint32_t replays;                      /* of a graph that holds all epochs; 0: launched without one */
+    uint32_t nodes;                        /* over which the ranks are split; 0: one */
+    bool apart;                            /* each on a node of softnic, as by ranks_run_apart() */
+    bool bias, keeps;                      /* keeps: the gathered A is written too */
+    bool positive;                         /* A and B have numbers in [1, 2) */
+    uint32_t scale_a_pitch, c_scale_pitch; /* c_scale_pitch: of a C in e4m3 */
     enum ranks_residual residual;
     uint32_t sms; /* of each GPU; 0: 4 */
     bool chosen;  /* the plan has no tuning */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A product of all ranks: its operands, its launches, and the check of its results. */
-#include "test/hopper/ranks.h"
+#include "test/hopper/ranks_reference.h"
 
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
@@ -22,258 +22,6 @@ struct multiply {
     pthread_mutex_t lock; /* protects *v */
 };
 
-static uint32_t key_a(const struct ranks_product *p, uint32_t epoch, uint32_t rank)
-{
-    return (epoch * 64 + rank * 2) | (p->positive ? RANKS_POSITIVE : 0);
-}
-
-static uint32_t key_b(const struct ranks_product *p, uint32_t rank)
-{
-    return (4096 + rank) | (p->positive ? RANKS_POSITIVE : 0);
-}
-
-enum { KEY_SCALE_B = 30000 }; /* and the rank */
-
-/* All ranks of an all-gather have the same scale of A, if it is only one. */
-static uint32_t key_scale_a(const struct ranks_product *p, uint32_t epoch, uint32_t rank)
-{
-    bool same = p->shape.op == PRS_GEMM_ALLGATHER && p->shape.scaling == PRS_SCALING_TENSOR;
-    return 20000 + epoch * 64 + (same ? 0 : rank);
-}
-
-/* All ranks of an all-reduce have the same bias and the same residual. */
-static uint32_t key_bias(const struct ranks_product *p, uint32_t rank)
-{
-    return 5000 + (p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : rank);
-}
-
-static uint32_t key_residual(const struct ranks_product *p, uint32_t rank)
-{
-    return 6000 + (p->shape.op == PRS_GEMM_ALLREDUCE ? 0 : rank);
-}
-
-/* Elements from one row to the next. */
-static uint64_t pitch_of(uint32_t ld, uint32_t columns)
-{
-    return ld != 0 ? ld : columns;
-}
-
-/* Of C. */
-static uint32_t columns_of(const struct ranks_product *p)
-{
-    return p->shape.gated ? p->shape.n / 2 : p->shape.n;
-}
-
-static uint64_t rows_of(const struct ranks_product *p, enum prs_gemm_op split)
-{
-    return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
-}
-
-static bool is_scaled(const struct ranks_product *p)
-{
-    return p->shape.dtype == PRS_DTYPE_E4M3;
-}
-
-/* The type of sums, of the bias, and of C where that is not fp32. */
-static uint32_t sum_type(const struct ranks_product *p)
-{
-    return is_scaled(p) ? PRS_DTYPE_BF16 : p->shape.dtype;
-}
-
-/* Relative error of one rounding to the type of sums. */
-static double rounding(const struct ranks_product *p)
-{
-    return p->shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
-}
-
-static bool is_wide(const struct ranks_product *p)
-{
-    return p->shape.c_dtype == PRS_DTYPE_FP32;
-}
-
-/* The same of the last rounding. Unfused, a gated product is rounded before it is finished. */
-static double last_rounding(const struct ranks_product *p)
-{
-    return is_wide(p) && !p->shape.gated ? 0x1.02p-24 : rounding(p);
-}
-
-/* An element of A or B. */
-static float input(const struct ranks_product *p, uint32_t key, uint64_t at)
-{
-    return ranks_element_of(p->shape.dtype, key, at);
-}
-
-/* One of the residual, which has the type of C. */
-static float residual_element(const struct ranks_product *p, uint32_t key, uint64_t at)
-{
-    return ranks_element_of(is_wide(p) ? PRS_DTYPE_FP32 : sum_type(p), key, at);
-}
-
-/* The node of the rank that adds up this element; every other node rounds its partial sum. The fused and the
- * unfused all-reduce assign elements to the same ranks wherever both can run. */
-static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
-{
-    uint64_t each = ((uint64_t)p->shape.m * columns_of(p) + p->world - 1) / p->world;
-    uint32_t owner = p->shape.op == PRS_GEMM_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
-    return owner / (p->world / p->nodes);
-}
-
-static double activated(uint32_t activation, double x)
-{
-    switch (activation) {
-    case PRS_ACTIVATION_RELU:
-        return x > 0 ? x : 0;
-    case PRS_ACTIVATION_GELU:
-        return x * (1 + erf(x / sqrt(2))) / 2;
-    case PRS_ACTIVATION_GELU_TANH:
-        return x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
-    case PRS_ACTIVATION_SILU:
-        return x / (1 + exp(-x));
-    default:
-        return x;
-    }
-}
-
-/* A number, and how far a right result may be from it. */
-struct estimate {
-    double value, bound;
-};
-
-static double bias_of(const struct ranks_product *p, uint32_t rank, uint64_t column)
-{
-    return p->bias ? ranks_element_of(sum_type(p), key_bias(p, rank), column) : 0;
-}
-
-/* Applies the epilogue to a sum; up: of the same column, if gated. The steepest activation multiplies an error by 1.13.
- * The unfused path also rounds what it adds up in between. */
-static struct estimate finished(const struct ranks_product *p, uint32_t rank, uint64_t row, uint64_t column,
-                                struct estimate sum, struct estimate up)
-{
-    double bias = bias_of(p, rank, column), x = sum.value + bias, bound = sum.bound, size = fabs(bias);
-    if (!p->bias && p->residual == RANKS_NO_RESIDUAL && p->shape.activation == PRS_ACTIVATION_NONE && !p->shape.gated)
-        return sum;
-    x = activated(p->shape.activation, x);
-    if (p->shape.gated) {
-        double factor = up.value + bias_of(p, rank, columns_of(p) + column);
-        bound = bound * (fabs(factor) + up.bound) + fabs(x) * up.bound;
-        x *= factor;
-    }
-    if (p->residual != RANKS_NO_RESIDUAL) {
-        double residual =
-            residual_element(p, key_residual(p, rank), row * pitch_of(p->shape.ldc, columns_of(p)) + column);
-        x += residual, size += fabs(residual);
-    }
-    return (struct estimate){x, bound * 1.15 + (fabs(x) + size) * last_rounding(p) + 0x1p-18};
-}
-
-/* Where a sum over K finds its operands: number i of K at start + i * step. */
-struct operand {
-    uint32_t key;
-    uint64_t start, step;
-};
-
-static struct estimate exact_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b)
-{
-    double sum = 0, magnitude = 0;
-    for (uint64_t i = 0; i < p->shape.k; i++) {
-        double x = (double)input(p, a->key, a->start + i * a->step) * input(p, b->key, b->start + i * b->step);
-        sum += x;
-        magnitude += fabs(x);
-    }
-    return (struct estimate){sum, magnitude * 0x1p-21};
-}
-
-static double scale(uint32_t key, uint64_t at)
-{
-    return 1 + 0.75 * ranks_element_of(PRS_DTYPE_FP32, key, at);
-}
-
-/* Rows of A on a rank, of a launch as the host knows it. */
-static uint64_t scaled_rows(const struct ranks_product *p)
-{
-    return p->scale_a_pitch != 0 ? p->scale_a_pitch : rows_of(p, PRS_GEMM_ALLGATHER);
-}
-
-/* The scales of one row of A and one column of B, at a place of K. */
-static double scale_of(const struct ranks_product *p, uint32_t key_a, uint32_t key_b, uint64_t row, uint64_t column,
-                       uint64_t k)
-{
-    uint64_t block = k / 128;
-    if (p->shape.scaling == PRS_SCALING_BLOCKS)
-        return scale(key_a, block * scaled_rows(p) + row) * scale(key_b, column / 128 * (p->shape.k / 128) + block);
-    return p->shape.scaling == PRS_SCALING_TENSOR ? scale(key_a, 0) * scale(key_b, 0)
-                                                  : scale(key_a, row) * scale(key_b, column);
-}
-
-/* The sum of e4m3, of this row of the rank's A, with what the tensor cores may lose. Scaling rounds a few times in
- * fp32. */
-static struct estimate scaled_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b,
-                                  uint32_t scale_a, uint32_t scale_b, uint64_t row, uint64_t column)
-{
-    bool promotes = !p->shape.fast_accumulation, blocks = p->shape.scaling == PRS_SCALING_BLOCKS;
-    double products[32], factor = blocks ? 1 : scale_of(p, scale_a, scale_b, row, column, 0), magnitude = 0;
-    struct ranks_fp8_sum s = {0};
-    for (uint64_t i = 0; i < p->shape.k; i += 32) {
-        uint32_t count = p->shape.k - i < 32 ? (uint32_t)(p->shape.k - i) : 32;
-        for (uint32_t j = 0; j < count; j++)
-            products[j] = (double)input(p, a->key, a->start + i + j) * input(p, b->key, b->start + i + j);
-        ranks_fp8_add(&s, products, count);
-        if ((promotes && i % 128 == 96) || i + 32 >= p->shape.k) {
-            double held = blocks ? scale_of(p, scale_a, scale_b, row, column, i) : 1;
-            magnitude += fabs(s.held * held);
-            ranks_fp8_promote(&s, held);
-        }
-    }
-    return (struct estimate){s.sum * factor, (s.lost + magnitude * 0x1p-21) * factor};
-}
-
-/* Returns one element of the product, which the owner of the element of C `result` adds up. The error that is allowed:
- * one rounding of each partial sum, of the sum of each other node and of the result, and fp32 accumulation. */
-static struct estimate product(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
-                               uint64_t column, uint64_t result)
-{
-    const struct prs_gemm_shape *s = &p->shape;
-    bool reduces = s->op == PRS_GEMM_REDUCE_SCATTER || s->op == PRS_GEMM_ALLREDUCE;
-    uint64_t a_row = row;
-    double total = 0, partials = 0, lost = 0, node = 0;
-    uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, result);
-    if (s->op == PRS_GEMM_REDUCE_SCATTER)
-        a_row += rank * rows_of(p, PRS_GEMM_REDUCE_SCATTER);
-    for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
-        uint32_t a_rank = reduces ? t : rank, b_rank = reduces ? t : rank;
-        uint64_t r = a_row;
-        struct operand a, b;
-        struct estimate sum;
-        if (s->op == PRS_GEMM_ALLGATHER) {
-            a_rank = (uint32_t)(row / (s->m / p->world));
-            r = row % (s->m / p->world);
-        }
-        a = (struct operand){key_a(p, epoch, a_rank), r * pitch_of(s->lda, s->k), 1};
-        b = s->b_transposed ? (struct operand){key_b(p, b_rank), column * pitch_of(s->ldb, s->k), 1}
-                            : (struct operand){key_b(p, b_rank), column, pitch_of(s->ldb, s->n)};
-        sum = is_scaled(p) ? scaled_sum(p, &a, &b, key_scale_a(p, epoch, a_rank), KEY_SCALE_B + b_rank, r, column)
-                           : exact_sum(p, &a, &b);
-        lost += sum.bound;
-        total += sum.value;
-        partials += reduces ? fabs(sum.value) : 0;
-        node = t % locals == 0 ? sum.value : node + sum.value;
-        if (reduces && t % locals == locals - 1 && t / locals != owner)
-            partials += fabs(node);
-    }
-    return (struct estimate){total, fabs(total) * last_rounding(p) + partials * rounding(p) + lost};
-}
-
-/* Returns one element of C. */
-static struct estimate reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
-                                 uint64_t column)
-{
-    uint64_t columns = columns_of(p), result = row * columns + column;
-    struct estimate sum = product(p, rank, epoch, row, column, result), up = {0, 0};
-    if (p->shape.gated)
-        up = product(p, rank, epoch, row, columns + column, result);
-    return finished(p, rank, row, column, sum, up);
-}
-
 /* Element i of C, whatever its type. */
 static double result_element(const struct ranks_product *p, const void *c, uint64_t i)
 {
@@ -290,8 +38,8 @@ static bool is_untouched(const struct ranks_product *p, uint32_t rank, const voi
 /* A result has a gap after it. */
 static uint64_t result_room(const struct ranks_product *p)
 {
-    return (rows_of(p, PRS_GEMM_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * (is_wide(p) ? 4 : 2) + 511) /
-           256 * 256;
+    return (rows_of(p, PRS_GEMM_REDUCE_SCATTER) * pitch_of(p->shape.ldc, columns_of(p)) * result_bytes(p) + 511) / 256 *
+           256;
 }
 
 /* Beyond the launch's rows nothing may be written, if the host has given their number; else beyond the most rows. */
@@ -312,7 +60,7 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
         if (!isnan(have) && (i + epoch * 7 + i / columns) % step != 0)
             continue;
         checked++;
-        want = reference(p, rank, epoch, i / columns, i % columns);
+        want = ranks_reference(p, rank, epoch, i / columns, i % columns);
         if (fabs(have - want.value) <= want.bound)
             continue;
         if (beyond++ == 0)
@@ -334,6 +82,74 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
     m->v->checked += checked;
     if (m->v->beyond == 0 && beyond != 0)
         memcpy(m->v->first, first, sizeof(first));
+    m->v->beyond += beyond;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Floats from the scales of one block of columns of C to those of the next, in a launch as the host knows it. */
+static uint64_t quantised_pitch(const struct ranks_product *p, uint32_t epoch)
+{
+    return p->c_scale_pitch != 0 ? p->c_scale_pitch : p->rows && !p->on_device ? p->rows[epoch] : p->shape.m;
+}
+
+/* Of the most rows, and a little more. */
+static uint64_t quantised_scales(const struct ranks_product *p)
+{
+    uint64_t pitch = p->c_scale_pitch != 0 ? p->c_scale_pitch : p->shape.m;
+    return columns_of(p) / 128 * pitch + 8;
+}
+
+/* A row's 128 numbers with their scale. The scale is the largest magnitude / 448; rounding to e4m3 moves a number by
+ * 2^-4 of itself at most, or by 2^-10 of the scale where it is less than 2^-6 of it. */
+static const char *check_block(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
+                               uint32_t block, const uint8_t *c, double scale)
+{
+    double most = 0, bound = 0;
+    for (uint32_t i = 0; i < 128; i++) {
+        struct estimate want = ranks_reference(p, rank, epoch, row, block * 128 + i);
+        double have = ranks_value(PRS_DTYPE_E4M3, c[i]) * scale, size = fabs(want.value) + want.bound;
+        double moved = size * 0x1.01p-4 > scale * 0x1p-10 ? size * 0x1.01p-4 : scale * 0x1p-10;
+        if (!(fabs(have - want.value) <= want.bound + moved))
+            return "a number is wrong";
+        most = size > most ? size : most;
+        bound = want.bound > bound ? want.bound : bound;
+    }
+    return scale * 448 <= most * 0x1.00001p0 && scale * 448 >= (most - 2 * bound) * 0x1.ffffep-1
+               ? NULL
+               : "the scale is not the largest magnitude / 448";
+}
+
+/* C in e4m3. Nothing is written beyond the rows of the launch, even if only the device knows how many they are. */
+static void check_quantised(struct multiply *m, uint32_t rank, uint32_t epoch, const uint8_t *c, const float *scales)
+{
+    enum { BLOCKS = 24 };
+    struct ranks_product launch = *m->p;
+    const struct ranks_product *p = &launch;
+    uint64_t columns = columns_of(p), pitch = pitch_of(p->shape.ldc, (uint32_t)columns), scale_pitch, step;
+    uint64_t checked = 0, beyond = 0, room = result_room(p), blocks = columns / 128;
+    const char *what = NULL;
+    uint64_t at = 0;
+    launch.shape.m = p->rows ? p->rows[epoch] : p->shape.m;
+    scale_pitch = quantised_pitch(m->p, epoch);
+    step = launch.shape.m * blocks / BLOCKS + 1;
+    for (uint64_t i = epoch % step; i < launch.shape.m * blocks; i += step, checked += 128) {
+        uint64_t row = i / blocks, block = i % blocks;
+        const char *wrong = check_block(p, rank, epoch, row, (uint32_t)block, c + row * pitch + block * 128,
+                                        scales[block * scale_pitch + row]);
+        if (wrong && beyond++ == 0)
+            what = wrong, at = i;
+    }
+    for (uint64_t i = 0; i < room; i++)
+        if ((i / pitch < launch.shape.m && i % pitch < columns) == ((c[i] & 0x7f) == 0x7f) && beyond++ == 0)
+            what = "a number is not there, or one beyond the result is", at = i;
+    for (uint64_t i = 0; i < quantised_scales(m->p); i++)
+        if ((i / scale_pitch < blocks && i % scale_pitch < launch.shape.m) == isnan(scales[i]) && beyond++ == 0)
+            what = "a scale is not there, or one beyond them is", at = i;
+    pthread_mutex_lock(&m->lock);
+    m->v->checked += checked;
+    if (m->v->beyond == 0 && beyond != 0)
+        (void)snprintf(m->v->first, sizeof(m->v->first), "rank %u epoch %u: %s, number %llu", rank, epoch, what,
+                       (unsigned long long)at);
     m->v->beyond += beyond;
     pthread_mutex_unlock(&m->lock);
 }
@@ -366,7 +182,7 @@ static void check_kept(struct multiply *m, uint32_t rank, uint32_t epoch, const 
 struct launches {
     struct prs_gemm_plan *plan;
     void *a[RANKS_EPOCHS_MAX], *b, *c[RANKS_EPOCHS_MAX], *kept[RANKS_EPOCHS_MAX], *bias, *residual;
-    float *scale_a[RANKS_EPOCHS_MAX], *scale_b;
+    float *scale_a[RANKS_EPOCHS_MAX], *scale_b, *c_scale[RANKS_EPOCHS_MAX];
     uint32_t *rows; /* on the device */
     cudaStream_t stream;
 };
@@ -399,6 +215,9 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
                                         .scale_a = l->scale_a[e],
                                         .scale_b = l->scale_b,
                                         .scale_a_pitch = p->scale_a_pitch,
+                                        .quantised_scale = l->c_scale[e],
+                                        .quantised_scale_pitch = p->c_scale_pitch,
+                                        .quantised_scaling = is_quantised(p) ? PRS_SCALING_BLOCKS : 0,
                                         .m = p->rows && !p->on_device ? p->rows[e] : 0,
                                         .m_on_device = p->on_device ? l->rows + e : NULL},
             l->stream);
@@ -471,8 +290,8 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     if (p->bias)
         l.bias = ranks_upload_of(sum_type(p), key_bias(p, rank), s->n);
     if (p->residual != RANKS_NO_RESIDUAL)
-        l.residual = ranks_upload_of(is_wide(p) ? PRS_DTYPE_FP32 : sum_type(p), key_residual(p, rank),
-                                     bytes / (is_wide(p) ? 4 : 2));
+        l.residual =
+            ranks_upload_of(is_wide(p) ? PRS_DTYPE_FP32 : sum_type(p), key_residual(p, rank), bytes / result_bytes(p));
     if ((s->c_anywhere ? cudaMalloc((void **)&results, bytes * p->epochs) != cudaSuccess
                        : prs_fused_alloc(ctx, bytes * p->epochs, (void **)&results) != 0) ||
         cudaMemset(results, 0xff, bytes * p->epochs) != cudaSuccess ||
@@ -488,6 +307,8 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     for (uint32_t e = 0; e < p->epochs && p->keeps; e++)
         if (cudaMalloc(&l.kept[e], kept) != cudaSuccess || cudaMemset(l.kept[e], 0xff, kept) != cudaSuccess)
             abort();
+    for (uint32_t e = 0; e < p->epochs && is_quantised(p); e++)
+        l.c_scale[e] = ranks_device(quantised_scales(p) * sizeof(float), 0xff);
     upload_all_scales(p, rank, &l);
     (void)cudaDeviceSynchronize();
     r = p->replays == 0 ? enqueue(p, &l) : enqueue_replays(p, &l);
@@ -495,7 +316,10 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         r = -EIO;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
         (void)cudaMemcpy(host, l.c[e], bytes, cudaMemcpyDeviceToHost);
-        check_result(m, rank, e, host);
+        if (is_quantised(p))
+            check_quantised(m, rank, e, (const uint8_t *)host, l.c_scale[e]);
+        else
+            check_result(m, rank, e, host);
         if (!p->keeps)
             continue;
         (void)cudaMemcpy(host, l.kept[e], kept, cudaMemcpyDeviceToHost);
@@ -505,6 +329,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         (void)cudaFree(l.a[e]);
         (void)cudaFree(l.kept[e]);
         (void)cudaFree(l.scale_a[e]);
+        (void)cudaFree(l.c_scale[e]);
     }
     (void)(s->c_anywhere ? (int)cudaFree(results) : prs_fused_free(ctx, results));
     (void)cudaFree(l.rows);

@@ -15,10 +15,16 @@ struct prs_lt;
 
 enum { PRS_LT_WORKSPACE = 32 << 20 };
 
-/* The type of what cuBLASLt writes: sums that travel, and what is gated after it, have that of sums. */
+/* Whether C is made of what cuBLASLt writes elsewhere, also where no other rank adds to it. */
+static inline bool prs_lt_apart(const struct prs_gemm_shape *s)
+{
+    return s->gated || s->c_dtype == PRS_DTYPE_E4M3;
+}
+
+/* The type of what cuBLASLt writes: sums that travel, and what C is made of, have that of sums. */
 static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 {
-    bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !s->gated;
+    bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !prs_lt_apart(s);
     return result ? s->c_dtype : s->sum_dtype;
 }
 

@@ -27,10 +27,10 @@ static struct prs_slice_bytes slice_bytes_of(const struct prs_gemm_plan *p)
     return prs_slice_scale(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
 }
 
-/* The memory of a gated product, of which the epilogue makes C. */
+/* The memory of a product of which the epilogue makes C. */
 static uint64_t product_bytes(const struct prs_gemm_plan *p)
 {
-    return p->shape.gated ? (uint64_t)p->shape.m * p->shape.n * prs_sum_bytes(&p->shape) : 0;
+    return prs_lt_apart(&p->shape) ? (uint64_t)p->shape.m * p->shape.n * prs_sum_bytes(&p->shape) : 0;
 }
 
 static uint64_t aligned(uint64_t bytes)
@@ -49,7 +49,7 @@ static uint64_t scales_bytes(const struct prs_gemm_plan *p, uint32_t each_row)
     return aligned(each_row * prs_lt_scale_pitch(p->shape.m) * sizeof(float));
 }
 
-/* Where a gated product is: after both. */
+/* Where such a product is: after both. */
 static uint64_t product_place(const struct prs_gemm_plan *p)
 {
     return scales_place(p) + scales_bytes(p, prs_scales_sent(&p->shape));
@@ -168,7 +168,7 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     bool far = s->place.nodes > 1;
     const char *pool;
     int r = open_lt(p);
-    if (!r && s->place.world == 1 && p->shape.gated)
+    if (!r && s->place.world == 1 && prs_lt_apart(&p->shape))
         r = prs_plan_local(&p->base, product_bytes(p), 0);
     if (!r && p->shape.scaling == PRS_SCALING_BLOCKS)
         r = prs_plan_scratch(&p->base, scales_bytes(p, p->shape.k / PRS_SCALE_BLOCK));
@@ -441,7 +441,7 @@ static const void *added_by_lt(const struct prs_gemm_plan *p)
 /* Where cuBLASLt puts a product to which no other rank adds. */
 static void *product_of(const struct prs_gemm_plan *p)
 {
-    if (!p->shape.gated)
+    if (!prs_lt_apart(&p->shape))
         return p->operands.c;
     return p->args.schedule.place.world == 1 ? p->base.own.at : p->args.staging[0] + product_place(p);
 }
@@ -469,8 +469,9 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
                                    .elements = (uint64_t)p->rows * p->args.n,
                                    .columns = p->args.n,
                                    .type = p->shape.sum_dtype,
-                                   .from_type = p->shape.gated ? p->shape.sum_dtype : p->shape.c_dtype,
-                                   .result = p->shape.c_dtype};
+                                   .from_type = prs_lt_apart(&p->shape) ? p->shape.sum_dtype : p->shape.c_dtype,
+                                   .result = p->shape.c_dtype,
+                                   .quantised = p->args.quantised};
     if (p->shape.k == 0) {
         f.from = p->operands.a, f.from_type = p->shape.sum_dtype;
         return launched(prs_unfused_finish_result(&f, stream), "an epilogue");
@@ -479,7 +480,7 @@ static int finish_result(struct prs_gemm_plan *p, cudaStream_t stream)
         f.epilogue.residual = NULL;
     f.epilogue.any =
         f.epilogue.bias || f.epilogue.residual || f.epilogue.gated || p->shape.activation != PRS_ACTIVATION_NONE;
-    return f.epilogue.any == 0 ? 0 : launched(prs_unfused_finish_result(&f, stream), "an epilogue");
+    return f.epilogue.any == 0 && !f.quantised.to ? 0 : launched(prs_unfused_finish_result(&f, stream), "an epilogue");
 }
 
 int prs_unfused_launch(struct prs_gemm_plan *p, cudaStream_t stream)

@@ -4,6 +4,7 @@
 #include "fused/core/load.h"
 #include "fused/core/epilogue.cuh"
 #include "fused/core/launch.cuh"
+#include "fused/core/quantise.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/inbox.cuh"
 #include "fused/gemm/unfused/norm.cuh"
@@ -89,6 +90,34 @@ static __global__ void finish_result(const __grid_constant__ struct prs_unfused_
         float x = finish_element<TYPE, RESULT>(a.epilogue, load_element<FROM>(a.from, at), up, row,
                                                (uint32_t)(i - row * a.columns), a.columns);
         store_element<RESULT>(a.to, i, x);
+    }
+}
+
+/* The same, and makes e4m3 with scales of it. A warp takes a part of a row. */
+template <int TYPE> static __global__ void quantise_result(const __grid_constant__ struct prs_unfused_finish a)
+{
+    uint32_t parts = prs_ceil_div(a.columns, QUANTISE_PART), warps = gridDim.x * (blockDim.x / 32);
+    uint64_t rows = a.elements / a.columns;
+    for (uint64_t i = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < rows * parts; i += warps) {
+        uint64_t row = i / parts, from = row * a.columns * (a.epilogue.gated != 0 ? 2 : 1);
+        quantise_part(
+            a.columns, (uint32_t)(i % parts) * QUANTISE_PART,
+            [&](uint32_t column, float(&x)[8]) {
+                float up[8] = {};
+                add_eight<TYPE>(x, load_eight<TYPE, true>(a.from, from + column, 8));
+                if (a.epilogue.gated != 0)
+                    add_eight<TYPE>(up, load_eight<TYPE, true>(a.from, from + a.columns + column, 8));
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    x[j] = finish_element<TYPE, TYPE>(a.epilogue, x[j], up[j], row, column + j, a.columns);
+            },
+            [&](uint32_t column, uint2 packed) {
+                *(uint2 *)(a.quantised.to + row * a.quantised.pitch + column) = packed;
+            },
+            [&](uint32_t block, float scale) {
+                /* MUTANT(emulator fp8_results/unfused_results_are_quantised) the scale of each row: s/+ row/+ 0/ */
+                a.quantised.scales[block * a.quantised.scales_pitch + row] = scale;
+            });
     }
 }
 
@@ -215,6 +244,7 @@ static int load(void)
         r = r ? r : launch_load(i.finish);
         r = r ? r : launch_load(i.finish_sum);
     }
+    r = r ? r : launch_load(quantise_result<PRS_DTYPE_BF16>);
     r = r ? r : launch_load(cross);
     return r ? r : launch_load(finish);
 }
@@ -314,6 +344,9 @@ extern "C" int prs_unfused_norm_rows(struct prs_unfused_norm_rows *a, cudaStream
 extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)
 {
     const struct instances *i = instances_of(a->type, a->result);
+    if (a->quantised.to)
+        return launch_kernel(quantise_result<PRS_DTYPE_BF16>, &wide_shape, wide_blocks(a->elements / 8, 1056), stream,
+                             *a);
     return launch_kernel(a->from_type == a->result ? i->finish : i->finish_sum, &wide_shape,
                          wide_blocks(a->elements, 1056), stream, *a);
 }

@@ -138,7 +138,7 @@ struct prs_unfused_norm_rows {
 int prs_unfused_norm_rows(struct prs_unfused_norm_rows *a, cudaStream_t stream);
 
 /* Applies the epilogue to a matrix without gaps. `to` may be `from` unless the epilogue is gated. elements, columns: of
- * the result. 0 or -EIO. */
+ * the result. quantised: where it goes instead of `to`, if it is e4m3; `from` and the bias are then bf16. 0 or -EIO. */
 struct prs_unfused_finish {
     struct prs_epilogue epilogue;
     const uint8_t *from;
@@ -146,6 +146,7 @@ struct prs_unfused_finish {
     uint64_t elements;
     uint32_t columns;
     uint32_t type, from_type, result; /* enum prs_dtype: of the bias, of `from`, and of `to` */
+    struct prs_quantised_result quantised;
 };
 int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStream_t stream);
 
