@@ -147,12 +147,45 @@ class Scaled(unittest.TestCase):
             return bad
         self.assertEqual(run(2, body), [0, 0])
 
+    def test_results_are_quantised_for_the_next_product(self):
+        """As a gated MLP: the bound of a number is its rounding to e4m3, and that of the sums before it."""
+        def body(group, kind):
+            every = [Operands(r, kind, 36, 512, 256, of_a=0) for r in range(2)]
+            x, bad = every[group.rank], 0
+            for op, whole in ((perseus.all_gather_scaled_matmul_quantised, torch.cat([o.whole_a for o in every])),
+                              (perseus.scaled_matmul_quantised, x.whole_a)):
+                for gated in (False, True):
+                    h, scale = op(*x, group, activation="silu", gated=gated)
+                    want, size = product(whole, x.whole_b)
+                    lost = size * 256 / 32 * 34 * 2**-13 * 1.2
+                    if gated:
+                        (gate, up), (of_gate, of_up) = want.chunk(2, 1), lost.chunk(2, 1)
+                        gate = torch.nn.functional.silu(gate)
+                        want, lost = gate * up, of_gate * (up.abs() + of_up) + gate.abs() * of_up
+                    else:
+                        want = torch.nn.functional.silu(want)
+                    self.assertEqual((h.dtype, h.shape), (E4M3, want.shape))
+                    self.assertEqual(scale.shape, (want.shape[0], want.shape[1] // 128))
+                    wide = scale.double().repeat_interleave(128, 1)
+                    off = (h.double() * wide - want).abs()
+                    bound = lost + torch.maximum((want.abs() + lost) * 2**-4, wide * 2**-10)
+                    bad += int((~(off <= bound)).sum())
+                    largest = want.abs().unflatten(1, (-1, 128)).amax(2)
+                    bad += int((~((scale * 448 - largest).abs() <= lost.unflatten(1, (-1, 128)).amax(2))).sum())
+                    down = torch.ones(128, h.shape[1]).to(E4M3)  # what takes it next
+                    y = perseus.scaled_matmul_reduce_scatter(h, down.t(), scale, torch.ones(scale.shape[1], 1), group)
+                    bad += int(y.isnan().sum())
+            return bad
+        for kind in (scaled.ROWS, scaled.BLOCKS):
+            with self.subTest(kind=kind):
+                self.assertEqual(run(2, lambda group: body(group, kind)), [0, 0])
+
     def test_fake_results_have_the_shapes_of_real_ones(self):
         def body(group):
-            x = Operands(group.rank, scaled.ROWS, 48, self.N, self.K)
+            x = Operands(group.rank, scaled.ROWS, 48, 256, self.K)
             bad = 0
             for name in ("all_gather_scaled_matmul", "all_gather_scaled_matmul_kept", "scaled_matmul_reduce_scatter",
-                         "scaled_matmul_all_reduce"):
+                         "scaled_matmul_all_reduce", "all_gather_scaled_matmul_quantised", "scaled_matmul_quantised"):
                 op = getattr(torch.ops.perseus, name)
                 real = op(*x, group.name)
                 fake = op(*(t.to("meta") for t in x), group.name)
@@ -181,6 +214,7 @@ class Scaled(unittest.TestCase):
         def body(group):
             x = Operands(0, scaled.ROWS, 48, self.N, self.K)
             blocks = Operands(0, scaled.BLOCKS, 48, self.N, self.K)
+            wide = Operands(0, scaled.ROWS, 48, 384, self.K)
             one = torch.ones(1)
 
             def gather(a=x.a, b=x.b, scale_a=x.scale_a, scale_b=x.scale_b, **more):
@@ -202,6 +236,13 @@ class Scaled(unittest.TestCase):
                     (lambda: gathers(dtype=None), TypeError, "out_dtype is None; it must be torch.bfloat16"),
                     (lambda: gathers(dtype=torch.float16), TypeError, "it must be torch.bfloat16 or torch.float32"),
                     (lambda: gather(out_dtype=torch.float16), TypeError, "out_dtype is torch.float16; it must be"),
+                    (lambda: gather(out_dtype=E4M3), TypeError, r"call all_gather_scaled_matmul_quantised\(\)"),
+                    (lambda: perseus.scaled_matmul_quantised(*x, group), ValueError,
+                     "b has 136 columns; the result has a scale for each 128"),
+                    (lambda: perseus.scaled_matmul_quantised(*wide, group, gated=True), ValueError,
+                     "b has 384 columns of gate and up; .* a multiple of 256"),
+                    (lambda: perseus.all_gather_scaled_matmul_quantised(*wide, group, activation="tanh"), ValueError,
+                     "activation 'tanh' is none of none, relu"),
                     (lambda: gathers(result_scale=one), ValueError, "result_scale is set"),
                     (lambda: gathers(scale=x.scale_a[:8]), ValueError, "A_scale has shape .8, 1."),
                     (lambda: scatter(x.a, x.b, x.scale_a, x.scale_b, "max", 0, 0, group.name, None), ValueError,

@@ -31,22 +31,23 @@ from .norm import (all_reduce, all_reduce_rms_norm, all_reduce_rms_norm_quant, m
 from .ops import (all_gather_matmul, all_gather_matmuls, matmul_all_reduce, matmul_reduce_scatter, moe_capacity,
                   moe_dispatch_gemm, replicated_matmul, ring_attention)
 from .quantisers import quantise, quantise_reference
-from .scaled import all_gather_scaled_matmul, scaled_matmul_all_reduce, scaled_matmul_reduce_scatter
+from .scaled import (all_gather_scaled_matmul, all_gather_scaled_matmul_quantised, scaled_matmul_all_reduce,
+                     scaled_matmul_quantised, scaled_matmul_reduce_scatter)
 from .striped import join_sequence, sequence_positions, split_sequence, striped_attention, varlen_attention
 from .tuning import tune
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
-           "all_gather_scaled_matmul", "all_reduce", "all_reduce_rms_norm", "all_reduce_rms_norm_quant", "bundled",
-           "close_all", "enable_inductor", "find", "fp8_all_gather_matmul", "fp8_matmul_all_reduce",
-           "fp8_matmul_reduce_scatter", "fp8_replicated_matmul", "init", "join_sequence", "keep_order", "library",
-           "matmul_all_reduce", "matmul_all_reduce_rms_norm", "matmul_all_reduce_rms_norm_quant",
-           "matmul_reduce_scatter", "matmul_reduce_scatter_rms_norm", "moe_balance", "moe_capacity", "moe_combine",
-           "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan", "moe_scaled_dispatch", "moe_scaled_layer",
-           "moe_survivors", "nn", "parallel", "plugin_path", "quantise", "quantise_reference", "reduce_scatter",
-           "reduce_scatter_rms_norm", "replicated_matmul", "ring_attention", "scaled_matmul_all_reduce",
-           "scaled_matmul_reduce_scatter", "sequence_positions", "split_sequence", "striped_attention", "tune",
-           "unwatch", "varlen_attention", "watch"]
+           "all_gather_scaled_matmul", "all_gather_scaled_matmul_quantised", "all_reduce", "all_reduce_rms_norm",
+           "all_reduce_rms_norm_quant", "bundled", "close_all", "enable_inductor", "find", "fp8_all_gather_matmul",
+           "fp8_matmul_all_reduce", "fp8_matmul_reduce_scatter", "fp8_replicated_matmul", "init", "join_sequence",
+           "keep_order", "library", "matmul_all_reduce", "matmul_all_reduce_rms_norm",
+           "matmul_all_reduce_rms_norm_quant", "matmul_reduce_scatter", "matmul_reduce_scatter_rms_norm",
+           "moe_balance", "moe_capacity", "moe_combine", "moe_dispatch", "moe_dispatch_gemm", "moe_layer", "moe_plan",
+           "moe_scaled_dispatch", "moe_scaled_layer", "moe_survivors", "nn", "parallel", "plugin_path", "quantise",
+           "quantise_reference", "reduce_scatter", "reduce_scatter_rms_norm", "replicated_matmul", "ring_attention",
+           "scaled_matmul_all_reduce", "scaled_matmul_quantised", "scaled_matmul_reduce_scatter", "sequence_positions",
+           "split_sequence", "striped_attention", "tune", "unwatch", "varlen_attention", "watch"]
 
 
 def plugin_path() -> str:

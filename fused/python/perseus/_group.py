@@ -124,9 +124,9 @@ class Group:
         return plan
 
     def product(self, op: int, m: int, n: int, k: int, b_is_n_k: bool, dtype: int, c_dtype: int, scaling: int = 0,
-                fast_accumulation: int = 0, norm: int = 0) -> Plan:
+                fast_accumulation: int = 0, norm: int = 0, activation: int = 0, gated: int = 0) -> Plan:
         """The plan of a product; one serves all m up to the next power of two of rows a rank. k 0: of a sum alone."""
-        key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, norm, self.rows(m))
+        key = (op, n, k, b_is_n_k, dtype, c_dtype, scaling, fast_accumulation, norm, activation, gated, self.rows(m))
         plan = self._plans.get(key)
         if plan is None and self.frozen:
             plan = self._plans.get(self._larger(key, m))
@@ -134,7 +134,7 @@ class Group:
             lib = self.library
             shape = lib.prs_gemm_shape(op=op, m=key[-1], n=n, k=k, b_transposed=b_is_n_k, c_anywhere=1, dtype=dtype,
                                        c_dtype=c_dtype, scaling=scaling, fast_accumulation=fast_accumulation, norm=norm,
-                                       fewest_m=self._fewest(key[-1]))
+                                       activation=activation, gated=gated, fewest_m=self._fewest(key[-1]))
             what = PRODUCTS[op].removeprefix("matmul_" if k == 0 else "") + ("_rms_norm" if norm else "")
             plan = self._new_plan(key, "gemm", f"{what} with at most {key[-1]} rows, n {n}, k {k}", shape,
                                   lib.prs_gemm_operands(), key[-1])

@@ -10,7 +10,8 @@ Scales are torch.float32, of one kind for both operands, and laid out as the ope
 
 b is weight.t() of an [n, k] weight. Results and bias are bfloat16, sums fp32: each rank multiplies its own partial sum
 by its own scales before that is rounded to bfloat16 to travel, so the ranks of a sum may have different ones.
-out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path.
+out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path. Results of the ops whose name ends
+in _quantised are float8_e4m3fn with scales [rows, n / 128], column-major: a and scale_a of a product with blocks.
 use_fast_accum: the tensor cores keep about 14 bits of a sum; otherwise, and always with blocks, it is promoted to fp32
 every 128 of k. Forward only, and on one node.
 """
@@ -24,10 +25,12 @@ from ._checks import _bf16, _check_scaled, _check_tensor
 from ._dispatch import _call, _define, _fixed, _library
 from ._group import Group
 from ._registry import GroupLike, find, name_of, world_of
-from .ops import _FP32, ALLGATHER, ALLREDUCE, REDUCE_SCATTER, _forward_only
+from .moe import ACTIVATIONS
+from .ops import _FP32, ALLGATHER, ALLREDUCE, GEMM, REDUCE_SCATTER, _forward_only
 
 _E4M3 = 4  # enum prs_dtype
 TENSOR, ROWS, BLOCKS = 1, 2, 3  # enum prs_scaling; test/python/test_scaled.py compares
+_C_DTYPES = {_bf16: 0, torch.float32: _FP32, torch.float8_e4m3fn: _E4M3}
 _BLOCK = 128
 
 
@@ -58,6 +61,9 @@ def _scaling(op: str, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
 
 
 def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dtype | None) -> torch.Tensor:
+    if out_dtype is torch.float8_e4m3fn:
+        raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}, which has scales: call "
+                        "all_gather_scaled_matmul_quantised() or scaled_matmul_quantised()")
     if out_dtype not in (None, _bf16, torch.float32):
         raise TypeError(f"perseus.{op}: out_dtype is {out_dtype}; it must be torch.bfloat16 or torch.float32")
     return a.new_empty(rows, columns, dtype=out_dtype or _bf16)
@@ -65,7 +71,9 @@ def _new(op: str, a: torch.Tensor, rows: int, columns: int, out_dtype: torch.dty
 
 def _multiply(group: Group, op: str, number: int, m: int, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
               scale_b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, use_fast_accum: bool,
-              gathered: torch.Tensor | None = None) -> torch.Tensor:
+              gathered: torch.Tensor | None = None, scale_c: torch.Tensor | None = None, activation: int = 0,
+              gated: bool = False) -> torch.Tensor:
+    """scale_c: [n / 128, rows of c], of a c in e4m3."""
     _check_scaled(group, op, a, b, scale_a, scale_b)
     if bias is not None:
         _check_tensor(group, op, "bias", bias, _bf16, (b.shape[1],))
@@ -73,9 +81,11 @@ def _multiply(group: Group, op: str, number: int, m: int, a: torch.Tensor, b: to
     if not c.numel():
         return c
     place, scales = group.place, (_aligned(scale_a.contiguous()), _aligned(scale_b.contiguous()))
-    plan = group.product(number, m, b.shape[1], b.shape[0], True, _E4M3, _FP32 if c.dtype is torch.float32 else 0, kind,
-                         int(use_fast_accum and kind != BLOCKS))
+    plan = group.product(number, m, b.shape[1], b.shape[0], True, _E4M3, _C_DTYPES[c.dtype], kind,
+                         int(use_fast_accum and kind != BLOCKS), activation=activation, gated=int(gated))
     operands = plan.operands
+    if scale_c is not None:
+        operands.quantised_scale, operands.quantised_scaling = place.write(scale_c), BLOCKS
     operands.a, operands.b, operands.c, operands.m = place.read(a), place.read(b), place.write(c), m
     operands.scale_a, operands.scale_b = place.read(scales[0]), place.read(scales[1])
     operands.bias = None if bias is None else place.read(bias)
@@ -158,6 +168,68 @@ for _run, _fake, _results in (
         (_scaled_matmul_reduce_scatter, _scaled_matmul_reduce_scatter_fake, "Tensor"),
         (_scaled_matmul_all_reduce, _scaled_matmul_all_reduce_fake, "Tensor")):
     _define(_run.__name__[1:] + _PARAMETERS + _results, _run, _fake)
+    _forward_only(_run.__name__[1:])
+
+
+# ---- results in float8_e4m3fn ----
+
+def _new_quantised(op: str, a: torch.Tensor, b: torch.Tensor, rows: int, activation: str,
+                   gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"perseus.{op}: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    columns, rest = divmod(b.shape[1], 2) if gated else (b.shape[1], 0)
+    if rest or columns % _BLOCK:
+        raise ValueError(f"perseus.{op}: b has {b.shape[1]} columns{' of gate and up' if gated else ''}; the result "
+                         f"has a scale for each {_BLOCK}, so they must be a multiple of {_BLOCK * (1 + gated)}")
+    return a.new_empty(rows, columns), a.new_empty(columns // _BLOCK, rows, dtype=torch.float32).t()
+
+
+def _multiply_quantised(op: str, number: int, group: Group, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
+                        scale_b: torch.Tensor, bias: torch.Tensor | None, activation: str, gated: bool,
+                        use_fast_accum: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_scaled(group, op, a, b, scale_a, scale_b)
+    rows = a.shape[0] * (group.world if number == ALLGATHER else 1)
+    c, scale_c = _new_quantised(op, a, b, rows, activation, gated)
+    _multiply(group, op, number, rows, a, b, scale_a, scale_b, c, bias, use_fast_accum, None, scale_c.t(),
+              ACTIVATIONS[activation], gated)
+    return c, scale_c
+
+
+def _all_gather_scaled_matmul_quantised(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                                        group_name: str, bias: torch.Tensor | None = None, activation: str = "none",
+                                        gated: bool = False,
+                                        use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _multiply_quantised("all_gather_scaled_matmul_quantised", ALLGATHER, find(group_name), a, b, scale_a,
+                               scale_b, bias, activation, gated, use_fast_accum)
+
+
+def _all_gather_scaled_matmul_quantised_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
+                                             scale_b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
+                                             activation: str = "none", gated: bool = False,
+                                             use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _new_quantised("all_gather_scaled_matmul_quantised", a, b, a.shape[0] * world_of(group_name), activation,
+                          gated)
+
+
+def _scaled_matmul_quantised(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                             group_name: str, bias: torch.Tensor | None = None, activation: str = "none",
+                             gated: bool = False, use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _multiply_quantised("scaled_matmul_quantised", GEMM, find(group_name), a, b, scale_a, scale_b, bias,
+                               activation, gated, use_fast_accum)
+
+
+def _scaled_matmul_quantised_fake(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                                  group_name: str, bias: torch.Tensor | None = None, activation: str = "none",
+                                  gated: bool = False,
+                                  use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _new_quantised("scaled_matmul_quantised", a, b, a.shape[0], activation, gated)
+
+
+for _run, _fake in ((_all_gather_scaled_matmul_quantised, _all_gather_scaled_matmul_quantised_fake),
+                    (_scaled_matmul_quantised, _scaled_matmul_quantised_fake)):
+    _define(_run.__name__[1:] + "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str group_name, Tensor? "
+            'bias=None, str activation="none", bool gated=False, bool use_fast_accum=False) -> (Tensor, Tensor)',
+            _run, _fake, local=_run is _scaled_matmul_quantised)
     _forward_only(_run.__name__[1:])
 
 
@@ -301,4 +373,34 @@ def scaled_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Te
     return _call.scaled_matmul_all_reduce(a, b, scale_a, scale_b, name_of(group), bias, use_fast_accum, out_dtype)
 
 
-__all__ = ["all_gather_scaled_matmul", "scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"]
+def all_gather_scaled_matmul_quantised(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                                       group: GroupLike = None, *, bias: torch.Tensor | None = None,
+                                       activation: str = "none", gated: bool = False,
+                                       use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """all_gather_scaled_matmul() whose result is quantised for the next product, before it is rounded to bfloat16 where
+    the plan takes the fused path.
+
+    activation: none, relu, gelu, gelu_tanh or silu, of the product + bias. gated: b is [gate | up], and the result
+    activation(gate) * up, of half the columns; those of the result are a multiple of 128. Returns float8_e4m3fn
+    [m, columns] and scales [m, columns / 128], which are what scaled_matmul_reduce_scatter() takes.
+
+    Example::
+
+        h, h_scale = perseus.all_gather_scaled_matmul_quantised(x8, w13.t(), x_scale, w13_scale_inv.t(),
+                                                                activation="silu", gated=True)
+        y = perseus.scaled_matmul_reduce_scatter(h, w2.t(), h_scale, w2_scale_inv.t())
+    """
+    return _call.all_gather_scaled_matmul_quantised(a, b, scale_a, scale_b, name_of(group), bias, activation, gated,
+                                                    use_fast_accum)
+
+
+def scaled_matmul_quantised(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                            group: GroupLike = None, *, bias: torch.Tensor | None = None, activation: str = "none",
+                            gated: bool = False, use_fast_accum: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of this rank's rows: a @ b, without communication. The result goes to scaled_matmul_all_reduce()."""
+    return _call.scaled_matmul_quantised(a, b, scale_a, scale_b, name_of(group), bias, activation, gated,
+                                         use_fast_accum)
+
+
+__all__ = ["all_gather_scaled_matmul", "all_gather_scaled_matmul_quantised", "scaled_matmul_quantised",
+           "scaled_matmul_reduce_scatter", "scaled_matmul_all_reduce"]
