@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of bfloat16 whose forward pass is in FP8, and layers of them, on emulated GPUs."""
+import copy
+import gc
 import unittest
 
 import ranks
@@ -98,6 +100,74 @@ class Fp8(unittest.TestCase):
                     self.assertGreater(mean_error(have[0], want[0]), 0.01)  # bfloat16 alone: 0.004
                     for a, b in zip(have, want):
                         self.assertLess(mean_error(a, b), 0.1)
+
+    def test_weights_are_quantised_again_when_they_have_changed(self):
+        """What a layer gives without gradients is what it gives with them, whatever changed the weight."""
+        x = random(0, 32, 128)
+
+        def body(group):
+            layer, wrong = perseus.nn.RowParallelLinear(128, 64, group, fp8="blocks"), []
+            other = perseus.nn.RowParallelLinear(128, 64, group, fp8="blocks")
+            mine, weight = x.clone(), perseus.nn.local(layer.weight.detach())
+
+            def right(what, layer=layer):
+                with torch.no_grad():
+                    first, again = layer(mine), layer(mine)
+                if int((first != layer(mine)).sum() + (again != first).sum()):
+                    wrong.append(what)
+                return first
+
+            def differs(what, *tensors):
+                if not all(int((t != tensors[0]).sum()) for t in tensors[1:]):
+                    wrong.append(f"{what} changes nothing")
+            was = right("at first")
+            weight.mul_(2)
+            differs("a write in place", was, now := right("a write in place"))
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+            layer(mine).float().square().sum().backward()
+            optimizer.step()
+            differs("an optimizer's step", now, was := right("an optimizer's step"))
+            layer.load_state_dict(other.state_dict())
+            differs("load_state_dict()", was, right("load_state_dict()"))
+            twin = copy.deepcopy(layer)
+            perseus.nn.local(twin.weight.detach()).mul_(3)
+            differs("a copy", right("the copied"), right("a copy", twin))
+            with torch.inference_mode():
+                perseus.nn.local(layer.weight.detach()).mul_(0.5)
+                right("inference mode")
+            layer.weight.requires_grad_(False)
+            was = right("a frozen weight")
+            perseus.nn.local(layer.weight).data = perseus.nn.local(layer.weight).data * 2
+            differs("other memory", was, right("other memory"))
+            perseus.nn.local(layer.weight).data.mul_(2)  # which torch does not count
+            perseus.nn.forget_quantised_weights()
+            right("what was forgotten")
+            return wrong
+        self.assertEqual(run(1, body), [[]])
+
+    def test_a_weight_is_quantised_once_while_it_does_not_change(self):
+        def body(group):
+            layer, calls = perseus.nn.ColumnParallelLinear(128, 64, group, fp8="blocks"), []
+
+            def counted(x, block, column_major):
+                calls.append(block)
+                return quantise(x, block, column_major)
+            quantise, fp8._quantise = fp8._quantise, counted
+            try:
+                for _ in range(3):
+                    with torch.no_grad():
+                        layer(random(0, 16, 128))
+                kept = calls.count([128, 128])
+                for _ in range(2):  # of a weight that will change
+                    layer(random(0, 16, 128))
+                held = len(fp8._kept)
+                del layer
+                gc.collect()
+                return kept, calls.count([128, 128]), held - len(fp8._kept)
+            finally:
+                fp8._quantise = quantise
+        fp8.forget_quantised_weights()
+        self.assertEqual(run(1, body), [(1, 3, 1)])
 
     def test_layers_are_compiled_without_a_graph_break(self):
         def body(group):

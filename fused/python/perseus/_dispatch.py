@@ -17,8 +17,9 @@ _call = types.SimpleNamespace()  # the ops by name, for calls from Python
 _meeting: list[str] = []  # ops in which ranks wait for each other
 
 
-def _define(schema: str, run: Any, fake: Any, local: bool = False) -> None:
-    """local: the op has a group, and waits for no other rank."""
+def _define(schema: str, run: Any, fake: Any, local: bool = False, alone: Any = None) -> None:
+    """local: the op has a group, and waits for no other rank. alone: what calls from Python run instead where they need
+    no gradient."""
     name = schema.partition("(")[0]
     if "str group_name" in schema and not local:
         _meeting.append(name)
@@ -26,7 +27,7 @@ def _define(schema: str, run: Any, fake: Any, local: bool = False) -> None:
     _library.impl(name, run, "CUDA")
     _library.impl(name, run, "CPU")  # with the emulated library; otherwise the check of devices says what is wrong
     torch.library.register_fake(f"perseus::{name}", fake, lib=_library)
-    setattr(_call, name, _Call(name, run))
+    setattr(_call, name, _Call(name, run, alone or run))
 
 
 # ---- calls that torch's dispatcher need not see ----
@@ -50,8 +51,8 @@ class _Call:
     where a gradient is needed. Where nobody looks, the call goes straight to the implementation, or to a node of
     autograd."""
 
-    def __init__(self, name: str, run: Any) -> None:
-        self.name, self.packet, self.run, self.node = name, getattr(_ops, name), run, None
+    def __init__(self, name: str, run: Any, alone: Any) -> None:
+        self.name, self.packet, self.run, self.alone, self.node = name, getattr(_ops, name), run, alone, None
         kinds = [str(x.type) for x in self.packet.default._schema.arguments]
         self.tensors = [(i, kind) for i, kind in enumerate(kinds) if "Tensor" in kind]  # places, by type
 
@@ -88,7 +89,7 @@ class _Call:
                 needs = needs or any(each.requires_grad for each in x)
             elif x is not None or kind != "Optional[Tensor]":
                 return None  # a tensor that the implementation does not take as it is, or torch says what is wrong
-        return self.node if needs and torch.is_grad_enabled() else self.run
+        return self.node if needs and torch.is_grad_enabled() else self.alone
 
 
 class _Direct:

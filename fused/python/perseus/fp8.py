@@ -8,12 +8,22 @@
 Each call quantises both operands, by one pass over each, and multiplies them with their scales (scaled.py). Gradients
 are those of the bfloat16 operands, by products of bfloat16: the backward passes of ops.py. What a recipe asks of sizes:
 scaled.py and quantisers.py. On one node.
+
+Where b is weight.t() and nothing needs a gradient, what was made of the weight stays, half its memory, for as long as
+the weight is there and has not changed: in memory, stream and version, which every write in place raises. An
+optimizer's step and load_state_dict() of a layer forget all. Not seen are other writes that torch does not count, as
+through weight.data: call forget_quantised_weights() after them. Calls that need a gradient, and those within a CUDA
+graph or a compiled one, quantise.
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ._checks import _bf16, _check_bias, _check_weights
 from ._dispatch import _autocast, _call, _define, _differentiate
@@ -32,9 +42,38 @@ def check_recipe(what: str, recipe: str | None) -> None:
         raise ValueError(f"{what} is {recipe!r}; it must be None or one of {', '.join(map(repr, RECIPES))}")
 
 
+# ---- weights that stay ----
+
+_kept = WeakIdKeyDictionary()  # by weight: what it was, and its numbers and scales
+
+
+def forget_quantised_weights() -> None:
+    """The next product of each weight quantises it again."""
+    _kept.clear()
+
+
+register_optimizer_step_post_hook(lambda *_: forget_quantised_weights())
+
+
+def _quantised_weight(group: Group, b: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of b.t(), by _quantise()."""
+    weight, block = b._base, list(RECIPES[recipe][1])
+    # Below autograd, as in compiled graphs, views are not known as such, and do not have the weight's version. A graph
+    # outlives what is kept here.
+    if weight is None or weight.is_inference() or group.place.capturing():
+        return _quantise(b.t(), block, False)
+    stream = torch.cuda.current_stream(b.device).cuda_stream if b.is_cuda else 0
+    now = recipe, stream, weight._version, b.data_ptr(), b.shape, weight.untyped_storage()._cdata
+    was, memory, found = _kept.get(weight, (None, None, None))
+    if was != now or memory.expired():
+        found = _quantise(b.t(), block, False)
+        _kept[weight] = now, StorageWeakRef(weight.untyped_storage()), found
+    return found
+
+
 def _product(op: str, number: int, rows: int, a: torch.Tensor, b: torch.Tensor, group: Group,
-             bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
-    """rows: of the result."""
+             bias: torch.Tensor | None, recipe: str, keeps: bool) -> torch.Tensor:
+    """rows: of the result. keeps: what is made of b."""
     check_recipe(f"perseus.{op}: recipe", recipe)
     if a.dtype is not _bf16:
         raise TypeError(f"perseus.{op}: a is {a.dtype}; it must be torch.bfloat16")
@@ -42,18 +81,18 @@ def _product(op: str, number: int, rows: int, a: torch.Tensor, b: torch.Tensor, 
         raise ValueError(f"perseus.{op}: b with shape {tuple(b.shape)} has strides {b.stride()}; it must be weight.t() "
                          "of an [n, k] weight")
     _check_bias(group, op, a, bias, b.shape[1])
-    of_a, of_weight = RECIPES[recipe]
-    a8, scale_a = _quantise(a, list(of_a), recipe == "blocks")
-    weight8, scale_weight = _quantise(b.t(), list(of_weight), False)
+    a8, scale_a = _quantise(a, list(RECIPES[recipe][0]), recipe == "blocks")
+    weight8, scale_weight = (_quantised_weight(group, b, recipe) if keeps else
+                             _quantise(b.t(), list(RECIPES[recipe][1]), False))
     m = a.shape[0] * (group.world if number == ALLGATHER else 1)
     return _multiply(group, op, number, m, a8, weight8.t(), scale_a, scale_weight.t(), a.new_empty(rows, b.shape[1]),
                      bias, False)
 
 
 def _fp8_all_gather_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
-                           recipe: str = "blocks") -> torch.Tensor:
+                           recipe: str = "blocks", keeps: bool = False) -> torch.Tensor:
     group = find(group_name)
-    return _product("fp8_all_gather_matmul", ALLGATHER, a.shape[0] * group.world, a, b, group, bias, recipe)
+    return _product("fp8_all_gather_matmul", ALLGATHER, a.shape[0] * group.world, a, b, group, bias, recipe, keeps)
 
 
 def _fp8_all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -62,12 +101,13 @@ def _fp8_all_gather_matmul_fake(a: torch.Tensor, b: torch.Tensor, group_name: st
 
 
 def _fp8_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
-                               recipe: str = "blocks") -> torch.Tensor:
+                               recipe: str = "blocks", keeps: bool = False) -> torch.Tensor:
     group = find(group_name)
     if a.shape[0] % group.world:
         raise ValueError(f"perseus.fp8_matmul_reduce_scatter: a has {a.shape[0]} rows; the {group.world} ranks of "
                          f"group {group.name} must divide them")
-    return _product("fp8_matmul_reduce_scatter", REDUCE_SCATTER, a.shape[0] // group.world, a, b, group, bias, recipe)
+    return _product("fp8_matmul_reduce_scatter", REDUCE_SCATTER, a.shape[0] // group.world, a, b, group, bias, recipe,
+                    keeps)
 
 
 def _fp8_matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name: str,
@@ -76,13 +116,13 @@ def _fp8_matmul_reduce_scatter_fake(a: torch.Tensor, b: torch.Tensor, group_name
 
 
 def _fp8_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
-                           recipe: str = "blocks") -> torch.Tensor:
-    return _product("fp8_matmul_all_reduce", ALLREDUCE, a.shape[0], a, b, find(group_name), bias, recipe)
+                           recipe: str = "blocks", keeps: bool = False) -> torch.Tensor:
+    return _product("fp8_matmul_all_reduce", ALLREDUCE, a.shape[0], a, b, find(group_name), bias, recipe, keeps)
 
 
 def _fp8_replicated_matmul(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
-                           recipe: str = "blocks") -> torch.Tensor:
-    return _product("fp8_replicated_matmul", GEMM, a.shape[0], a, b, find(group_name), bias, recipe)
+                           recipe: str = "blocks", keeps: bool = False) -> torch.Tensor:
+    return _product("fp8_replicated_matmul", GEMM, a.shape[0], a, b, find(group_name), bias, recipe, keeps)
 
 
 def _same_rows_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: torch.Tensor | None = None,
@@ -93,7 +133,7 @@ def _same_rows_fake(a: torch.Tensor, b: torch.Tensor, group_name: str, bias: tor
 def _register(run: Any, fake: Any, backward: Any) -> None:
     name = run.__name__[1:]
     _define(name + '(Tensor a, Tensor b, str group_name, Tensor? bias=None, str recipe="blocks") -> Tensor', run, fake,
-            local=name == "fp8_replicated_matmul")
+            local=name == "fp8_replicated_matmul", alone=functools.partial(run, keeps=True))
     _differentiate(name, backward, _save)
     _autocast(name, (0, 1, 3), (_bf16,))
 

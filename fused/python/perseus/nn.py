@@ -11,7 +11,9 @@ Without it x and the result have t rows on every rank. Weights are laid out as t
 float16. Layers take what torch.nn.Linear takes: views are copied where the ops need dense rows.
 
 fp8="blocks" or "rows" multiplies in float8_e4m3fn in the forward pass, which quantises x and the weight (fp8.py).
-Parameters, results and gradients are bfloat16 as before. None: not.
+Parameters, results and gradients are bfloat16 as before. None: not. Without gradients the quantised weight stays while
+the weight does not change; after a write that torch does not count, as weight.data.copy_(), call
+forget_quantised_weights().
 
 Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and
 optimizers know which part a rank has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch
@@ -34,7 +36,7 @@ from . import ops
 from ._group import Group
 from ._library import PerseusError
 from ._registry import GroupLike, find, name_of
-from .fp8 import check_recipe
+from .fp8 import check_recipe, forget_quantised_weights
 
 
 # ---- tensors of any shape as matrices ----
@@ -212,6 +214,7 @@ class _Parallel(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         super()._load_from_state_dict(*arguments, **options)
         self._mark()
+        forget_quantised_weights()  # FSDP gathers into memory whose version it does not raise
 
     def _sequence(self) -> int | None:
         return self.sequence_dim if self.sequence_parallel else None
@@ -442,5 +445,5 @@ def _add_up(grads: list[tuple[nn.Parameter, int | None]], group: Group) -> None:
                                         stride=p.grad.stride())
 
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "local", "mark_replicated", "replicate",
-           "sum_replicated_gradients"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "forget_quantised_weights", "local", "mark_replicated",
+           "replicate", "sum_replicated_gradients"]
