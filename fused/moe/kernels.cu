@@ -20,8 +20,8 @@ struct instances {
     moe_kernel_fn product[2][2][2]; /* [nodes][b_n_major][cluster - 1] */
     moe_kernel_fn dispatch[2], dispatch_again[2], combine[2];
     moe_kernel_fn activate, activation_back;
-    moe_kernel_fn scale_tokens[2];      /* [whether they have scales] */
-    moe_kernel_fn product_quantises[2]; /* [cluster - 1] */
+    moe_kernel_fn scale_tokens[2];         /* [whether they have scales] */
+    moe_kernel_fn product_quantises[2][2]; /* [nodes][cluster - 1] */
 };
 
 template <int TYPE> static constexpr struct instances make(void)
@@ -38,23 +38,24 @@ template <int TYPE> static constexpr struct instances make(void)
             activate_kernel<SUM>,
             activation_back_kernel<SUM>,
             {NULL, NULL},
-            {NULL, NULL}};
+            {{NULL, NULL}, {NULL, NULL}}};
 }
 
-/* With scales: on one node, weights K-major, without gradients. Rows move as bytes, and results are of type SUM. */
+/* With scales: weights K-major, without gradients. Rows move as bytes, and results are of type SUM. */
 template <int TYPE> static constexpr struct instances make_scaled(void)
 {
     constexpr int SUM = element<TYPE>::sum;
     return {TYPE,
             {{{moe_kernel<moe_engine<TYPE, 0, 1, false>>, moe_kernel<moe_engine<TYPE, 0, 2, false>>}, {NULL, NULL}},
-             {{NULL, NULL}, {NULL, NULL}}},
-            {dispatch_kernel<SUM, false, false>, NULL},
+             {{moe_kernel<moe_engine<TYPE, 0, 1, true>>, moe_kernel<moe_engine<TYPE, 0, 2, true>>}, {NULL, NULL}}},
+            {dispatch_kernel<SUM, false, false>, dispatch_kernel<SUM, true, false>},
             {NULL, NULL},
-            {combine_kernel<SUM, false>, NULL},
+            {combine_kernel<SUM, false>, combine_kernel<SUM, true>},
             NULL,
             NULL,
             {scale_tokens_kernel<SUM>, scale_tokens_kernel<TYPE>},
-            {moe_kernel<moe_engine<TYPE, 0, 1, false, true>>, moe_kernel<moe_engine<TYPE, 0, 2, false, true>>}};
+            {{moe_kernel<moe_engine<TYPE, 0, 1, false, true>>, moe_kernel<moe_engine<TYPE, 0, 2, false, true>>},
+             {moe_kernel<moe_engine<TYPE, 0, 1, true, true>>, moe_kernel<moe_engine<TYPE, 0, 2, true, true>>}}};
 }
 
 /* A line for each type. */
@@ -83,8 +84,7 @@ static int load_if_any(moe_kernel_fn kernel)
 
 static int load_type(const struct instances *k)
 {
-    const moe_kernel_fn others[] = {k->activate,        k->activation_back,      k->scale_tokens[0],
-                                    k->scale_tokens[1], k->product_quantises[0], k->product_quantises[1]};
+    const moe_kernel_fn others[] = {k->activate, k->activation_back, k->scale_tokens[0], k->scale_tokens[1]};
     int r = 0;
     for (uint32_t i = 0; i < 8 && r == 0; i++)
         r = load_if_any(k->product[i >> 2][i >> 1 & 1][i & 1]);
@@ -92,6 +92,8 @@ static int load_type(const struct instances *k)
         r = load_if_any(k->dispatch[nodes]);
         r = r ? r : load_if_any(k->dispatch_again[nodes]);
         r = r ? r : load_if_any(k->combine[nodes]);
+        r = r ? r : load_if_any(k->product_quantises[nodes][0]);
+        r = r ? r : load_if_any(k->product_quantises[nodes][1]);
     }
     for (size_t i = 0; i < sizeof(others) / sizeof(*others) && r == 0; i++)
         r = load_if_any(others[i]);
@@ -154,8 +156,8 @@ extern "C" int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *ro
         r = launch_prepare(k->product[nodes][b_n_major][cluster - 1], &product, &fit);
         *clusters = r == 0 && fit < *clusters ? fit : *clusters;
     }
-    if (!r && k->product_quantises[cluster - 1])
-        r = launch_prepare(k->product_quantises[cluster - 1], &product, &ctas);
+    if (!r && k->product_quantises[nodes][cluster - 1])
+        r = launch_prepare(k->product_quantises[nodes][cluster - 1], &product, &ctas);
     return r;
 }
 
@@ -182,9 +184,10 @@ extern "C" int prs_moe_kernels_product(const struct prs_moe_args *args, int b_n_
 {
     struct launch_shape product = shape_of(cluster);
     const struct instances *k = instances_of(args->type);
-    moe_kernel_fn kernel = k->product[nodes_of(&args->route)][b_n_major][cluster - 1];
-    return launch_kernel(args->quantises ? k->product_quantises[cluster - 1] : kernel, &product, clusters, stream,
-                         *args);
+    uint32_t nodes = nodes_of(&args->route);
+    moe_kernel_fn kernel = k->product[nodes][b_n_major][cluster - 1];
+    return launch_kernel(args->quantises ? k->product_quantises[nodes][cluster - 1] : kernel, &product, clusters,
+                         stream, *args);
 }
 
 extern "C" int prs_moe_kernels_scale_tokens(const struct prs_moe_args *args, uint32_t sms, cudaStream_t stream)

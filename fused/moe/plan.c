@@ -24,7 +24,7 @@ static uint32_t type_of(const struct prs_moe_shape *s)
 }
 
 /* What e4m3 cannot do yet, by name. */
-static int check_type(const struct prs_fused *ctx, const struct prs_moe_shape *s)
+static int check_type(const struct prs_moe_shape *s)
 {
     const struct prs_element *type = prs_element_find(type_of(s));
     uint32_t columns = s->gated ? 2 * PRS_SCALE_BLOCK : PRS_SCALE_BLOCK;
@@ -45,15 +45,13 @@ static int check_type(const struct prs_fused *ctx, const struct prs_moe_shape *s
                         "fused: MoE of e4m3 with rows of %u and %u columns: they must be multiples of %u and %u, so "
                         "that whole blocks have a scale",
                         s->hidden, s->columns, PRS_SCALE_BLOCK, columns);
-    if (ctx->place.nodes > 1)
-        return prs_fail(-EINVAL, "fused: MoE of e4m3 runs on one node only, and the ranks are on %u", ctx->place.nodes);
     return 0;
 }
 
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t world = ctx->config.world, vector = prs_element_vector(PRS_MOE_TYPE);
-    int r = check_type(ctx, s);
+    int r = check_type(s);
     if (r)
         return r;
     if (s->tokens == 0 || s->hidden == 0 || s->experts == 0 || s->top_k == 0)
@@ -287,12 +285,25 @@ enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH, FEW };
 #define PRS_POOL_RELAY   "MoE: rows on their way between nodes"
 #define PRS_POOL_SWITCH  "MoE: plan_switch.h"
 
-/* Of a row from each token of each other rank. */
-static uint64_t staging_bytes(const struct prs_route *r, uint32_t row_bytes)
+static struct prs_route with_rows(const struct prs_route *r, uint32_t row_bytes)
 {
     struct prs_route rows = *r;
     rows.row_bytes = row_bytes;
+    return rows;
+}
+
+/* Of a row from each token of each other rank. */
+static uint64_t staging_bytes(const struct prs_route *r, uint32_t row_bytes)
+{
+    struct prs_route rows = with_rows(r, row_bytes);
     return prs_route_staging_at(&rows, r->place.world, 0);
+}
+
+/* Sums that come back begin where that many of their rows would end, and tokens are not wider. */
+static uint64_t relay_bytes(const struct prs_moe_plan *p)
+{
+    struct prs_route rows = with_rows(&p->args.route, wider_row(p));
+    return prs_route_relay_at(&rows, p->shape.layer ? 4 : 2, 1, 0);
 }
 
 static void need_shared(struct prs_moe_plan *p)
@@ -312,8 +323,7 @@ static void need_shared(struct prs_moe_plan *p)
         prs_plan_shares(&p->base, SWITCH, PRS_POOL_SWITCH);
     if (r->place.nodes == 1)
         return;
-    prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RELAY},
-                  prs_route_relay_at(r, layer ? 4 : 2, 1, 0));
+    prs_plan_need(&p->base, RELAY, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_RELAY}, relay_bytes(p));
     prs_plan_need(&p->base, SIGNALS, (struct prs_need){PRS_SYMMETRIC_SIGNALS, true, NULL},
                   prs_route_end_word(r, r->place.nodes) * sizeof(uint64_t));
 }

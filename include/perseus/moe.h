@@ -20,7 +20,7 @@
  * and its scales travel together. A number stands for itself times its scale. Sums of 128 products are scaled and
  * added in fp32. In a layer, the activation is applied to the sums of the first product, and its result is quantised
  * again in the tensor cores' registers. Results, what combine adds up, and the residual are bf16. H is a multiple of
- * 128, N of 128, gated of 256. On one node, and without gradients.
+ * 128, N of 128, gated of 256. Without gradients.
  * Quantising: the scale of 128 numbers is their largest magnitude / 448, and at least 2^-126, so that zeros stay zeros
  * and no number saturates. A number that is not one stays so, alone. An infinity makes its scale infinite, and all
  * products with its block not-a-numbers. */

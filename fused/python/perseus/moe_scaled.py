@@ -6,7 +6,7 @@ its ops.
     y, status = perseus.moe_scaled_layer(x, chosen, weights, gate_up, down, gate_up_scales, down_scales, plan)
 
 A number stands for itself times its scale: one for 128 columns of a token, and one for 128 x 128 weights. Results are
-bfloat16. Forward only, and on one node; moe.h says how numbers are quantised.
+bfloat16. Forward only; moe.h says how numbers are quantised.
 """
 from __future__ import annotations
 
