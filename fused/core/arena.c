@@ -47,11 +47,25 @@ void prs_arena_give_back(struct prs_arena *a, struct prs_block *block)
     free(block);
 }
 
+uint64_t prs_arena_held(const struct prs_arena *a)
+{
+    uint64_t held = 0;
+    for (uint32_t i = 0; i < a->chunks; i++)
+        held += a->chunk_bytes[i];
+    return held;
+}
+
+uint64_t prs_arena_used(const struct prs_arena *a)
+{
+    uint64_t used = 0;
+    for (const struct prs_block *b = a->used; b; b = b->next)
+        used += b->bytes;
+    return used;
+}
+
 uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes)
 {
-    uint64_t whole = 0;
-    for (uint32_t i = 0; i < a->chunks; i++)
-        whole += a->chunk_bytes[i];
+    uint64_t whole = prs_arena_held(a);
     whole = whole < MOST_IN_ADVANCE ? whole : MOST_IN_ADVANCE;
     return round_up(bytes > whole ? bytes : whole, CUDA_BLOCK_BYTES);
 }

@@ -35,6 +35,10 @@ uint64_t prs_arena_shared(uint64_t bytes, uint64_t largest);
 /* Its number is the count before. 0 or -ENOMEM. */
 int prs_arena_add(struct prs_arena *a, uint64_t bytes);
 
+/* Bytes of all chunks, and of the blocks that are in use. */
+uint64_t prs_arena_held(const struct prs_arena *a);
+uint64_t prs_arena_used(const struct prs_arena *a);
+
 void prs_arena_fini(struct prs_arena *a);
 
 #endif

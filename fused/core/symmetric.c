@@ -259,6 +259,16 @@ const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, cons
     return NULL;
 }
 
+void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memory)
+{
+    const struct prs_memory *m = ctx->memory;
+    *memory = (struct prs_fused_memory){.held = prs_arena_held(&m->local), .used = prs_arena_used(&m->local)};
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
+        memory->held += prs_arena_held(&m->arena[u]);
+        memory->used += prs_arena_used(&m->arena[u]);
+    }
+}
+
 /* ---- the memory of a context that is closed ---- */
 static struct prs_left *collect(struct prs_fused *ctx)
 {

@@ -189,6 +189,16 @@ PRS_API uint64_t prs_fused_lost(const struct prs_fused *ctx);
  * from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
 PRS_API int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks);
 
+/** Device memory of this rank's context. */
+struct prs_fused_memory {
+    uint64_t held; /**< bytes that it has taken from CUDA. Only grows, when plans are opened and memory is allocated */
+    uint64_t used; /**< of them by plans and allocations that are open, or were closed since the last collective call */
+    uint64_t reserved[PRS_RESERVED_WORDS];
+};
+
+/** What plans take is known when they are open: a server that opens all of them first takes no more later. */
+PRS_API void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memory);
+
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {
     uint32_t nodes;

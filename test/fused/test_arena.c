@@ -79,6 +79,8 @@ Test(arena, chunks_grow_with_the_arena)
         cr_assert_eq(prs_arena_take(&a, 1 << 20, &block), 0);
     }
     cr_assert_leq(a.chunks, 12, "%u chunks", a.chunks);
+    cr_assert_eq(prs_arena_used(&a), taken);
+    cr_assert_geq(prs_arena_held(&a), taken);
     cr_assert_eq(prs_arena_growth(&a, 300ull << 20), 300ull << 20);
     prs_arena_fini(&a);
 }

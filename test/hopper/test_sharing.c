@@ -388,6 +388,15 @@ Test(sharing_nodes, plans_by_turns_are_right, .timeout = 900)
 }
 
 /* ---- memory ---- */
+/* What a context says of its memory, before and after a plan was opened. least: what the open plans have, by their own
+ * words. */
+static void expect_memory(const struct prs_fused_memory *before, const struct prs_fused_memory *after, uint64_t least)
+{
+    cr_assert(after->used >= least && after->used <= after->held, "%llu of %llu bytes are used, by plans %llu",
+              (unsigned long long)after->used, (unsigned long long)after->held, (unsigned long long)least);
+    cr_assert_geq(after->held, before->held);
+}
+
 static void open_many(uint32_t rank, struct ranks_self *self, void *user)
 {
     static const struct plan_row rows[] = {
@@ -402,6 +411,7 @@ static void open_many(uint32_t rank, struct ranks_self *self, void *user)
     enum { COUNT = sizeof(rows) / sizeof(*rows) };
     struct item items[COUNT] = {0};
     uint64_t shared[2] = {0, 0}, own = 0;
+    struct prs_fused_memory before, memory;
     struct prs_fused *ctx;
     (void)rank, (void)user;
     cr_assert_eq(ranks_open(self, 0, 60000, &ctx), 0);
@@ -410,7 +420,9 @@ static void open_many(uint32_t rank, struct ranks_self *self, void *user)
         struct prs_attention_info attention = {.shared_bytes = 0};
         uint64_t *first = &shared[rows[i].what == ATTENTION], now;
         items[i].row = &rows[i];
+        prs_fused_memory(ctx, &before);
         open_plan(ctx, &items[i]);
+        prs_fused_memory(ctx, &memory);
         if (rows[i].what == ATTENTION)
             prs_attention_plan_query(items[i].attention, &attention);
         else
@@ -420,12 +432,18 @@ static void open_many(uint32_t rank, struct ranks_self *self, void *user)
         *first = *first == 0 ? now : *first;
         cr_assert(now <= *first, "plan %u shares %llu bytes, the largest %llu: more were taken", i,
                   (unsigned long long)now, (unsigned long long)*first);
+        expect_memory(&before, &memory, shared[0] + shared[1] + own);
     }
     cr_assert_gt(shared[0], 4 << 20);
     cr_assert_lt(own, shared[0] / 2, "%llu bytes are of single plans, %llu shared", (unsigned long long)own,
                  (unsigned long long)shared[0]);
     for (uint32_t i = 0; i < COUNT; i++)
         close_plan(&items[i]);
+    open_plan(ctx, &items[3]);
+    prs_fused_memory(ctx, &before);
+    cr_assert(before.used < memory.used && before.held == memory.held, "%llu of %llu bytes are used after closing",
+              (unsigned long long)before.used, (unsigned long long)before.held);
+    close_plan(&items[3]);
     prs_fused_close(ctx);
 }
 

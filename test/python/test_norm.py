@@ -159,6 +159,8 @@ class Norm(unittest.TestCase):
         def body(group):
             group.prepare([1, 5, 100], ("all_reduce_rms_norm", N, 0), ("matmul_all_reduce", N, K))
             group.freeze()
+            held, used = group.memory()
+            self.assertTrue(0 < used <= held)
             opened, found = len(group._plans), []
             for rows in (1, 40, 128):  # 40: no plan of its own
                 parts = [inputs(r, rows)[0].double() for r in range(2)]

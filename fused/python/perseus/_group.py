@@ -315,6 +315,13 @@ class Group:
             if self._handle is not None:
                 self.library.prs_fused_abort(self._handle)
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes of device memory that this group has taken, and how many of them open plans use. It takes no more once
+        all plans are open: after prepare() and freeze(), or after one step of each size."""
+        m = self.library.structs["prs_fused_memory"]()
+        self.library.prs_fused_memory(self.handle, ctypes.byref(m))
+        return m.held, m.used
+
     def lost(self) -> list[int]:
         """The ranks that can write nothing any more: their processes have ended, or they have closed this group. Of one
         node; from any thread."""
