@@ -15,15 +15,31 @@ uint32_t watch_load(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
+/* Threads that sleep at a word, or at another one with the same place here. Most words are raised while nobody does,
+ * and then the kernel need not be called. Relaxed: a wait that is missing in the model must stay visible to
+ * ThreadSanitizer. */
+static uint32_t sleepers[256];
+
+static uint32_t *sleepers_at(const uint32_t *p)
+{
+    return &sleepers[(uint32_t)((uintptr_t)p / sizeof(*p) * 0x9e3779b97f4a7c15ull >> 56)];
+}
+
 static void wake(uint32_t *p)
 {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the word first, then who sleeps; watch_pause() the other way round */
+    if (__atomic_load_n(sleepers_at(p), __ATOMIC_RELAXED) == 0)
+        return;
     syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void watch_pause(const uint32_t *p, uint32_t seen)
 {
+    (void)__atomic_fetch_add(sleepers_at(p), 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     /* Sleeps 10 ms at most, because nothing wakes it when another thread has failed. */
     syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){.tv_nsec = 10000000}, NULL, 0);
+    (void)__atomic_fetch_sub(sleepers_at(p), 1, __ATOMIC_RELAXED);
 }
 
 void watch_raise(uint32_t *p, uint32_t v)
