@@ -15,7 +15,8 @@ enum {
     TILES_TOGETHER = 8, /* of a head, on one rank */
     LEAST_HEADS = 3,
     LEAST_STRIPED = 2,
-    LONG_TASKS = 192 /* of a head: enough without those of others */
+    TASKS_OF_TWO = 96,  /* of a head: enough with those of one other, */
+    TASKS_OF_ONE = 192, /* and enough alone */
 };
 
 struct prs_attention_backward_plan {
@@ -82,14 +83,16 @@ static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
  * later the more heads there are. But the fewer of one head run together, the more often its sums come from memory; and
  * what other ranks get of a step's sums leaves when the step has ended. One rank: about 8 tasks of a head. Several: as
  * few heads as keep the tasks of the next step's later segment from overtaking (times by heads a step:
- * doc/results/attention-turns-4xH200.json); of long sequences one: what a head reads and adds to is more than L2 has
+ * doc/results/attention-turns-4xH200.json); of long sequences fewer: what a head reads and adds to is more than L2 has
  * (attention-long-2xH200.json). No step is much smaller than the others. */
 static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ctas)
 {
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
     uint32_t tasks = prs_ceil_div(p->shape.seq / world, PRS_BACKWARD_TILE);
     uint32_t most = world == 1 ? prs_ceil_div(ctas, TILES_TOGETHER) : 3 * ctas / (4 * tasks);
-    uint32_t least = p->shape.stripe != 0 ? LEAST_STRIPED : tasks >= LONG_TASKS ? 1 : LEAST_HEADS;
+    uint32_t least = tasks >= TASKS_OF_ONE ? 1 : tasks >= TASKS_OF_TWO ? 2 : LEAST_HEADS;
+    if (p->shape.stripe != 0)
+        least = LEAST_STRIPED;
     if (most < least)
         most = least;
     return p->wanted.heads_per_step != 0 ? p->wanted.heads_per_step : prs_ceil_div(pairs, prs_ceil_div(pairs, most));
