@@ -207,7 +207,7 @@ class Gradients(unittest.TestCase):
             torch.autograd.backward(found, [random(group.rank, 32, n, seed=3) for n in sizes])
             return a.grad
         want = sum(random(r, 32, n, seed=3).float() @ weight(r, n).t().float() for r in range(2) for n in sizes)
-        launch = ops._call.matmul_reduce_scatter.run
+        launch = ops._call.matmul_reduce_scatter.alone
         for join, shapes in ((ops._joined, [(1160, 24)]), (lambda bs, world: [], [(n, 24) for n in sizes])):
             launched = []
 
@@ -215,7 +215,7 @@ class Gradients(unittest.TestCase):
                 launched.append(tuple(b.shape))
                 return launch(g, b, name)
             with mock.patch.object(ops, "_joined", join), \
-                    mock.patch.object(ops._call.matmul_reduce_scatter, "run", counted):
+                    mock.patch.object(ops._call.matmul_reduce_scatter, "alone", counted):
                 got = run(2, body)
             self.assertEqual(sorted(launched), sorted(2 * shapes))
             for r, of_a in enumerate(got):

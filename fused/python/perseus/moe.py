@@ -290,7 +290,8 @@ def moe_plan(*, max_tokens: int, hidden: int, experts: int, top_k: int, capacity
 
 def moe_ends(expert_rows: torch.Tensor) -> torch.Tensor:
     """Where the last 128 rows of each expert end: int32 [E / W], for torch._grouped_mm(offs=)."""
-    return expert_rows.sum(1, dtype=torch.int32).add_(BLOCK - 1).bitwise_and_(-BLOCK)
+    # Not in place: a selective checkpoint may keep each of these.
+    return expert_rows.sum(1, dtype=torch.int32).add(BLOCK - 1).bitwise_and(-BLOCK)
 
 
 class Balanced(NamedTuple):
