@@ -101,8 +101,29 @@ class Fp8(unittest.TestCase):
                     for a, b in zip(have, want):
                         self.assertLess(mean_error(a, b), 0.1)
 
+    def keep(self):
+        perseus.nn.keep_quantised_weights()
+        self.addCleanup(perseus.nn.keep_quantised_weights, False)
+
+    def test_no_change_of_a_weight_is_missed_unless_weights_are_kept(self):
+        """torch counts none of these writes."""
+        def body(group):
+            layer, x, wrong = perseus.nn.ColumnParallelLinear(128, 64, group, fp8="rows"), random(0, 16, 128), []
+            for what, write in (("data", lambda: layer.weight.data.mul_(2)),
+                                ("a collective", lambda: group.process_group.allreduce([layer.weight.detach()])),
+                                ("shared memory", lambda: torch.from_dlpack(layer.weight.detach()).mul_(2))):
+                with torch.no_grad():
+                    layer(x)
+                    write()
+                    have = layer(x)
+                if int((have != layer(x)).sum()):
+                    wrong.append(what)
+            return wrong
+        self.assertEqual(run(1, body), [[]])
+
     def test_weights_are_quantised_again_when_they_have_changed(self):
         """What a layer gives without gradients is what it gives with them, whatever changed the weight."""
+        self.keep()
         x = random(0, 32, 128)
 
         def body(group):
@@ -166,7 +187,7 @@ class Fp8(unittest.TestCase):
                 return kept, calls.count([128, 128]), held - len(fp8._kept)
             finally:
                 fp8._quantise = quantise
-        fp8.forget_quantised_weights()
+        self.keep()
         self.assertEqual(run(1, body), [(1, 3, 1)])
 
     def test_layers_are_compiled_without_a_graph_break(self):

@@ -9,11 +9,7 @@ Each call quantises both operands, by one pass over each, and multiplies them wi
 are those of the bfloat16 operands, by products of bfloat16: the backward passes of ops.py. What a recipe asks of sizes:
 scaled.py and quantisers.py. On one node.
 
-Where b is weight.t() and nothing needs a gradient, what was made of the weight stays, half its memory, for as long as
-the weight is there and has not changed: in memory, stream and version, which every write in place raises. An
-optimizer's step and load_state_dict() of a layer forget all. Not seen are other writes that torch does not count, as
-through weight.data: call forget_quantised_weights() after them. Calls that need a gradient, and those within a CUDA
-graph or a compiled one, quantise.
+Weights are quantised by each call, unless keep_quantised_weights() says that they may stay.
 """
 from __future__ import annotations
 
@@ -45,6 +41,27 @@ def check_recipe(what: str, recipe: str | None) -> None:
 # ---- weights that stay ----
 
 _kept = WeakIdKeyDictionary()  # by weight: what it was, and its numbers and scales
+_keeping = False
+
+
+def keep_quantised_weights(keep: bool = True) -> None:
+    """For serving: from now on products that need no gradient keep what they made of a weight, half its memory, until
+    it changes. False: every call quantises again, as it does at first.
+
+    They see an optimizer's step, load_state_dict() of a layer, other memory, and writes that torch counts
+    (`weight.mul_()`). They do not see these; call forget_quantised_weights() after them:
+
+    - a write in place of a DTensor (as parameters of perseus.nn are), torch._foreach_*() of DTensors, and averages of
+      weights made so
+    - what FSDP gathers after a sharded parameter was written
+    - a collective of torch.distributed into a weight, as where a trainer sends weights to a server
+    - writes through weight.data, by a replayed CUDA graph, or by kernels that torch does not know
+
+    Calls within a CUDA graph or torch.compile() quantise, whatever was said here.
+    """
+    global _keeping
+    _keeping = keep
+    forget_quantised_weights()
 
 
 def forget_quantised_weights() -> None:
@@ -73,7 +90,7 @@ def _quantised_weight(group: Group, b: torch.Tensor, recipe: str) -> tuple[torch
 
 def _product(op: str, number: int, rows: int, a: torch.Tensor, b: torch.Tensor, group: Group,
              bias: torch.Tensor | None, recipe: str, keeps: bool) -> torch.Tensor:
-    """rows: of the result. keeps: what is made of b."""
+    """rows: of the result. keeps: what is made of b may stay."""
     check_recipe(f"perseus.{op}: recipe", recipe)
     if a.dtype is not _bf16:
         raise TypeError(f"perseus.{op}: a is {a.dtype}; it must be torch.bfloat16")
@@ -82,7 +99,7 @@ def _product(op: str, number: int, rows: int, a: torch.Tensor, b: torch.Tensor, 
                          "of an [n, k] weight")
     _check_bias(group, op, a, bias, b.shape[1])
     a8, scale_a = _quantise(a, list(RECIPES[recipe][0]), recipe == "blocks")
-    weight8, scale_weight = (_quantised_weight(group, b, recipe) if keeps else
+    weight8, scale_weight = (_quantised_weight(group, b, recipe) if keeps and _keeping else
                              _quantise(b.t(), list(RECIPES[recipe][1]), False))
     m = a.shape[0] * (group.world if number == ALLGATHER else 1)
     return _multiply(group, op, number, m, a8, weight8.t(), scale_a, scale_weight.t(), a.new_empty(rows, b.shape[1]),

@@ -11,9 +11,8 @@ Without it x and the result have t rows on every rank. Weights are laid out as t
 float16. Layers take what torch.nn.Linear takes: views are copied where the ops need dense rows.
 
 fp8="blocks" or "rows" multiplies in float8_e4m3fn in the forward pass, which quantises x and the weight (fp8.py).
-Parameters, results and gradients are bfloat16 as before. None: not. Without gradients the quantised weight stays while
-the weight does not change; after a write that torch does not count, as weight.data.copy_(), call
-forget_quantised_weights().
+Parameters, results and gradients are bfloat16 as before. None: not. Each call quantises the weight; to a server whose
+weights seldom change, keep_quantised_weights() saves that.
 
 Parameters are DTensors on the group's mesh, so that state_dict(), torch.distributed.checkpoint, clip_grad_norm_() and
 optimizers know which part a rank has: weight Shard(0) or Shard(1), a row-parallel bias Replicate. Groups of which torch
@@ -36,7 +35,7 @@ from . import ops
 from ._group import Group
 from ._library import PerseusError
 from ._registry import GroupLike, find, name_of
-from .fp8 import check_recipe, forget_quantised_weights
+from .fp8 import check_recipe, forget_quantised_weights, keep_quantised_weights
 
 
 # ---- tensors of any shape as matrices ----
@@ -445,5 +444,5 @@ def _add_up(grads: list[tuple[nn.Parameter, int | None]], group: Group) -> None:
                                         stride=p.grad.stride())
 
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "forget_quantised_weights", "local", "mark_replicated",
-           "replicate", "sum_replicated_gradients"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "forget_quantised_weights", "keep_quantised_weights", "local",
+           "mark_replicated", "replicate", "sum_replicated_gradients"]
