@@ -2,6 +2,7 @@
 """Products of bfloat16 whose forward pass is in FP8, and layers of them, on emulated GPUs."""
 import copy
 import gc
+import time
 import unittest
 
 import ranks
@@ -61,6 +62,16 @@ class Fp8(unittest.TestCase):
             return worst
         for worst in run(2, body):
             self.assertLess(worst, 0.03)
+
+    def test_a_rank_that_is_late_can_still_quantise(self):
+        """Its GPU is not that of the rank that waits for it."""
+        def body(group):
+            a, w, _ = self.operands(group.rank, "")
+            for _ in range(2):  # the first opens a plan, for which ranks wait before they launch
+                c = perseus.fp8_all_gather_matmul(a, w.t(), group)
+                time.sleep(0.2 * group.rank)
+            return tuple(c.shape)
+        self.assertEqual(run(2, body, timeout_ms=20000), [(48, self.N)] * 2)
 
     def test_gradients_are_those_of_bfloat16(self):
         def gradients(op, group, a, w, bias, **recipe):

@@ -57,12 +57,16 @@ class Emulated:
     kind = "cpu"
     _ready = threading.Lock()
 
-    def __init__(self, library: Library, index: int) -> None:
-        self.dll, self.index, self.torch = library.dll, index, torch.device("cpu")
+    def __init__(self, library: Library, index: int | None = None) -> None:
+        """index: None: the GPU of this thread. On another rank's, launches may run that wait for this rank."""
+        self.dll, self.torch = library.dll, torch.device("cpu")
         self._copies: list[tuple[int, torch.Tensor | None]] = []
         with self._ready:
             self.dll.hopper_setup(0, 0, ctypes.c_uint64(0))
-        self._call("cudaSetDevice", index)
+        device = ctypes.c_int()
+        self.dll.cudaGetDevice(ctypes.byref(device))
+        self.index = device.value if index is None else index
+        self._call("cudaSetDevice", self.index)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.dll, name)(*arguments)

@@ -73,7 +73,7 @@ def _launch(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, group:
     if column_major:
         fields.update(scale_row=1, scale_column=rows)
     if emulated:
-        place = Emulated(lib, 0)
+        place = Emulated(lib)
         call = lib.prs_quantise(place.read(x), place.write(numbers),
                                 (place.read if given else place.write)(scales), **fields)
         status = lib.prs_fused_quantise(ctypes.byref(call), 0)
