@@ -67,9 +67,9 @@ class Fp8(unittest.TestCase):
         """Its GPU is not that of the rank that waits for it."""
         def body(group):
             a, w, _ = self.operands(group.rank, "")
-            for _ in range(2):  # the first opens a plan, for which ranks wait before they launch
+            for _ in range(3):  # the first opens a plan, for which ranks wait; the last says what failed before it
                 c = perseus.fp8_all_gather_matmul(a, w.t(), group)
-                time.sleep(0.2 * group.rank)
+                time.sleep(0.5 * group.rank)
             return tuple(c.shape)
         self.assertEqual(run(2, body, timeout_ms=20000), [(48, self.N)] * 2)
 
