@@ -347,6 +347,17 @@ class Refused(unittest.TestCase):
         self.refused(TypeError, "tokens of prs_moe_shape is '16', of type str; it must be a whole number",
                      lambda g: perseus.moe_plan(max_tokens="16", **sizes, group=g))
 
+    def test_fields_that_the_library_does_not_have(self):
+        """As of a package that is newer. ctypes would make attributes of them, which no launch reads."""
+        lib = perseus.library()
+        with self.assertRaisesRegex(TypeError, "prs_gemm_shape has no field of_tomorrow: the library is of another"):
+            lib.prs_gemm_shape(m=8, of_tomorrow=1)
+        with self.assertRaisesRegex(AttributeError, "of_tomorrow"):
+            lib.prs_gemm_operands().of_tomorrow = 1
+        with self.assertRaisesRegex(TypeError, r"m of prs_gemm_shape is tensor\(\[5, 6\]\), of type Tensor; it must be"):
+            lib.prs_gemm_shape(m=torch.tensor([5, 6]))
+        self.assertEqual(lib.prs_gemm_shape(m=torch.tensor(5)).m, 5)
+
     def test_wrong_calls_of_a_group(self):
         self.refused(ValueError, "rows has -1; they must be whole numbers of at least 1",
                      lambda g: g.prepare([8, -1], ("matmul_all_reduce", 128, 64)))

@@ -4,6 +4,7 @@ is written down a second time."""
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 from typing import Any
 
@@ -32,24 +33,31 @@ _NUMBERS = frozenset((int, bool))
 
 
 class Struct(ctypes.Structure):
-    """ctypes alone would store a number that does not fit as another one: -1 as 4294967295."""
-    limits: dict[str, tuple[int, int]] = {}
+    """ctypes alone would store a number that does not fit as another one, -1 as 4294967295, and take a field that the
+    struct does not have, as one of a newer library's, for an attribute."""
+    __slots__ = ()  # nor are attributes made by an assignment
+    limits: dict[str, tuple[int, int] | None] = {}  # of every field; None: it is no integer
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         if values:
             fields |= dict(zip((field[0] for field in self._fields_), values))
         known = self.limits
         for name, value in fields.items():  # in each launch
-            limits = known.get(name)
+            if name not in known:
+                raise TypeError(f"perseus: {type(self).__name__} has no field {name}: the library is of another version "
+                                "than this package")
+            limits = known[name]
             if limits and not (type(value) in _NUMBERS and limits[0] <= value <= limits[1]):
                 self._refuse(name, value, limits)
         super().__init__(**fields)
 
     def _refuse(self, name: str, value: Any, limits: tuple[int, int]) -> None:
-        if not hasattr(value, "__index__"):
+        try:
+            number = operator.index(value)
+        except TypeError as e:
             raise TypeError(f"perseus: {name} of {type(self).__name__} is {value!r}, of type {type(value).__name__}; "
-                            "it must be a whole number")
-        if not limits[0] <= value <= limits[1]:
+                            "it must be a whole number") from e
+        if not limits[0] <= number <= limits[1]:
             raise ValueError(f"perseus: {name} of {type(self).__name__} is {value}; it must be a number from "
                              f"{limits[0]} to {limits[1]}")
 
@@ -65,8 +73,8 @@ class Header:
             self._enumerators(body)
         for name, body in _STRUCT.findall(text):
             fields = [field for line in body.split(";") if line.strip() for field in self._fields(line.strip())]
-            limits = {field: known for field, kind in fields if (known := _limits(kind))}
-            self.structs[name] = type(name, (Struct,), {"_fields_": fields, "limits": limits})
+            limits = {field: _limits(kind) for field, kind in fields}
+            self.structs[name] = type(name, (Struct,), {"_fields_": fields, "limits": limits, "__slots__": ()})
         self.functions = {name: (_RESULTS[result], self._parameters(parameters))
                           for result, name, parameters in _FUNCTION.findall(text)}
 

@@ -397,6 +397,15 @@ def moe_combine(rows: torch.Tensor, dispatched: Dispatched, residual: torch.Tens
     return _call.moe_combine(rows, d.router_weights, d.origins, d.maps, residual, True, d.plan.sizes, d.plan.group_name)
 
 
+def _pair(op: str, gate_up: Any) -> Any:
+    if (not isinstance(gate_up, (tuple, list)) or len(gate_up) != 2
+        or not all(isinstance(t, torch.Tensor) for t in gate_up)):
+        kinds = f" of {[type(t).__name__ for t in gate_up]}" if isinstance(gate_up, (tuple, list)) else ""
+        raise TypeError(f"perseus.{op}: gate_up is a {type(gate_up).__name__}{kinds}; it must be a tensor, or a pair of "
+                        "them, gate and up")
+    return gate_up
+
+
 def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.Tensor,
               gate_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor], down: torch.Tensor, plan: MoePlan,
               residual: torch.Tensor | None = None, placement: torch.Tensor | None = None, *,
@@ -422,9 +431,9 @@ def moe_layer(tokens: torch.Tensor, chosen: torch.Tensor, router_weights: torch.
         y, status = perseus.moe_layer(x, chosen, weights, gate_up, down, plan, residual=x)
     """
     _check_kind("moe_layer", "plan", plan, MoePlan)
-    first, up = gate_up if isinstance(gate_up, tuple) else (gate_up, None)
+    first, up = (gate_up, None) if isinstance(gate_up, torch.Tensor) else _pair("moe_layer", gate_up)
     operands = (tokens, router_weights, first, down, *(() if up is None else (up,)))
-    keep = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    keep = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in operands)
     maps = keep or torch.is_grad_enabled() and residual is not None and residual.requires_grad
     out, _, _, status, *_ = _call.moe_layer(tokens, chosen, router_weights, first, down, residual, plan.sizes,
                                            plan.capacity, plan.maps_bytes, plan.group_name, placement,
