@@ -361,6 +361,12 @@ class Refused(unittest.TestCase):
     def test_wrong_calls_of_a_group(self):
         self.refused(ValueError, "rows has -1; they must be whole numbers of at least 1",
                      lambda g: g.prepare([8, -1], ("matmul_all_reduce", 128, 64)))
+        self.refused(TypeError, "prepare: rows is 8; it must be a list of whole numbers",
+                     lambda g: g.prepare(8, ("matmul_all_reduce", 128, 64)))
+        self.refused(TypeError, r"a product is \('all_reduce', 128\); it must be \(op, n, k\)",
+                     lambda g: g.prepare([8], ("all_reduce", 128)))
+        self.refused(TypeError, "a product is 'all_reduce'", lambda g: g.prepare([8], "all_reduce"))
+        self.refused(TypeError, "leave_out: ranks is 1.5; it must be a list", lambda g: g.leave_out(1.5))
         self.refused(ValueError, "rows has 'a'", lambda g: g.prepare("ab", ("matmul_all_reduce", 128, 64)))
         self.refused(TypeError, "dtype is torch.float32; it must be torch.bfloat16 or torch.float16",
                      lambda g: g.prepare([8], ("matmul_all_reduce", 128, 64), dtype=torch.float32))

@@ -217,10 +217,10 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
- * Call it before the first op. Return 0 or -ENOMEM. */
 /* From now on signals, and under counted puts of a group, are PRS_BUSY for ever: the caller says that it sends none. */
 void prs_order_refuse_signals(struct prs_order *order);
+/* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
+ * Call it before the first op. Return 0 or -ENOMEM. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint64_t *record_key,
                           const uint64_t *credit_word);
 

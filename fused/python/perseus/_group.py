@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import operator
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,13 @@ PREPARED = {"matmul_reduce_scatter": (1, 0), "all_gather_matmul": (2, 0), "matmu
             "reduce_scatter": (1, 0), "reduce_scatter_rms_norm": (1, 1), "matmul_reduce_scatter_rms_norm": (1, 1),
             "all_reduce": (3, 0), "all_reduce_rms_norm": (3, 1), "matmul_all_reduce_rms_norm": (3, 1)}
 PRODUCTS = ("matmul", "matmul_reduce_scatter", "all_gather_matmul", "matmul_all_reduce")  # by enum prs_gemm_op
+
+
+def _listed(what: str, given: Any) -> list:
+    """A list of what may be iterated only once, with the whole numbers of numpy and torch as Python's."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"perseus.Group.{what} is {given!r}; it must be a list of whole numbers")
+    return [operator.index(number) if hasattr(number, "__index__") else number for number in given]
 
 
 class Plan:
@@ -164,15 +172,19 @@ class Group:
         dtypes = {torch.bfloat16: 1, torch.float16: 2}
         if dtype not in dtypes:
             raise TypeError(f"perseus.Group.prepare: dtype is {dtype}; it must be torch.bfloat16 or torch.float16")
-        wrong = [m for m in rows if not isinstance(m, int) or m < 1]
+        numbers = _listed("prepare: rows", rows)
+        wrong = [m for m in numbers if not isinstance(m, int) or m < 1]
         if wrong:
             raise ValueError(f"perseus.Group.prepare: rows has {wrong[0]!r}; they must be whole numbers of at least 1")
-        for op, n, k in products:
+        for product in products:
+            if not isinstance(product, (tuple, list)) or len(product) != 3:
+                raise TypeError(f"perseus.Group.prepare: a product is {product!r}; it must be (op, n, k)")
+            op, n, k = product
             if op not in PREPARED or (k == 0) != ("matmul" not in op):
                 raise ValueError(f"perseus.Group.prepare: ({op!r}, {n}, {k}): op is one of {', '.join(PREPARED)}, and "
                                  "k is 0 for those without a product only")
             number, norm = PREPARED[op]
-            for m in sorted({self.rows(m) for m in rows}):
+            for m in sorted({self.rows(m) for m in numbers}):
                 self.product(number, m, n, k, transposed or k == 0, dtypes[dtype], 0, norm=norm)
 
     def freeze(self) -> None:
@@ -334,7 +346,8 @@ class Group:
         launches that run and in graphs that were captured: their experts count as absent. All else of this group raises
         from then on. A rank comes back in a new group. Returns those that are left out by now. From any thread; every
         rank that goes on calls it, or perseus.init(leave_out=True) does."""
-        ranks = self.lost() if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+        ranks = [ranks] if isinstance(ranks, int) else ranks
+        ranks = self.lost() if ranks is None else _listed("leave_out: ranks", ranks)
         wrong = [rank for rank in ranks if not isinstance(rank, int) or not 0 <= rank < self.world]
         if wrong:
             raise ValueError(f"perseus.Group.leave_out: {wrong[0]!r} is no rank of group {self.name}: they are 0 to "

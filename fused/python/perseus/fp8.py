@@ -57,7 +57,7 @@ def keep_quantised_weights(keep: bool = True) -> None:
     - a collective of torch.distributed into a weight, as where a trainer sends weights to a server
     - writes through weight.data, by a replayed CUDA graph, or by kernels that torch does not know
 
-    Calls within a CUDA graph or torch.compile() quantise, whatever was said here.
+    What a CUDA graph captures quantises in each replay, whatever was said here.
     """
     global _keeping
     _keeping = keep
@@ -75,8 +75,8 @@ register_optimizer_step_post_hook(lambda *_: forget_quantised_weights())
 def _quantised_weight(group: Group, b: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Of b.t(), by _quantise()."""
     weight, block = b._base, list(RECIPES[recipe][1])
-    # Below autograd, as in compiled graphs, views are not known as such, and do not have the weight's version. A graph
-    # outlives what is kept here.
+    # Below autograd, as in what Inductor compiles, views are not known as such, and do not have the weight's version. A
+    # CUDA graph outlives what is kept here.
     if weight is None or weight.is_inference() or group.place.capturing():
         return _quantise(b.t(), block, False)
     stream = torch.cuda.current_stream(b.device).cuda_stream if b.is_cuda else 0
