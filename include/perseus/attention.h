@@ -133,15 +133,15 @@ PRS_API int prs_attention_launch(struct prs_attention_plan *plan, const struct p
 struct prs_attention_backward_plan;
 
 /** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
- * forward pass takes. Of the tuning, `block_rows`, `overlap` and `mover` have one value here (0, or what
- * the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries and gradients that
- * other ranks send. What other ranks send lies in memory that the context's plans of attention share, forward and
- * backward. A plan also has sums of gradients of the queries of all ranks: 4 bytes an element, in memory
- * that all plans of the context share, and 2 for those that other ranks send, and for those that go to other nodes,
- * whatever the limit. However the ranks are divided into nodes, the gradients have the same bits.
+ * forward pass takes whose heads have 64 or 128 columns. Of the tuning, `block_rows`, `overlap` and `mover` have one
+ * value here (0, or what the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries and
+ * gradients that other ranks send. What other ranks send lies in memory that the context's plans of attention share,
+ * forward and backward. A plan also has sums of gradients of the queries of all ranks, whatever the limit: 4 bytes an
+ * element, in memory that all plans of the context share; and 2 bytes an element for those that other ranks send, and
+ * for those that go to other nodes. However the ranks are divided into nodes, the gradients have the same bits.
  *
- * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: stripes between nodes, or the
- * kernels do not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
+ * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: other heads, stripes between
+ * nodes, or the kernels do not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
 PRS_API int prs_attention_backward_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                                              const struct prs_attention_tuning *tuning,
                                              struct prs_attention_backward_plan **out);

@@ -354,7 +354,7 @@ class Refused(unittest.TestCase):
             lib.prs_gemm_shape(m=8, of_tomorrow=1)
         with self.assertRaisesRegex(AttributeError, "of_tomorrow"):
             lib.prs_gemm_operands().of_tomorrow = 1
-        with self.assertRaisesRegex(TypeError, r"m of prs_gemm_shape is tensor\(\[5, 6\]\), of type Tensor; it must be"):
+        with self.assertRaisesRegex(TypeError, r"m of prs_gemm_shape is tensor\(\[5, 6\]\), of type Tensor"):
             lib.prs_gemm_shape(m=torch.tensor([5, 6]))
         self.assertEqual(lib.prs_gemm_shape(m=torch.tensor(5)).m, 5)
 

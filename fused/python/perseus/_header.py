@@ -44,8 +44,8 @@ class Struct(ctypes.Structure):
         known = self.limits
         for name, value in fields.items():  # in each launch
             if name not in known:
-                raise TypeError(f"perseus: {type(self).__name__} has no field {name}: the library is of another version "
-                                "than this package")
+                raise TypeError(f"perseus: {type(self).__name__} has no field {name}: the library is of another "
+                                "version than this package")
             limits = known[name]
             if limits and not (type(value) in _NUMBERS and limits[0] <= value <= limits[1]):
                 self._refuse(name, value, limits)

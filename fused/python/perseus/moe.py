@@ -401,8 +401,8 @@ def _pair(op: str, gate_up: Any) -> Any:
     if (not isinstance(gate_up, (tuple, list)) or len(gate_up) != 2
         or not all(isinstance(t, torch.Tensor) for t in gate_up)):
         kinds = f" of {[type(t).__name__ for t in gate_up]}" if isinstance(gate_up, (tuple, list)) else ""
-        raise TypeError(f"perseus.{op}: gate_up is a {type(gate_up).__name__}{kinds}; it must be a tensor, or a pair of "
-                        "them, gate and up")
+        raise TypeError(f"perseus.{op}: gate_up is a {type(gate_up).__name__}{kinds}; it must be a tensor, or a "
+                        "pair of them, gate and up")
     return gate_up
 
 
