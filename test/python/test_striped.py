@@ -107,6 +107,15 @@ class Cutting(unittest.TestCase):
             return True
         self.assertEqual(run(2, body), [True] * 2)
 
+    def test_stripes_that_no_attention_takes_are_refused(self):
+        def body(group):
+            for stripe in (64, 384, -128, True, "128", 128.0):
+                for call in (lambda: perseus.split_sequence(torch.arange(3072), group, stripe=stripe),
+                             lambda: perseus.sequence_positions(3072, group=group, stripe=stripe)):
+                    with self.assertRaisesRegex(ValueError, f"stripe is {stripe!r}; it must be 0 or a power of two"):
+                        call()
+        run(1, body)
+
     def test_stripes_are_as_long_as_each_rank_has_many(self):
         from perseus.striped import stripe_of
         for positions, world, stripe in ((65536, 4, 512), (65536, 8, 256), (65536, 2, 512), (32768, 4, 256),

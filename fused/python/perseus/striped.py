@@ -34,6 +34,11 @@ def stripe_of(positions: int, world: int) -> int:
                  and positions % (2 * world * stripe) == 0), STRIPES[-1])
 
 
+def _check_stripe(stripe: Any) -> None:
+    if type(stripe) is not int or stripe and (stripe < STRIPES[-1] or stripe & stripe - 1):
+        raise ValueError(f"perseus: stripe is {stripe!r}; it must be 0 or a power of two, {STRIPES[-1]} rows at least")
+
+
 # ---- the ops ----
 
 def _sizes(group: Group, op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None,
@@ -192,6 +197,7 @@ def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
 
 def _rows_of(rank: int, world: int, positions: int, stripe: int, device: Any) -> torch.Tensor:
     """The positions of a rank's rows, as prs_attention_positions() has them."""
+    _check_stripe(stripe)
     stripe = stripe or stripe_of(positions, world)
     if positions % (2 * world * stripe):
         raise ValueError(f"perseus: {positions} positions are not a multiple of {2 * world * stripe}, 2 stripes of "
@@ -206,6 +212,7 @@ def split_sequence(x: torch.Tensor, group: GroupLike = None, *, dim: int = 0, st
     """This rank's rows of a tensor that all ranks have whole: tokens, labels, position ids, masks. dim: that of the
     sequence. fill: what pads it to the next multiple of 2 W stripes (without `stripe`: of 128 rows); None: it must be
     one."""
+    _check_stripe(stripe)
     g = find(name_of(group))
     missing = -x.shape[dim] % (2 * g.world * (stripe or STRIPES[-1]))
     if missing and fill is not None:
