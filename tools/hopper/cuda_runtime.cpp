@@ -13,6 +13,7 @@
 #include "tools/hopper/device_memory.h"
 #include "tools/hopper/stream.h"
 #include "tools/hopper/tile_map.h"
+#include "tools/hopper/virtual.h"
 
 using namespace hopper;
 
@@ -179,10 +180,9 @@ static CUresult encode_here(CUtensorMap *map, CUtensorMapDataType type, cuuint32
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fn, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *found)
 {
-    bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
-    *fn = known ? (void *)encode_here : NULL;
+    *fn = strcmp(name, "cuTensorMapEncodeTiled") == 0 ? (void *)encode_here : virtual_call(name);
     if (found)
-        *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+        *found = *fn ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 

@@ -79,7 +79,7 @@ void *memory_allocate(size_t bytes, int device, enum memory_kind kind)
     memset(pages, 0xff, mapped);
     uint8_t *p = pages + mapped - room;
     std::lock_guard<std::mutex> held(lock);
-    allocations[(uintptr_t)p] = {p, bytes, device, kind};
+    allocations[(uintptr_t)p] = {p, bytes, device, kind, false, 0};
     order_forget(p, room);
     return p;
 }
@@ -88,7 +88,7 @@ bool memory_free(void *p, enum memory_kind kind)
 {
     std::lock_guard<std::mutex> held(lock);
     auto found = allocations.find((uintptr_t)p);
-    if (found == allocations.end() || found->second.kind != kind)
+    if (found == allocations.end() || found->second.kind != kind || found->second.is_virtual)
         return false;
     uint8_t *pages = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095);
     size_t mapped = mapped_bytes(found->second.bytes);
@@ -97,6 +97,32 @@ bool memory_free(void *p, enum memory_kind kind)
     stamps.erase(found->first);
     order_forget(p, found->second.bytes);
     allocations.erase(found);
+    return true;
+}
+
+void memory_map(void *p, size_t bytes, int device)
+{
+    std::lock_guard<std::mutex> held(lock);
+    allocations[(uintptr_t)p] = {(uint8_t *)p, bytes, device, MEMORY_DEVICE, true, 0};
+    order_forget(p, bytes);
+}
+
+void memory_unmap(void *p)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto found = allocations.find((uintptr_t)p);
+    stamps.erase(found->first);
+    order_forget(p, found->second.bytes);
+    allocations.erase(found);
+}
+
+bool memory_allow(void *p, int device)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto found = allocations.find((uintptr_t)p);
+    if (found == allocations.end() || !found->second.is_virtual || device < 0 || device >= 64)
+        return false;
+    found->second.access |= 1ull << device;
     return true;
 }
 
@@ -181,7 +207,8 @@ void memory_check(const struct fiber *who, const void *p, size_t bytes, const ch
     if (!memory_find(p, bytes, &a))
         violation_of(who, "%s: %zu bytes at %p lie in no allocation; the nearest below is %zu bytes at %p", what, bytes,
                      p, a.bytes, (void *)a.base);
-    if (a.kind == MEMORY_DEVICE && !memory_peer_allowed(device, a.device))
+    if (a.kind == MEMORY_DEVICE &&
+        !(a.is_virtual ? a.access >> device & 1 : (uint64_t)memory_peer_allowed(device, a.device)))
         violation_of(who, "%s: %p is memory of device %d, to which device %d was not given access", what, p, a.device,
                      device);
 }

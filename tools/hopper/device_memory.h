@@ -22,7 +22,14 @@ struct allocation {
     size_t bytes;
     int device;
     enum memory_kind kind;
+    bool is_virtual;
+    uint64_t access; /* of virtual memory: a bit for each device that may use it */
 };
+/* Pages of a device that virtual.cpp has mapped, and is about to unmap. Nobody may use them until memory_allow(), which
+ * is false where there are none. */
+void memory_map(void *p, size_t bytes, int device);
+void memory_unmap(void *p);
+bool memory_allow(void *p, int device);
 /* Finds the allocation that holds the whole range; false: none does. Any thread may call it. */
 bool memory_find(const void *p, size_t bytes, struct allocation *out);
 /* Whether any allocation lies in these bytes. */

@@ -45,6 +45,12 @@ uint32_t hopper_late_loads(void);
 /* How often peer access was enabled a second time: an error to CUDA, which compute-sanitizer reports. */
 uint32_t hopper_repeated_access(void);
 
+/* Bytes of a device that cuMemCreate() of this process has given and not got back. A mapping in another process keeps
+ * memory too; it is not counted. */
+uint64_t hopper_virtual_bytes(int device);
+/* From now on cuMemCreate() gives no more than this. */
+void hopper_limit_virtual_bytes(int device, uint64_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

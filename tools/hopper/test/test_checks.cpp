@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each of these kernels does one thing wrong that a GPU would not report. The emulator must report it. */
 #include <criterion/criterion.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <string>
 
@@ -20,23 +21,28 @@ PRS_DEVICE uint64_t *barrier_at(uint32_t index)
     return (uint64_t *)(dynamic_shared() + BARRIER) + index;
 }
 
-/* Runs one launch; returns the violation, or "". */
-static std::string verdict(void (*kernel)(const struct args), uint32_t threads, uint32_t cluster)
+/* Runs one launch on device 0; returns the violation, or "". */
+static std::string verdict_of(void (*kernel)(const struct args), uint32_t threads, uint32_t cluster, struct args a)
 {
     struct launch_shape shape = {cluster, threads, SHARED};
-    struct args a;
     uint32_t clusters;
+    cr_assert_eq(launch_prepare(kernel, &shape, &clusters), 0);
+    cr_assert_eq(launch_kernel(kernel, &shape, 1, NULL, a), 0);
+    cudaError_t e = cudaDeviceSynchronize();
+    cr_assert_eq(e == cudaSuccess, hopper_violation()[0] == 0);
+    return hopper_violation();
+}
+
+static std::string verdict(void (*kernel)(const struct args), uint32_t threads, uint32_t cluster)
+{
+    struct args a;
     hopper_setup(2, 4, 0);
     hopper_tolerate();
     cr_assert_eq(cudaSetDevice(1), cudaSuccess);
     cr_assert_eq(cudaMalloc((void **)&a.foreign, BYTES), cudaSuccess);
     cr_assert_eq(cudaSetDevice(0), cudaSuccess);
     cr_assert_eq(cudaMalloc((void **)&a.memory, BYTES), cudaSuccess);
-    cr_assert_eq(launch_prepare(kernel, &shape, &clusters), 0);
-    cr_assert_eq(launch_kernel(kernel, &shape, 1, NULL, a), 0);
-    cudaError_t e = cudaDeviceSynchronize();
-    cr_assert_eq(e == cudaSuccess, hopper_violation()[0] == 0);
-    return hopper_violation();
+    return verdict_of(kernel, threads, cluster, a);
 }
 
 static void assert_says(void (*kernel)(const struct args), uint32_t threads, uint32_t cluster, const char *text)
@@ -340,4 +346,69 @@ Test(checks, what_is_right_is_not_complained_of, .timeout = 900)
 {
     std::string found = verdict(kernel_right, 128, 1);
     cr_assert(found.empty(), "%s", found.c_str());
+}
+
+/* ---- memory of cuMemCreate() ---- */
+template <typename... T> static void driver(const char *name, T... arguments)
+{
+    void *fn = NULL;
+    cr_assert_eq(cudaGetDriverEntryPointByVersion(name, &fn, 12000, cudaEnableDefault, NULL), cudaSuccess);
+    cr_assert_not_null(fn);
+    cr_assert_eq(((CUresult(*)(T...))fn)(arguments...), CUDA_SUCCESS, "%s", name);
+}
+
+struct virtual_memory {
+    CUdeviceptr at;
+    size_t bytes;
+    CUmemGenericAllocationHandle handle;
+};
+
+/* Of device 0, mapped, and accessible to nobody. */
+static struct virtual_memory make_virtual(void)
+{
+    CUmemAllocationProp prop = {};
+    struct virtual_memory v = {0, 2 << 20, 0};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    hopper_setup(2, 4, 0);
+    hopper_tolerate();
+    cr_assert_eq(cudaSetDevice(0), cudaSuccess);
+    driver("cuMemCreate", &v.handle, v.bytes, (const CUmemAllocationProp *)&prop, 0ull);
+    driver("cuMemAddressReserve", &v.at, v.bytes, (size_t)0, (CUdeviceptr)0, 0ull);
+    driver("cuMemMap", v.at, v.bytes, (size_t)0, v.handle, 0ull);
+    return v;
+}
+
+static void allow(const struct virtual_memory &v, int device)
+{
+    CUmemAccessDesc access = {};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    driver("cuMemSetAccess", v.at, v.bytes, (const CUmemAccessDesc *)&access, (size_t)1);
+}
+
+static std::string store_to(const struct virtual_memory &v)
+{
+    return verdict_of(kernel_a_copy_without_peer_access_is_found, 1, 1,
+                      {NULL, reinterpret_cast<uint8_t *>((uintptr_t)v.at)});
+}
+
+Test(checks, virtual_memory_needs_access_for_the_device_itself, .timeout = 200)
+{
+    struct virtual_memory v = make_virtual();
+    allow(v, 1);
+    cr_assert_neq(store_to(v).find("was not given access"), std::string::npos);
+}
+
+Test(checks, virtual_memory_is_gone_when_it_is_unmapped_and_released, .timeout = 200)
+{
+    struct virtual_memory v = make_virtual();
+    allow(v, 0);
+    cr_assert_eq(store_to(v), "");
+    driver("cuMemUnmap", v.at, v.bytes);
+    cr_assert_eq(hopper_virtual_bytes(0), v.bytes, "it has a handle");
+    driver("cuMemRelease", v.handle);
+    cr_assert_eq(hopper_virtual_bytes(0), 0);
+    cr_assert_neq(store_to(v).find("lie in no allocation"), std::string::npos);
+    driver("cuMemAddressFree", v.at, v.bytes);
 }
