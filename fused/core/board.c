@@ -9,8 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "transport/util/clock.h"
 #include "transport/util/error.h"
 
 /* A process id may be given again, so a process is known by its start too, and both count in one namespace only. */
@@ -23,15 +25,22 @@ struct process {
 struct line {
     _Alignas(64) struct process process;
     uint32_t left;
+    uint64_t came; /* how often it has called prs_board_gather() */
 };
+
+/* The first rank that decides about a gathering decides for all: [number % GATHERINGS] = number << 8 | verdict. Older
+ * ones than these have timed out for a rank that has not seen them yet. */
+enum { GATHERINGS = 16, ALL_CAME = 0xff }; /* any other verdict: the rank that is missing */
 
 struct page {
     struct line rank[PRS_MAX_LOCAL_RANKS];
+    uint64_t decided[GATHERINGS];
 };
 
 struct prs_board {
     struct page *page;
     uint32_t own, ranks;
+    uint64_t gatherings;
     char name[48];
 };
 
@@ -131,4 +140,32 @@ bool prs_board_all_left(const struct prs_board *b)
         if (i != b->own && !prs_board_has_left(b, i))
             return false;
     return true;
+}
+
+/* The first rank that has not come to a gathering; b->ranks: all have. */
+static uint32_t find_missing(const struct prs_board *b, uint64_t number)
+{
+    uint32_t i = 0;
+    while (i < b->ranks && __atomic_load_n(&b->page->rank[i].came, __ATOMIC_ACQUIRE) >= number)
+        i++;
+    return i;
+}
+
+int prs_board_gather(struct prs_board *b, uint32_t timeout_ms, uint32_t *missing)
+{
+    static const struct timespec pause = {.tv_nsec = 500000};
+    uint64_t number = ++b->gatherings, *decided = &b->page->decided[number % GATHERINGS];
+    uint64_t end = prs_clock_ms() + timeout_ms, seen;
+    __atomic_store_n(&b->page->rank[b->own].came, number, __ATOMIC_RELEASE);
+    while ((seen = __atomic_load_n(decided, __ATOMIC_ACQUIRE)) >> 8 < number) {
+        *missing = find_missing(b, number);
+        if (*missing == b->ranks || prs_clock_ms() >= end || prs_board_has_left(b, *missing))
+            (void)__atomic_compare_exchange_n(decided, &seen,
+                                              number << 8 | (*missing == b->ranks ? (uint32_t)ALL_CAME : *missing),
+                                              false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+        else
+            (void)nanosleep(&pause, NULL);
+    }
+    *missing = seen >> 8 == number ? (uint32_t)(seen & 0xff) : b->own;
+    return *missing == ALL_CAME ? 0 : -ETIMEDOUT;
 }

@@ -18,6 +18,11 @@ void prs_board_hide(const struct prs_board *b);
 /* NULL does nothing. */
 void prs_board_close(struct prs_board *b);
 
+/* Waits until every rank of the node has called it, for timeout_ms at most: then all ranks get 0, or all -ETIMEDOUT,
+ * also those that come too late. *missing: the number in the node of a rank that had not come when another gave up, or
+ * whose process has ended. Calls of a rank are paired with those of the others in their order. */
+int prs_board_gather(struct prs_board *b, uint32_t timeout_ms, uint32_t *missing);
+
 /* This rank has unmapped the memory of all others, and none of its kernels runs. */
 void prs_board_leave(struct prs_board *b);
 /* Whether the rank with this number in the node has left, or its process has ended. */
