@@ -30,7 +30,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     T + "gpu": ({T + "gpu", T + "connect", T + "peer", T + "nic", T + "host", T + "order", T + "util"},
               T_FORBIDDEN + ("infiniband/",)),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
-    "fused/core": ({"fused/core", "transport/util"}, ("infiniband/", "nccl")),
+    "fused/core": ({"fused/core", "transport/host/fd_pass", "transport/util"}, ("infiniband/", "nccl")),
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/moe": ({"fused/moe", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/quantise": ({"fused/quantise", "fused/core", "transport/util"}, ("infiniband/", "nccl")),

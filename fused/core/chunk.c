@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A chunk is one allocation on every rank. The ranks of a node map it: by pointer inside a process, by CUDA IPC between
- * processes. For ranks of other nodes its pieces become windows of the network. */
+ * processes, or by files where the memory can be given back. For ranks of other nodes its pieces become windows of the
+ * network. */
 #include "fused/core/chunk.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 
 #include "fused/core/memory.h"
 #include "fused/core/network.h"
+#include "transport/host/fd_pass.h"
 #include "transport/util/error.h"
 
 enum {
@@ -22,13 +24,21 @@ struct offer {
     int32_t pid, device;
     uint64_t address, bytes;
     cudaIpcMemHandle_t handle;
-    struct prs_keys keys; /* of its region, for other nodes */
-    int32_t error;        /* this rank failed: all ranks fail together */
+    struct prs_fd_pass_address files; /* where its file can be asked for, if the context sleeps */
+    struct prs_keys keys;             /* of its region, for other nodes */
+    int32_t error;                    /* this rank failed: all ranks fail together */
     int32_t pad;
 };
 
 struct offers {
     struct offer of[PRS_SYMMETRIC_USES];
+};
+
+/* Files of a chunk that sleeps, while ranks of other processes map it. -1: none. */
+struct gift {
+    struct prs_fd_pass pass;
+    int file;                     /* of this rank's memory */
+    int got[PRS_MAX_LOCAL_RANKS]; /* [p] */
 };
 
 /* Lets the current device (own) reach the memory of another, once for each pair and process: enabling access twice is
@@ -68,13 +78,23 @@ static int check_offer(const struct prs_fused *ctx, uint64_t bytes, const struct
     return 0;
 }
 
-static int map_peer(struct prs_fused *ctx, struct prs_chunk *c, uint32_t p, const struct offer *o, uint32_t peer)
+/* file: of the memory, if the context sleeps and the rank is another process. */
+static int map_peer(struct prs_fused *ctx, struct prs_chunk *c, uint32_t p, const struct offer *o, uint32_t peer,
+                    int file)
 {
+    int own = ctx->config.device;
     cudaError_t e;
     if (o->pid == (int32_t)getpid()) {
         c->at[p] = (uint8_t *)(uintptr_t)o->address;
-        return o->device == ctx->config.device ? 0
-                                               : allow_access(ctx->config.device, o->device, ctx->config.rank, peer);
+        if (o->device == own)
+            return 0;
+        return c->own.sleeps ? prs_span_allow(c->at[p], c->own.reserved, own)
+                             : allow_access(own, o->device, ctx->config.rank, peer);
+    }
+    if (c->own.sleeps) {
+        int r = prs_span_import(&c->mapped[p], file, c->bytes, own);
+        c->at[p] = c->mapped[p].at;
+        return r;
     }
     e = cudaIpcOpenMemHandle((void **)&c->at[p], o->handle, cudaIpcMemLazyEnablePeerAccess);
     if (e != cudaSuccess) {
@@ -100,47 +120,168 @@ int prs_chunk_register(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symm
     return r;
 }
 
-/* Chunks are whole CUDA blocks: small allocations share one, and an IPC handle opens the block, not the allocation. */
-static int allocate_chunk(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symmetric_use use, struct offer *o)
+/* What a rank opens so that others can map its memory. */
+static int offer_file(const struct prs_chunk *c, struct gift *g, struct offer *o)
 {
-    int r = prs_cuda_check(cudaMalloc((void **)&c->at[0], c->bytes), "cudaMalloc of symmetric memory");
-    if (r)
-        c->at[0] = NULL;
+    int r = prs_span_export(&c->own, &g->file);
+    if (!r)
+        r = prs_fd_pass_open(&g->pass);
+    o->files = g->pass.address;
+    return r;
+}
+
+/* Chunks are whole CUDA blocks: small allocations share one, and an IPC handle opens the block, not the allocation. */
+static int allocate_chunk(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symmetric_use use, struct gift *g,
+                          struct offer *o)
+{
+    int r = c->own.at ? prs_span_wake(&c->own, ctx->config.device)
+                      : prs_span_take(&c->own, c->bytes, ctx->config.sleeps != 0);
+    c->at[0] = c->own.at;
     /* Zero the memory before any other rank learns the address. */
     if (!r && use != PRS_SYMMETRIC_DATA)
         r = prs_cuda_check(cudaMemsetAsync(c->at[0], 0, c->bytes, ctx->stream), "cudaMemset of symmetric memory");
     if (!r && use != PRS_SYMMETRIC_DATA)
         r = prs_cuda_check(cudaStreamSynchronize(ctx->stream), "cudaMemset of symmetric memory");
-    if (r == 0 && ctx->place.local_ranks > 1)
+    if (r == 0 && ctx->place.local_ranks > 1 && c->own.sleeps)
+        r = offer_file(c, g, o);
+    else if (r == 0 && ctx->place.local_ranks > 1)
         r = prs_cuda_check(cudaIpcGetMemHandle(&o->handle, c->at[0]), "cudaIpcGetMemHandle");
     return r ? r : prs_chunk_register(ctx, c, use, &o->keys);
 }
 
 void prs_chunk_unmap(const struct prs_fused *ctx, struct prs_chunk *c)
 {
-    for (uint32_t p = 1; p < ctx->place.local_ranks; p++)
+    for (uint32_t p = 1; p < ctx->place.local_ranks; p++) {
         if (c->opened[p])
             (void)cudaIpcCloseMemHandle(c->at[p]);
+        prs_span_drop(&c->mapped[p]);
+    }
     prs_region_release(c->region);
     free(c->remotes);
     c->region = NULL;
     c->remotes = NULL;
 }
 
+/* The ranks of this node in other processes, as p of prs_chunk.at[]. Returns how many. */
+static uint32_t find_apart(const struct prs_fused *ctx, const struct offers *all, enum prs_symmetric_use use,
+                           uint32_t *apart)
+{
+    uint32_t count = 0;
+    for (uint32_t p = 1; p < ctx->place.local_ranks; p++)
+        if (all[prs_place_neighbour(&ctx->place, p)].of[use].pid != (int32_t)getpid())
+            apart[count++] = p;
+    return count;
+}
+
+/* Collective: gets the files of a chunk from the other processes. All of them come, because all have seen the same
+ * offers. */
+static int exchange_files(const struct prs_fused *ctx, struct gift *g, enum prs_symmetric_use use,
+                          const struct offers *all)
+{
+    struct prs_fd_pass_address addresses[PRS_MAX_LOCAL_RANKS];
+    const int mine[PRS_FD_PASS_FILES] = {g->file, g->file};
+    uint32_t apart[PRS_MAX_LOCAL_RANKS], count = find_apart(ctx, all, use, apart);
+    int got[PRS_MAX_LOCAL_RANKS][PRS_FD_PASS_FILES], r;
+    for (uint32_t i = 0; i < count; i++)
+        addresses[i] = all[prs_place_neighbour(&ctx->place, apart[i])].of[use].files;
+    r = prs_fd_pass_exchange(&g->pass, mine, addresses, count, got, ctx->config.timeout_ms);
+    for (uint32_t i = 0; i < count && !r; i++) {
+        g->got[apart[i]] = got[i][0];
+        (void)close(got[i][1]);
+    }
+    return r;
+}
+
+static int check_offers(struct prs_fused *ctx, const struct prs_chunk *c, enum prs_symmetric_use use,
+                        const struct offers *all)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        if (i != ctx->place.rank)
+            r = check_offer(ctx, c->bytes, &all[i].of[use], i);
+    return r;
+}
+
 /* Maps the chunk of every rank of this node, and keeps what windows need. all: [world]. */
-static int map_chunk(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symmetric_use use, const struct offers *all)
+static int map_chunk(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symmetric_use use, const struct gift *g,
+                     const struct offers *all)
 {
     const struct prs_place *at = &ctx->place;
     int r = 0;
-    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++) {
-        if (i != at->rank)
-            r = check_offer(ctx, c->bytes, &all[i].of[use], i);
-        if (c->remotes)
-            c->remotes[i] = (struct prs_window_remote){.base = all[i].of[use].address, .keys = all[i].of[use].keys};
-    }
+    for (uint32_t i = 0; i < ctx->config.world && c->remotes; i++)
+        c->remotes[i] = (struct prs_window_remote){.base = all[i].of[use].address, .keys = all[i].of[use].keys};
     for (uint32_t p = 1; p < at->local_ranks && r == 0; p++) {
         uint32_t peer = prs_place_neighbour(at, p);
-        r = map_peer(ctx, c, p, &all[peer].of[use], peer);
+        r = map_peer(ctx, c, p, &all[peer].of[use], peer, g->got[p]);
+    }
+    return r;
+}
+
+static void close_gift(struct gift *g)
+{
+    prs_fd_pass_close(&g->pass);
+    if (g->file >= 0)
+        (void)close(g->file);
+    for (uint32_t p = 0; p < PRS_MAX_LOCAL_RANKS; p++)
+        if (g->got[p] >= 0)
+            (void)close(g->got[p]);
+}
+
+/* Allocates this rank's part of the chunks, unless it has failed already. */
+static int offer_chunks(struct prs_fused *ctx, struct prs_chunk *const *chunk, int r, struct gift *gift,
+                        struct offers *mine)
+{
+    memset(mine, 0, sizeof(*mine));
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
+        struct offer *o = &mine->of[u];
+        o->error = r;
+        if (!chunk[u])
+            continue;
+        if (!r)
+            r = allocate_chunk(ctx, chunk[u], u, &gift[u], o);
+        o->pid = (int32_t)getpid();
+        o->device = ctx->config.device;
+        o->address = (uint64_t)(uintptr_t)chunk[u]->at[0];
+        o->bytes = chunk[u]->bytes;
+        o->error = r;
+    }
+    return r;
+}
+
+int prs_chunk_make(struct prs_fused *ctx, struct prs_chunk *const *chunk, int error)
+{
+    struct offers mine, *all = calloc(ctx->config.world, sizeof(*all));
+    struct gift gift[PRS_SYMMETRIC_USES];
+    bool files = ctx->config.sleeps != 0 && ctx->place.local_ranks > 1;
+    int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
+        gift[u] = (struct gift){.pass.listener = -1, .file = -1};
+        memset(gift[u].got, 0xff, sizeof(gift[u].got));
+    }
+    if (all) {
+        int gathered;
+        r = offer_chunks(ctx, chunk, error, gift, &mine);
+        gathered = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
+        r = r ? r : gathered;
+    }
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r; u++)
+        r = chunk[u] ? check_offers(ctx, chunk[u], u, all) : 0;
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r && files; u++)
+        r = chunk[u] ? exchange_files(ctx, &gift[u], u, all) : 0;
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r; u++)
+        r = chunk[u] ? map_chunk(ctx, chunk[u], u, &gift[u], all) : 0;
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++)
+        close_gift(&gift[u]);
+    free(all);
+    return prs_ranks_agree(ctx, r); /* if one rank cannot map the memory, none may use it */
+}
+
+int prs_chunk_sleep(const struct prs_fused *ctx, struct prs_chunk *c)
+{
+    int r = prs_span_sleep(&c->own);
+    for (uint32_t p = 1; p < ctx->place.local_ranks; p++) {
+        int mapped = prs_span_sleep(&c->mapped[p]);
+        r = r ? r : mapped;
     }
     return r;
 }
@@ -159,38 +300,17 @@ static int keep_chunk(struct prs_memory *m, enum prs_symmetric_use use, struct p
 int prs_chunk_grow(struct prs_fused *ctx, const uint64_t *more)
 {
     struct prs_chunk *chunk[PRS_SYMMETRIC_USES] = {NULL};
-    struct offers mine, *all = calloc(ctx->config.world, sizeof(*all));
-    int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
-    memset(&mine, 0, sizeof(mine));
-    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && all; u++) {
-        struct offer *o = &mine.of[u];
+    int r = 0;
+    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
         if (more[u] == 0)
             continue;
         chunk[u] = calloc(1, sizeof(*chunk[u]));
-        if (!chunk[u])
-            r = prs_fail(-ENOMEM, "fused: no memory for the description of a chunk");
-        else
-            chunk[u]->bytes = more[u];
-        if (!r)
-            r = allocate_chunk(ctx, chunk[u], u, o);
-        *o = (struct offer){(int32_t)getpid(),
-                            ctx->config.device,
-                            chunk[u] ? (uint64_t)(uintptr_t)chunk[u]->at[0] : 0,
-                            more[u],
-                            o->handle,
-                            o->keys,
-                            r,
-                            0};
-    }
-    if (all) {
-        int gathered = prs_ranks_allgather(ctx, &mine, all, sizeof(mine));
-        r = r ? r : gathered;
-    }
-    for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r; u++)
         if (chunk[u])
-            r = map_chunk(ctx, chunk[u], u, all);
-    free(all);
-    r = prs_ranks_agree(ctx, r); /* if one rank cannot map the memory, none may use it */
+            chunk[u]->bytes = more[u];
+        else
+            r = prs_fail(-ENOMEM, "fused: no memory for the description of a chunk");
+    }
+    r = prs_chunk_make(ctx, chunk, r);
     for (uint32_t u = 0; u < PRS_SYMMETRIC_USES && !r; u++)
         if (chunk[u])
             r = keep_chunk(ctx->memory, u, chunk[u]);
@@ -202,7 +322,7 @@ int prs_chunk_grow(struct prs_fused *ctx, const uint64_t *more)
     (void)prs_ranks_barrier(ctx); /* no rank frees memory that another still maps */
     for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
         if (chunk[u])
-            (void)cudaFree(chunk[u]->at[0]);
+            prs_span_drop(&chunk[u]->own);
         free(chunk[u]);
     }
     return r;

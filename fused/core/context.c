@@ -2,6 +2,7 @@
 #include "fused/core/context.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "fused/core/board.h"
 #include "fused/core/left.h"
 #include "fused/core/load.h"
+#include "fused/core/memory.h"
 #include "fused/core/network.h"
 #include "fused/core/symmetric.h"
 #include "transport/util/clock.h"
@@ -32,6 +34,8 @@ static int check_config(const struct prs_fused_config *c)
                         PRS_CMD_PEERS);
     if (c->world > 1 && !c->allgather)
         return prs_fail(-EINVAL, "fused: world %u needs an allgather callback", c->world);
+    if (c->sleeps > 1)
+        return prs_fail(-EINVAL, "fused: sleeps is %" PRIu64 ": it is 0 or 1", c->sleeps);
     if (c->max_sms == 1)
         return prs_fail(-EINVAL, "fused: max_sms 1: kernels need at least 2 SMs");
     return 0;
@@ -80,6 +84,7 @@ struct hello {
     uint32_t sms, capability;
     char gpu[64], version[32];
     uint32_t measure_ms; /* that of rank 0 counts */
+    uint32_t sleeps;
 };
 
 static uint64_t pci_slot(int device)
@@ -118,6 +123,9 @@ static int check_machine(const struct prs_fused *ctx, const struct hello *mine, 
         if (other->sms != mine->sms)
             return prs_fail(-EINVAL, "fused: rank %u may use %u SMs, rank %u %u: all need the same (max_sms, MIG, MPS)",
                             i, other->sms, ctx->config.rank, mine->sms);
+        if (other->sleeps != mine->sleeps)
+            return prs_fail(-EINVAL, "fused: rank %u opens with sleeps %u, rank %u with %u: all need the same", i,
+                            other->sleeps, ctx->config.rank, mine->sleeps);
     }
     return 0;
 }
@@ -133,6 +141,7 @@ static void fill_hello(struct prs_fused *ctx, int mine, struct hello *h)
     (void)snprintf(h->gpu, sizeof(h->gpu), "%s", ctx->gpu);
     (void)snprintf(h->version, sizeof(h->version), "%s", PRS_VERSION);
     h->measure_ms = ctx->measure_ms;
+    h->sleeps = (uint32_t)ctx->config.sleeps;
     if (getrandom(&h->name, sizeof(h->name), 0) != sizeof(h->name))
         h->name = prs_clock_ns() ^ (uint64_t)getpid() << 40;
 }
@@ -156,6 +165,11 @@ static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
         r = check_machine(ctx, &hello, all);
     if (!r)
         r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
+    if (r == 0 && hello.sleeps && ctx->place.nodes > 1)
+        r = prs_fail(-EOPNOTSUPP,
+                     "fused: sleeps was asked for, and the job has %u nodes: their NICs have registered the memory, "
+                     "so it cannot be given back",
+                     ctx->place.nodes);
     if (!r) {
         ctx->shared_device = share_device(all, world);
         ctx->measure_ms = all[0].measure_ms;
@@ -206,6 +220,8 @@ static bool is_lost(struct prs_fused *ctx)
     int r = 0;
     if (ctx->parted || prs_sync_lost(ctx) || __atomic_load_n(&ctx->fault->absent, __ATOMIC_RELAXED) != 0)
         return true;
+    if (ctx->memory->asleep) /* the alarm was off */
+        return false;
     if (ctx->alarm)
         r = prs_cuda_check(
             cudaMemcpyAsync(&alarm, ctx->alarm->at[0], sizeof(alarm), cudaMemcpyDeviceToHost, ctx->stream),

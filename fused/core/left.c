@@ -13,7 +13,7 @@ static struct prs_left *left_list;
 void prs_left_free(struct prs_left *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        (void)cudaFree(l->memory[i]);
+        prs_span_drop(&l->memory[i]);
     (void)cudaFreeHost(l->host);
     prs_board_close(l->board);
     free(l);

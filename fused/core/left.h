@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "fused/core/span.h"
+
 struct prs_board;
 
 struct prs_left {
@@ -13,7 +15,7 @@ struct prs_left {
     int device;
     void *host;
     uint32_t count;
-    void *memory[];
+    struct prs_span memory[];
 };
 
 /* Frees all of it now. */

@@ -11,20 +11,20 @@
 static int grow_local(struct prs_fused *ctx, uint64_t bytes)
 {
     struct prs_memory *m = ctx->memory;
-    uint8_t **more = realloc(m->local_chunk, (m->local.chunks + 1) * sizeof(*more)), *at;
+    struct prs_span *more = realloc(m->local_chunk, (m->local.chunks + 1) * sizeof(*more)), span;
     uint64_t whole = prs_arena_growth(&m->local, bytes);
     int r;
     if (!more)
         return prs_fail(-ENOMEM, "fused: no memory for the description of a chunk");
     m->local_chunk = more;
-    r = prs_cuda_check(cudaMalloc((void **)&at, whole), "cudaMalloc of workspace");
+    r = prs_span_take(&span, whole, ctx->config.sleeps);
     if (r)
         return r;
     r = prs_arena_add(&m->local, whole);
     if (r)
-        (void)cudaFree(at);
+        prs_span_drop(&span);
     else
-        m->local_chunk[m->local.chunks - 1] = at;
+        m->local_chunk[m->local.chunks - 1] = span;
     return r;
 }
 
@@ -39,7 +39,7 @@ static int take_block(struct prs_fused *ctx, uint64_t bytes, struct prs_block **
 
 static uint8_t *address_of(const struct prs_fused *ctx, const struct prs_block *block)
 {
-    return ctx->memory->local_chunk[block->chunk] + block->at;
+    return ctx->memory->local_chunk[block->chunk].at + block->at;
 }
 
 int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct prs_local *out)

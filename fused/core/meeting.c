@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fused/core/context.h"
+#include "fused/core/sleep.h"
 #include "fused/core/symmetric.h"
 #include "transport/util/error.h"
 
@@ -66,9 +67,11 @@ int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names
     int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for what %u ranks tell", ctx->config.world);
     if (!r)
         r = prs_sync_check_absent(ctx, c->kind);
+    if (!r)
+        r = prs_sleep_check(ctx, c->kind);
     if (!r && c->terms > PRS_CALL_TERMS)
         c->error = prs_fail(-EINVAL, "fused: %u terms to agree on, room for %d", c->terms, PRS_CALL_TERMS);
-    if (prs_symmetric_report(ctx, c->closed) != 0 && c->error == 0)
+    if (!r && prs_symmetric_report(ctx, c->closed) != 0 && c->error == 0)
         c->error = -EIO;
     mine = *c;
     if (!r)

@@ -4,15 +4,18 @@
 #define PERSEUS_FUSED_MEMORY_H
 
 #include "fused/core/arena.h"
+#include "fused/core/span.h"
 #include "fused/core/symmetric.h"
 
 /* One allocation on every rank, which the ranks of a node map. */
 struct prs_chunk {
     size_t bytes;
     uint8_t *at[PRS_MAX_LOCAL_RANKS];
-    bool opened[PRS_MAX_LOCAL_RANKS];  /* [p]: mapped from another process */
-    struct prs_region *region;         /* between nodes; NULL otherwise */
-    struct prs_window_remote *remotes; /* between nodes: [world] */
+    struct prs_span own;                         /* at[0]; empty: imported */
+    struct prs_span mapped[PRS_MAX_LOCAL_RANKS]; /* [p]: of another process, where the context sleeps */
+    bool opened[PRS_MAX_LOCAL_RANKS];            /* [p]: by CUDA IPC from another process, where it does not */
+    struct prs_region *region;                   /* between nodes; NULL otherwise */
+    struct prs_window_remote *remotes;           /* between nodes: [world] */
 };
 
 /* What a plan or an allocation holds. */
@@ -35,7 +38,9 @@ struct prs_memory {
     struct prs_symmetric *pieces;
     struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next collective call */
     struct prs_arena local;
-    uint8_t **local_chunk;
+    struct prs_span *local_chunk;
+    struct prs_saved *saved; /* while the context is asleep; of sleep.c */
+    bool asleep;
     struct prs_scratch *scratch;
     bool closes;                                   /* something was closed since the last collective call */
     struct prs_holding holding[PRS_MOST_HOLDINGS]; /* [0] is not used */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/core/sleep.h"
 #include "transport/util/error.h"
 
 void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, size_t bytes)
@@ -106,7 +107,9 @@ static void place_switching(struct prs_plan *p)
 
 int prs_plan_open(struct prs_plan *p, void **out)
 {
-    int before, r = prs_cuda_enter(p->ctx, &before);
+    int before, r = prs_sleep_check(p->ctx, p->steps->name);
+    if (!r)
+        r = prs_cuda_enter(p->ctx, &before);
     if (r) {
         free(p);
         return r;
@@ -198,6 +201,8 @@ int prs_plan_copies(struct prs_plan *p)
 int prs_plan_enter(struct prs_plan *p, int *before)
 {
     int r = prs_sync_check(p->ctx);
+    if (!r)
+        r = prs_sleep_check(p->ctx, p->steps->name);
     return r ? r : prs_cuda_enter(p->ctx, before);
 }
 

@@ -12,6 +12,7 @@
 #include "fused/core/left.h"
 #include "fused/core/memory.h"
 #include "fused/core/network.h"
+#include "fused/core/sleep.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
 
@@ -263,10 +264,13 @@ void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memo
 {
     const struct prs_memory *m = ctx->memory;
     *memory = (struct prs_fused_memory){.held = prs_arena_held(&m->local), .used = prs_arena_used(&m->local)};
+    memory->saved = prs_sleep_saved(m);
     for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++) {
         memory->held += prs_arena_held(&m->arena[u]);
         memory->used += prs_arena_used(&m->arena[u]);
     }
+    if (m->asleep)
+        memory->held = 0;
 }
 
 /* ---- the memory of a context that is closed ---- */
@@ -282,7 +286,7 @@ static struct prs_left *collect(struct prs_fused *ctx)
         return NULL;
     for (uint32_t u = 0; u < PRS_SYMMETRIC_USES; u++)
         for (uint32_t i = 0; i < m->arena[u].chunks; i++)
-            l->memory[l->count++] = m->chunk[u][i]->at[0];
+            l->memory[l->count++] = m->chunk[u][i]->own;
     for (uint32_t i = 0; i < m->local.chunks; i++)
         l->memory[l->count++] = m->local_chunk[i];
     l->device = ctx->config.device;
@@ -321,6 +325,7 @@ static void free_lists(struct prs_fused *ctx)
         m->scratch = s->next;
         free(s);
     }
+    prs_sleep_forget(m);
     free(m->local_chunk);
     prs_arena_fini(&m->local);
     free(m);

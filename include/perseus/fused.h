@@ -68,13 +68,15 @@ struct prs_fused_config {
     /** The most SMs that fused kernels of this context take, so that other kernels run at the same time; equal on all
      * ranks. 0: all. */
     uint32_t max_sms;
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    /** 1: prs_fused_sleep() can give the context's memory back. One node only; equal on all ranks. */
+    uint64_t sleeps;
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** *Collective.* -ENODEV: no Hopper GPU, or several nodes and no RDMA device. -EXDEV: a peer's memory cannot be mapped.
- * -EINVAL: also for nodes of unequal size, and for nodes whose ranks are not consecutive. Ranks that differ in the
- * version of the library, the name of their GPU or the SMs that they may use are -EINVAL, too. -ETIMEDOUT: a rank
- * cannot be reached; the text names it. -ENOMEM, -EIO. */
+ * -EOPNOTSUPP: several nodes, and `sleeps`. -EINVAL: also for nodes of unequal size, and for nodes whose ranks are not
+ * consecutive. Ranks that differ in the version of the library, in `sleeps`, in the name of their GPU or in the SMs
+ * that they may use are -EINVAL, too. -ETIMEDOUT: a rank cannot be reached; the text names it. -ENOMEM, -EIO. */
 PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out);
 /** Plans and symmetric memory of the context must have been released, and none of its launches may run. NULL does
  * nothing.
@@ -191,13 +193,34 @@ PRS_API int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks);
 
 /** Device memory of this rank's context. */
 struct prs_fused_memory {
-    uint64_t held; /**< bytes that it has taken from CUDA. Only grows, when plans are opened and memory is allocated */
-    uint64_t used; /**< of them by plans and allocations that are open, or were closed since the last collective call */
-    uint64_t reserved[PRS_RESERVED_WORDS];
+    /** Bytes that it has taken from CUDA; 0 while the context is asleep. Otherwise it only grows, when plans are opened
+     * and memory is allocated. */
+    uint64_t held;
+    uint64_t used;  /**< by plans and allocations that are open, or were closed since the last collective call */
+    uint64_t saved; /**< bytes of host memory that keep what survives, while the context is asleep */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
 /** What plans take is known when they are open: a server that opens all of them first takes no more later. */
 PRS_API void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memory);
+
+/** *Collective*, of a context that was opened with `sleeps`. Gives the device memory of the context back to CUDA, for
+ * other uses of the GPUs while a server has nothing to do. All addresses stay, so plans stay open, and graphs that hold
+ * their launches can be replayed after prs_fused_wake(). Symmetric memory of prs_fused_alloc() keeps its content, by a
+ * copy in host memory. What a launch left in a plan for a later call is lost: rows of a dispatch that was not combined,
+ * and what gradients need of a forward pass. Imported memory stays as it is.
+ *
+ * Waits for all work of the device, and then for the other ranks, for timeout_ms at most. -ETIMEDOUT: a rank did not
+ * come, which the text names; then no rank is asleep. -EALREADY: it is asleep. -EOPNOTSUPP: opened without `sleeps`.
+ * -ENOMEM: no host memory. The error of an earlier launch, when one has failed.
+ *
+ * Until prs_fused_wake() launches and collective calls are refused (-EBUSY). A graph with launches of this context must
+ * not be replayed, and symmetric memory of it must not be touched: both fault. Plans, memory and the context may be
+ * closed. */
+PRS_API int prs_fused_sleep(struct prs_fused *ctx);
+/** *Collective.* Takes the memory again. -ENOMEM: it is not free on some rank, which the text names; then all ranks
+ * are still asleep, and it may be tried again. -ETIMEDOUT, likewise: a rank did not come. -EINVAL: it is not asleep. */
+PRS_API int prs_fused_wake(struct prs_fused *ctx);
 
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {
