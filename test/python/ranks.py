@@ -34,7 +34,7 @@ def gloo(store, rank, world, name):
     return group
 
 
-def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
+def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000, sleeps=False):
     """body(group) on `world` threads, and what each returned. The first exception is raised here."""
     store, number = dist.HashStore(), next(_names)
     store.set_timeout(datetime.timedelta(seconds=LIMIT_S))
@@ -43,7 +43,7 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000):
     def one(rank):
         try:
             group = perseus.init(gloo(store, rank, world, f"test{number}-{rank}"), device=rank, timeout_ms=timeout_ms,
-                                 watchdog=watchdog)
+                                 watchdog=watchdog, sleeps=sleeps)
             results[rank] = body(group)
             group.close()
         except BaseException as e:

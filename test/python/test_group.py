@@ -372,6 +372,29 @@ class Late(unittest.TestCase):
             return calls
         self.assertEqual(run(2, body), [["open", "free", "open"]] * 2)
 
+    def test_a_group_that_slept_goes_on_with_what_was_open(self):
+        def body(group):
+            before, held = multiply(group), group.memory()[0]
+            with self.assertRaisesRegex(perseus.PerseusError, "is not asleep"):
+                group.wake()
+            group.sleep()
+            self.assertEqual(group.memory()[0], 0)
+            for call in (lambda: multiply(group), lambda: perseus.all_reduce(random(0, 8, 64), group), group.sleep):
+                with self.assertRaisesRegex(perseus.PerseusError, "is asleep"):
+                    call()
+            group.wake()
+            self.assertEqual(group.memory()[0], held)
+            return torch.equal(multiply(group), before)
+        self.assertEqual(run(2, body, sleeps=True), [True] * 2)
+
+    def test_a_group_that_was_opened_without_sleeps_says_so(self):
+        def body(group):
+            with self.assertWarnsRegex(UserWarning, "without sleeps"):
+                perseus.init(group.process_group, sleeps=True)
+            with self.assertRaisesRegex(perseus.PerseusError, "opened without `sleeps`"):
+                group.sleep()
+        run(1, body)
+
 
 class Lost(unittest.TestCase):
     """Rank 1 has both plans but does not launch: rank 0 waits until its limit."""

@@ -54,7 +54,7 @@ class Group:
     """
 
     def __init__(self, name: str, rank: int, world: int, store: Any, process_group: Any, index: int, timeout_ms: int,
-                 keys: str, mesh: Any = None) -> None:
+                 keys: str, mesh: Any = None, sleeps: bool = False) -> None:
         """keys: the beginning of the store's keys, which says which group this is."""
         self.name, self.rank, self.world, self.store, self.process_group = name, rank, world, store, process_group
         self.timeout_ms = timeout_ms or DEFAULT_TIMEOUT_MS
@@ -72,6 +72,7 @@ class Group:
         self.ended: Any = None  # called by close()
         self.absent: list[int] = []  # ranks that were left out
         self.leaves_out = False  # the watchdog leaves out ranks that are lost
+        self.sleeps, self.asleep = sleeps, False
         self._handle: int | None = None
         self._untold = threading.Lock()  # taken by who raises the asynchronous error first
         self._alive = threading.Lock()  # held while another thread asks or aborts, so that close() waits for it
@@ -81,7 +82,8 @@ class Group:
             prefix = rendezvous(store, keys, name, rank, world,
                                 limit_s if timeout_ms else store.timeout.total_seconds())
             self.exchange = StoreExchange(store, prefix, rank, world, limit_s)
-        config = self.library.prs_fused_config(rank=rank, world=world, device=index, timeout_ms=timeout_ms)
+        config = self.library.prs_fused_config(rank=rank, world=world, device=index, timeout_ms=timeout_ms,
+                                               sleeps=sleeps)
         if self.exchange:
             config.allgather = self.exchange.callback
         self._handle = self._open("opening", "prs_fused_open", ctypes.byref(config))
@@ -93,13 +95,18 @@ class Group:
 
     def _open(self, what: str, function: str, *arguments: Any) -> int:
         """Calls a collective function whose last parameter is an out pointer."""
-        out, call = ctypes.c_void_p(), getattr(self.library, function)
+        out = ctypes.c_void_p()
+        self._together(what, function, *arguments, ctypes.byref(out))
+        return out.value or 0
+
+    def _together(self, what: str, function: str, *arguments: Any) -> None:
+        """Calls a collective function."""
+        call = getattr(self.library, function)
         if self.exchange is None:
-            self.library.check(call(*arguments, ctypes.byref(out)),
-                               f"perseus: {what}: rank {self.rank} of group {self.name}")
-            return out.value or 0
+            self.library.check(call(*arguments), f"perseus: {what}: rank {self.rank} of group {self.name}")
+            return
         with self.exchange.entered():
-            status = call(*arguments, ctypes.byref(out))
+            status = call(*arguments)
         failure, self.exchange.failure = self.exchange.failure, None
         if status != 0 and failure:
             if not isinstance(failure, Exception):
@@ -109,7 +116,16 @@ class Group:
             raise PerseusError(f"perseus: {what}: rank {self.rank} of group {self.name}: {failure}{advice}",
                                getattr(failure, "code", status), getattr(failure, "rank", None)) from failure
         self.library.check(status, f"perseus: {what}: rank {self.rank} of group {self.name}")
-        return out.value or 0
+
+    def _retried(self, call: Any, *arguments: Any) -> Any:
+        """call(*arguments), once more without what torch keeps and nothing uses, where memory was short."""
+        try:
+            return call(*arguments)
+        except PerseusError as e:
+            if e.code != -errno.ENOMEM:  # which all ranks see
+                raise
+            self.place.free_cache()
+            return call(*arguments)
 
     def _new_plan(self, key: Any, kind: str, what: str, shape: ctypes.Structure, operands: ctypes.Structure,
                   rows: int) -> Plan:
@@ -120,14 +136,8 @@ class Group:
         if self.place.capturing():
             raise PerseusError(f"perseus: {what} has no plan yet, and none can be opened while a CUDA graph is "
                                "captured: run the op once with these sizes before the capture, on all ranks")
-        arguments = f"plan of {what}", f"prs_{kind}_plan_open", self.handle, ctypes.byref(shape), None
-        try:
-            handle = self._open(*arguments)
-        except PerseusError as e:
-            if e.code != -errno.ENOMEM:  # which all ranks see
-                raise
-            self.place.free_cache()  # torch keeps memory that nothing uses
-            handle = self._open(*arguments)
+        handle = self._retried(self._open, f"plan of {what}", f"prs_{kind}_plan_open", self.handle,
+                               ctypes.byref(shape), None)
         plan = self._plans[key] = Plan(handle, operands, rows, getattr(self.library, f"prs_{kind}_plan_close"))
         return plan
 
@@ -329,10 +339,32 @@ class Group:
 
     def memory(self) -> tuple[int, int]:
         """Bytes of device memory that this group has taken, and how many of them open plans use. It takes no more once
-        all plans are open: after prepare() and freeze(), or after one step of each size."""
+        all plans are open: after prepare() and freeze(), or after one step of each size. Asleep it has taken
+        none."""
         m = self.library.structs["prs_fused_memory"]()
         self.library.prs_fused_memory(self.handle, ctypes.byref(m))
         return m.held, m.used
+
+    def sleep(self) -> None:
+        """*Collective*, for a group of perseus.init(sleeps=True). Gives the device memory of the group back to CUDA
+        until wake(). Plans stay open, and CUDA graphs with their launches can be replayed afterwards, not before. Lost
+        is what one call has left for a later one: rows that were not combined, what a backward pass needs.
+
+        Example::
+
+            group = perseus.init(sleeps=True)
+            ...                # plans are opened, graphs captured
+            group.sleep()      # group.memory()[0] is 0
+            group.wake()
+        """
+        self._together("sleep", "prs_fused_sleep", self.handle)
+        self.asleep = True
+
+    def wake(self) -> None:
+        """*Collective.* Takes the memory again. After an error the group is still asleep; if memory was short, this may
+        be tried again."""
+        self._retried(self._together, "wake", "prs_fused_wake", self.handle)
+        self.asleep = False
 
     def lost(self) -> list[int]:
         """The ranks that can write nothing any more: their processes have ended, or they have closed this group. Of one

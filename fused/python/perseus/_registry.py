@@ -181,7 +181,7 @@ def _device_index(device: Any, rank: int, process_group: Any) -> int:
 
 
 def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, device: Any = None, timeout_ms: int = 0,
-         name: str | None = None, watchdog: bool = True, leave_out: bool = False) -> Group:
+         name: str | None = None, watchdog: bool = True, leave_out: bool = False, sleeps: bool = False) -> Group:
     """*Collective.* Opens the context of a group of ranks, or returns the one that is open.
 
     group: a ProcessGroup of any backend (None: the default group), a DeviceMesh of one dimension, or (store, rank,
@@ -193,6 +193,7 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
     keys.
     watchdog: a thread raises asynchronous errors in the thread that calls this (see perseus.watch()).
     leave_out: that thread also leaves out ranks whose process has ended (see Group.leave_out()).
+    sleeps: the group's memory can be given back for a time (see Group.sleep()). Of one node; the same on all ranks.
 
     After torch.distributed.destroy_process_group() the group is closed at the next use of its name, without waiting for
     other ranks, and a new process group of that name gets a context of its own. Raises PerseusError: ranks that did not
@@ -217,6 +218,9 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
         if timeout_ms not in (0, known.timeout_ms):
             warnings.warn(f"perseus.init: group {known.name} is open already, with timeout_ms={known.timeout_ms}: "
                           f"{timeout_ms} is not used", stacklevel=2)
+        if sleeps and not known.sleeps:
+            warnings.warn(f"perseus.init: group {known.name} is open already, without sleeps: it cannot sleep",
+                          stacklevel=2)
         return known
     place = (wanted.name, wanted.rank)
     with _lock:
@@ -226,7 +230,8 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
         _opening.add(place)
     try:
         opened = Group(wanted.name, wanted.rank, wanted.world, wanted.store, wanted.process_group,
-                       _device_index(device, wanted.rank, wanted.process_group), timeout_ms, wanted.keys, wanted.mesh)
+                       _device_index(device, wanted.rank, wanted.process_group), timeout_ms, wanted.keys, wanted.mesh,
+                       sleeps)
         opened.of_torch, opened.named = wanted.members is not None, wanted.named
         _add(opened)
     finally:
@@ -237,6 +242,13 @@ def init(group: Union["dist.ProcessGroup", DeviceMesh, tuple, None] = None, *, d
         from .watchdog import watch
         watch(opened)
     return opened
+
+
+def sleepers() -> list[Group]:
+    """The open groups of this process, or of this thread of it, that can sleep, in the order of their opening."""
+    with _lock:
+        found = [group.mine() if isinstance(group, Ranks) else group for group in _groups.values()]
+    return [group for group in found if group is not None and group.sleeps]
 
 
 def find(group: GroupLike) -> Group:
