@@ -21,6 +21,7 @@ stand_in("zmq", "vllm.distributed.kv_transfer", "urllib3", "cbor2", "aiohttp", "
 from vllm import forward_context, plugins  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from vllm.config import ParallelConfig, SchedulerConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.device_allocator import sleep_mode_backend  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.distributed.device_communicators.base_device_communicator import All2AllManagerBase  # noqa: E402
 from vllm.model_executor.custom_op import op_registry_oot  # noqa: E402
@@ -66,6 +67,7 @@ def entered(of_thread, group, tensor=None):
         whole, whole)
     of_thread.groups = {
         name: types.SimpleNamespace(world_size=world, rank_in_group=rank, rank=rank, device_group=group.process_group,
+                                    cpu_group=group.process_group,
                                     all_reduce=all_reduce, unique_name="tp:0")
         for name, (rank, world) in {"_EP": whole, "_DP": of_data, "_TP": of_tensor, "_PCP": whole}.items()}
 
@@ -260,6 +262,45 @@ class Vllm(unittest.TestCase):
                 group.abort()  # so that it waits for no rank when it closes
         arrived = threading.Barrier(2)
         ranks.run(2, body)
+
+    def test_memory_goes_while_vllms_engine_sleeps(self):
+        """Its own backend, which moves weights and KV cache, needs a GPU."""
+        config = self.config(True)
+        config.model_config = types.SimpleNamespace(dtype=torch.bfloat16, enable_sleep_mode=True,
+                                                    sleep_mode_backend="cumem", sleep_mode_offload_cudagraph=False)
+        context = forward_context.ForwardContext(
+            no_compile_layers=config.compilation_config.static_forward_context, attn_metadata={}, slot_mapping={},
+            dp_metadata=forward_context.DPMetadata(torch.tensor([3, 3])))
+        self.enterContext(mock.patch.object(forward_context, "_forward_context", context))
+        self.enterContext(mock.patch.object(adaptor, "in_the_same_node_as", return_value=[True, True]))
+        theirs = [self.enterContext(mock.patch.object(sleep_mode_backend.CuMemBackend, name))
+                  for name in ("suspend", "resume")]
+
+        sleepers = perseus._registry.sleepers
+
+        def mine():  # a process of vLLM's has one rank, and so only its own groups
+            return [group for group in sleepers() if group.thread == threading.get_ident()]
+        self.enterContext(mock.patch.object(adaptor.vllm_sleep, "sleepers", mine))
+
+        def body(group):
+            entered(self.of_thread, group)
+            runner, x = self.made(group.rank), random(group.rank, 3, HIDDEN)
+            logits = random(group.rank, 3, EXPERTS, seed=50)
+            backend = sleep_mode_backend.SleepModeBackendFactory.create_backend(config.model_config)
+            before, held = runner(x.clone(), logits), group.memory()[0]
+            backend.suspend(1)
+            self.assertEqual(group.memory()[0], 0)
+            backend.resume(["weights"])
+            self.assertTrue(group.asleep)
+            backend.resume(["kv_cache"])
+            self.assertEqual(group.memory()[0], held)
+            self.assertTrue(torch.equal(runner(x.clone(), logits), before))
+        ranks.run(2, body, sleeps=True)
+        self.assertEqual([call.call_count for call in theirs], [2, 4])
+        config.model_config = types.SimpleNamespace(dtype=torch.bfloat16, enable_sleep_mode=True,
+                                                    sleep_mode_backend="cumem", sleep_mode_offload_cudagraph=True)
+        self.assertFalse(adaptor.vllm_sleep.choose(config))
+        self.assertEqual(config.model_config.sleep_mode_backend, "cumem")
 
     def test_where_nobody_asks_vllm_stays_as_it_is(self):
         entered(self.of_thread, types.SimpleNamespace(world=2, rank=0, process_group=None))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM (0.32.0): MoE layers with expert parallelism as one call, dispatch and combine included; and, by vllm_norm.py,
-sums over tensor-parallel ranks with their norms.
+sums over tensor-parallel ranks with their norms. With --enable-sleep-mode memory of plans goes too (vllm_sleep.py).
 
     vllm serve Qwen/Qwen3-30B-A3B --data-parallel-size 4 --enable-expert-parallel \\
         --additional-config '{"perseus": true}'
@@ -19,6 +19,7 @@ try:
     import vllm.model_executor.layers.fused_moe.modular_kernel as mk
     from vllm.config import get_current_vllm_config
     from vllm.distributed import get_ep_group
+    from vllm.distributed.parallel_state import in_the_same_node_as
     from vllm.forward_context import get_forward_context, is_forward_context_available
     from vllm.logger import init_logger
     from vllm.model_executor.custom_op import op_registry_oot
@@ -37,6 +38,8 @@ except ImportError as e:
 
 from .._group import Group
 from .._library import library
+from .._registry import init
+from . import vllm_sleep
 from ._serving import Layer, cannot
 
 _logger = init_logger(f"vllm.{__name__}")  # below vLLM's, so that its settings hold
@@ -120,9 +123,10 @@ class PrepareAndFinalize(PassThroughPrepareAndFinalize):
 class PerseusExperts(mk.FusedMoEExpertsModular):
     """The whole layer. Tokens go to their experts' ranks and come back within apply()."""
 
-    def __init__(self, moe_config: Any, quant_config: Any, tokens: Any = (), leave_out: bool = False) -> None:
+    def __init__(self, moe_config: Any, quant_config: Any, tokens: Any = (), leave_out: bool = False,
+                 sleeps: bool = False) -> None:
         super().__init__(moe_config, quant_config)
-        self.tokens, self.leave_out, self.layer = tokens, leave_out, None
+        self.tokens, self.leave_out, self.sleeps, self.layer = tokens, leave_out, sleeps, None
 
     @staticmethod
     def is_supported_config(cls: type, moe_config: Any, weight_key: Any, activation_key: Any,
@@ -177,7 +181,7 @@ class PerseusExperts(mk.FusedMoEExpertsModular):
                              f"(they are {layer.expert_map_manager.placement_strategy}), and router weights must be "
                              "for their results, not inputs")
         ranks = moe.ep_size if _replicated(moe) else moe.sp_size  # that have a part of the tokens of a batch
-        self.layer = Layer(get_ep_group().device_group, max_tokens=-(-moe.max_num_tokens // ranks),
+        self.layer = Layer(self.open_group(), max_tokens=-(-moe.max_num_tokens // ranks),
                            top_k=moe.experts_per_token, wanted=self.tokens, hidden=moe.hidden_dim,
                            inner=moe.intermediate_size_per_partition, experts=moe.num_experts,
                            activation=_ACTIVATIONS[moe.activation], gated=moe.activation.is_gated,
@@ -186,6 +190,14 @@ class PerseusExperts(mk.FusedMoEExpertsModular):
             answer_for(get_ep_group().device_communicator.all2all_manager, self.layer.group)
         _logger.info_once("Perseus runs MoE layers: %s, plans for %s tokens", str(self.layer.group),
                           ", ".join(str(plan.sizes[0]) for plan in self.layer.plans))
+
+    def open_group(self) -> Group:
+        ranks = get_ep_group()
+        if self.sleeps and not all(in_the_same_node_as(ranks.cpu_group)):
+            _logger.warning_once("Perseus keeps the memory of its plans while vLLM sleeps: its ranks are on several "
+                                 "nodes")
+            self.sleeps = False
+        return init(ranks.device_group, sleeps=self.sleeps)
 
     def apply(self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor,
               topk_weights: torch.Tensor, topk_ids: torch.Tensor, *unused: Any, **ignored: Any) -> None:
@@ -218,6 +230,7 @@ def _refused(moe: Any, scaled: bool) -> str:
 class _Method:
     """What both methods have in common: vLLM's own, but for the kernel. options: None where it stays vLLM's own."""
     options: dict[str, Any] | None = None
+    sleeps = False
 
     def choose(self, weight_key: Any, activation_key: Any) -> bool:
         self.options = wanted()
@@ -231,6 +244,7 @@ class _Method:
             raise ValueError("perseus.integrations.vllm: --additional-config asks for Perseus, which cannot run this "
                              f"MoE layer: {reason}")
         self.experts_cls = PerseusExperts
+        self.sleeps = vllm_sleep.choose(get_current_vllm_config())
         return True
 
     def _init_moe_kernel(self, layer: torch.nn.Module) -> None:
@@ -241,7 +255,7 @@ class _Method:
         self.moe_kernel = mk.FusedMoEKernel(
             PrepareAndFinalize(_replicated(self.moe)),
             PerseusExperts(self.moe, self.moe_quant_config, self.options.get("tokens", ()),
-                           self.options.get("leave_out", False)))
+                           self.options.get("leave_out", False), self.sleeps))
         self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
@@ -279,6 +293,7 @@ def register() -> None:
                            f"{known.__name__}: name one of them in VLLM_PLUGINS")
     UnquantizedFusedMoEMethod.register_oot(PerseusMoEMethod)
     register_quantization_config("fp8")(PerseusFp8Config)
+    vllm_sleep.register()
     # The one thing that has no hook. vLLM imports what this names when it compiles; other platforms have their own.
     if current_platform.get_pass_manager_cls() == _PASS_MANAGER:
         ours = f"{__package__}.vllm_norm.PassManager"
