@@ -180,7 +180,8 @@ def perftest_programs_run(run):
     need(*programs)
     for program in programs:
         row = table_row(inside(run, [], "pair", program, "-F", "-n", "1000"))
-        assert row[1] >= 1000 and row[2] > 0, (program, row)
+        # Atomics have 8 bytes: where fewer than 625 a second get through, on a busy machine, it prints 0.00 MB/s.
+        assert row[1] >= 1000 and (row[2] > 0 or program == "ib_atomic_bw"), (program, row)
 
 
 def times(count, words):
