@@ -5,7 +5,8 @@
 
     test/hopper/mutate.py BUILD [--seeds N] [--only TEXT]
 
-Needs a build with tools/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s.
+Needs a build with tools/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s. If no
+seed does, the same seeds run with the lanes of a warp far apart.
 """
 import argparse
 import os
@@ -80,7 +81,7 @@ def make(build, folder, rule):
     return folder / "test"
 
 
-def runs(build, program, test, seeds):
+def runs(build, program, test, seeds, **env):
     found, first, why = 0, None, ""
     under = []
     if test.startswith((NODES, MOE, COMBINE, GRADIENTS)):
@@ -89,7 +90,8 @@ def runs(build, program, test, seeds):
     for seed in range(1, seeds + 1):
         try:
             r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"],
-                               env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True, text=True, timeout=40)
+                               env={**os.environ, "HOPPER_SEED": str(seed), **env}, capture_output=True, text=True,
+                               timeout=40)
             bad, output = r.returncode != 0, r.stderr + r.stdout
         except subprocess.TimeoutExpired:
             bad, output = True, "hopper: did not end"
@@ -118,7 +120,11 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as folder:
             program = make(options.build.resolve(), pathlib.Path(folder), rule)
-            found, first, why = runs(options.build.resolve(), program, rule.target, options.seeds)
+            run = [options.build.resolve(), program, rule.target, options.seeds]
+            found, first, why = runs(*run)
+            if not found:
+                found, first, why = runs(*run, HOPPER_LANES="free")
+                why = f"lanes far apart: {why}"
         print(f"{rule.name} | {found} of {options.seeds} seeds, first {first} | {why[:240]}", flush=True)
 
 
