@@ -299,7 +299,8 @@ static uint64_t staging_bytes(const struct prs_route *r, uint32_t row_bytes)
     return prs_route_staging_at(&rows, r->place.world, 0);
 }
 
-/* Sums that come back begin where that many of their rows would end, and tokens are not wider. */
+/* Relay memory: first the tokens for other nodes, then, of a layer, the sums that come back. Both parts are as long as
+ * the wider of the two kinds of rows needs. */
 static uint64_t relay_bytes(const struct prs_moe_plan *p)
 {
     struct prs_route rows = with_rows(&p->args.route, wider_row(p));
