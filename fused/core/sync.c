@@ -129,12 +129,30 @@ static int describe_difference(const struct prs_fused *ctx, const struct prs_dif
     return -EINVAL;
 }
 
+/* A call of the device API failed: its code is in `seen`. The device's report, which the proxy reads, says more. */
+static int describe_network(const struct prs_fused *ctx, const struct prs_fault *f, struct prs_fused_error *error)
+{
+    const char *details = prs_proxy_check(ctx->network->proxy) ? prs_proxy_error(ctx->network->proxy) : "";
+    bool late = f->seen == PRS_DEVICE_TIMEOUT;
+    char what[48] = "its commands", limit[32] = "";
+    if (f->from != ctx->config.rank)
+        (void)snprintf(what, sizeof(what), "a command to rank %u", f->from);
+    if (late)
+        (void)snprintf(limit, sizeof(limit), " within %u ms", ctx->config.timeout_ms);
+    (void)snprintf(error->text, sizeof(error->text), "the proxy of rank %u %s %s%s%s%s", ctx->config.rank,
+                   late ? "did not take or finish" : "refused", what, limit, *details ? ": " : "", details);
+    return late ? -ETIMEDOUT : -EINVAL;
+}
+
 static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, struct prs_fused_error *error)
 {
     char *text = error->text;
     size_t bytes = sizeof(error->text);
-    if ((f->what & PRS_FAULT_ABORTED) != 0 ||
-        (f->what == PRS_AWAIT_NETWORK && __atomic_load_n(&ctx->fault->abort, __ATOMIC_RELAXED)))
+    uint32_t awaited = f->what & ~(uint32_t)PRS_FAULT_ABORTED;
+    /* The proxy fails with the device, and then the device is told to abort: what the device reports came first. */
+    if (awaited == PRS_AWAIT_NETWORK && f->seen != PRS_DEVICE_ABORTED)
+        return describe_network(ctx, f, error);
+    if (awaited != f->what || awaited == PRS_AWAIT_NETWORK)
         return describe_abort(ctx, f, error);
     switch (f->what) {
     case PRS_FAULT_ROWS:

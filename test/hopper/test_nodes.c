@@ -309,6 +309,7 @@ struct lost {
     uint32_t first;  /* this rank and all after it do not launch */
     bool zero_later; /* rank 0 launches after the launches of the others have ended */
     bool no_network; /* rank 0 loses its queues to rank `first` */
+    bool unfinished; /* rank 0 has claimed a command that it never writes */
     uint32_t timeout_ms;
     int result[4];
     struct prs_fused_error error[4];
@@ -321,6 +322,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     struct prs_fused *ctx;
     struct prs_gemm_plan *plan;
     uint32_t ranks[4];
+    uint64_t claimed;
     void *a, *b, *c;
     cr_assert_eq(ranks_open(self, 2, lost->timeout_ms ? lost->timeout_ms : RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_gemm_plan_open(ctx, &lost->shape, NULL, &plan), 0);
@@ -329,6 +331,8 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     cr_assert_eq(cudaMalloc(&c, lost->shape.m / 4 * lost->shape.n * 2), cudaSuccess);
     if (rank == 0 && lost->zero_later)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
+    if (rank == 0 && lost->unfinished)
+        cr_assert_eq(prs_ring_claim(&ctx->network->device, 1, &claimed), 0);
     if (rank < lost->first)
         cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     if (rank == 0 && lost->no_network)
@@ -406,6 +410,27 @@ Test(nodes, a_failed_network_ends_waits_long_before_their_limit, .timeout = 600)
                        strstr(lost.error[0].text, "the network between nodes failed: posting 1 request")),
                   "%s", lost.error[0].text);
         cr_assert_eq(lost.result[1], -ECANCELED, "%d: %s", lost.result[1], lost.error[1].text);
+    }
+}
+
+/* The error says what the proxy did not finish: the position of the command, and how far it has come. */
+Test(nodes, a_command_that_never_ends_is_named, .timeout = 600)
+{
+    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+    ranks_need_a_device();
+    hopper_setup(4, 4, 0);
+    hopper_forgive_late_writes();
+    for (size_t i = 0; i < 2; i++) {
+        struct lost lost = {.shape = shapes[i], .first = 4, .unfinished = true, .timeout_ms = 2000};
+        ranks_run(4, launch_unless_lost, &lost);
+        cr_assert_eq(lost.result[0], -ETIMEDOUT, "%d: %s", lost.result[0], lost.error[0].text);
+        cr_assert_not_null(strstr(lost.error[0].text, "the proxy of rank 0 did not take or finish"), "%s",
+                           lost.error[0].text);
+        cr_assert_not_null(strstr(lost.error[0].text, "within 2000 ms: the device timed out; block "), "%s",
+                           lost.error[0].text);
+        cr_assert_not_null(strstr(lost.error[0].text, "waited for completion of position 0x"), "%s",
+                           lost.error[0].text);
     }
 }
 

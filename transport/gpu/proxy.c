@@ -39,19 +39,22 @@ struct prs_proxy {
     uint64_t *device_map; /* the device's copy; map itself without CUDA */
     pthread_t thread;
     bool running;
-    int ended;         /* atomic: the thread has left its loop */
-    uint32_t dropping; /* atomic: index of the window that the thread shall drop, plus one; 0: none */
-    uint32_t asked;    /* atomic: number of the last prs_proxy_settle() */
-    uint32_t answered; /* atomic: number of the last one that is answered */
-    int stop;          /* atomic: asks the thread to end */
-    int error;         /* atomic: sticky; written after text */
+    int ended;                  /* atomic: the thread has left its loop */
+    uint32_t dropping;          /* atomic: index of the window that the thread shall drop, plus one; 0: none */
+    uint32_t asked;             /* atomic: number of the last prs_proxy_settle() */
+    uint32_t answered;          /* atomic: number of the last one that is answered */
+    int stop;                   /* atomic: asks the thread to end */
+    pthread_mutex_t error_lock; /* held to set the error */
+    int error;                  /* atomic: sticky; written after text */
     char text[512];
 };
 
 /* ---- errors ---- */
 
+/* From any thread. */
 static int set_error(struct prs_proxy *proxy, int error, const char *text)
 {
+    pthread_mutex_lock(&proxy->error_lock);
     if (__atomic_load_n(&proxy->error, __ATOMIC_RELAXED) == 0) {
         snprintf(proxy->text, sizeof(proxy->text), "%s", text);
         /* [proxy-error] The text is whole before the error is seen. Pairs with prs_proxy_check() and
@@ -63,6 +66,7 @@ static int set_error(struct prs_proxy *proxy, int error, const char *text)
             __atomic_store_n(proxy->options.failed, 1, __ATOMIC_RELEASE);
         prs_ring_abort(&proxy->ring, error);
     }
+    pthread_mutex_unlock(&proxy->error_lock);
     return error;
 }
 
@@ -84,7 +88,8 @@ int prs_proxy_check(struct prs_proxy *proxy)
 {
     int error = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* [proxy-error] */
 
-    return error ? prs_error_repeat(error, proxy->text) : 0;
+    /* The thread reads the report a round after the device wrote it, perhaps after the kernel has ended. */
+    return error ? prs_error_repeat(error, proxy->text) : take_report(proxy);
 }
 
 const char *prs_proxy_error(struct prs_proxy *proxy)
@@ -96,7 +101,7 @@ const char *prs_proxy_error(struct prs_proxy *proxy)
 
 int prs_proxy_step(struct prs_proxy *proxy)
 {
-    int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
+    int r = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* [proxy-error] */
 
     if (r)
         return prs_error_repeat(r, proxy->text);
@@ -191,6 +196,7 @@ int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **o
     proxy = calloc(1, sizeof(*proxy));
     if (!proxy)
         return prs_fail(-ENOMEM, "proxy: no memory");
+    pthread_mutex_init(&proxy->error_lock, NULL);
     if (prs_team_world(options->team) > PRS_CMD_PEERS) {
         r = prs_fail(-EINVAL, "proxy: a team of %u ranks, and a command can name %u", prs_team_world(options->team),
                      PRS_CMD_PEERS);
@@ -225,6 +231,7 @@ fini_windows:
 fini_ring:
     prs_ring_fini(&proxy->ring);
 free_proxy:
+    pthread_mutex_destroy(&proxy->error_lock);
     free(proxy);
     return r;
 }
@@ -453,6 +460,7 @@ void prs_proxy_close(struct prs_proxy *proxy)
     prs_dispatch_fini(&proxy->dispatch);
     prs_windows_fini(&proxy->windows);
     prs_ring_fini(&proxy->ring);
+    pthread_mutex_destroy(&proxy->error_lock);
     free(proxy);
 }
 
