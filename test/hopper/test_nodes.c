@@ -431,6 +431,8 @@ Test(nodes, a_command_that_never_ends_is_named, .timeout = 600)
                            lost.error[0].text);
         cr_assert_not_null(strstr(lost.error[0].text, "waited for completion of position 0x"), "%s",
                            lost.error[0].text);
+        cr_assert_not_null(strstr(lost.error[0].text, "of its commands 0 were taken and 0 finished"), "%s",
+                           lost.error[0].text);
     }
 }
 

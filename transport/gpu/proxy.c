@@ -73,13 +73,16 @@ static int set_error(struct prs_proxy *proxy, int error, const char *text)
 /* Make the report of a device that failed, if there is one, the error of the proxy. Return 0 or the error. */
 static int take_report(struct prs_proxy *proxy)
 {
+    const struct prs_ring_control *control = proxy->ring.control;
     struct prs_device_report report;
-    char text[384];
+    char text[384], what[256];
     int error;
 
     if (!prs_ring_report(&proxy->ring, &report))
         return 0;
-    prs_ring_report_text(&report, text, sizeof(text));
+    prs_ring_report_text(&report, what, sizeof(what));
+    snprintf(text, sizeof(text), "%s; of its commands %" PRIu64 " were taken and %" PRIu64 " finished", what,
+             prs_load_relaxed(&control->credit), prs_load_relaxed(&control->done));
     error = report.code == PRS_DEVICE_TIMEOUT ? -ETIMEDOUT : report.code == PRS_DEVICE_ABORTED ? -ECANCELED : -EINVAL;
     return set_error(proxy, prs_fail(error, "rank %u: %s", proxy->device.rank, text), text);
 }
