@@ -34,16 +34,24 @@ template <int TYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, 
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
-/* B is K-major, on one node. */
+/* B is K-major. Between nodes sums are always promoted: three instances less, where the network decides the time. */
 template <bool PROMOTES> static kernel_fn kernel_of_e4m3(uint32_t op, int b_n_major, bool far, uint32_t columns)
 {
-    static const kernel_fn table[4] = {
+    static const kernel_fn near_table[4] = {
         fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALONE, 0, false, PROMOTES>>,
         fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_REDUCE_SCATTER, 0, false, PROMOTES>>,
         fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLGATHER, 0, false, PROMOTES>>,
         fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLREDUCE, 0, false, PROMOTES>>,
     };
-    return b_n_major || far || columns != PRS_TILE_N ? NULL : table[op];
+    static const kernel_fn far_table[4] = {
+        NULL, /* nothing is communicated */
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_REDUCE_SCATTER, 0, true, true>>,
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLGATHER, 0, true, true>>,
+        fused_kernel<engine<PRS_DTYPE_E4M3, PRS_GEMM_ALLREDUCE, 0, true, true>>,
+    };
+    if (b_n_major || columns != PRS_TILE_N)
+        return NULL;
+    return far ? far_table[op] : near_table[op];
 }
 
 /* A line for each type of A and B, or two: prs_promotes(). */

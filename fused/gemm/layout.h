@@ -36,19 +36,22 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
-/* Scales that came with rows of A: floats from those of one step of K to the next. */
+/* Scales that came with rows of A: floats from those of one step of K to the next. Between nodes each row tile has its
+ * own together, so that those of strips that travel in one put are contiguous, as the strips are. */
 PRS_SHARED uint64_t prs_scales_pitch(const struct prs_schedule *s)
 {
-    return (uint64_t)s->most_pairs * PRS_PAIR_M;
+    return s->place.nodes > 1 ? PRS_TILE_M : (uint64_t)s->most_pairs * PRS_PAIR_M;
 }
 
-/* They come after all slots. step: of K, less than `sent` (scales.h). Those of the rows are contiguous. */
+/* They come after all slots. step: of K, less than `sent` (scales.h), or `sent`: the end. Those of the rows, between
+ * nodes of a row tile, are contiguous. */
 PRS_SHARED uint64_t prs_layout_scales(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t step,
                                       uint32_t row)
 {
-    uint64_t rows = prs_schedule_gathered_slots(s) * prs_scales_pitch(s);
+    uint64_t most = (uint64_t)s->most_pairs * PRS_PAIR_M, rows = prs_schedule_gathered_slots(s) * most;
+    uint32_t first = s->place.nodes > 1 ? row / PRS_TILE_M * PRS_TILE_M : 0;
     return rows / PRS_TILE_M * s->k_steps * PRS_STAGE_A +
-           (((uint64_t)slot * sent + step) * prs_scales_pitch(s) + row) * sizeof(float);
+           ((slot * most + first) * sent + step * prs_scales_pitch(s) + row - first) * sizeof(float);
 }
 
 /* Products of e4m3 have two instances: one promotes sums to fp32 every 128 of K (scales.cuh). */

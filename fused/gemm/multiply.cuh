@@ -78,9 +78,12 @@ PRS_DEVICE struct scaled_tile find_scales(const struct prs_kernel_args &args, co
         at.row += u.block * s->block_rows;
     if (E::gathers && u.block != s->place.rank && args.scales.sent != 0) {
         uint32_t slot = prs_schedule_slot(s, u.block, s->place.rank);
+        uint32_t first = E::far ? u.pair * PRS_PAIR_M + cta * PRS_TILE_M : 0;
         const uint8_t *bank = args.staging[0] + (s->segments != 0 ? 0 : staging_bank(args)); /* copies have one */
-        at.a = (const float *)(bank + prs_layout_scales(s, args.scales.sent, slot, 0, 0));
+        at.a = (const float *)(bank + prs_layout_scales(s, args.scales.sent, slot, 0, first));
         at.pitch = prs_scales_pitch(s);
+        at.row -= first;
+        at.last_row = first < s->block_rows ? at.last_row - first : 0;
     }
     for (uint32_t i = 0; i < 2; i++)
         at.column[i] = prs_epilogue_half(&e, E::columns, args.n, u.column, i);

@@ -216,7 +216,7 @@ int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shap
         shape->ldc != prs_result_columns(shape))
         return prs_fail(-EINVAL, "fused: with c_anywhere the rows of C have no gaps, but ldc is %u for %u columns",
                         shape->ldc, prs_result_columns(shape));
-    r = prs_scales_check_shape(ctx, shape);
+    r = prs_scales_check_shape(shape);
     if (!r)
         r = prs_norm_check_shape(shape);
     return r ? r : check_strides(ctx, shape);

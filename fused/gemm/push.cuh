@@ -37,15 +37,21 @@ PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, con
            c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
 }
 
-/* Stores the scales that travel with a chunk at the other ranks. They are signalled with it, and read when the stage
- * that the chunk is part of is full. */
-PRS_DEVICE void push_scales(const struct prs_kernel_args &args, const struct prs_chunk &c)
+/* Stores the scales that travel with a chunk at the other ranks of the node, and where they are put to other nodes
+ * from. They are signalled with it, and read when the stage that the chunk is part of is full. */
+template <class E> PRS_DEVICE void push_scales(const struct prs_kernel_args &args, const struct pushed_chunk &k)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
+    const struct prs_chunk &c = k.c;
+    bool own = !E::far || k.block == s->place.rank;
     const float *from = args.scales.a + c.step * args.scales.a_pitch + c.row;
     uint32_t rows = s->block_rows - c.row < PRS_PUSH_ROWS ? s->block_rows - c.row : PRS_PUSH_ROWS;
-    for (uint32_t p = 1; p < s->place.local_ranks; p++) {
-        uint32_t slot = prs_schedule_slot(s, s->place.rank, prs_place_neighbour(&s->place, p)), i = 0;
+    if (!own)
+        from = (const float *)(args.staging[0] + staging_bank(args) +
+                               prs_layout_scales(s, args.scales.sent, prs_schedule_slot(s, k.block, s->place.rank),
+                                                 c.step, c.row));
+    for (uint32_t p = E::far && own ? 0 : 1; p < s->place.local_ranks; p++) {
+        uint32_t slot = prs_schedule_slot(s, k.block, prs_place_neighbour(&s->place, p)), i = 0;
         float *to = (float *)(args.staging[p] + staging_bank(args) +
                               prs_layout_scales(s, args.scales.sent, slot, c.step, c.row));
         for (; i + 4 <= rows; i += 4)
@@ -75,7 +81,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
     /* MUTANT(emulator fp8/fp8_scales_travel_with_their_rows) the scales of every block of K:
      * s/k.c.step < args.scales.sent/k.c.step < 1/ */
     if (E::scaled && k.c.step < args.scales.sent)
-        push_scales(args, k.c);
+        push_scales<E>(args, k);
     if (E::far && k.block == s->place.rank) /* it is put to other nodes from there */
         bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->place.rank, s->place.rank), k.c),
                    buffer, PRS_PUSH_BYTES);
@@ -96,7 +102,7 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct ct
                         1);
     }
     if (E::far && k.block == s->place.rank)
-        relay_chunk(args, at.epoch, row_tile, strip);
+        relay_chunk<E::scaled>(args, at.epoch, row_tile, strip);
     else if (E::far) /* it came by the network; the loader counts its chunks as those of any other rank */
         add_relaxed_sys(
             arrivals_at(args, at.epoch, 0,

@@ -87,15 +87,25 @@ PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uin
     return prs_layout_gathered(s, slot, band * s->band * 2 + at / strips, at % strips * PRS_STRIP_STEPS);
 }
 
+/* Where the scales of that piece are, and so where those of all pieces before it in the band end. */
+PRS_DEVICE uint64_t strip_scales_place(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t band,
+                                       uint32_t at)
+{
+    uint32_t strips = prs_schedule_strips(s), step = at % strips * PRS_STRIP_STEPS;
+    return prs_layout_scales(s, sent, slot, step < sent ? step : sent, (band * s->band * 2 + at / strips) * PRS_TILE_M);
+}
+
 /* All-gather: called when a chunk of the own block has landed in the slot from which it is put. The last chunk of the
  * last strip of a group puts the group, and signals. */
+template <bool SCALED>
 PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
                                      uint32_t strip)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
     uint32_t *landed = arrivals_at(args, epoch, 0, prs_schedule_arrival(s, slot, row_tile, strip));
-    uint64_t bank = staging_bank(args), from, bytes;
+    uint64_t bank = staging_bank(args), from, bytes, scales = 0, scale_bytes = 0;
+    uint32_t sent = args.scales.sent;
     struct prs_piece_group g;
     if (!arrives_last(landed, prs_schedule_arrivals(s, row_tile, strip)))
         return;
@@ -104,11 +114,20 @@ PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_
         return;
     from = strip_place(s, slot, g.band, g.first);
     bytes = strip_place(s, slot, g.band, g.first + g.pieces) - from;
+    if (SCALED) {
+        scales = strip_scales_place(s, sent, slot, g.band, g.first);
+        scale_bytes = strip_scales_place(s, sent, slot, g.band, g.first + g.pieces) - scales;
+    }
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t node = (s->place.node + i) % s->place.nodes,
-                 peer = prs_place_rank(&s->place, node, s->place.local_rank);
-        put_far(args, peer, args.far.staging_window, bank + from,
-                bank + strip_place(s, prs_schedule_slot(s, s->place.rank, peer), g.band, g.first), bytes, g.index);
+                 peer = prs_place_rank(&s->place, node, s->place.local_rank),
+                 there = prs_schedule_slot(s, s->place.rank, peer);
+        put_far(args, peer, args.far.staging_window, bank + from, bank + strip_place(s, there, g.band, g.first), bytes,
+                g.index);
+        /* MUTANT(emulator fp8_nodes/fp8_scales_cross_with_their_rows) scales are put: s/!= 0/> ~0u/ */
+        if (SCALED && scale_bytes != 0)
+            put_far(args, peer, args.far.staging_window, bank + scales,
+                    bank + strip_scales_place(s, sent, there, g.band, g.first), scale_bytes, g.index);
         signal_far(args, peer,
                    prs_schedule_group_word(s, prs_index_after(s->place.node, node, s->place.nodes), g.index), epoch,
                    g.index);

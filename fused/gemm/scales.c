@@ -45,7 +45,7 @@ static int check_quantised(const struct prs_gemm_shape *s)
     return 0;
 }
 
-int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *s)
+int prs_scales_check_shape(const struct prs_gemm_shape *s)
 {
     const char *type = prs_element_find(s->dtype)->name;
     if (!is_scaled(s) && (s->scaling != PRS_SCALING_NONE || s->fast_accumulation))
@@ -63,9 +63,6 @@ int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_sh
                         "fused: B of a product of %s must be [n, k] (b_transposed): the tensor cores take no "
                         "other layout of one-byte types",
                         type);
-    if (s->op != PRS_GEMM_ALONE && ctx->place.nodes > 1)
-        return prs_fail(-EINVAL, "fused: products of %s run on one node only, and the ranks are on %u", type,
-                        ctx->place.nodes);
     if (s->c_dtype == PRS_DTYPE_E4M3) {
         int r = check_quantised(s);
         if (r)

@@ -6,7 +6,7 @@
 #include "fused/gemm/plan.h"
 
 /* 0 or -EINVAL. shape: with all types, which are right. */
-int prs_scales_check_shape(const struct prs_fused *ctx, const struct prs_gemm_shape *shape);
+int prs_scales_check_shape(const struct prs_gemm_shape *shape);
 /* 0 or -EINVAL. */
 int prs_scales_check_operands(const struct prs_gemm_plan *p, const struct prs_gemm_operands *x);
 

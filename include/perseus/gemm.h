@@ -15,9 +15,9 @@
  *
  * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
  * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
- * different ones. On one node. The unfused path needs an n and a k that are multiples of 16; with scales of blocks, of
- * 128 and 512. With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its
- * scales are the A and scale_a of a product with PRS_SCALING_BLOCKS.
+ * different ones. The unfused path needs an n and a k that are multiples of 16; with scales of blocks, of 128 and 512.
+ * With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its scales are the A
+ * and scale_a of a product with PRS_SCALING_BLOCKS.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  *
@@ -69,7 +69,8 @@ struct prs_gemm_shape {
     uint32_t dtype, sum_dtype, c_dtype;
     uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
-     * promoted to fp32 every 128 of k. Not with PRS_SCALING_BLOCKS. */
+     * promoted to fp32 every 128 of k. Between nodes the fused path promotes them anyway. Not with
+     * PRS_SCALING_BLOCKS. */
     uint32_t fast_accumulation;
     /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144.
      * Roundings. Where one kernel adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of

@@ -137,6 +137,121 @@ Test(fp8, fp8_unfused_gathered_rows_are_kept_and_gated, .timeout = 300)
     }
 }
 
+/* ---- between nodes ---- */
+static const struct nodes {
+    uint32_t world, nodes;
+} splits[] = {{2, 2}, {4, 2}, {3, 3}};
+enum { SPLITS = sizeof(splits) / sizeof(*splits) };
+
+/* Scales of blocks of A are as far apart as the rows of any rank ask. */
+static struct ranks_product between(const struct nodes *split, enum prs_gemm_op op, uint32_t scaling, uint32_t m,
+                                    uint32_t n, uint32_t k)
+{
+    struct ranks_product p = product_of(op, scaling, m, n, k);
+    p.world = split->world, p.nodes = split->nodes;
+    p.scale_a_pitch = scaling == PRS_SCALING_BLOCKS ? (m + 3) / 4 * 4 : 0;
+    return p;
+}
+
+/* Tails in m, n and k; promoted sums also where the caller can do without. */
+Test(fp8_nodes, fp8_products_are_right, .timeout = 600)
+{
+    ranks_need_a_device();
+    for (int split = 0; split < SPLITS; split++)
+        for (int i = 1; i < 4; i++)
+            for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+                struct ranks_product p = between(&splits[split], operations[i], scaling, 276, 328,
+                                                 scaling == PRS_SCALING_BLOCKS ? 384 : 208);
+                p.shape.fast_accumulation = scaling == PRS_SCALING_TENSOR && i != 1;
+                p.epochs = 2;
+                ranks_assert_right(&p);
+            }
+}
+
+/* Signals for less than the strips of a row tile, for strips of two, and for whole bands; blocks with a row tile that
+ * has no rows; launches of more rows and fewer. */
+Test(fp8_nodes, fp8_scales_cross_with_their_rows, .timeout = 600)
+{
+    static const uint32_t ROWS[] = {1056, 24, 600}, GROUPS[] = {1, 3, 1000};
+    ranks_need_a_device();
+    for (int split = 0; split < SPLITS; split++)
+        for (uint32_t scaling = PRS_SCALING_ROWS; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+            struct ranks_product p = between(&splits[split], PRS_GEMM_ALLGATHER, scaling, 1056, 128, 1152);
+            p.tuning.band = 1, p.tuning.tiles_per_signal = GROUPS[(split + scaling) % 3];
+            p.rows = ROWS, p.epochs = 3, p.keeps = true;
+            ranks_assert_right(&p);
+        }
+}
+
+/* The kernel finds the number of rows on the device, in each replay of a graph. */
+Test(fp8_nodes, fp8_rows_on_the_device_are_found, .timeout = 600)
+{
+    static const uint32_t ROWS[] = {512, 256};
+    ranks_need_a_device();
+    for (int split = 0; split < 2; split++)
+        for (int i = 1; i < 4; i++) {
+            uint32_t scaling = i % 2 == 0 ? PRS_SCALING_BLOCKS : PRS_SCALING_ROWS;
+            struct ranks_product p = between(&splits[split], operations[i], scaling, 512, 128, 256);
+            p.rows = ROWS, p.epochs = 2, p.on_device = true, p.replays = 2;
+            ranks_assert_right(&p);
+        }
+}
+
+Test(fp8_nodes, fp8_epilogues_and_results_are_right, .timeout = 600)
+{
+    ranks_need_a_device();
+    for (int i = 1; i < 4; i++) {
+        struct ranks_product p = between(&splits[1], operations[i], PRS_SCALING_BLOCKS, 280, 512, 128);
+        p.shape.activation = PRS_ACTIVATION_SILU, p.shape.gated = i != 1;
+        p.bias = true, p.residual = RANKS_RESIDUAL;
+        ranks_assert_right(&p);
+        p.residual = RANKS_NO_RESIDUAL, p.shape.c_dtype = PRS_DTYPE_E4M3, p.epochs = 2;
+        if (operations[i] == PRS_GEMM_ALLGATHER)
+            ranks_assert_right(&p);
+    }
+}
+
+/* Bands of sums that wait for those of other nodes, added up by one cluster. */
+Test(fp8_nodes, fp8_products_need_one_resident_cluster, .timeout = 600)
+{
+    static const uint32_t ROWS[] = {1024, 8, 516};
+    ranks_need_a_device();
+    hopper_limit_clusters(1);
+    for (int i = 1; i < 4; i++) {
+        struct ranks_product p = between(&splits[1], operations[i], PRS_SCALING_BLOCKS, 1024, 264, 640);
+        p.tuning = (struct prs_gemm_tuning){.band = 1, .tiles_per_signal = 2};
+        p.sms = 16, p.epochs = 3, p.rows = ROWS;
+        ranks_assert_right(&p);
+    }
+}
+
+/* Scales of blocks are brought to the distance that cuBLASLt takes where they arrive. */
+Test(fp8_nodes, fp8_unfused_products_are_right, .timeout = 600)
+{
+    static const uint32_t ROWS[] = {60, 12, 36};
+    ranks_need_a_device();
+    for (int split = 0; split < SPLITS; split++)
+        for (int i = 1; i < 4; i++)
+            for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++) {
+                struct ranks_product p =
+                    between(&splits[split], operations[i], scaling, 60, 128, scaling == PRS_SCALING_BLOCKS ? 512 : 144);
+                p.tuning.path = PRS_GEMM_PATH_UNFUSED;
+                p.shape.c_dtype = i == 2 ? PRS_DTYPE_FP32 : PRS_DTYPE_BF16;
+                p.rows = ROWS, p.epochs = 3, p.replays = split == 1 ? 2 : 0;
+                p.bias = true, p.residual = RANKS_RESIDUAL, p.keeps = i == 2;
+                ranks_assert_right(&p);
+            }
+}
+
+Test(fp8_nodes, fp8_unfused_results_are_quantised, .timeout = 600)
+{
+    struct ranks_product p = between(&splits[1], PRS_GEMM_ALLGATHER, PRS_SCALING_BLOCKS, 44, 512, 512);
+    ranks_need_a_device();
+    p.tuning.path = PRS_GEMM_PATH_UNFUSED;
+    p.shape.gated = 1, p.shape.c_dtype = PRS_DTYPE_E4M3, p.epochs = 2;
+    ranks_assert_right(&p);
+}
+
 /* ---- what is refused ---- */
 struct refused {
     struct prs_gemm_shape shape;

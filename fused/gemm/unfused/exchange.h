@@ -103,6 +103,9 @@ struct prs_exchange {
     uint32_t word;   /* enum prs_exchange_words: kind of the signal */
     uint32_t what;   /* enum prs_awaited */
     uint32_t credit; /* 1: nothing is put before PRS_EXCHANGE_BACK of the last launch has come */
+    /* What travels with the own slice, to the same offset there: each rank has so many bytes, in rank order from
+     * `beside` on; or 0. */
+    uint64_t beside, beside_bytes;
 };
 
 /* The part of an exchange with one counterpart. */

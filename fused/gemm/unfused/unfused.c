@@ -55,12 +55,18 @@ static uint64_t product_place(const struct prs_gemm_plan *p)
     return scales_place(p) + scales_bytes(p, prs_scales_sent(&p->shape));
 }
 
+/* Between nodes: the scales of each rank's rows of A without gaps, as they travel. After these three. */
+static uint64_t beside_place(const struct prs_gemm_plan *p)
+{
+    return product_place(p) + aligned(product_bytes(p));
+}
+
 static uint64_t staging_bytes(const struct prs_gemm_plan *p)
 {
     struct prs_slice_bytes slice = slice_bytes_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
     if (p->shape.op == PRS_GEMM_ALLGATHER)
-        return product_place(p) + product_bytes(p);
+        return beside_place(p) + (far != 0 ? (uint64_t)p->shape.m * prs_scales_sent(&p->shape) * sizeof(float) : 0);
     if (far == 0)
         return slice.all_bytes;
     return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
@@ -197,20 +203,44 @@ static int launched(int r, const char *what)
                   : prs_fail(r, "fused: CUDA refused to launch %s: %s", what, cudaGetErrorString(cudaGetLastError()));
 }
 
-/* Copies `bytes` bytes from `from` to at[i] + offset, for i < count. */
-static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t offset, uint32_t count,
-                cudaStream_t stream)
+static int copy(const struct prs_unfused_copy *c, cudaStream_t stream)
 {
-    struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
-    for (uint32_t i = 0; i < count; i++)
-        c.to[i] = at[i] + offset;
-    return launched(prs_unfused_copy(&c, stream), "a copy of rows");
+    return launched(prs_unfused_copy(c, stream), "a copy of rows");
 }
 
 int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream)
 {
-    uint8_t *at = to;
-    return copy(from, bytes, &at, 0, 1, stream);
+    return copy(&(struct prs_unfused_copy){.from = from, .bytes = bytes, .to = {to}, .copies = 1}, stream);
+}
+
+static bool gathers_scales(const struct prs_gemm_plan *p)
+{
+    return p->args.schedule.place.world > 1 && prs_scales_sent(&p->shape) != 0;
+}
+
+/* The scales of a rank's rows of A, at `from`, to be copied to where `row` is the first of them. at, pitch: of the
+ * scales there. */
+static struct prs_copied_scales scales_to(const struct prs_gemm_plan *p, const float *from, uint64_t from_step,
+                                          uint8_t *const *at, uint32_t ranks, uint64_t row, uint64_t pitch)
+{
+    struct prs_copied_scales s = {.from = from, .from_step = from_step, .to_step = pitch, .copies = ranks};
+    s.lines = p->args.scales.k_blocks != 0 ? p->args.scales.k_blocks : 1;
+    s.each = (uint32_t)prs_scales_rows_of_a(p, &p->operands);
+    for (uint32_t i = 0; i < ranks; i++)
+        s.to[i] = (float *)(void *)at[i] + row;
+    return s;
+}
+
+/* The same, to where cuBLASLt reads them on all ranks of the node. */
+static struct prs_copied_scales scales_to_all(const struct prs_gemm_plan *p, const float *from, uint64_t from_step,
+                                              uint32_t rank)
+{
+    const struct prs_place *at = &p->args.schedule.place;
+    uint8_t *scales[PRS_MAX_LOCAL_RANKS];
+    for (uint32_t i = 0; i < at->local_ranks; i++)
+        scales[i] = p->args.staging[i] + scales_place(p);
+    return scales_to(p, from, from_step, scales, at->local_ranks, (uint64_t)rank * (p->rows / at->world),
+                     prs_lt_scale_pitch(p->rows));
 }
 
 /* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
@@ -221,8 +251,15 @@ static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
     for (uint32_t i = 1; i < s->place.nodes && r == 0; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_slice_offset(&x->slice, block), bytes = prs_slice_len(&x->slice, block);
-        r = copy(at[0] + first, bytes, at + 1, first, s->place.local_ranks - 1, stream);
+        uint64_t first = prs_slice_offset(&x->slice, block);
+        struct prs_unfused_copy c = {
+            .from = at[0] + first, .bytes = prs_slice_len(&x->slice, block), .copies = s->place.local_ranks - 1};
+        for (uint32_t k = 0; k < c.copies; k++)
+            c.to[k] = at[k + 1] + first;
+        if (x->beside_bytes != 0)
+            c.scales = scales_to_all(p, (const float *)(const void *)(at[0] + x->beside + block * x->beside_bytes),
+                                     prs_scales_rows_of_a(p, &p->operands), block);
+        r = copy(&c, stream);
     }
     return r;
 }
@@ -236,25 +273,6 @@ static int keep(struct prs_gemm_plan *p, const void *gathered, cudaStream_t stre
               : 0;
 }
 
-static bool gathers_scales(const struct prs_gemm_plan *p)
-{
-    return p->args.schedule.place.world > 1 && prs_scales_sent(&p->shape) != 0;
-}
-
-/* The scales of this rank's rows of A, to be copied to where `row` is the first of them. at, pitch: of the scales
- * there. */
-static struct prs_copied_scales scales_to(const struct prs_gemm_plan *p, uint8_t *const *at, uint32_t ranks,
-                                          uint64_t row, uint64_t pitch)
-{
-    const struct prs_scales *x = &p->args.scales;
-    struct prs_copied_scales s = {.from = x->a, .from_step = x->a_pitch, .to_step = pitch};
-    s.lines = x->k_blocks != 0 ? x->k_blocks : 1;
-    s.each = (uint32_t)prs_scales_rows_of_a(p, &p->operands);
-    for (uint32_t i = 0; i < ranks; i++)
-        s.to[i] = (float *)(void *)at[i] + row;
-    return s;
-}
-
 /* Where cuBLASLt finds the scales of A: *at. It takes those of blocks at one distance only. */
 static int place_scales(struct prs_gemm_plan *p, const float **at, cudaStream_t stream)
 {
@@ -264,7 +282,7 @@ static int place_scales(struct prs_gemm_plan *p, const float **at, cudaStream_t 
     *at = gathers_scales(p) ? (const float *)(const void *)(p->args.staging[0] + scales_place(p)) : p->args.scales.a;
     if (gathers_scales(p) || p->args.scales.k_blocks == 0 || p->args.scales.a_pitch == pitch)
         return 0;
-    c.scales = scales_to(p, &scratch, 1, 0, pitch);
+    c.scales = scales_to(p, p->args.scales.a, p->args.scales.a_pitch, &scratch, 1, 0, pitch);
     *at = c.scales.to[0];
     return launched(prs_unfused_copy(&c, stream), "a copy of scales");
 }
@@ -275,15 +293,24 @@ static int send_rows(struct prs_gemm_plan *p, const void *a, const struct prs_sl
     const struct prs_place *at = &p->args.schedule.place;
     uint64_t first = prs_slice_offset(slice, at->rank);
     struct prs_unfused_copy c = {.from = a, .bytes = prs_slice_len(slice, at->rank), .copies = at->local_ranks};
-    uint8_t *scales[PRS_MAX_LOCAL_RANKS];
-    for (uint32_t i = 0; i < at->local_ranks; i++) {
+    for (uint32_t i = 0; i < at->local_ranks; i++)
         c.to[i] = p->args.staging[i] + first;
-        scales[i] = p->args.staging[i] + scales_place(p);
-    }
     if (gathers_scales(p))
-        c.scales = scales_to(p, scales, at->local_ranks, (uint64_t)at->rank * (p->rows / at->world),
-                             prs_lt_scale_pitch(p->rows));
-    return launched(prs_unfused_copy(&c, stream), "a copy of rows");
+        c.scales = scales_to_all(p, p->args.scales.a, p->args.scales.a_pitch, at->rank);
+    return copy(&c, stream);
+}
+
+/* Between nodes: makes this rank's scales ready to be put with its rows. */
+static int pack_scales(struct prs_gemm_plan *p, struct prs_exchange *x, cudaStream_t stream)
+{
+    uint64_t rows = prs_scales_rows_of_a(p, &p->operands);
+    struct prs_unfused_copy c = {.copies = 0};
+    uint8_t *to;
+    x->beside = beside_place(p);
+    x->beside_bytes = rows * prs_scales_sent(&p->shape) * sizeof(float);
+    to = p->args.staging[0] + x->beside + p->args.schedule.place.rank * x->beside_bytes;
+    c.scales = scales_to(p, p->args.scales.a, p->args.scales.a_pitch, &to, 1, 0, rows);
+    return launched(prs_unfused_copy(&c, stream), "a copy of scales");
 }
 
 static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
@@ -295,6 +322,8 @@ static int gather(struct prs_gemm_plan *p, const void *a, cudaStream_t stream)
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
     int r = send_rows(p, a, &x.slice, stream);
+    if (r == 0 && s->place.nodes > 1 && gathers_scales(p))
+        r = pack_scales(p, &x, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
     if (!r)

@@ -54,7 +54,7 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
     for (uint32_t line = blockIdx.x; line < a.scales.lines; line += gridDim.x)
         for (uint32_t j = threadIdx.x; j < a.scales.each; j += blockDim.x) {
             float x = a.scales.from[line * a.scales.from_step + j];
-            for (uint32_t k = 0; k < a.copies; k++)
+            for (uint32_t k = 0; k < a.scales.copies; k++)
                 a.scales.to[k][line * a.scales.to_step + j] = x;
         }
 }
@@ -182,6 +182,11 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
             wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
         if (p.bytes != 0)
             put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
+        /* MUTANT(emulator fp8_nodes/fp8_unfused_products_are_right) scales cross with rows: s/!= 0/> ~0u/ */
+        if (a.x.beside_bytes != 0) {
+            uint64_t at = a.x.beside + s->place.rank * a.x.beside_bytes;
+            put_far(a.args, p.peer, a.x.window, at, at, a.x.beside_bytes, a.x.word);
+        }
         signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
     }
     for (uint32_t i = threadIdx.x; i + 1 < s->place.nodes; i += 32) {
@@ -264,10 +269,11 @@ static uint32_t wide_blocks(uint64_t items, uint32_t most)
 
 extern "C" int prs_unfused_copy(const struct prs_unfused_copy *a, cudaStream_t stream)
 {
-    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16, scales = (uint64_t)a->scales.lines * a->scales.each;
+    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16;
+    uint64_t scales = a->scales.copies != 0 ? (uint64_t)a->scales.lines * a->scales.each : 0;
     for (uint32_t k = 0; k < a->copies; k++)
         misaligned |= (uintptr_t)a->to[k] % 16;
-    if ((a->bytes | scales) == 0 || a->copies == 0)
+    if ((a->copies != 0 ? a->bytes | scales : scales) == 0)
         return 0;
     if (misaligned)
         return launch_kernel(copy<uint16_t>, &wide_shape, wide_blocks(a->bytes / 2 + scales, 1056), stream, *a);

@@ -45,9 +45,10 @@ struct prs_copied_scales {
     float *to[PRS_MAX_LOCAL_RANKS];
     uint64_t from_step, to_step;
     uint32_t lines, each;
+    uint32_t copies;
 };
 
-/* Copies `bytes` bytes, an even number, to each of to[], and scales to as many places. */
+/* Copies `bytes` bytes, an even number, to each of to[], and scales to theirs. */
 struct prs_unfused_copy {
     const uint8_t *from;
     uint8_t *to[PRS_MAX_LOCAL_RANKS];

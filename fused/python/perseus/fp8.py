@@ -7,7 +7,7 @@
 
 Each call quantises both operands, by one pass over each, and multiplies them with their scales (scaled.py). Gradients
 are those of the bfloat16 operands, by products of bfloat16: the backward passes of ops.py. What a recipe asks of sizes:
-scaled.py and quantisers.py. On one node.
+scaled.py and quantisers.py.
 
 Weights are quantised by each call, unless keep_quantised_weights() says that they may stay.
 """

@@ -12,8 +12,8 @@ b is weight.t() of an [n, k] weight. Results and bias are bfloat16, sums fp32: e
 by its own scales before that is rounded to bfloat16 to travel, so the ranks of a sum may have different ones.
 out_dtype: torch.float32 for a result in fp32; the plan then takes the unfused path. Results of the ops whose name ends
 in _quantised are float8_e4m3fn with scales [rows, n / 128], column-major: a and scale_a of a product with blocks.
-use_fast_accum: the tensor cores keep about 14 bits of a sum; otherwise, and always with blocks, it is promoted to fp32
-every 128 of k. Forward only, and on one node.
+use_fast_accum: the tensor cores keep about 14 bits of a sum; otherwise, and always with blocks, or fused between nodes,
+it is promoted to fp32 every 128 of k. Forward only.
 """
 from __future__ import annotations
 
