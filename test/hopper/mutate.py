@@ -21,23 +21,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mutants_lib import mutated, rules  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Before a test's name: of test_nodes.c, test_moe.c, test_moe_combine.c and test_moe_gradients.c (over the software
-# NIC), of test_attention.c.
-NODES, MOE, COMBINE, GRADIENTS, ATTENTION = "nodes/", "moe/", "moe_combine", "moe_gradients", "attention/"
-# Of test_sharing.c, of test_attention_backward.c, of test_attention_striped.c, of test_fp8.c, of test_moe_few.c, of
-# test_norm.c, of test_moe_fp8.c, of test_quantise.c, of test_errors.c, of test_absent.c, of test_fp8_results.c.
-SHARING, BACKWARD, STRIPED, FP8 = "sharing/", "attention_backward/", "attention_striped/", "fp8/"
-FP8_RESULTS = "fp8_results/"
-FEW, NORM, MOE_FP8, QUANTISE, ERRORS, ABSENT = "moe_few/", "norm/", "moe_fp8/", "quantise/", "errors/", "absent/"
-PROGRAMS = {NODES: "nodes", MOE: "moe", COMBINE: "moe_combine", GRADIENTS: "moe_gradients", ATTENTION: "attention",
-            SHARING: "sharing", BACKWARD: "attention_backward", STRIPED: "attention_striped", FP8: "fp8",
-            FEW: "moe_few", NORM: "norm", MOE_FP8: "moe_fp8", QUANTISE: "quantise",
-            ERRORS: "errors", ABSENT: "absent", FP8_RESULTS: "fp8_results"}
+
+
+def program_of(test):
+    """A test's program has the name of its suite, without "_nodes"; tests of "fused" stand without a suite."""
+    return test.rpartition("/")[0].removesuffix("_nodes") or "fused"
+
+
+def needs_nic(test):
+    return program_of(test) in ("moe", "moe_combine", "moe_gradients") or test.rpartition("/")[0].endswith("nodes")
 
 
 def link_command(build, test, kernels):
-    names = (name for prefix, name in PROGRAMS.items() if test.startswith(prefix))
-    program = "test/hopper/test_hopper_" + next(names, "fused")
+    program = "test/hopper/test_hopper_" + program_of(test)
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True,
                            check=True).stdout.splitlines()
     compile_line = next(line for line in lines if f"-c tools/hopper/{kernels}.cpp" in line)
@@ -54,9 +50,9 @@ def kernels_of(rule):
         return "unfused"
     if room != "core":
         return room
-    if rule.target.startswith((MOE, MOE_FP8, SHARING + "moe")):
+    if rule.target.startswith(("moe/", "moe_fp8/", "sharing/moe")):
         return "moe"
-    return "attention" if rule.target.startswith((ATTENTION, STRIPED, SHARING + "attention")) else "gemm"
+    return "attention" if rule.target.startswith(("attention/", "attention_striped/", "sharing/attention")) else "gemm"
 
 
 def make(build, folder, rule):
@@ -84,12 +80,12 @@ def make(build, folder, rule):
 def runs(build, program, test, seeds, **env):
     found, first, why = 0, None, ""
     under = []
-    if test.startswith((NODES, MOE, COMBINE, GRADIENTS)):
+    if needs_nic(test):
         under = [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
-    test = test.rpartition("/")[2]
+    suite, _, test = test.rpartition("/")
     for seed in range(1, seeds + 1):
         try:
-            r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"],
+            r = subprocess.run([*under, program, "--filter", f"{suite}*/{test}", "-j1"],
                                env={**os.environ, "HOPPER_SEED": str(seed), **env}, capture_output=True, text=True,
                                timeout=40)
             bad, output = r.returncode != 0, r.stderr + r.stdout
