@@ -7,8 +7,10 @@ import ranks
 import torch
 import torch.distributed as dist
 from ranks import beyond, random
+from test_scaled import Operands, product, wrong
 
 import perseus
+from perseus import scaled
 
 WORLD = 2
 
@@ -28,10 +30,25 @@ def products(group):
     return bad + beyond(x.grad, [torch.ones(rows, n, dtype=torch.float64) @ w.double()] * WORLD)
 
 
+def scaled_products(group):
+    """The same of float8_e4m3fn with each kind of scale; the second size is one that the unfused path takes."""
+    bad = 0
+    for kind in (scaled.TENSOR, scaled.ROWS, scaled.BLOCKS):
+        for n, k in ((136, 256), (128, 512)):
+            every = [Operands(r, kind, 64, n, k, of_a=0) for r in range(WORLD)]
+            x, sums = every[group.rank], [product(o.whole_a, o.whole_b) for o in every]
+            mine = [(p.chunk(WORLD)[group.rank], q.chunk(WORLD)[group.rank]) for p, q in sums]
+            bad += wrong(perseus.all_gather_scaled_matmul(*x, group),
+                         [product(torch.cat([o.whole_a for o in every]), x.whole_b)], k)
+            bad += wrong(perseus.scaled_matmul_all_reduce(*x, group), sums, k)
+            bad += wrong(perseus.scaled_matmul_reduce_scatter(*x, group), mine, k)
+    return bad
+
+
 def rank_main():
     dist.init_process_group("gloo")
     group = perseus.init(device=0, timeout_ms=60000)
-    bad = products(group)
+    bad = products(group) + scaled_products(group)
     assert group is perseus.find(None) and group.rank == dist.get_rank()
     group.close()
     dist.destroy_process_group()
