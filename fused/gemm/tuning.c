@@ -336,18 +336,14 @@ static const char *why_unfused(const struct prs_gemm_shape *shape, const struct 
     return NULL;
 }
 
-/* Scales of a block of B along K, of which cuBLASLt takes a multiple. */
-enum { LT_BLOCKS = 4 };
-
 /* The feature of the shape that the unfused path does not support; NULL: none. */
 static const char *only_fused(const struct prs_gemm_shape *shape)
 {
     uint32_t vector = prs_element_vector(shape->dtype);
     if (shape->dtype == PRS_DTYPE_E4M3 && (shape->n % vector != 0 || shape->k % vector != 0))
         return "of e4m3, with an n or k that is no multiple of 16,";
-    if (shape->scaling == PRS_SCALING_BLOCKS &&
-        (shape->n % PRS_SCALE_BLOCK != 0 || shape->k % (LT_BLOCKS * PRS_SCALE_BLOCK) != 0))
-        return "with scales of blocks, and an n that is no multiple of 128 or a k that is none of 512,";
+    if (shape->scaling == PRS_SCALING_BLOCKS && shape->n % PRS_SCALE_BLOCK != 0)
+        return "with scales of blocks, and an n that is no multiple of 128,";
     if (prs_has_gaps(shape))
         return "with gaps between rows";
     if (shape->gated && shape->op != PRS_GEMM_ALONE && shape->op != PRS_GEMM_ALLGATHER)

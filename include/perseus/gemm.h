@@ -15,7 +15,7 @@
  *
  * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
  * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
- * different ones. The unfused path needs an n and a k that are multiples of 16; with scales of blocks, of 128 and 512.
+ * different ones. The unfused path needs an n and a k that are multiples of 16, with scales of blocks an n of 128.
  * With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its scales are the A
  * and scale_a of a product with PRS_SCALING_BLOCKS.
  *

@@ -31,7 +31,7 @@ template <int TYPE> PRS_DEVICE float load_factor(const void *from, uint64_t i)
 /* What the number of A in this row stands for, times that of B in this column, at i along K. */
 PRS_DEVICE float scale_of(const struct product_args &p, uint64_t row, uint64_t column, uint64_t i)
 {
-    uint64_t block = i / PRS_SCALE_BLOCK, blocks = p.shape.k / PRS_SCALE_BLOCK;
+    uint64_t block = i / PRS_SCALE_BLOCK;
     switch (p.shape.scaling) {
     case PRS_SCALING_NONE:
         return 1;
@@ -41,7 +41,7 @@ PRS_DEVICE float scale_of(const struct product_args &p, uint64_t row, uint64_t c
         return p.x.scale_a[row] * p.x.scale_b[column];
     default:
         return p.x.scale_a[block * prs_lt_scale_pitch(p.shape.m) + row] *
-               p.x.scale_b[column / PRS_SCALE_BLOCK * blocks + block];
+               p.x.scale_b[column / PRS_SCALE_BLOCK * prs_lt_block_pitch(p.shape.k) + block];
     }
 }
 

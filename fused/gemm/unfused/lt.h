@@ -33,7 +33,8 @@ struct prs_lt_operands {
     const void *a, *b;
     const void *add; /* is added to the product, laid out like C, may be C; or NULL */
     void *c;
-    /* Of e4m3, as struct prs_gemm_operands has them. Those of blocks of A are prs_lt_scale_pitch() floats apart. */
+    /* Of e4m3, as struct prs_gemm_operands has them. Those of blocks of A are prs_lt_scale_pitch() floats apart, those
+     * of B prs_lt_block_pitch(). */
     const float *scale_a, *scale_b;
 };
 
@@ -41,6 +42,12 @@ struct prs_lt_operands {
 static inline uint64_t prs_lt_scale_pitch(uint32_t m)
 {
     return ((uint64_t)m + 3) / 4 * 4;
+}
+
+/* Floats from the scales of 128 columns of B to those of the next. */
+static inline uint64_t prs_lt_block_pitch(uint32_t k)
+{
+    return ((uint64_t)k / PRS_SCALE_BLOCK + 3) / 4 * 4;
 }
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that

@@ -168,6 +168,13 @@ static void need_inbox(struct prs_gemm_plan *p)
                   bytes > more ? bytes : more);
 }
 
+/* Copies of scales of blocks, as cuBLASLt takes them: those of A, then those of B. */
+static uint64_t scratch_bytes(const struct prs_gemm_plan *p)
+{
+    uint32_t k_blocks = p->shape.k / PRS_SCALE_BLOCK, n_blocks = p->shape.n / PRS_SCALE_BLOCK;
+    return scales_bytes(p, k_blocks) + n_blocks * prs_lt_block_pitch(p->shape.k) * sizeof(float);
+}
+
 int prs_unfused_open(struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -177,7 +184,7 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     if (!r && s->place.world == 1 && prs_lt_apart(&p->shape))
         r = prs_plan_local(&p->base, product_bytes(p), 0);
     if (!r && p->shape.scaling == PRS_SCALING_BLOCKS)
-        r = prs_plan_scratch(&p->base, scales_bytes(p, p->shape.k / PRS_SCALE_BLOCK));
+        r = prs_plan_scratch(&p->base, scratch_bytes(p));
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
@@ -283,6 +290,26 @@ static int place_scales(struct prs_gemm_plan *p, const float **at, cudaStream_t 
     if (gathers_scales(p) || p->args.scales.k_blocks == 0 || p->args.scales.a_pitch == pitch)
         return 0;
     c.scales = scales_to(p, p->args.scales.a, p->args.scales.a_pitch, &scratch, 1, 0, pitch);
+    *at = c.scales.to[0];
+    return launched(prs_unfused_copy(&c, stream), "a copy of scales");
+}
+
+/* The same of B. */
+static int place_scales_of_b(struct prs_gemm_plan *p, const float **at, cudaStream_t stream)
+{
+    const struct prs_scales *x = &p->args.scales;
+    uint64_t pitch = prs_lt_block_pitch(p->shape.k);
+    struct prs_unfused_copy c = {.copies = 0};
+    *at = x->b;
+    if (x->k_blocks == 0 || x->k_blocks == pitch)
+        return 0;
+    c.scales = (struct prs_copied_scales){.from = x->b,
+                                          .from_step = x->k_blocks,
+                                          .to_step = pitch,
+                                          .lines = p->shape.n / PRS_SCALE_BLOCK,
+                                          .each = x->k_blocks,
+                                          .copies = 1};
+    c.scales.to[0] = (float *)(void *)((uint8_t *)p->base.scratch.at + scales_bytes(p, x->k_blocks));
     *at = c.scales.to[0];
     return launched(prs_unfused_copy(&c, stream), "a copy of scales");
 }
@@ -480,9 +507,11 @@ static void *product_of(const struct prs_gemm_plan *p)
 static int multiply(struct prs_gemm_plan *p, const void *a, const void *residual, void *to, cudaStream_t stream)
 {
     uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_sum_bytes(&p->shape);
-    struct prs_lt_operands x = {.a = a, .b = p->operands.b, .add = residual, .c = to, .scale_b = p->args.scales.b};
+    struct prs_lt_operands x = {.a = a, .b = p->operands.b, .add = residual, .c = to};
     if (p->shape.k != 0) {
         int r = place_scales(p, &x.scale_a, stream);
+        if (!r)
+            r = place_scales_of_b(p, &x.scale_b, stream);
         return r ? r : prs_lt_run(p->lt, p->rows, &x, stream);
     }
     return prs_unfused_has_inbox(p) || p->args.schedule.place.world == 1 ? 0
