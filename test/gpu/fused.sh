@@ -57,7 +57,7 @@ step nodes_odd 40 bash -c "set -e; $odd --kernel all $(shapes 1000x1003x264 4000
 # FP8 between nodes, with each kind of scale: launches with random delays and graphs on both paths, every one compared.
 # A k of 640: each launch copies the scales of blocks of B for cuBLASLt.
 fp8="$softnic -- $bench --nodes 2 --dtype e4m3 --layout nk --no-baselines --soak 100 --replay 20 --iterations 3"
-step nodes_fp8 150 bash -c "set -e; for scaling in tensor rows blocks; do
+step nodes_fp8 200 bash -c "set -e; for scaling in tensor rows blocks; do
     $fp8 --scaling \$scaling --kernel allgather --kernel reduce_scatter --kernel allreduce --fused $(shapes 1024x1024x512 4000x1384x1152)
     $fp8 --scaling \$scaling --kernel allgather --kernel reduce_scatter --kernel allreduce --unfused $(shapes 512x1024x512 1000x384x640); done"
 
