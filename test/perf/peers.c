@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What peers cost: memory, descriptors, and the time of a round of progress over all of them. Both ends are in this
- * process, so N connections are 2 N peers. Memory is what libperseus allocates, and what of the process is resident,
- * which includes the software NIC's queues. Prints one JSON object; exits with 1 if a word is wrong.
+/* What peers cost: memory, descriptors, the time of a round of progress over all of them, and that of a message when all
+ * of them send in turn. Both ends are in this process, so N connections are 2 N peers. Memory is what libperseus
+ * allocates, and what of the process is resident, which includes the software NIC's queues. Prints one JSON object; exits
+ * with 1 if a word is wrong.
  *
- * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS]]]. Policy net: peers as the plugin's net comms, without
- * signals. Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context. Exits
- * with 1 also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. */
+ * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS [TURNS]]]]. Policy net: peers as the plugin's net comms,
+ * without signals. Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context.
+ * Exits with 1 also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. TURNS: how
+ * often each connection then sends one message. */
 #include <perseus/perseus.h>
 #include <perseus/team.h>
 
@@ -82,10 +84,9 @@ int munmap(void *at, size_t bytes)
 
 /* ---- peers ---- */
 
-enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 1000, PAYLOAD = 64 };
+enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 1000, TURNS = 100, PAYLOAD = 64 };
 
 static uint64_t notified;
-static int signals = SIGNALS;
 
 static void on_notify(void *user, uint32_t id, uint64_t bytes)
 {
@@ -218,9 +219,9 @@ static bool make_progress(struct prs_team *team, struct prs_peer *peer[2])
     return (team ? prs_team_progress(team, 0) : prs_peer_progress(peer[0])) >= 0 && prs_peer_progress(peer[1]) >= 0;
 }
 
-/* Use every slot of the queues and rings: SIGNALS puts, each with a signal, or with a notification. */
+/* So many puts, each with a signal, or with a notification. */
 static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer *peer[2], struct prs_region *region,
-                                          uint64_t *words, const struct prs_keys *keys, bool is_net)
+                                          uint64_t *words, const struct prs_keys *keys, bool is_net, int signals)
 {
     static struct prs_op put_op[SIGNALS], signal_op[SIGNALS];
     uint64_t wanted = notified + (uint64_t)signals;
@@ -256,9 +257,19 @@ static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer
         stop("a signal or a notification is missing, or came twice");
 }
 
+/* Each connection sends one message, in turn. A function of its own, for callgrind (--toggle-collect=send_each). */
+static __attribute__((noinline)) void send_each(struct prs_team *team, struct prs_peer *(*peer)[2], int count,
+                                                struct prs_region *region, uint64_t *words, const struct prs_keys *keys,
+                                                bool is_net)
+{
+    for (int i = 0; i < count; i++)
+        use(team, peer[i], region, words, keys, is_net, 1);
+}
+
 int main(int argc, char **argv)
 {
-    int count = argc >= 3 && argc <= 6 ? atoi(argv[1]) : 0;
+    int signals = argc >= 5 ? atoi(argv[4]) : SIGNALS, turns = argc == 7 ? atoi(argv[6]) : TURNS;
+    int count = argc >= 3 && argc <= 7 ? atoi(argv[1]) : 0;
     bool is_net = count > 0 && !strcmp(argv[2], "net"), is_team = count > 0 && !strncmp(argv[2], "team-", 5);
     struct prs_peer_options options = {.traffic_class = -1, .max_ops = MAX_OPS};
     struct rlimit files = {0};
@@ -273,17 +284,16 @@ int main(int argc, char **argv)
     struct prs_keys keys;
     long before, connected, used, allocated_before, allocated_after;
     int files_before, files_after;
-    double rounds_s = 1e9, connect_s, close_s, kib;
+    double rounds_s = 1e9, turn_s = 1e9, connect_s, close_s, kib;
 
-    if (argc >= 5)
-        signals = atoi(argv[4]);
-    if (argc == 6)
+    if (argc >= 6)
         rails.count = atoi(argv[5]);
     for (int i = 0; i < rails.count && i < PRS_MAX_RAILS; i++)
         rails.rail[i] = i;
-    if (count < 2 || signals < 1 || signals > SIGNALS || rails.count < 1 || rails.count > PRS_MAX_RAILS) {
-        fprintf(stderr, "usage: peers CONNECTIONS POLICY|net|team-POLICY [MOST_KIB [SIGNALS [RAILS]]]; at least 2 "
-                        "connections\n");
+    if (count < 2 || signals < 1 || signals > SIGNALS || rails.count < 1 || rails.count > PRS_MAX_RAILS || turns < 1) {
+        fprintf(stderr,
+                "usage: peers CONNECTIONS POLICY|net|team-POLICY [MOST_KIB [SIGNALS [RAILS [TURNS]]]]; at least 2 "
+                "connections\n");
         return 2;
     }
     options.policy = is_net ? NULL : is_team ? argv[2] + 5 : argv[2];
@@ -304,7 +314,7 @@ int main(int argc, char **argv)
     } else {
         connect_pair(fabric, &rails, listener, &handle, &options, peer[0]);
     } /* what is made once exists now */
-    use(team, peer[0], region, mem.addr, &keys, is_net);
+    use(team, peer[0], region, mem.addr, &keys, is_net, signals);
     before = own_kib();
     allocated_before = allocated;
     files_before = open_files();
@@ -320,7 +330,7 @@ int main(int argc, char **argv)
     allocated_after = allocated;
     files_after = open_files();
     for (int i = 1; i < count; i++)
-        use(team, peer[i], region, mem.addr, &keys, is_net);
+        use(team, peer[i], region, mem.addr, &keys, is_net, signals);
     used = own_kib();
     for (int round = 0; round < ROUNDS; round++) { /* the best one: others shared the core */
         double took, began = now_s();
@@ -328,6 +338,13 @@ int main(int argc, char **argv)
         make_round(team, peer, count);
         took = now_s() - began;
         rounds_s = took < rounds_s ? took : rounds_s;
+    }
+    for (int turn = 0; turn < turns; turn++) { /* likewise */
+        double took, began = now_s();
+
+        send_each(team, peer, count, region, mem.addr, &keys, is_net);
+        took = now_s() - began;
+        turn_s = took < turn_s ? took : turn_s;
     }
     kib = (double)(allocated_after - allocated_before) / 1024 / (2 * (count - 1));
     close_s = now_s();
@@ -341,12 +358,13 @@ int main(int argc, char **argv)
     printf("{\"peers\": %d, \"policy\": \"%s\", \"rails\": %d, \"allocated_kib_a_peer\": %.1f, "
            "\"connected_kib_a_peer\": %.1f, "
            "\"used_kib_a_peer\": %.1f, "
-           "\"files_a_peer\": %.2f, \"round_us\": %.2f, \"round_ns_a_peer\": %.1f, \"connect_us_a_peer\": %.0f, "
+           "\"files_a_peer\": %.2f, \"round_us\": %.2f, \"round_ns_a_peer\": %.1f, \"message_ns\": %.0f, "
+           "\"connect_us_a_peer\": %.0f, "
            "\"close_us_a_peer\": %.0f}\n",
            2 * count, argv[2], rails.count, kib, (double)(connected - before) / (2 * (count - 1)),
            (double)(used - before) / (2 * (count - 1)), (double)(files_after - files_before) / (2 * (count - 1)),
-           rounds_s * 1e6, rounds_s / (team ? count : 2 * count) * 1e9, connect_s / (2 * (count - 1)) * 1e6,
-           close_s / (2 * count) * 1e6);
+           rounds_s * 1e6, rounds_s / (team ? count : 2 * count) * 1e9, turn_s / count * 1e9,
+           connect_s / (2 * (count - 1)) * 1e6, close_s / (2 * count) * 1e6);
     fflush(stdout);
     if (argc >= 4 && kib > atof(argv[3])) {
         fprintf(stderr, "a peer allocates %.1f KiB, more than %s\n", kib, argv[3]);
