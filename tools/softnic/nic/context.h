@@ -5,11 +5,15 @@
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "tools/softnic/nic/engine.h"
 #include "tools/softnic/world/self.h"
 
 struct sn_agent;
+
+enum { SN_LINE = 64 /* bytes of a cache line */ };
 
 struct sn_ctx {
     uint32_t index; /* in the world */
@@ -27,6 +31,15 @@ struct sn_ctx {
 static inline struct sn_ctx *sn_ctx_of(struct ibv_context *context)
 {
     return (struct sn_ctx *)((uint8_t *)context - offsetof(struct sn_ctx, verbs.context));
+}
+
+/* Zeroed memory that begins with a cache line, for free(). NULL: there is none. */
+static inline void *sn_lines_alloc(size_t bytes)
+{
+    size_t whole = (bytes + SN_LINE - 1) / SN_LINE * SN_LINE;
+    void *memory = aligned_alloc(SN_LINE, whole);
+
+    return memory ? memset(memory, 0, whole) : NULL;
 }
 
 static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)

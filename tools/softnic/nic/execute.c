@@ -2,6 +2,7 @@
 #include "tools/softnic/nic/execute.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "tools/softnic/memory/host_copy.h"
 #include "tools/softnic/nic/datagram.h"
@@ -47,14 +48,41 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
     return n;
 }
 
+static uint32_t spans_take(struct sn_span *to, const struct sn_span *from, uint32_t count)
+{
+    memcpy(to, from, count * sizeof(*to));
+    return count;
+}
+
+static struct sn_copy *copy_move(struct sn_copy *place, const struct sn_copy *c)
+{
+    place->world = c->world;
+    place->self = c->self;
+    place->dst_proc = c->dst_proc;
+    place->src_proc = c->src_proc;
+    place->length = c->length;
+    place->dst_count = spans_take(place->dst, c->dst, c->dst_count);
+    place->src_count = spans_take(place->src, c->src, c->src_count);
+    return place;
+}
+
+/* A copy of host memory is done when sn_copy_start() returns. One of device memory may go on, so its description must
+ * stay: then it moves to `place`. Return where it is. */
+static struct sn_copy *copy_keep(struct sn_copy *place, struct sn_copy *c)
+{
+    bool device = sn_spans_any_device(c->dst, c->dst_count) || sn_spans_any_device(c->src, c->src_count);
+
+    return device ? copy_move(place, c) : c;
+}
+
 /* Copy result bytes that are in this process (bounce buffer, value of an atomic) into the request's buffers. */
 static int result_copy(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
-    struct sn_copy *c = &qp->result;
+    struct sn_copy here, *c = &here; /* large: only what is used is filled in */
     int n, r;
 
     if (w->copying) {
-        r = sn_copy_poll(c);
+        r = sn_copy_poll(&qp->result);
         goto copied;
     }
     n = local_spans(qp, w, IBV_ACCESS_LOCAL_WRITE, c->dst);
@@ -66,7 +94,7 @@ static int result_copy(struct sn_qp *qp, struct sn_wqe *w, const void *from)
     c->src_count = 1;
     c->src[0] = (struct sn_span){.addr = (uintptr_t)from, .length = w->length, .mr = SN_NONE};
     c->length = w->length;
-    r = sn_copy_start(c);
+    r = sn_copy_start(copy_keep(&qp->result, c));
 copied:
     w->copying = r == SN_COPY_BUSY;
     if (w->copying)
@@ -76,19 +104,40 @@ copied:
     return 0;
 }
 
-static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+static void atomic_fill(struct sn_atomic *a, struct sn_wqe *w)
 {
-    struct sn_copy *c = &qp->copy;
+    a->cas = w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+    a->compare_add = w->compare_add;
+    a->swap = w->swap;
+    a->found = &w->result;
+}
+
+/* On host memory it is done at once, unless its lock is taken; and then nothing is done yet. */
+static int atomic_start(struct sn_qp *qp, struct sn_wqe *w, struct sn_copy *c)
+{
+    struct sn_atomic here; /* large, as *c */
+    int r = SN_COPY_BUSY;
+
+    if (c->dst[0].kind == SN_MEM_HOST) {
+        atomic_fill(&here, w);
+        sn_atomic_begin(&here, c);
+        r = sn_atomic_step(&here);
+    }
+    if (r != SN_COPY_BUSY)
+        return r;
+    atomic_fill(&qp->atomic, w);
+    return sn_copy_atomic(copy_move(&qp->copy, c), &qp->atomic);
+}
+
+static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, struct sn_copy *c)
+{
     int r;
 
     if (sn_responder_request_span(qp, target, w, &c->dst[0]))
         return 0;
     c->dst_count = 1;
-    qp->atomic.cas = w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
-    qp->atomic.compare_add = w->compare_add;
-    qp->atomic.swap = w->swap;
-    qp->atomic.found = &w->result;
-    r = sn_copy_atomic(c, &qp->atomic);
+    c->src_count = 0;
+    r = atomic_start(qp, w, c);
     w->copying = r == SN_COPY_BUSY;
     if (w->copying)
         return SN_EXEC_BUSY;
@@ -112,9 +161,8 @@ static int start_and_wait(struct sn_copy *c)
 }
 
 /* Move the data of a write, send or read. Under the model a read is only sampled into a bounce buffer. */
-static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, struct sn_copy *c)
 {
-    struct sn_copy *c = &qp->copy;
     bool read = w->opcode == IBV_WR_RDMA_READ, header = sn_qp_is_ud(qp);
     struct sn_recv recv;
     int n, r;
@@ -151,7 +199,7 @@ static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     }
     if (sn_qp_is_srd(qp))
         sn_srd_scatter(qp, c);
-    r = start_and_wait(c);
+    r = start_and_wait(copy_keep(&qp->copy, c));
     w->copying = r == SN_COPY_BUSY;
     if (w->copying)
         return SN_EXEC_BUSY;
@@ -280,7 +328,7 @@ unsigned sn_execute_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 /* Execute w between sn_responder_enter and sn_responder_leave. */
 static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    struct sn_copy *c = &qp->copy;
+    struct sn_copy here, *c = &here; /* large: only what is used is filled in */
 
     if (!sn_responder_answers(qp, target, w))
         return SN_EXEC_UNREACHABLE;
@@ -292,13 +340,15 @@ static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
     /* A request without data copies nothing that would fail, so check that the target lives. */
     if (w->length == 0 && !sn_process_reachable(c->world, target->owner - 1))
         return SN_EXEC_UNREACHABLE;
-    return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_copy(qp, target, w);
+    return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w, c) : exec_copy(qp, target, w, c);
 }
 
 /* Nobody answers an unreliable message. An error of the sender itself is found all the same. */
 static int drop(struct sn_qp *qp, struct sn_wqe *w)
 {
-    if (local_spans(qp, w, 0, qp->copy.src) >= 0)
+    struct sn_span span[SN_MAX_SPANS];
+
+    if (local_spans(qp, w, 0, span) >= 0)
         sn_count(&sn_ctx_dev(qp->ctx)->counters.dropped, 1);
     return 0;
 }

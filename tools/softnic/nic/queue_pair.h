@@ -26,8 +26,15 @@ struct sn_route {
     uint32_t class_label; /* traffic class << 20 | flow label */
 };
 
-/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. */
+/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. What every request uses
+ * is on two cache lines: with many queue pairs none of it is in a cache. */
 struct sn_wqe {
+    /* in the pipeline (pipeline.h) */
+    struct sn_queued_copy queued_copy;
+    int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
+    uint32_t stores; /* an atomic: number of writes of its batch that must be done first (atomic_batch.h) */
+
+    uint64_t retry_until; /* unreachable; give up then. Only while `retrying` */
     /* what was posted */
     uint64_t wr_id;
     uint64_t length;
@@ -40,65 +47,63 @@ struct sn_wqe {
             uint64_t window_bytes;
             uint32_t window_mr, window_access;
         };
+        struct { /* UD, SRD */
+            uint32_t qkey;
+            struct sn_route route;
+        };
     };
     uint32_t rkey;
     uint32_t imm;
     uint32_t opcode;             /* enum ibv_wr_opcode */
     uint32_t flags;              /* enum ibv_send_flags */
     uint32_t dest_qpn, dest_dev; /* connected: the queue pair's; UD, SRD: the request's own */
-    uint32_t qkey;               /* this and route: UD, SRD */
-    struct sn_route route;
-    uint32_t num_sge;
+
     /* the model (model.h) */
     uint64_t due_exec, due_done; /* neither executed nor completed before; 0: at once */
+    uint32_t num_sge;
+    uint32_t status; /* the outcome: enum ibv_wc_status */
     /* while it is executed */
-    bool lost;            /* by the model, more often than it may be retried */
-    bool copying;         /* an asynchronous copy is under way */
-    bool copied;          /* pipelined: done but for a receive; or an earlier request's copy has its bytes */
-    uint32_t rnr_left;    /* tries left of rnr_retry; UINT32_MAX: not yet counted */
-    uint64_t retry_until; /* unreachable; give up then. 0: not retrying */
-    /* in the pipeline (pipeline.h) */
-    int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
-    uint32_t stores; /* an atomic: number of writes of its batch that must be done first (atomic_batch.h) */
-    struct sn_queued_copy queued_copy;
-    /* the outcome */
-    uint32_t status;     /* enum ibv_wc_status */
-    uint64_t result;     /* the value that an atomic found */
-    uint64_t recv_wr_id; /* of the receive that it took */
-    uint8_t *bounce;     /* the bytes of a read that is not due yet */
+    uint32_t rnr_left; /* tries left of rnr_retry; UINT32_MAX: not yet counted */
+    bool lost;         /* by the model, more often than it may be retried */
+    bool copying;      /* an asynchronous copy is under way */
+    bool copied;       /* pipelined: done but for a receive; or an earlier request's copy has its bytes */
+    bool retrying;
+    uint8_t *bounce; /* the bytes of a read that is not due yet */
+    union {
+        uint64_t result;     /* the value that an atomic found */
+        uint64_t recv_wr_id; /* of the receive that it took */
+    };
     struct sn_sge sge[];
 };
+static_assert(offsetof(struct sn_wqe, wr_id) == SN_LINE && offsetof(struct sn_wqe, due_exec) == 2 * SN_LINE &&
+                  offsetof(struct sn_wqe, sge) + sizeof(struct sn_sge) == 3 * SN_LINE,
+              "a request with one buffer uses two cache lines");
 
+/* What every request uses comes first, on three cache lines; ibv_post_send() reads ex.qp_base.context. */
 struct sn_qp {
-    struct ibv_qp_ex ex; /* first: programs hold a pointer to its qp_base */
     struct sn_ctx *ctx;
     struct sn_qp_shm *shm;
-    struct sn_qp *next, **prev; /* ctx->qp_list */
     uint32_t index, qpn;
     uint32_t pd;
     enum sn_transport transport;
-    bool extended; /* made for ibv_wr_* */
-    bool sig_all;
     struct ibv_qp_cap cap;
-    struct ibv_qp_attr attr; /* what modify_qp set */
-    uint32_t async_events;   /* delivered; destroy waits until they are acknowledged */
-
-    pthread_mutex_t mutex;
     /* posting, under the mutex */
     uint32_t recv_posted, recv_polled;
-    uint32_t wr_at; /* ibv_wr_*: the next position, between wr_start and wr_complete */
-    int wr_error;   /* ibv_wr_*: the first error */
-
     /* the send queue: free entries, [done, exec) executed, [exec, tail) posted */
-    uint8_t *sq;
     uint32_t sq_size, sq_stride; /* entries (a power of two, at least cap.max_send_wr); bytes of each */
-    uint16_t *turn;              /* SRD: which entry is at a position; NULL: positions are entries */
-    uint32_t exec, done;         /* positions: next to execute, next to complete; the runner's */
-    uint32_t tail;               /* position: next to post */
-    uint32_t freed;              /* positions below are free again: their completions were polled */
-    uint32_t seen;               /* SRD: the order of execution is planned for positions below this */
-    uint32_t reads_open;         /* reads and atomics that have begun and are not completed */
-
+    uint8_t *sq;
+    uint16_t *turn;      /* SRD: which entry is at a position; NULL: positions are entries */
+    uint32_t exec, done; /* positions: next to execute, next to complete; the runner's */
+    uint32_t tail;       /* position: next to post */
+    uint32_t freed;      /* positions below are free again: their completions were polled */
+    uint32_t seen;       /* SRD: the order of execution is planned for positions below this */
+    uint32_t reads_open; /* reads and atomics that have begun and are not completed */
+    uint32_t runs; /* odd while a request is being executed; ibv_dereg_mr waits until it is even or has advanced */
+    uint32_t in_pipeline;   /* the runner's: requests from exec on that are in the pipeline */
+    struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
+    uint64_t entry;         /* what sn_responder_enter returned, while a copy is under way */
+    bool extended;          /* made for ibv_wr_* */
+    bool sig_all;
     /* execution; protected by the mutex */
     bool running; /* a runner is at work: only it touches exec, done, copy and the requests [done, tail) */
     bool queued;  /* in the engine's heap */
@@ -106,21 +111,25 @@ struct sn_qp {
     bool drain_due; /* report when the send queue has drained */
     bool flush_due; /* a request has failed; when it is completed, the receives are flushed */
     bool light;     /* the next piece of work is short: a thread that polls may do it */
-    uint32_t heap_at;
-    uint64_t wake_at;
-    uint32_t runs; /* odd while a request is being executed; ibv_dereg_mr waits until it is even or has advanced */
+    pthread_mutex_t mutex;
+    struct ibv_qp_ex ex; /* programs hold a pointer to its qp_base */
 
+    struct sn_qp *next, **prev; /* ctx->qp_list */
+    struct ibv_qp_attr attr;    /* what modify_qp set */
+    uint32_t async_events;      /* delivered; destroy waits until they are acknowledged */
+    uint32_t wr_at;             /* ibv_wr_*, under the mutex: the next position, between wr_start and wr_complete */
+    int wr_error;               /* ibv_wr_*: the first error */
+    uint32_t heap_at;           /* this and what follows: as running */
+    uint64_t wake_at;
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
 
-    /* the runner's: the request at exec, and the one at done */
-    struct sn_copy copy;          /* of the request at exec */
+    /* the runner's, of a copy that takes time: of the request at exec, and of the one at done */
+    struct sn_copy copy;
     struct sn_atomic atomic;      /* the same, if that is an atomic */
     uint8_t header[SN_GRH_BYTES]; /* UD: part of copy */
     struct sn_copy result;        /* of the request at done; copy may be under way at the same time */
-    uint64_t entry;               /* what sn_responder_enter returned, while a copy is under way */
 
     /* the runner's: the pipeline (pipeline.h) */
-    uint32_t in_pipeline;    /* requests from exec on that are in it */
     uint32_t pipeline_begun; /* since it was empty */
     uint32_t receives_due;   /* receives that those in it will take */
     uint64_t pipeline_bytes; /* of the writes in it */
@@ -128,12 +137,12 @@ struct sn_qp {
     /* the initiators that were executing when a window was invalidated (window.c) */
     uint64_t window_users[SN_MAX_INITIATORS];
     bool window_waits;
-    struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
 };
+static_assert(offsetof(struct sn_qp, ex.qp_base.context) + sizeof(void *) <= 3 * SN_LINE, "three cache lines");
 
 static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
 {
-    return (struct sn_qp *)qp;
+    return (struct sn_qp *)((uint8_t *)qp - offsetof(struct sn_qp, ex.qp_base));
 }
 
 /* Status of a request that no peer answers. */

@@ -131,7 +131,8 @@ static uint64_t retry_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 
     if (qp->attr.timeout == 0 || sn_qp_is_srd(qp) || patience > cap)
         patience = cap;
-    if (w->retry_until == 0) {
+    if (!w->retrying) {
+        w->retrying = true;
         w->retry_until = now + patience;
         sn_count(&sn_ctx_dev(qp->ctx)->counters.retries, 1);
     }

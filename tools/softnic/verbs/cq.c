@@ -137,7 +137,7 @@ static struct sn_cq *cq_create(struct ibv_context *context, uint32_t entries, vo
         errno = EINVAL;
         return NULL;
     }
-    cq = calloc(1, sizeof(*cq));
+    cq = sn_lines_alloc(sizeof(*cq));
     if (!cq)
         return NULL;
     r = sn_cq_shm_take(sn_self->world, sn_self->proc, ctx->index, entries, &cq->index);

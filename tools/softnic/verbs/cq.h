@@ -13,16 +13,17 @@ struct sn_channel {
     struct sn_cq *list;
 };
 
+/* What every poll uses comes first, on one cache line; ibv_poll_cq() reads ibv.cq.context. */
 struct sn_cq {
+    struct sn_ctx *ctx;
+    struct sn_cq_shm *shm;
+    pthread_mutex_t mutex; /* consumers */
     union {
         struct ibv_cq cq;
         struct ibv_cq_ex ex;
-    } ibv; /* first: programs hold a pointer to it */
-    struct sn_ctx *ctx;
-    struct sn_cq_shm *shm;
+    } ibv; /* programs hold a pointer to it */
     uint32_t index;
     uint32_t refs;
-    pthread_mutex_t mutex; /* consumers */
     struct sn_cqe current; /* between start_poll and end_poll */
     struct sn_efa_cq efa;  /* if made by efadv_create_cq (efadv.c) */
     uint32_t async_events;
@@ -30,9 +31,16 @@ struct sn_cq {
     struct sn_cq *next; /* channel list */
 };
 
+static_assert(offsetof(struct sn_cq, ibv.cq.context) + sizeof(void *) <= SN_LINE, "one cache line");
+
 static inline struct sn_cq *sn_cq_of(struct ibv_cq *cq)
 {
-    return (struct sn_cq *)cq;
+    return (struct sn_cq *)((uint8_t *)cq - offsetof(struct sn_cq, ibv.cq));
+}
+
+static inline struct sn_cq *sn_cq_of_ex(struct ibv_cq_ex *ex)
+{
+    return sn_cq_of(ibv_cq_ex_to_cq(ex));
 }
 
 int sn_cq_poll(struct ibv_cq *cq, int count, struct ibv_wc *wc);

@@ -7,14 +7,9 @@
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/world/queues.h"
 
-static struct sn_cq *of(struct ibv_cq_ex *ex)
-{
-    return (struct sn_cq *)ex;
-}
-
 static int cq_next(struct ibv_cq_ex *ex)
 {
-    struct sn_cq *cq = of(ex);
+    struct sn_cq *cq = sn_cq_of_ex(ex);
 
     if (!sn_cq_take_locked(cq, &cq->current))
         return ENOENT;
@@ -25,7 +20,7 @@ static int cq_next(struct ibv_cq_ex *ex)
 
 static int cq_start(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 {
-    struct sn_cq *cq = of(ex);
+    struct sn_cq *cq = sn_cq_of_ex(ex);
     int r;
 
     if (attr->comp_mask)
@@ -43,52 +38,52 @@ static int cq_start(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 
 static void cq_end(struct ibv_cq_ex *ex)
 {
-    pthread_mutex_unlock(&of(ex)->mutex);
+    pthread_mutex_unlock(&sn_cq_of_ex(ex)->mutex);
 }
 
 static enum ibv_wc_opcode read_opcode(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.opcode;
+    return sn_cq_of_ex(ex)->current.opcode;
 }
 
 static uint32_t read_vendor_err(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.vendor_err;
+    return sn_cq_of_ex(ex)->current.vendor_err;
 }
 
 static uint32_t read_byte_len(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.byte_len;
+    return sn_cq_of_ex(ex)->current.byte_len;
 }
 
 static __be32 read_imm_data(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.imm;
+    return sn_cq_of_ex(ex)->current.imm;
 }
 
 static uint32_t read_qp_num(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.qp_num;
+    return sn_cq_of_ex(ex)->current.qp_num;
 }
 
 static uint32_t read_src_qp(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.src_qp;
+    return sn_cq_of_ex(ex)->current.src_qp;
 }
 
 static unsigned int read_wc_flags(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.wc_flags;
+    return sn_cq_of_ex(ex)->current.wc_flags;
 }
 
 static uint32_t read_slid(struct ibv_cq_ex *ex)
 {
-    return sn_cqe_slid(&of(ex)->current);
+    return sn_cqe_slid(&sn_cq_of_ex(ex)->current);
 }
 
 static uint8_t read_sl(struct ibv_cq_ex *ex)
 {
-    return (uint8_t)of(ex)->current.sl;
+    return (uint8_t)sn_cq_of_ex(ex)->current.sl;
 }
 
 static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
@@ -98,7 +93,7 @@ static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
 
 static uint64_t read_time(struct ibv_cq_ex *ex)
 {
-    return of(ex)->current.time_ns;
+    return sn_cq_of_ex(ex)->current.time_ns;
 }
 
 /* Time since the epoch of a time stamp, unless the clock was set since. */
@@ -107,7 +102,8 @@ static uint64_t read_wallclock(struct ibv_cq_ex *ex)
     struct timespec now;
 
     clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec - (sn_now_ns() - of(ex)->current.time_ns);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec -
+           (sn_now_ns() - sn_cq_of_ex(ex)->current.time_ns);
 }
 
 void sn_cq_ex_fill(struct sn_cq *cq)

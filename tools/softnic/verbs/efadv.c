@@ -138,14 +138,14 @@ struct ibv_cq_ex *sn_efadv_create_cq(struct ibv_context *context, struct ibv_cq_
     }
     cq = sn_cq_create_ex(context, attr);
     if (cq && (efa->wc_flags & SN_EFA_WC_WITH_SGID))
-        ((struct sn_cq *)cq)->efa.wc_read_sgid = wc_read_sgid;
+        sn_cq_of_ex(cq)->efa.wc_read_sgid = wc_read_sgid;
     return cq;
 }
 
 struct sn_efa_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq)
 {
     if (is_efa(cq->context))
-        return &((struct sn_cq *)cq)->efa;
+        return &sn_cq_of_ex(cq)->efa;
     errno = EOPNOTSUPP;
     return NULL;
 }

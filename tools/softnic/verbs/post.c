@@ -47,9 +47,8 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->dest_qpn = qp->shm->dest_qpn;
     w->dest_dev = qp->shm->dest_dev;
     w->status = IBV_WC_SUCCESS;
-    w->retry_until = 0;
     w->rnr_left = UINT32_MAX;
-    w->copying = w->copied = false;
+    w->copying = w->copied = w->retrying = false;
     w->bounce = NULL;
 }
 

@@ -64,9 +64,9 @@ static int sq_init(struct sn_qp *qp)
     while (qp->sq_size <= qp->cap.max_send_wr)
         qp->sq_size <<= 1;
     qp->sq_stride = (uint32_t)(sizeof(struct sn_wqe) + qp->cap.max_send_sge * sizeof(struct sn_sge) +
-                               qp->cap.max_inline_data + 63) &
-                    ~63u;
-    qp->sq = aligned_alloc(64, (size_t)qp->sq_size * qp->sq_stride);
+                               qp->cap.max_inline_data + SN_LINE - 1) /
+                    SN_LINE * SN_LINE;
+    qp->sq = aligned_alloc(SN_LINE, (size_t)qp->sq_size * qp->sq_stride);
     if (!qp->sq)
         return -ENOMEM;
     if (!sn_qp_is_srd(qp))
@@ -173,7 +173,7 @@ static uint64_t send_ops(enum sn_transport transport)
 static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr)
 {
     struct sn_world *world = sn_self->world;
-    struct sn_qp *qp = calloc(1, sizeof(*qp));
+    struct sn_qp *qp = sn_lines_alloc(sizeof(*qp));
     int r = -ENOMEM;
 
     if (!qp)

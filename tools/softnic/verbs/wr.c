@@ -10,7 +10,7 @@
 
 static struct sn_qp *of(struct ibv_qp_ex *ex)
 {
-    return (struct sn_qp *)ex;
+    return sn_qp_of(&ex->qp_base);
 }
 
 static void fail(struct sn_qp *qp, int error)

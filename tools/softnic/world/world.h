@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 8,
+    SN_WORLD_VERSION = 9,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -160,26 +160,22 @@ static_assert(sizeof(struct sn_cqe) == 64, "one cache line each");
 
 enum sn_cq_arm { SN_CQ_IDLE = 0, SN_CQ_ARM_SOLICITED = 1, SN_CQ_ARM_ANY = 2 };
 
+/* On one line: a producer that finds the ring empty, as most do, needs the consumers' last store anyway. */
 struct sn_cq_shm {
     uint32_t owner;
-    uint32_t ctx; /* index of the opened device, for CQ_ERR */
+    uint32_t ctx;        /* index of the opened device, for CQ_ERR */
+    struct sn_lock lock; /* producers */
     uint64_t ring_off;
     uint32_t capacity; /* power of two */
-    uint32_t wake_id;  /* completion channel's socket; 0: none */
-    uint32_t armed;    /* enum sn_cq_arm */
-    uint32_t events;   /* raised, not yet taken by ibv_get_cq_event */
-    uint32_t overrun;
-    uint32_t ignore_overrun;
-    uint8_t pad0[24];
-    struct sn_lock lock; /* producers */
     uint32_t tail;
-    uint8_t pad1[52];
-    uint32_t head; /* written by the owner's consumers */
-    uint8_t pad2[124];
+    uint32_t head;    /* written by the owner's consumers */
+    uint32_t wake_id; /* completion channel's socket; 0: none */
+    uint32_t armed;   /* enum sn_cq_arm */
+    uint32_t events;  /* raised, not yet taken by ibv_get_cq_event */
+    uint32_t overrun;
+    uint8_t pad[12];
 };
-static_assert(sizeof(struct sn_cq_shm) == 256 && offsetof(struct sn_cq_shm, lock) == 64 &&
-                  offsetof(struct sn_cq_shm, head) == 128,
-              "producers and consumers on lines of their own");
+static_assert(sizeof(struct sn_cq_shm) == 64, "one cache line");
 
 struct sn_sge {
     uint64_t addr;
@@ -212,8 +208,7 @@ enum sn_transport { SN_TRANSPORT_RC, SN_TRANSPORT_SRD, SN_TRANSPORT_UC, SN_TRANS
 
 struct sn_qp_shm {
     uint32_t owner;
-    uint32_t qpn;        /* generation << 14 | index; 0: not in use */
-    uint32_t generation; /* outlives the queue pair */
+    uint32_t qpn; /* generation << 14 | index; 0: not in use */
     uint32_t ctx;
     uint32_t dev;
     uint32_t pd; /* unique in the owner process */
@@ -224,17 +219,20 @@ struct sn_qp_shm {
     uint32_t access; /* enum ibv_access_flags */
     uint32_t scq, rcq;
     uint32_t srq; /* SN_NONE: own ring */
-    uint32_t min_rnr_timer;
     uint32_t max_dest_rd_atomic;
-    struct sn_lock lock; /* state changes */
-    /* Each word: a count << 32 | pid of an initiator that is acting on this queue pair and its memory; pid 0: none. An
+    /* Each word: a count << 32 | pid of an initiator that is acting on this queue pair and its memory; pid 0: none. A
      * connected queue pair has one at a time, others any number. */
     uint64_t initiators[SN_MAX_INITIATORS];
+    uint32_t generation; /* outlives the queue pair */
+    uint32_t min_rnr_timer;
+    struct sn_lock lock; /* state changes */
     struct sn_rq_shm rq;
     uint32_t qkey; /* UD, SRD: the key that a request must carry */
     uint8_t spare[60];
 };
-static_assert(sizeof(struct sn_qp_shm) == 256, "shared layout");
+static_assert(sizeof(struct sn_qp_shm) == 256 && offsetof(struct sn_qp_shm, initiators[1]) == 64 &&
+                  offsetof(struct sn_qp_shm, rq) == 128,
+              "a request to a connected queue pair uses the first cache line, and another for its receive");
 
 struct sn_srq_shm {
     uint32_t owner;
