@@ -84,7 +84,7 @@ int munmap(void *at, size_t bytes)
 
 /* ---- peers ---- */
 
-enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 1000, TURNS = 100, PAYLOAD = 64 };
+enum { MAX_OPS = 512, SIGNALS = 1100, ROUNDS = 1000, TURNS = 100, PAYLOAD = 64, MOST_POLLS = 1 << 28 };
 
 static uint64_t notified;
 
@@ -219,6 +219,11 @@ static bool make_progress(struct prs_team *team, struct prs_peer *peer[2])
     return (team ? prs_team_progress(team, 0) : prs_peer_progress(peer[0])) >= 0 && prs_peer_progress(peer[1]) >= 0;
 }
 
+static uint64_t read_word(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
 /* So many puts, each with a signal, or with a notification. */
 static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer *peer[2], struct prs_region *region,
                                           uint64_t *words, const struct prs_keys *keys, bool is_net, int signals)
@@ -246,11 +251,15 @@ static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer
                 stop("signal");
         if (i % 100 == 99) /* not more at a time than ids */
             while (is_net ? notified < wanted - (uint64_t)signals + (uint64_t)i + 1
-                          : __atomic_load_n(words, __ATOMIC_ACQUIRE) < (uint64_t)i + 1)
+                          : read_word(words) < (uint64_t)i + 1)
                 if (!make_progress(team, peer))
                     stop("progress");
     }
-    while (put_op[signals - 1].status == PRS_OP_PENDING || (!is_net && signal_op[signals - 1].status == PRS_OP_PENDING))
+    /* Under counted an op may be done before its signal is raised. */
+    for (long polls = 0; polls < MOST_POLLS && (put_op[signals - 1].status == PRS_OP_PENDING ||
+                                                (!is_net && signal_op[signals - 1].status == PRS_OP_PENDING) ||
+                                                (is_net ? notified < wanted : read_word(words) < (uint64_t)signals));
+         polls++)
         if (!make_progress(team, peer))
             stop("progress");
     if (is_net ? notified != wanted : words[0] != (uint64_t)signals)
