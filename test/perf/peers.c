@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What peers cost: memory, descriptors, the time of a round of progress over all of them, and that of a message when all
- * of them send in turn. Both ends are in this process, so N connections are 2 N peers. Memory is what libperseus
- * allocates, and what of the process is resident, which includes the software NIC's queues. Prints one JSON object; exits
- * with 1 if a word is wrong.
+/* What peers cost: memory, descriptors, the time of a round of progress over all of them, and that of a message when
+ * all of them send in turn. Both ends are in this process, so N connections are 2 N peers. Memory is what libperseus
+ * allocates, and what of the process is resident, which includes the software NIC's queues. Prints one JSON object;
+ * exits with 1 if a word is wrong.
  *
  * usage: peers CONNECTIONS POLICY [MOST_KIB [SIGNALS [RAILS [TURNS]]]]. Policy net: peers as the plugin's net comms,
  * without signals. Policy team-NAME: one end of each is a peer of one team context, and a round is one of that context.
- * Exits with 1 also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. TURNS: how
- * often each connection then sends one message. */
+ * Exits with 1 also if a peer allocates more than MOST_KIB. SIGNALS: how many a connection sends, at most 1100. TURNS:
+ * how often each connection then sends one message. */
 #include <perseus/perseus.h>
 #include <perseus/team.h>
 
@@ -28,6 +28,7 @@
 
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void *memory);
 
 static long allocated; /* bytes that libperseus holds, from malloc() and by mmap() */
@@ -59,6 +60,14 @@ void *malloc(size_t bytes)
 void *calloc(size_t count, size_t bytes)
 {
     void *memory = __libc_calloc(count, bytes);
+
+    allocated += FROM_LIBRARY() ? (long)malloc_usable_size(memory) : 0;
+    return memory;
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+    void *memory = __libc_memalign(alignment, bytes);
 
     allocated += FROM_LIBRARY() ? (long)malloc_usable_size(memory) : 0;
     return memory;

@@ -224,7 +224,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, const struct prs_wire_queues *remote, struct prs_peer **out)
 {
-    struct prs_peer *peer = calloc(1, sizeof(*peer));
+    struct prs_peer *peer = prs_lines_calloc(sizeof(*peer));
     char why[128];
     uint32_t depth;
     int r;
@@ -240,7 +240,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     peer->service_level = options->service_level;
     peer->exclusive_adds = options->exclusive_adds;
     peer->no_signals = options->no_signals;
-    peer->path_count = path_count;
+    peer->path_count = (uint16_t)path_count;
     peer->measured = path_count > 1;
     peer->queues_per_path = queues_per_path;
     peer->queues = path_count * queues_per_path;

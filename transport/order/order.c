@@ -56,7 +56,7 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
             aim_keys = options->path[i].remote_rail + 1;
     slot_bytes = slots * (sizeof(struct prs_wr) + sizeof(struct prs_op *)) +
                  (fails_over ? (size_t)data * options->depth * aim_bytes(aim_keys) : 0);
-    order->room = at = malloc(state_bytes + slot_bytes);
+    order->room = at = prs_lines_alloc(state_bytes + slot_bytes);
     if (!at)
         return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", queues, options->depth);
     memset(at, 0, state_bytes); /* slots are written before they are read */

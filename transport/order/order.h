@@ -26,11 +26,14 @@
 #ifndef TRANSPORT_ORDER_H
 #define TRANSPORT_ORDER_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "transport/order/policy.h"
 #include "transport/order/tally.h"
+#include "transport/util/lines.h"
 #include <perseus/perseus.h>
 
 enum {
@@ -99,12 +102,10 @@ struct prs_order_aim {
 };
 
 struct prs_order_queue {
+    /* What every request uses, on one cache line: with many peers none of it is in a cache. */
     /* Rings of mask + 1 slots, indexed by position. */
     struct prs_wr *wr;
     struct prs_op **owner;
-    char *aim;             /* of order_aim(); NULL: a lost path is not replaced by another */
-    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
-    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
     uint32_t mask;
     uint32_t head;     /* next position to admit */
     uint32_t posted;   /* next to post */
@@ -116,6 +117,10 @@ struct prs_order_queue {
     uint32_t remote_rail;
     uint32_t run;      /* length of the run that ends with the request before head */
     uint64_t run_next; /* run_key() of the message that would continue this run; 0: none may */
+    /* The rest. */
+    char *aim;             /* of order_aim(); NULL: a lost path is not replaced by another */
+    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
+    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
     /* Positions after the last request of a kind: only while that one is in flight do they mean anything. One that is
      * 2^32 requests old may seem to be, which costs a needless fence or wait. */
     uint32_t last_read;
@@ -125,7 +130,8 @@ struct prs_order_queue {
     uint32_t aim_keys;   /* keys that an aim has room for */
     uint32_t immediates; /* admitted since the queue was connected */
     uint32_t carrier;    /* of a lost path: the queue that replays its requests */
-};
+} __attribute__((aligned(PRS_LINE)));
+static_assert(offsetof(struct prs_order_queue, aim) == PRS_LINE, "one cache line");
 
 struct prs_order_group {
     uint64_t used;  /* mask of the queues for which last[] holds a position */
@@ -142,20 +148,18 @@ struct prs_order_held {
 };
 
 struct prs_order_stats {
-    uint64_t puts, bytes, gets, signals, fences, drains, merged;
+    uint64_t puts, bytes, signals, gets, fences, drains, merged;
     uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
-    /* Used by every put. With many peers none of it is in a cache, so it takes few cache lines. */
+    /* What every message uses, on two cache lines: with many peers none of it is in a cache. */
     enum prs_policy policy;
     uint32_t max_ops;
-    uint32_t ops;          /* in flight */
-    uint32_t signaled;     /* signaled requests in flight, whether or not anyone waits for them */
-    uint32_t data_queues;  /* the first queues */
-    uint32_t probe_queues; /* the queues after them */
-    uint32_t path_count;
-    uint32_t max_run; /* messages that may share an immediate */
+    uint32_t ops;         /* in flight */
+    uint32_t signaled;    /* signaled requests in flight, whether or not anyone waits for them */
+    uint32_t data_queues; /* the first queues */
+    uint32_t max_run;     /* messages that may share an immediate */
     /* What the NIC promises (nic.h). */
     bool in_order;       /* the requests of a queue take effect in the order of posting */
     bool ordered_writes; /* also writes without immediate: not under adaptive routing */
@@ -163,30 +167,34 @@ struct prs_order {
     /* What follows from policy and number of queues. */
     bool tracks_groups; /* groups remember where their puts went: nic_fence, and in_order over several queues */
     bool may_hold;      /* signals may be held until completions come */
-    bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
+    /* in_order over a single queue: puts and signals are neither tracked, counted nor given a choice of queue */
+    bool one_in_order;
     bool split_queues; /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
     bool stalled;      /* drain: nothing starts until the held signal has left */
     uint64_t dirty;    /* mask of the queues with requests to post */
     struct prs_order_queue *queue; /* [data_queues + probe_queues] */
-    uint64_t split_bytes;          /* a longer put is cut over queues */
     uint64_t whole_bytes;          /* a longer put may be more than one request: split_bytes or adaptive_bytes */
+    uint32_t held_first, held_count;
+
+    struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
+    uint64_t replaying;      /* mask of the queues of lost paths with requests that wait for room at their carrier */
+    struct prs_op no_op;     /* owner of requests that belong to no caller's op; never done */
+    struct prs_order_stats stats; /* its first three members */
+    /* The rest. */
+    uint32_t probe_queues; /* the queues after data_queues */
+    uint32_t path_count;
+    uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
+    uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
+    uint64_t split_bytes; /* a longer put is cut over queues */
     /* A longer put is a plain write, which the network may route adaptively, followed on its queue by a short write
      * with the immediate. ~0: never. */
     uint64_t adaptive_bytes;
-    uint64_t max_part_bytes; /* of one request */
-    uint64_t replaying;      /* mask of the queues of lost paths with requests that wait for room at their carrier */
-    uint32_t add_path;       /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
-    uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
-    uint32_t held_first, held_count;
-    struct prs_op no_op; /* owner of requests that belong to no caller's op; never done */
-    struct prs_order_stats stats;
-    /* The rest. */
+    uint64_t max_part_bytes;          /* of one request */
     uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
     uint64_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
-    uint64_t signal_used;    /* mask of the queues for which signal_last[] holds the position of the last signal */
-    uint32_t *signal_last;   /* [data_queues] */
-    struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
-    uint64_t record_addr;    /* of the peer's ring for them */
+    uint64_t signal_used;  /* mask of the queues for which signal_last[] holds the position of the last signal */
+    uint32_t *signal_last; /* [data_queues] */
+    uint64_t record_addr;  /* of the peer's ring for them */
     uint64_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on word_queue after the last prs_order_word(); as last_read */
     uint32_t last_touch;                /* likewise, of prs_order_touch() */
@@ -196,7 +204,9 @@ struct prs_order {
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
     uint32_t word_queue;           /* of prs_order_word() and prs_order_touch() */
     uint32_t self_path;            /* of prs_order_self() */
-};
+} __attribute__((aligned(2 * PRS_LINE)));
+static_assert(offsetof(struct prs_order, tally) == PRS_LINE && offsetof(struct prs_order, stats.gets) == 2 * PRS_LINE,
+              "two cache lines");
 
 struct prs_order_options {
     enum prs_policy policy; /* not auto */

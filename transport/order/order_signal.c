@@ -149,13 +149,28 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
 
 /* ---- signals as words ---- */
 
+/* Remember where a signal went, for later ones of its group and for strong ones. */
+static void note_signal(struct prs_order *order, struct prs_order_group *group, uint32_t index)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+
+    /* MUTANT(order) a group has one fence, not one a signal: delete */
+    group->unfenced = false;
+    /* MUTANT(order) later signals of a group know of the earlier: delete */
+    group_note(group, index, queue->head - 1);
+    order->signal_used |= 1ull << index;
+    order->signal_last[index] = queue->head - 1;
+    /* MUTANT(order) a strong signal knows where signals went: delete */
+    queue->last_ordered = queue->head;
+}
+
 /* Admit the signal on a queue whose earlier requests it follows. Return 0 or PRS_BUSY. */
 static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
                         const struct prs_keys *keys)
 {
     struct prs_order_queue *queue = &order->queue[index];
-    struct prs_order_group *group = group_of(order, signal->group);
-    uint64_t remote_key = keys->rkey[order->path[queue->path].remote_rail];
+    struct prs_order_group *group = order->one_in_order ? NULL : group_of(order, signal->group);
+    uint64_t remote_key = keys->rkey[queue->remote_rail];
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
     /* A strong signal may tell the peer that its memory has been read. A later request may overtake the response to an
      * earlier read, so a strong signal after a read needs the fence under every policy. */
@@ -176,8 +191,8 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
         wr->value += signal->value;
         if (fenced)
             set_fence(order, wr);
-        group->unfenced = false;
-        group_note(group, index, queue->head - 1);
+        if (group)
+            note_signal(order, group, index);
         join(order, queue, op);
         return 0;
     }
@@ -194,17 +209,11 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
         copy_inline(queue, wr, &signal->value, sizeof(signal->value));
     if (fenced)
         set_fence(order, wr);
-    /* MUTANT(order) a group has one fence, not one a signal: delete */
-    group->unfenced = false;
     /* MUTANT(order) a signal ends a run: delete */
     end_run(queue);
     add_backlog(order, index, sizeof(signal->value));
-    /* MUTANT(order) later signals of a group know of the earlier: delete */
-    group_note(group, index, queue->head - 1);
-    order->signal_used |= 1ull << index;
-    order->signal_last[index] = queue->head - 1;
-    /* MUTANT(order) a strong signal knows where signals went: delete */
-    queue->last_ordered = queue->head;
+    if (group)
+        note_signal(order, group, index);
     return 0;
 }
 
@@ -255,6 +264,8 @@ static bool may_leave(const struct prs_order *order, const struct prs_signal *si
 /* The queue of a signal that may leave. */
 static uint32_t queue_of(const struct prs_order *order, const struct prs_signal *signal, uint64_t need)
 {
+    if (order->one_in_order)
+        return 0;
     /* MUTANT(order) nic_fence posts signals where the puts are: s/0/1 % order->data_queues/ */
     if (order->policy == PRS_POLICY_NIC_FENCE)
         return 0;
@@ -378,7 +389,7 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
     /* MUTANT(order) a drained record needs room before it is held: delete */
     if (order->tally && !prs_tally_room(order->tally, 1))
         return PRS_BUSY;
-    need = unfinished(order, signal, position);
+    need = order->one_in_order ? 0 : unfinished(order, signal, position); /* 0: it may leave, over queue 0 */
     /* MUTANT(order) no signal overtakes one that is held: s/order->held_count ||// */
     if (order->held_count || !may_leave(order, signal, need)) {
         hold_signal(order, op, signal, need, position);

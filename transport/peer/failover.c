@@ -24,7 +24,7 @@ int prs_failover_open(struct prs_peer *peer)
 {
     if (!prs_order_can_fail_over(&peer->order))
         return 0;
-    peer->failover = calloc(1, sizeof(*peer->failover));
+    peer->failover = prs_lines_calloc(sizeof(*peer->failover));
     if (!peer->failover)
         return prs_fail(-ENOMEM, "no memory to replace rails");
     return 0;

@@ -104,15 +104,15 @@ struct prs_failover_path {
 struct prs_failover {
     /* Protects this struct, the stream, and the completion queues and receives of the links. The owner holds
      * it while it makes progress or fails the peer. What is not protected belongs to the owner. */
-    struct prs_light_lock lock;
-    bool attended;          /* the thread has done something since the owner's last progress */
-    struct prs_event *kept; /* what the thread has polled, for the owner */
+    struct prs_light_lock lock; /* this and the next three: of each progress, on one cache line */
+    bool attended;              /* the thread has done something since the owner's last progress */
+    uint32_t away;              /* paths that are not UP */
+    uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
+    struct prs_event *kept;     /* what the thread has polled, for the owner */
     uint32_t kept_count, kept_room;
     struct prs_watched watched; /* for watch.c */
-    uint32_t away;              /* paths that are not UP */
     uint32_t looks;             /* since the last look after them */
     uint64_t look_ns;           /* when the next is due */
-    uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
     struct prs_wire_note in;
     uint32_t in_bytes;
     struct prs_failover_path path[PRS_MAX_RAILS];

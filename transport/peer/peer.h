@@ -28,10 +28,10 @@ struct prs_peer_list {
 };
 
 struct prs_peer {
-    /* Used by every call. */
+    /* Used by every call. An idle peer reads this line and the first of the order engine. */
     int error; /* 0 or the sticky -errno */
-    uint32_t unposted;
-    uint32_t path_count;
+    uint16_t unposted;
+    uint16_t path_count;
     bool measured;                   /* several paths: completions are timed */
     bool offers;                     /* it has connected: where a path comes back, it makes the first step */
     bool exclusive_adds;             /* as in struct prs_peer_options */
@@ -41,21 +41,21 @@ struct prs_peer {
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;
     uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
-    struct prs_peer_list *list; /* of its thread */
-    struct prs_peer *next_listed;
     struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;
+    struct prs_records *records; /* NULL: neither side sends its signals as records */
+    uint64_t rail_mask;          /* rails of the fabric that the paths use: a region must be on all of them */
+    struct prs_link *link[PRS_MAX_RAILS];
+    struct prs_queue *queue[PRS_ORDER_MAX_QUEUES]; /* the first one on the second line */
+    struct prs_order order;
+    /* Of messages. */
     prs_notify_fn *on_notify;
     void *user;
-    uint64_t rail_mask;            /* rails of the fabric that the paths use: a region must be on all of them */
-    struct prs_records *records;   /* NULL: neither side sends its signals as records */
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
-    /* Scratch for one poll. The first one, which is often the only one, shares a cache line with the counters. */
-    struct prs_event events[PRS_POLL_MOST];
-    struct prs_order order;
-    struct prs_link *link[PRS_MAX_RAILS];
-    struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
+    /* Of its thread. */
+    struct prs_peer_list *list;
+    struct prs_peer *next_listed;
     /* Set once. */
     const struct prs_fabric *fabric;
     struct prs_cq_group
@@ -85,6 +85,9 @@ struct prs_peer {
     char error_text[1024];
     char description[1024];
 };
+static_assert(offsetof(struct prs_peer, link[1]) == PRS_LINE && offsetof(struct prs_peer, queue[1]) == 2 * PRS_LINE &&
+                  offsetof(struct prs_peer, on_notify) % PRS_LINE == 0,
+              "what a message uses of a peer is on three cache lines, without the order engine");
 
 /* The peer wants to make progress at the next round of its thread. */
 static inline void prs_peer_want_progress(struct prs_peer *peer)

@@ -160,19 +160,19 @@ static inline int handle_events(struct prs_peer *peer, struct prs_link *link, co
 }
 
 /* Handle `count` events of path 0, then those of the other paths. Return how many, or -errno. */
-static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
+static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, struct prs_event *events, int count)
 {
     int handled = 0, r;
     uint32_t i = 0;
 
     for (;;) {
-        r = count ? handle_events(peer, peer->link[i], peer->events, count) : 0; /* which reads the clock */
+        r = count ? handle_events(peer, peer->link[i], events, count) : 0; /* which reads the clock */
         if (unlikely(r))
             return r;
         handled += count;
         if (++i == peer->path_count)
             break;
-        count = peer->nic->poll(peer->link[i], peer->events);
+        count = peer->nic->poll(peer->link[i], events);
     }
     if (!handled)
         return count_idle_poll(peer);
@@ -184,6 +184,7 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
 
 static inline int progress(struct prs_peer *peer)
 {
+    struct prs_event events[PRS_POLL_MOST]; /* on the stack, which is in a cache */
     int count;
 
     if (peer->order.dirty) {
@@ -193,8 +194,8 @@ static inline int progress(struct prs_peer *peer)
             return r;
     }
     /* Most calls find nothing, so they must be cheap. */
-    count = peer->nic->poll(peer->link[0], peer->events);
-    return count || peer->path_count > 1 ? poll_all_paths(peer, count) : count_idle_poll(peer);
+    count = peer->nic->poll(peer->link[0], events);
+    return count || peer->path_count > 1 ? poll_all_paths(peer, events, count) : count_idle_poll(peer);
 }
 
 /* The thread of watch.c was here meanwhile: take what it has polled. Return how many events, or -errno. */

@@ -26,9 +26,9 @@ static void prepare_flags(struct rc_queue *queue)
 {
     queue->wr_id_high = (uint64_t)queue->name << 32;
     for (unsigned i = 0; i < 8; i++)
-        queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
-                              (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
-                              (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
+        queue->ibv_flags[i] =
+            (uint8_t)((i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) | (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
+                      (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u));
 }
 
 /* Drivers that are told which requests will come make the send ring as large as these need: for mlx5 a quarter of what
@@ -129,7 +129,7 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
                       struct prs_queue **out)
 {
     struct rc_link *link = to_rc_link(base);
-    struct rc_queue *queue = calloc(1, sizeof(*queue));
+    struct rc_queue *queue = prs_lines_calloc(sizeof(*queue));
     int r;
 
     if (!queue)
@@ -187,6 +187,7 @@ static int open_cq(struct rc_link *link, const struct prs_link_options *options)
         return r;
     link->cq_entries = entries;
     link->own_cq = options->shared ? NULL : link->cq->cq;
+    link->queues = link->cqs->queue;
     link->base.cqs = options->shared;
     link->base.overrun = &link->cq->overrun;
     return 0;
@@ -209,7 +210,7 @@ static int open_queues(struct prs_link *base, const struct prs_link_options *opt
 
 static int rc_open(const struct prs_link_options *options, struct prs_link **out)
 {
-    struct rc_link *link = calloc(1, sizeof(*link));
+    struct rc_link *link = prs_lines_calloc(sizeof(*link));
     int r;
 
     if (!link)

@@ -6,23 +6,28 @@
 
 #include "transport/nic/verbs/cqs.h"
 #include "transport/nic/verbs/receives.h"
+#include "transport/util/lines.h"
 
 enum { PRS_RC_POST_MOST = 32 }; /* requests of one call of the driver, and so of one doorbell */
 
+/* What a request uses is on the first cache line, what a receive uses on the second. */
 struct rc_queue {
     struct prs_queue base;
     struct ibv_qp *qp;
-    unsigned ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
-    uint32_t name;         /* among those that share its completion queue */
-    uint64_t wr_id_high;   /* name << 32 */
+    uint64_t wr_id_high;  /* name << 32 */
+    uint8_t ibv_flags[8]; /* enum prs_wr_flags -> ibv_send_flags */
+    uint32_t name;        /* among those that share its completion queue */
     uint32_t start;
     bool connected;
     struct prs_receives receives;
-};
+} __attribute__((aligned(PRS_LINE)));
+static_assert(offsetof(struct rc_queue, receives) <= PRS_LINE, "one cache line");
 
 struct rc_link {
+    /* What a poll and a request use comes first, on one cache line: these two and base.rail. */
+    struct ibv_cq *own_cq;           /* NULL: shared */
+    struct prs_queue *const *queues; /* cqs->queue, which then does not move */
     struct prs_link base;
-    struct ibv_cq *own_cq; /* NULL: shared */
     const struct prs_config *config;
     int traffic_class;
     int service_level;
@@ -35,7 +40,7 @@ struct rc_link {
 
 static inline struct rc_link *to_rc_link(struct prs_link *link)
 {
-    return (struct rc_link *)link; /* base is its first member */
+    return (struct rc_link *)((char *)link - offsetof(struct rc_link, base));
 }
 
 static inline struct rc_queue *to_rc_queue(struct prs_queue *queue)

@@ -100,7 +100,7 @@ static inline int fill_event(struct prs_queue *base, const struct ibv_wc *wc, st
 
 static PRS_OUTLINED int fill_events(struct rc_link *link, const struct ibv_wc *wc, int count, struct prs_event *events)
 {
-    struct prs_queue *const *queue = link->cqs->queue; /* nobody else makes queues */
+    struct prs_queue *const *queue = link->queues; /* nobody else makes queues */
 
     for (int i = 0; i < count; i++, wc++) {
         int r = fill_event(queue[prs_cqs_name_of(wc)], wc, &events[i]);
