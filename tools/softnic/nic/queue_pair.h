@@ -91,6 +91,7 @@ struct sn_qp {
     uint32_t recv_posted, recv_polled;
     /* the send queue: free entries, [done, exec) executed, [exec, tail) posted */
     uint32_t sq_size, sq_stride; /* entries (a power of two, at least cap.max_send_wr); bytes of each */
+    uint32_t sq_start;           /* the position of the first entry: that where the queue was last empty */
     uint8_t *sq;
     uint16_t *turn;      /* SRD: which entry is at a position; NULL: positions are entries */
     uint32_t exec, done; /* positions: next to execute, next to complete; the runner's */
@@ -175,7 +176,7 @@ static inline bool sn_qp_is_unreliable(const struct sn_qp *qp)
 
 static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
 {
-    uint32_t at = position & (qp->sq_size - 1);
+    uint32_t at = (position - qp->sq_start) & (qp->sq_size - 1);
 
     return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
 }

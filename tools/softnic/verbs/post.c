@@ -26,8 +26,11 @@ struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position)
     return sn_wqe_at(qp, position);
 }
 
-int sn_post_state_check(const struct sn_qp *qp)
+int sn_post_begin_locked(struct sn_qp *qp)
 {
+    /* Of an empty queue the first entry comes next, since a cache may have it. A runner may still read the last one. */
+    if (!qp->running && qp->done == qp->tail && __atomic_load_n(&qp->freed, __ATOMIC_ACQUIRE) == qp->tail && !qp->turn)
+        qp->sq_start = qp->tail;
     switch (sn_qp_state(qp)) {
     case IBV_QPS_RTS:
     case IBV_QPS_SQD:
@@ -212,7 +215,7 @@ int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr 
     int r;
 
     pthread_mutex_lock(&qp->mutex);
-    r = sn_post_state_check(qp);
+    r = sn_post_begin_locked(qp);
     position = qp->tail;
     for (; wr && r == 0; wr = wr->next) {
         struct sn_wqe *w = sn_sq_slot_locked(qp, position);

@@ -36,8 +36,9 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
 /* Check a request once its buffers are set. Return 0 or EINVAL. */
 int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w);
 
-/* Can requests be posted in this state? Return 0 or EINVAL. */
-int sn_post_state_check(const struct sn_qp *qp);
+/* Call it before the first of some requests. Return 0, or EINVAL: none can be posted in this state. The caller holds
+ * the mutex. */
+int sn_post_begin_locked(struct sn_qp *qp);
 
 /* Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */
 void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);

@@ -25,7 +25,7 @@ static void wr_start(struct ibv_qp_ex *ex)
 
     pthread_mutex_lock(&qp->mutex);
     qp->wr_at = qp->tail;
-    qp->wr_error = sn_post_state_check(qp);
+    qp->wr_error = sn_post_begin_locked(qp);
 }
 
 static int wr_complete(struct ibv_qp_ex *ex)
