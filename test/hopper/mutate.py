@@ -48,6 +48,8 @@ def kernels_of(rule):
         return "moe_few"
     if file.stem == "inbox_word":
         return "unfused"
+    if room == "attention" and program_of(rule.target) == "attention_backward":
+        return "backward"  # it uses the forward pass's files
     if room != "core":
         return room
     if rule.target.startswith(("moe/", "moe_fp8/", "sharing/moe")):
