@@ -9,9 +9,9 @@ struct prs_fused;
 
 /* What a rank knows and others may not. Decisions that it leads to are made again when ranks decide differently. */
 struct prs_hint {
-    uint32_t flags;     /* all take those of any rank */
-    uint32_t first[32]; /* all take those of rank 0 */
-    uint64_t least;     /* all take the least */
+    uint32_t flags;      /* all take those of any rank */
+    uint32_t first[176]; /* all take those of rank 0 */
+    uint64_t least;      /* all take the least */
 };
 
 enum {

@@ -406,7 +406,7 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     if (there)
         r = run(&t, &fastest);
     if (there && r == 0) {
-        *found = (struct prs_table_found){PRS_TABLE_MEASURED, (float)fastest.us, fastest.tuning, {0}};
+        *found = (struct prs_table_found){PRS_TABLE_MEASURED, {(float)fastest.us}, {fastest.tuning}, {0}};
         found->ratio[0] = prs_table_ratio(&fastest.tuning, fastest.us, fastest.other_us);
     }
     (void)cudaFree(x.at);

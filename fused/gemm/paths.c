@@ -10,8 +10,7 @@ static enum prs_gemm_path faster_path(const struct prs_gemm_plan *p, uint32_t ro
 {
     if (rows == p->shape.m)
         return p->info.tuning.path;
-    return prs_tuning_unfused_is_faster(&p->shape, rows, &p->args.schedule.place, p->info.tuning.clusters,
-                                        p->unfused_more)
+    return prs_tuning_unfused_is_faster(&p->shape, rows, &p->args.schedule.place, p->info.tuning.clusters, p->times)
                ? PRS_GEMM_PATH_UNFUSED
                : PRS_GEMM_PATH_FUSED;
 }
@@ -49,7 +48,7 @@ int prs_paths_open(struct prs_gemm_plan *p)
     if (!may_have_both(p))
         return 0;
     memcpy(&found, p->base.call.hint.first, sizeof(found)); /* what rank 0 found */
-    prs_tuning_correct(&shape, &p->args.schedule.place, p->info.tuning.clusters, found.ratio, p->unfused_more);
+    prs_tuning_path_times(&shape, &p->args.schedule.place, p->info.tuning.clusters, &found, p->times);
     shape.m = most_of_other(p);
     if (shape.m == 0)
         return 0;

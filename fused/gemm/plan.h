@@ -7,6 +7,7 @@
 #include "fused/core/plan.h"
 #include "fused/gemm/layout.h"
 #include "fused/gemm/table.h"
+#include "fused/gemm/tuning.h"
 
 /* Elements from one row to the next; ld: of the shape, 0 for rows without gaps. */
 static inline uint64_t prs_pitch(uint32_t ld, uint32_t columns)
@@ -117,10 +118,9 @@ struct prs_gemm_plan {
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
     uint32_t inbox_rows;          /* unfused path: inboxes add up launches of at most this many rows */
-    /* paths.h: the plan of the other path, or NULL; and for rows of a class (table.h) by what to multiply the model's
-     * time of the unfused path, 0: the model decides. */
+    /* paths.h: the plan of the other path, or NULL; and what was measured of both. */
     struct prs_gemm_plan *other;
-    float unfused_more[PRS_TABLE_CLASSES];
+    struct prs_path_times times[PRS_TABLE_CLASSES];
 };
 
 /* prs_gemm_plan_open(), but measures nothing. tuning, measured: as in struct prs_gemm_plan. */

@@ -86,17 +86,18 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
     return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
 }
 
-static void take(const struct search *s, const struct entry *e, enum prs_table_source source)
+/* For a class of `rows` rows. */
+static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
     const struct prs_gemm_shape *shape = s->shape;
-    double ratio = (double)shape->m / e->m * ((double)shape->n / e->n) * ((double)shape->k / e->k);
+    double ratio = (double)rows / e->m * ((double)shape->n / e->n) * ((double)shape->k / e->k);
     struct prs_table_found *found = s->found;
-    found->source = source;
-    found->tuning = e->tuning;
-    found->us = e->us > 0 && e->us < 1e9 ? (float)(e->us * ratio) : 0;
-    /* A band that was a whole block stays one. */
+    found->tuning[class] = e->tuning;
+    found->us[class] = e->us > 0 && e->us < 1e9 ? (float)(e->us * ratio) : 0;
+    found->ratio[class] = prs_table_ratio(&e->tuning, e->us, e->other_us);
+    /* A band that was a whole block stays one, of any launch. */
     if (e->tuning.band >= pairs_of(e->m, e->world))
-        found->tuning.band = pairs_of(shape->m, e->world);
+        found->tuning[class].band = pairs_of(shape->m, e->world);
 }
 
 static void consider(struct search *s, const char *line, enum prs_table_source source)
@@ -111,9 +112,9 @@ static void consider(struct search *s, const char *line, enum prs_table_source s
         if (far > s->nearest[i])
             continue;
         s->nearest[i] = far;
-        s->found->ratio[i] = prs_table_ratio(&e.tuning, e.us, e.other_us);
+        take(s, &e, i, s->shape->m >> i);
         if (i == 0)
-            take(s, &e, source);
+            s->found->source = source;
     }
 }
 

@@ -17,12 +17,14 @@ enum prs_table_source {
 /* Entries are also looked for with half of the rows, a quarter, and so on. The last class holds for all fewer rows. */
 enum { PRS_TABLE_CLASSES = 6 };
 
+/* By class: what the entry nearest to m >> i rows says. All is 0 where there is none. */
 struct prs_table_found {
-    uint32_t source;               /* enum prs_table_source */
-    float us;                      /* expected for the shape: the entry's, by the ratio of the products; 0: unknown */
-    struct prs_gemm_tuning tuning; /* as measured; 0: by the model */
-    /* The time of the unfused path over that of the fused one: of the entry nearest to m >> i rows. 0: there is none.
-     * PRS_RATIO_FUSED, PRS_RATIO_UNFUSED: the entry says only which is faster. */
+    uint32_t source; /* enum prs_table_source of class 0 */
+    /* Expected of m >> i rows: the entry's, by the ratio of the products; 0: unknown. */
+    float us[PRS_TABLE_CLASSES];
+    struct prs_gemm_tuning tuning[PRS_TABLE_CLASSES]; /* as measured; 0: by the model */
+    /* The time of the unfused path over that of the fused one. PRS_RATIO_FUSED, PRS_RATIO_UNFUSED: the entry says only
+     * which is faster. */
     float ratio[PRS_TABLE_CLASSES];
 };
 #define PRS_RATIO_FUSED   1e9f

@@ -139,12 +139,17 @@ bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct p
            at->world > 1;
 }
 
+/* Of the row tiles of all blocks. */
+static double pairs_of(uint32_t rows, const struct prs_place *at)
+{
+    return (double)at->world * prs_ceil_div(prs_ceil_div(rows, at->world), PRS_PAIR_M);
+}
+
 /* Units that the busiest cluster computes, with tiles of so many columns. A unit takes as long with few rows as with
  * many. */
 static double waves(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters, uint32_t columns)
 {
-    double pairs = (double)at->world * prs_ceil_div(prs_ceil_div(shape->m, at->world), PRS_PAIR_M);
-    return ceil(pairs * prs_column_tiles(shape, columns) / clusters);
+    return ceil(pairs_of(shape->m, at) * prs_column_tiles(shape, columns) / clusters);
 }
 
 /* With wide tiles: the measured times had no others. */
@@ -170,26 +175,45 @@ static struct prs_gemm_shape with_rows(const struct prs_gemm_shape *shape, uint3
     return part;
 }
 
-/* How the times depend on the rows is the model's, and how far it is off in a class was measured. */
-void prs_tuning_correct(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
-                        const float *ratio, float *more)
+void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
+                           const struct prs_table_found *found, struct prs_path_times *times)
 {
     for (uint32_t i = 0; i < PRS_TABLE_CLASSES; i++) {
         struct prs_gemm_shape part = with_rows(shape, shape->m >> i);
-        more[i] = (float)(ratio[i] * fused_us(&part, at, clusters) / unfused_us(&part, at, clusters));
+        float ratio = found->ratio[i], us = found->us[i];
+        times[i] = (struct prs_path_times){0};
+        times[i].unfused_more = (float)(ratio * fused_us(&part, at, clusters) / unfused_us(&part, at, clusters));
+        if (ratio <= PRS_RATIO_UNFUSED || ratio >= PRS_RATIO_FUSED)
+            continue; /* the time of one path only, or none */
+        times[i].fused_us = found->tuning[i].path == PRS_GEMM_PATH_FUSED ? us : us / ratio;
+        times[i].unfused_us = times[i].fused_us * ratio;
     }
 }
 
+/* high, low: the times of two classes, and their rows. */
+static bool unfused_is_faster_between(const struct prs_path_times *high, double high_rows,
+                                      const struct prs_path_times *low, double low_rows, uint32_t rows,
+                                      const struct prs_place *at)
+{
+    double part = (rows - low_rows) / (high_rows - low_rows);
+    double first = pairs_of((uint32_t)low_rows, at), last = pairs_of((uint32_t)high_rows, at);
+    double tall = last > first ? (pairs_of(rows, at) - first) / (last - first) : part;
+    return low->unfused_us + part * (high->unfused_us - low->unfused_us) <
+           low->fused_us + tall * (high->fused_us - low->fused_us);
+}
+
 bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t rows, const struct prs_place *at,
-                                  uint32_t clusters, const float *more)
+                                  uint32_t clusters, const struct prs_path_times *times)
 {
     struct prs_gemm_shape part = with_rows(shape, rows);
     uint32_t i = 0;
     while (i + 1 < PRS_TABLE_CLASSES && shape->m >> (i + 1) >= rows)
         i++;
-    if (more[i] <= 0)
+    if (i + 1 < PRS_TABLE_CLASSES && times[i].fused_us > 0 && times[i + 1].fused_us > 0)
+        return unfused_is_faster_between(&times[i], shape->m >> i, &times[i + 1], shape->m >> (i + 1), rows, at);
+    if (times[i].unfused_more <= 0)
         return model_takes_unfused(&part, at, clusters);
-    return more[i] * unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
+    return times[i].unfused_more * unfused_us(&part, at, clusters) < fused_us(&part, at, clusters);
 }
 
 /* The time of a product is that of the busiest cluster. */
@@ -409,7 +433,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
         *t = *wanted;
         info->reason = "given by the caller, the rest by default";
     } else if (found && found->source != PRS_TABLE_NONE) {
-        *t = found->tuning;
+        *t = found->tuning[0];
         drop_misfits(shape, at, t);
         info->reason = found->source == PRS_TABLE_FILE      ? "tuning file"
                        : found->source == PRS_TABLE_SHIPPED ? "table of the library"
@@ -449,7 +473,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     if (t->tiles_per_signal == 0)
         t->tiles_per_signal = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
     predict(ctx, shape, at, gather_us, info);
-    if (!wanted && found && found->us > 0)
-        info->predicted_us = found->us;
+    if (!wanted && found && found->us[0] > 0)
+        info->predicted_us = found->us[0];
     return 0;
 }

@@ -28,13 +28,20 @@ bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape);
 
 /* Whether a kernel with tiles of PRS_NARROW_N columns can run the shape. */
 bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct prs_place *at);
-/* For each class of rows (table.h) by what to multiply the model's time of the unfused path, from the ratios that were
- * found; 0: nothing is known. */
-void prs_tuning_correct(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
-                        const float *ratio, float *more);
-/* Whether the unfused path should be faster for so many rows, at most shape->m, on one node. Both can run the shape. */
+
+/* What was measured of both paths for a class of rows (table.h). */
+struct prs_path_times {
+    float fused_us, unfused_us; /* of its most rows; 0: unknown */
+    float unfused_more;         /* by what to multiply the model's time of the unfused path; 0: nothing is known */
+};
+/* times: of PRS_TABLE_CLASSES classes. */
+void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
+                           const struct prs_table_found *found, struct prs_path_times *times);
+/* Whether the unfused path should be faster for so many rows, at most shape->m, on one node. Both can run the shape.
+ * Between two classes that were measured, times lie between theirs: the unfused path's by the rows, the fused one's by
+ * the pairs of row tiles. Elsewhere the model says how they depend on the rows. */
 bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t rows, const struct prs_place *at,
-                                  uint32_t clusters, const float *more);
+                                  uint32_t clusters, const struct prs_path_times *times);
 
 /* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of
  * those the most in one hop; 0: none. */

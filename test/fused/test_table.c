@@ -65,7 +65,8 @@ Test(table, a_shape_takes_the_entry_of_the_nearest_one)
         double entry = cases[i].us == 657 ? 2048.0 * 14336 * 8192 : cases[i].us == 390 ? 1024.0 * 14336 * 8192 : 1;
         cr_assert_eq(found.source, cases[i].us > 0 ? PRS_TABLE_SHIPPED : PRS_TABLE_NONE, "case %zu", i);
         if (cases[i].us == 657 || cases[i].us == 390)
-            cr_assert_float_eq(found.us, cases[i].us * s->m * s->n * s->k / entry, 1, "case %zu: %f us", i, found.us);
+            cr_assert_float_eq(found.us[0], cases[i].us * s->m * s->n * s->k / entry, 1, "case %zu: %f us", i,
+                               found.us[0]);
     }
 }
 
@@ -83,7 +84,7 @@ Test(table, e4m3_has_entries_of_its_own)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct prs_gemm_shape shape = product(PRS_GEMM_REDUCE_SCATTER, cases[i].m, cases[i].n, cases[i].k, 1);
         shape.scaling = cases[i].scaling;
-        cr_assert_float_eq(find(&ctx, shape).us, cases[i].us, 0.01, "case %zu: %g us", i, find(&ctx, shape).us);
+        cr_assert_float_eq(find(&ctx, shape).us[0], cases[i].us, 0.01, "case %zu: %g us", i, find(&ctx, shape).us[0]);
     }
 }
 
@@ -108,14 +109,14 @@ Test(table, another_gpu_with_as_many_sms_is_a_little_further)
     char path[] = "/tmp/perseus-tuning-XXXXXX";
     int fd = mkstemp(path);
     strcpy(ctx.gpu, "NVIDIA H100 80GB HBM3");
-    cr_assert_float_eq(find(&ctx, shape).us, 390, 0.01);
+    cr_assert_float_eq(find(&ctx, shape).us[0], 390, 0.01);
     shape.m = 1220; /* 0.25 further */
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_NONE);
     cr_assert_gt(dprintf(fd, "v5 NVIDIA_H100_80GB_HBM3 132 2 1200 14336 8192 1 4 1 : 2 66 1 1 2 2 85 16 444\n"), 0);
     (void)close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
     shape.m = 1024;
-    cr_assert_float_eq(find(&ctx, shape).us, 444 * 1024 / 1200.0, 0.01);
+    cr_assert_float_eq(find(&ctx, shape).us[0], 444 * 1024 / 1200.0, 0.01);
     unsetenv("PERSEUS_FUSED_TUNING");
     (void)unlink(path);
 }
@@ -136,8 +137,8 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     cr_assert_eq(find(&ctx, near).source, PRS_TABLE_FILE);
     cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), 0);
     cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_FILE);
-    cr_assert_float_eq(find(&ctx, shape).us, 650, 0.1);
-    cr_assert_eq(find(&ctx, shape).tuning.mover, PRS_MOVED_BY_CTAS);
+    cr_assert_float_eq(find(&ctx, shape).us[0], 650, 0.1);
+    cr_assert_eq(find(&ctx, shape).tuning[0].mover, PRS_MOVED_BY_CTAS);
     unlink(path);
 }
 
@@ -150,13 +151,13 @@ Test(table, narrow_tiles_are_kept_and_older_entries_had_wide_ones)
     struct prs_gemm_tuning mine = {.path = PRS_GEMM_PATH_FUSED, .columns = PRS_NARROW_N};
     struct prs_gemm_info info = {.predicted_us = 0};
     struct prs_table_found found = find(&ctx, shape);
-    cr_assert_eq(found.tuning.columns, PRS_TILE_N);
+    cr_assert_eq(found.tuning[0].columns, PRS_TILE_N);
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
     cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), 0);
     found = find(&ctx, shape);
-    cr_assert_eq(found.tuning.columns, PRS_NARROW_N);
+    cr_assert_eq(found.tuning[0].columns, PRS_NARROW_N);
     gated.gated = 1;
     cr_assert_eq(prs_tuning_choose(&ctx, &gated, NULL, &found, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.columns, PRS_TILE_N, "no kernel of gated products has narrow tiles");
@@ -167,8 +168,8 @@ Test(table, narrow_tiles_are_kept_and_older_entries_had_wide_ones)
 Test(table, a_band_that_is_a_whole_block_stays_one)
 {
     struct prs_fused ctx = four_h200();
-    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 2800, 14336, 8192, 1)).tuning.band, 3);
-    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 1400, 14336, 8192, 1)).tuning.band, 2);
+    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 2800, 14336, 8192, 1)).tuning[0].band, 3);
+    cr_assert_eq(find(&ctx, product(PRS_GEMM_ALLGATHER, 1400, 14336, 8192, 1)).tuning[0].band, 2);
 }
 
 Test(table, a_plan_takes_what_was_measured_and_predicts_it)
@@ -187,7 +188,7 @@ Test(table, a_plan_takes_what_was_measured_and_predicts_it)
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_FUSED);
     shape = product(PRS_GEMM_ALLGATHER, 2048, 14337, 8192, 1); /* only unfused */
     found = find(&ctx, shape);
-    cr_assert_eq(found.tuning.path, PRS_GEMM_PATH_FUSED);
+    cr_assert_eq(found.tuning[0].path, PRS_GEMM_PATH_FUSED);
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.path, PRS_GEMM_PATH_UNFUSED);
 }

@@ -309,7 +309,7 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, NULL, CLUSTERS, &info), -EINVAL);
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, NULL, CLUSTERS, &info), -EINVAL);
     cr_assert_not_null(strstr(prs_error_last(), "ranks share a GPU"), "%s", prs_error_last());
-    found.tuning = demanded;
+    found.tuning[0] = demanded;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, &found, CLUSTERS, &info), 0, "a file knows no GPUs");
     cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS);
 }
