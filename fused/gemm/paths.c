@@ -8,66 +8,135 @@
 
 static enum prs_gemm_path faster_path(const struct prs_gemm_plan *p, uint32_t rows)
 {
-    if (rows == p->shape.m)
+    if (rows == p->shape.m || !p->both)
         return p->info.tuning.path;
     return prs_tuning_unfused_is_faster(&p->shape, rows, &p->args.schedule.place, p->info.tuning.clusters, p->times)
                ? PRS_GEMM_PATH_UNFUSED
                : PRS_GEMM_PATH_FUSED;
 }
 
-/* The most rows for which the other path is faster; 0: there are none. A fused launch takes as long for all rows of a
- * step, and an unfused one longer for more rows: so the fewest and the most rows of a step say what holds in it. */
-static uint32_t most_of_other(const struct prs_gemm_plan *p)
+/* The most rows up to `limit` for which the path is faster; 0: there are none. A fused launch takes as long for all
+ * rows of a step, and an unfused one longer for more rows: so the fewest and the most rows of a step say what holds in
+ * it, and where it has rows that were measured, those. */
+static uint32_t most_rows(const struct prs_gemm_plan *p, enum prs_gemm_path path, uint32_t limit)
 {
     uint32_t world = p->args.schedule.place.world, step = world * PRS_PAIR_M;
     uint64_t fewest = p->shape.fewest_m > world ? p->shape.fewest_m : world;
-    for (uint64_t end = prs_ceil_div(p->shape.m, step) * (uint64_t)step; end >= fewest; end -= step) {
-        uint32_t most = (uint32_t)(end < p->shape.m ? end : p->shape.m);
+    uint32_t measured = 0;
+    for (uint32_t i = PRS_TABLE_CLASSES; i-- > 0;) {
+        uint32_t rows = p->shape.m >> i;
+        if (rows % world == 0 && rows >= fewest && rows <= limit && faster_path(p, rows) == path)
+            measured = rows;
+    }
+    for (uint64_t end = prs_ceil_div(limit, step) * (uint64_t)step; end >= fewest; end -= step) {
+        uint32_t most = (uint32_t)(end < limit ? end : limit);
         uint32_t least = (uint32_t)(end - step + world > fewest ? end - step + world : fewest);
-        if (faster_path(p, most) != p->info.tuning.path ||
-            (least <= most && faster_path(p, least) != p->info.tuning.path))
+        if (most <= measured)
+            break;
+        if (most >= least && (faster_path(p, most) == path || faster_path(p, least) == path))
             return most;
     }
-    return 0;
+    return measured;
 }
 
-static bool may_have_both(const struct prs_gemm_plan *p)
+/* The most rows of a class (table.h). A number of rows belongs to the class whose m >> i is nearest, by their ratio. */
+static uint32_t class_rows(const struct prs_gemm_plan *p, uint32_t class)
 {
-    const struct prs_place *at = &p->args.schedule.place;
-    return at->world > 1 && at->nodes == 1 && prs_tuning_can_unfuse(&p->shape) &&
-           prs_tuning_can_fuse(&p->shape, at->world);
+    static const double HALF_WAY = 1.41421356;
+    uint32_t world = p->args.schedule.place.world;
+    return class == 0 ? p->shape.m : (uint32_t)(HALF_WAY * (p->shape.m >> class)) / world * world;
+}
+
+/* Appends a plan of so many rows. Where memory or cuBLASLt lacks on some rank, no rank has it, which is no error. */
+static int add(struct prs_gemm_plan *p, uint32_t rows, const struct prs_gemm_tuning *tuning,
+               const struct prs_table_found *found)
+{
+    struct prs_gemm_shape shape = p->shape;
+    struct prs_gemm_plan **end = &p->next;
+    int r;
+    while (*end)
+        end = &(*end)->next;
+    shape.m = rows;
+    r = prs_gemm_plan_open_as(p->base.ctx, &shape, tuning, found, end);
+    return r == -ENOMEM || r == -ENOTSUP ? 0 : r;
+}
+
+/* Of the same path, on one node, for blocks of so many pairs of row tiles. */
+static bool same_tuning(const struct prs_gemm_tuning *x, const struct prs_gemm_tuning *y, uint32_t pairs)
+{
+    bool same_band = x->band == y->band || (x->band >= pairs && y->band >= pairs);
+    return same_band && x->clusters == y->clusters && x->mover == y->mover && x->segments == y->segments &&
+           x->spread == y->spread && x->paced == y->paced && x->columns == y->columns;
+}
+
+/* The fused path's plans for the classes of fewer rows that have another tuning. A class without a tuning of its own
+ * has that of the class before; the first one the model's. */
+static int add_fused(struct prs_gemm_plan *p, const struct prs_table_found *found)
+{
+    static const struct prs_gemm_tuning any = {.path = PRS_GEMM_PATH_FUSED};
+    bool first = p->info.tuning.path != PRS_GEMM_PATH_FUSED;
+    struct prs_gemm_tuning last = found->tuning[0];
+    int r = 0;
+    for (uint32_t i = first ? 0 : 1; i < PRS_TABLE_CLASSES && p->shape.m >> i != 0 && !r; i++) {
+        struct prs_table_found own = {.source = PRS_TABLE_SHIPPED, .tuning = {found->tuning[i]}};
+        bool known = own.tuning[0].path == PRS_GEMM_PATH_FUSED;
+        uint32_t rows = most_rows(p, PRS_GEMM_PATH_FUSED, class_rows(p, i));
+        uint32_t pairs = prs_ceil_div(prs_ceil_div(rows, p->args.schedule.place.world), PRS_PAIR_M);
+        if (rows == 0)
+            break;
+        if (i + 1 < PRS_TABLE_CLASSES && rows <= class_rows(p, i + 1))
+            continue;
+        if (!first && (!known || same_tuning(&own.tuning[0], &last, pairs)))
+            continue;
+        if (own.tuning[0].band > pairs)
+            own.tuning[0].band = pairs;
+        r = add(p, rows, known ? NULL : &any, known ? &own : NULL);
+        last = known ? own.tuning[0] : any;
+        first = false;
+    }
+    return r;
 }
 
 int prs_paths_open(struct prs_gemm_plan *p)
 {
-    struct prs_gemm_tuning tuning = {.path = p->info.tuning.path == PRS_GEMM_PATH_FUSED ? PRS_GEMM_PATH_UNFUSED
-                                                                                        : PRS_GEMM_PATH_FUSED};
-    struct prs_gemm_shape shape = p->shape;
+    static const struct prs_gemm_tuning unfused = {.path = PRS_GEMM_PATH_UNFUSED};
+    const struct prs_place *at = &p->args.schedule.place;
     struct prs_table_found found;
-    int r;
-    if (!may_have_both(p))
+    uint32_t rows;
+    int r = 0;
+    if (at->world == 1 || at->nodes > 1 || !prs_tuning_can_fuse(&p->shape, at->world))
         return 0;
     memcpy(&found, p->base.call.hint.first, sizeof(found)); /* what rank 0 found */
-    prs_tuning_path_times(&shape, &p->args.schedule.place, p->info.tuning.clusters, &found, p->times);
-    shape.m = most_of_other(p);
-    if (shape.m == 0)
-        return 0;
-    r = prs_gemm_plan_open_as(p->base.ctx, &shape, &tuning, NULL, &p->other);
-    return r == -ENOMEM || r == -ENOTSUP ? 0 : r;
+    prs_tuning_path_times(&p->shape, at, p->info.tuning.clusters, &found, p->times);
+    p->both = prs_tuning_can_unfuse(&p->shape);
+    if (p->info.tuning.path == PRS_GEMM_PATH_FUSED) {
+        rows = most_rows(p, PRS_GEMM_PATH_UNFUSED, p->shape.m);
+        if (rows != 0)
+            r = add(p, rows, &unfused, NULL);
+        p->both = p->next != NULL;
+    }
+    if (!r)
+        r = add_fused(p, &found);
+    if (p->info.tuning.path == PRS_GEMM_PATH_UNFUSED)
+        p->both = p->next != NULL;
+    return r;
 }
 
 struct prs_gemm_plan *prs_paths_plan(struct prs_gemm_plan *p, const struct prs_gemm_operands *x)
 {
-    struct prs_gemm_plan *other = p->other;
+    struct prs_gemm_plan *found = p;
     enum prs_gemm_path path;
-    if (!other)
+    if (!p->next)
         return p;
     if (x->m_on_device) /* of any number of rows, and only the fused path reads it */
         return p;
-    if (x->m == 0 || x->m > other->shape.m)
+    if (x->m == 0 || x->m >= p->shape.m)
         return p;
     path = faster_path(p, x->m);
-    return path == p->info.tuning.path ? p : other;
+    for (struct prs_gemm_plan *q = p->next; q; q = q->next)
+        if (q->info.tuning.path == path && x->m <= q->shape.m)
+            found = q;
+    return found;
 }
 
 int prs_gemm_plan_path(const struct prs_gemm_plan *p, uint32_t m)

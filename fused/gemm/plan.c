@@ -386,7 +386,7 @@ int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *sh
 void prs_gemm_plan_close(struct prs_gemm_plan *p)
 {
     if (p)
-        prs_gemm_plan_close(p->other);
+        prs_gemm_plan_close(p->next);
     prs_plan_close(p ? &p->base : NULL);
 }
 
@@ -395,9 +395,9 @@ void prs_gemm_plan_query(const struct prs_gemm_plan *p, struct prs_gemm_info *in
     *info = p->info;
     info->workspace_bytes = p->base.workspace_bytes;
     info->shared_bytes = p->base.shared_bytes;
-    if (p->other) {
-        info->workspace_bytes += p->other->base.workspace_bytes;
-        info->shared_bytes += p->other->base.shared_bytes;
+    for (p = p->next; p; p = p->next) {
+        info->workspace_bytes += p->base.workspace_bytes;
+        info->shared_bytes += p->base.shared_bytes;
     }
 }
 

@@ -118,8 +118,10 @@ struct prs_gemm_plan {
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
     uint32_t inbox_rows;          /* unfused path: inboxes add up launches of at most this many rows */
-    /* paths.h: the plan of the other path, or NULL; and what was measured of both. */
-    struct prs_gemm_plan *other;
+    /* paths.h: the next of the plans that share this one's launches, or NULL; whether they have both paths; and what
+     * was measured of both. */
+    struct prs_gemm_plan *next;
+    bool both;
     struct prs_path_times times[PRS_TABLE_CLASSES];
 };
 

@@ -132,7 +132,8 @@ struct prs_gemm_plan;
  * was chosen, and why.
  * With tuning NULL, on one node, a plan has both paths where the other one is faster for some numbers of rows that
  * launches may have, and each launch takes the faster one of its rows: by what was measured for the nearest shapes of
- * shape.m rows, of half as many and so on, between two of these by both, and below them by the model.
+ * shape.m rows, of half as many and so on, between two of these by both, and below them by the model. On the fused path
+ * a launch takes the tuning that was measured for the nearest of these numbers of rows.
  * -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);

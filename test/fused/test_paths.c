@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which path a launch takes, by its rows. test/hopper/test_measured.c launches both. */
+/* Which path and which tuning a launch takes, by its rows. test/hopper/test_measured.c launches both. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include "fused/gemm/plan.h"
+#include "fused/gemm/paths.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
+#include "transport/util/error.h"
 
 enum { CLUSTERS = 66, WORLD = 4 };
 
@@ -18,7 +22,15 @@ const char *prs_table_shipped(void)
            "v6 NVIDIA_H200 132 2 512 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 60 0\n"
            "v5 NVIDIA_H200 132 2 256 2560 8192 1 4 1 : 1 66 1 1 2 2 85 16 40\n"
            "v5 NVIDIA_H200 132 2 128 2560 8192 1 4 1 : 0 66 1 1 2 2 85 16 40\n"
-           "v7 NVIDIA_H200 132 2 64 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 100 0 90"; /* a slower one is no other way */
+           "v7 NVIDIA_H200 132 2 64 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 100 0 90\n" /* a slower one is no other way */
+           "v8 NVIDIA_H200 132 2 8192 1536 4096 1 4 1 : 1 66 8 1 2 2 85 16 200 0 300 256\n"
+           "v8 NVIDIA_H200 132 2 4096 1536 4096 1 4 1 : 1 66 2 2 1 1 85 16 130 0 150 256\n"
+           "v8 NVIDIA_H200 132 2 2048 1536 4096 1 4 1 : 1 66 1 2 1 1 1 16 70 0 80 192\n"
+           "v8 NVIDIA_H200 132 2 1024 1536 4096 1 4 1 : 1 66 1 2 1 1 1 16 45 0 50 192\n"
+           "v8 NVIDIA_H200 132 2 512 1536 4096 1 4 1 : 2 66 1 2 1 1 1 16 30 0 50 256\n"
+           "v8 NVIDIA_H200 132 1 1024 8192 8192 1 4 1 : 2 66 1 0 1 1 1 16 200 0 250 256\n"
+           "v8 NVIDIA_H200 132 1 512 8192 8192 1 4 1 : 2 66 1 0 1 1 1 16 150 0 200 256\n"
+           "v8 NVIDIA_H200 132 1 256 8192 8192 1 4 1 : 1 66 1 0 1 1 40 16 90 0 100 256";
 }
 
 static struct prs_gemm_shape product(enum prs_gemm_op op, uint32_t m, uint32_t n, uint32_t k)
@@ -45,8 +57,8 @@ Test(paths, a_plan_knows_both_paths_for_its_rows_and_for_fewer)
 }
 
 /* Fused and unfused, us: for the most rows of a plan, for half of them, and for those of a launch; where the paths of a
- * launch differ by less than a sixth. 2 and 4 x H200: doc/results/grid-2xH200.json, grid-4xH200.json, of both the powers
- * of two from fused/gemm/table.txt. */
+ * launch differ by less than a sixth. 2 and 4 x H200: doc/results/grid-2xH200.json, grid-4xH200.json; the powers of two
+ * from fused/gemm/table.txt. */
 struct ways {
     enum prs_gemm_op op;
     uint32_t world, most, rows, n, k;
@@ -186,4 +198,146 @@ Test(paths, a_class_of_rows_has_its_own_ratio)
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
         cr_assert_eq(prs_tuning_unfused_is_faster(&shape, cases[i].rows, &PLACE, CLUSTERS, times), cases[i].unfused,
                      "%u rows", cases[i].rows);
+}
+
+/* ---- plans of a plan ---- */
+
+/* In place of prs_gemm_plan_open_as(), which needs other ranks: decides as it does, and says how many plans there are;
+ * refuses more than `most_opened`. */
+static uint32_t opened, most_opened;
+
+int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
+                          const struct prs_gemm_tuning *tuning, const struct prs_table_found *measured_before,
+                          struct prs_gemm_plan **out)
+{
+    struct prs_gemm_plan *p = aligned_alloc(_Alignof(struct prs_gemm_plan), sizeof(*p));
+    struct prs_table_found found = {.source = PRS_TABLE_NONE};
+    if (opened == most_opened) {
+        free(p);
+        return -ENOMEM;
+    }
+    memset(p, 0, sizeof(*p));
+    p->base.ctx = ctx;
+    p->shape = *shape;
+    p->args.schedule.place = ctx->place;
+    if (measured_before)
+        found = *measured_before;
+    else if (!tuning)
+        prs_table_find(ctx, shape, &found);
+    memcpy(p->base.call.hint.first, &found, sizeof(found));
+    cr_assert_eq(prs_tuning_choose(ctx, shape, tuning, &found, CLUSTERS, &p->info), 0, "%s", prs_error_last());
+    opened++;
+    *out = p;
+    return 0;
+}
+
+static void close_all(struct prs_gemm_plan *p)
+{
+    while (p) {
+        struct prs_gemm_plan *next = p->next;
+        free(p);
+        p = next;
+    }
+}
+
+static struct prs_gemm_plan *open_all(struct prs_fused *ctx, struct prs_gemm_shape shape, uint32_t most)
+{
+    struct prs_gemm_plan *p = NULL;
+    opened = 0, most_opened = most;
+    cr_assert_eq(prs_gemm_plan_open_as(ctx, &shape, NULL, NULL, &p), 0);
+    cr_assert_eq(prs_paths_open(p), 0);
+    return p;
+}
+
+/* What a launch takes; band 0: the unfused path. */
+struct taken {
+    uint32_t rows, band, mover, columns, most;
+};
+
+static void assert_takes(struct prs_gemm_plan *p, const struct taken *cases, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct prs_gemm_operands x = {.m = cases[i].rows};
+        const struct prs_gemm_plan *q = prs_paths_plan(p, &x);
+        const struct prs_gemm_tuning *t = &q->info.tuning;
+        uint32_t rows = cases[i].rows != 0 ? cases[i].rows : p->shape.m;
+        cr_assert_leq(rows, q->shape.m, "%u rows", rows);
+        cr_assert_eq(t->path, cases[i].band != 0 ? PRS_GEMM_PATH_FUSED : PRS_GEMM_PATH_UNFUSED, "%u rows", rows);
+        cr_assert_eq(prs_gemm_plan_path(p, cases[i].rows), (int)t->path);
+        if (cases[i].band != 0)
+            cr_assert(t->band == cases[i].band && t->mover == cases[i].mover && t->columns == cases[i].columns &&
+                          q->shape.m == cases[i].most,
+                      "%u rows: band %u, mover %u, %u columns, of a plan for %u rows", rows, t->band, t->mover,
+                      t->columns, q->shape.m);
+    }
+}
+
+/* Classes of 8192, 4096, 2048 and 1024 rows: the last two have the same tuning. Half way between two classes, by their
+ * ratio, are 5792 and 2896 rows. */
+Test(paths, a_launch_takes_the_tuning_of_its_rows_class)
+{
+    static const struct taken cases[] = {{0, 8, 1, 256, 8192},    {8192, 8, 1, 256, 8192}, {5796, 8, 1, 256, 8192},
+                                         {5792, 2, 2, 256, 5792}, {4096, 2, 2, 256, 5792}, {2900, 2, 2, 256, 5792},
+                                         {2896, 1, 2, 192, 2896}, {2048, 1, 2, 192, 2896}, {1024, 1, 2, 192, 2896},
+                                         {512, 0, 0, 0, 0},       {16, 0, 0, 0, 0}};
+    struct prs_fused ctx = {.config = {.world = WORLD}, .place = PLACE, .sms = 132, .gpu = "NVIDIA H200"};
+    struct prs_gemm_plan *p = open_all(&ctx, product(PRS_GEMM_ALLGATHER, 8192, 1536, 4096), 99);
+    struct prs_gemm_operands on_device = {.m_on_device = &opened};
+    cr_assert_eq(opened, 4, "%u plans", opened);
+    assert_takes(p, cases, sizeof(cases) / sizeof(*cases));
+    cr_assert_eq(prs_paths_plan(p, &on_device), p, "the most rows decide");
+    close_all(p);
+}
+
+Test(paths, classes_of_rows_that_do_not_come_have_no_plan)
+{
+    static const struct taken cases[] = {{8192, 8, 1, 256, 8192}, {5792, 2, 2, 256, 5792}, {4097, 2, 2, 256, 5792}};
+    struct prs_fused ctx = {.config = {.world = WORLD}, .place = PLACE, .sms = 132, .gpu = "NVIDIA H200"};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 8192, 1536, 4096);
+    struct prs_gemm_plan *p;
+    shape.fewest_m = 4097;
+    p = open_all(&ctx, shape, 99);
+    cr_assert_eq(opened, 2, "%u plans", opened);
+    assert_takes(p, cases, sizeof(cases) / sizeof(*cases));
+    close_all(p);
+}
+
+/* Rows with gaps have no unfused path. A band that is a whole block of 1024 rows is one of two pairs for 1448. */
+Test(paths, a_product_that_only_one_path_can_run_has_the_tunings_of_its_classes)
+{
+    static const struct taken cases[] = {
+        {8192, 8, 1, 256, 8192}, {4096, 2, 2, 256, 5792}, {2048, 1, 2, 192, 2896}, {512, 2, 2, 192, 1448}};
+    struct prs_fused ctx = {.config = {.world = WORLD}, .place = PLACE, .sms = 132, .gpu = "NVIDIA H200"};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 8192, 1536, 4096);
+    struct prs_gemm_plan *p;
+    shape.lda = 4104;
+    p = open_all(&ctx, shape, 99);
+    cr_assert_eq(opened, 4, "%u plans", opened);
+    assert_takes(p, cases, sizeof(cases) / sizeof(*cases));
+    close_all(p);
+}
+
+/* Of 512 and 1024 rows the unfused path is faster, of 256 the fused one. */
+Test(paths, a_plan_of_the_unfused_path_has_fused_tunings_of_fewer_rows)
+{
+    static const struct taken cases[] = {{1024, 0, 0, 0, 0}, {768, 0, 0, 0, 0}, {256, 1, 0, 256, 256}};
+    struct prs_fused ctx = {.config = {.world = WORLD}, .place = PLACE, .sms = 132, .gpu = "NVIDIA H200"};
+    struct prs_gemm_plan *p = open_all(&ctx, product(PRS_GEMM_REDUCE_SCATTER, 1024, 8192, 8192), 99);
+    assert_takes(p, cases, sizeof(cases) / sizeof(*cases));
+    close_all(p);
+}
+
+Test(paths, without_memory_for_other_plans_the_first_serves_all_rows)
+{
+    struct prs_fused ctx = {.config = {.world = WORLD}, .place = PLACE, .sms = 132, .gpu = "NVIDIA H200"};
+    for (uint32_t most = 1; most <= 3; most++) {
+        struct prs_gemm_plan *p = open_all(&ctx, product(PRS_GEMM_ALLGATHER, 8192, 1536, 4096), most);
+        for (uint32_t rows = 4; rows <= 8192; rows += 4) {
+            struct prs_gemm_operands x = {.m = rows};
+            const struct prs_gemm_plan *q = prs_paths_plan(p, &x);
+            cr_assert_leq(rows, q->shape.m);
+            cr_assert(most > 1 || q == p);
+        }
+        close_all(p);
+    }
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fused/gemm/paths.h"
 #include "test/hopper/ranks.h"
 #include "tools/hopper/hopper.h"
 
@@ -177,6 +178,102 @@ Test(measured, launches_of_one_plan_take_turns_on_both_paths, .timeout = 300)
                                                        .chosen = true,
                                                        .world = 2,
                                                        .epochs = 8,
+                                                       .replays = replays,
+                                                       .rows = rows});
+            (void)unlink(path);
+        }
+}
+
+/* ---- tunings of several classes of rows under one plan ---- */
+
+enum { CLASS_ROWS = 1024, CLASS_N = 384, CLASS_K = 128 };
+
+/* Tilings that differ in all that a class can choose: who moves rows, in which bands and pieces, at which pace, by how
+ * many clusters, in tiles of which width. Of 64 rows the unfused path is faster. */
+static void classes_file(char *path, uint32_t op)
+{
+    static const struct {
+        uint32_t rows, path, clusters, band, mover, segments, paced, spread, columns;
+    } of[] = {{1024, 1, 2, 1, 1, 2, 1, 1, 256},
+              {512, 1, 1, 1, 2, 1, 2, 40, 192},
+              {256, 1, 2, 1, 1, 1, 1, 85, 256},
+              {128, 1, 2, 1, 2, 1, 2, 1, 192},
+              {64, 2, 2, 1, 2, 1, 1, 1, 256}};
+    FILE *f = fdopen(mkstemp(path), "w");
+    cr_assert_not_null(f);
+    for (size_t i = 0; i < sizeof(of) / sizeof(*of); i++)
+        fprintf(f, "v8 emulated_Hopper_GPU 4 %u %u %u %u 1 2 1 : %u %u %u %u %u %u %u 16 %u 0 %u %u\n", op, of[i].rows,
+                CLASS_N, CLASS_K, of[i].path, of[i].clusters, of[i].band, of[i].mover, of[i].segments, of[i].paced,
+                of[i].spread, of[i].rows, of[i].rows * 2, op == PRS_GEMM_ALLGATHER ? of[i].columns : 256);
+    (void)fclose(f);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+}
+
+struct classes {
+    uint32_t op;
+    struct prs_gemm_tuning tuning[2][6]; /* of CLASS_ROWS, 724, 362, 128 and 64 rows, and with the rows on the device */
+};
+
+static void open_classes(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const uint32_t rows[] = {CLASS_ROWS, 724, 362, 128, 64};
+    struct classes *found = user;
+    struct prs_gemm_shape shape = {found->op, CLASS_ROWS, CLASS_N, CLASS_K, 1};
+    struct prs_gemm_operands x = {.m_on_device = rows};
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_fused *ctx = NULL;
+    cr_assert_eq(ranks_open(self, 0, 300, &ctx), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    found->tuning[rank][5] = prs_paths_plan(plan, &x)->info.tuning;
+    x.m_on_device = NULL;
+    for (uint32_t i = 0; i < 5; i++) {
+        x.m = rows[i];
+        found->tuning[rank][i] = prs_paths_plan(plan, &x)->info.tuning;
+    }
+    prs_gemm_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(measured, a_plan_has_the_tunings_of_the_classes_of_its_rows, .timeout = 60)
+{
+    static const uint32_t bands[] = {1, 2, 1, 1}, clusters[] = {2, 1, 2, 2}, spreads[] = {1, 40, 85, 1};
+    hopper_setup(2, 4, 0);
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++) {
+        char path[] = "/tmp/perseus-tuning-XXXXXX";
+        struct classes found = {.op = op};
+        classes_file(path, op);
+        ranks_run(2, open_classes, &found);
+        (void)unlink(path);
+        for (uint32_t i = 0; i < 8; i++) {
+            const struct prs_gemm_tuning *t = &found.tuning[i / 4][i % 4];
+            cr_assert(t->path == PRS_GEMM_PATH_FUSED && t->band == bands[i % 4] && t->clusters == clusters[i % 4] &&
+                          t->spread == spreads[i % 4],
+                      "operation %u, class %u: path %u, band %u, %u clusters, spread %u", op, i % 4, t->path, t->band,
+                      t->clusters, t->spread);
+            if (op == PRS_GEMM_ALLGATHER)
+                cr_assert(t->mover == 1 + i % 2 && t->columns == (i % 2 == 0 ? 256 : 192), "class %u", i % 4);
+        }
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            cr_assert_eq(found.tuning[rank][4].path, PRS_GEMM_PATH_UNFUSED);
+            cr_assert_eq(memcmp(&found.tuning[rank][5], &found.tuning[rank][0], sizeof(struct prs_gemm_tuning)), 0,
+                         "rows on the device: the most decide");
+        }
+    }
+}
+
+/* Launches of all classes follow each other, with the fewest and the most rows of each, also in graphs. */
+Test(measured, launches_of_one_plan_take_turns_on_the_tunings_of_their_rows, .timeout = 600)
+{
+    static const uint32_t rows[] = {1024, 128, 724, 256, 1024, 726, 362, 180, 182, 64, 1024, 364, 512, 2};
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
+        for (uint32_t replays = 0; replays <= 2; replays += 2) {
+            char path[] = "/tmp/perseus-tuning-XXXXXX";
+            classes_file(path, op);
+            ranks_assert_right(&(struct ranks_product){.shape = {op, CLASS_ROWS, CLASS_N, CLASS_K, 1},
+                                                       .chosen = true,
+                                                       .keeps = op == PRS_GEMM_ALLGATHER,
+                                                       .world = 2,
+                                                       .epochs = sizeof(rows) / sizeof(*rows),
                                                        .replays = replays,
                                                        .rows = rows});
             (void)unlink(path);
