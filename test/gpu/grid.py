@@ -484,7 +484,7 @@ def machine_of(device, world):
             "NVLink multicast off")
 
 
-def written(path, rows, left, device, world, options, script="grid.py", text=__doc__):
+def written(path, rows, left, device, world, options, script, text):
     """As tools/dev/record.py writes results, so that a run that is ended early leaves what it has. text: of the script;
     its third paragraph is the note."""
     head = {"date": datetime.date.today().isoformat(), "commit": options.commit, "machine": machine_of(device, world),
@@ -495,15 +495,27 @@ def written(path, rows, left, device, world, options, script="grid.py", text=__d
     path.write_text(json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + body + "\n  ]\n}\n")
 
 
-def measure(group, device, options):
+# What is measured of which cells, as run_of() has it. more: rows that follow from others.
+Run = collections.namedtuple("Run", "script text name cells row line summary more")
+
+
+def run_of(options):
+    if options.sweep:
+        return Run("grid.py", __doc__, "sweep", sweep_cells, sweep_row, sweep_line, lambda rows: [], lambda rows: [])
+    return Run("grid.py", __doc__, "grid", lambda options, world: cells_of(options.model), grid_row, grid_line, summary,
+               layer_rows)
+
+
+def measure(group, device, options, run=None):
     """All cells within the budget. Returns the rows and the titles of the cells that were left out."""
-    cells = sweep_cells(options, group.world) if options.sweep else cells_of(options.model)
+    run = run or run_of(options)
+    cells = run.cells(options, group.world)
     cells = [cell for cell in cells if not options.tokens or cell.tokens in options.tokens]
     cells = [cell for cell in cells if not options.op or cell.op in options.op]
     cells = [cell for cell in cells if not options.cell or re.search(options.cell, title(cell))]
     if options.numbers.scaling:  # e4m3 has no gradients, and no [k, n]
         cells = [cell for cell in cells if cell.pass_ == "forward" and cell.layout == "nk"]
-    name = ("sweep" if options.sweep else "grid") + ("-fp8" if options.numbers.scaling else "")
+    name = run.name + ("-fp8" if options.numbers.scaling else "")
     path = options.out / f"{name}-{group.world}x{device.name()}.json"
     rows, left, kept, longest, last_written = [], [], {}, 0.0, time.monotonic()
     for number, cell in enumerate(cells):
@@ -511,21 +523,19 @@ def measure(group, device, options):
         if most([begin - BEGAN + 1.5 * longest + 5 > options.budget_s], group)[0]:  # no rank may go on alone
             left = [title(rest) for rest in cells[number:]]
             break
-        row = (sweep_row if options.sweep else grid_row)(cell, device, group, kept, options)
+        row = run.row(cell, device, group, kept, options)
         rows.append(row)
         device.tidy()
         longest = max(longest, time.monotonic() - begin)
         if group.rank == 0:
-            line = (sweep_line if options.sweep else grid_line)(cell, row)
-            print(f"{time.monotonic() - BEGAN:5.0f} s  {line}", flush=True)
+            print(f"{time.monotonic() - BEGAN:5.0f} s  {run.line(cell, row)}", flush=True)
             if time.monotonic() - last_written > 15:
-                written(path, rows, [], device, group.world, options)
+                written(path, rows, [], device, group.world, options, run.script, run.text)
                 last_written = time.monotonic()
     if group.rank == 0:
-        complete = rows if options.sweep else rows + layer_rows(rows)
-        written(path, complete, left, device, group.world, options)
+        written(path, rows + run.more(rows), left, device, group.world, options, run.script, run.text)
         print(f"left out, by the budget of {options.budget_s} s: {'; '.join(left) if left else 'nothing'}")
-        for line in [] if options.sweep else summary(rows):
+        for line in run.summary(rows):
             print(line)
     return rows, left
 
@@ -556,7 +566,7 @@ def parsed(arguments):
     return options
 
 
-def rank_main(options):
+def rank_main(options, run):
     faulthandler.dump_traceback_later(options.budget_s + 90, exit=True)
     index = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(index)
@@ -565,23 +575,24 @@ def rank_main(options):
         import torch.distributed._symmetric_memory as symm_mem
         symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
     group = perseus.init(timeout_ms=60000)
-    rows, _ = measure(group, Gpu(group), options)
+    rows, _ = measure(group, Gpu(group), options, run)
     group.close()
     dist.destroy_process_group()
     return 0 if rows and all(row["checked"] for row in rows) else 1
 
 
-def main():
+def main(run=None):
+    """run: of another script, which torchrun then starts."""
     options = parsed(sys.argv[1:])
     if options.table:
         print("\n".join(sorted(set(table_lines(options.table)))))
         return 0
     if "RANK" in os.environ:
-        return rank_main(options)
+        return rank_main(options, run)
     gpus = options.gpus or min(torch.cuda.device_count(), 8)
     if gpus < 2:
         sys.exit(f"grid: {gpus} GPUs: a grid needs at least 2")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus), __file__, *sys.argv[1:]]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(gpus), sys.argv[0], *sys.argv[1:]]
     return subprocess.run(command, env=dict(os.environ, COMMIT=options.commit)).returncode
 
 

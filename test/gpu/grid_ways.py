@@ -324,11 +324,11 @@ def columns_of(b):
 
 
 class Planned(Way):
-    """Plans with a given tuning, for as many rows as the ops' plans have."""
+    """Plans with a given tuning, or that choose; for `most` rows, or as many as the ops' plans have."""
 
-    def __init__(self, operands, **tuning):
+    def __init__(self, operands, most=None, **tuning):
         super().__init__(operands)
-        self.plans, self.tuning = {}, tuning
+        self.plans, self.tuning, self.most = {}, tuning, most
         x, first, second = operands, perseus.ops.ALLGATHER, perseus.ops.REDUCE_SCATTER
         if not x.gathers:
             first, second = second, first
@@ -342,16 +342,19 @@ class Planned(Way):
 
     def _open(self, op, n, k, transposed):
         group, lib = self.x.group, self.x.group.library
-        shape = lib.prs_gemm_shape(op=op, m=group.rows(self.x.m), n=n, k=k, b_transposed=transposed,
+        shape = lib.prs_gemm_shape(op=op, m=self.most or group.rows(self.x.m), n=n, k=k, b_transposed=transposed,
                                    dtype=self.x.numbers.dtype, scaling=self.x.numbers.scaling)
-        tuning = lib.prs_gemm_tuning(**self.tuning)
+        tuning = ctypes.byref(lib.prs_gemm_tuning(**self.tuning)) if self.tuning else None
         what = f"plan of a product of {n} columns and depth {k}"
-        shape, tuning = ctypes.byref(shape), ctypes.byref(tuning)
-        self.plans[op] = group._open(what, "prs_gemm_plan_open", group.handle, shape, tuning)
+        self.plans[op] = group._open(what, "prs_gemm_plan_open", group.handle, ctypes.byref(shape), tuning)
 
     def decided(self):
         """The whole tuning of the forward pass."""
         return plan_info(self.x.group, next(iter(self.plans.values())))[0]
+
+    def path(self):
+        """Of the forward pass."""
+        return self.x.group.library.prs_gemm_plan_path(next(iter(self.plans.values())), self.x.m)
 
     def _launch(self, op, a, b, c, gathered=None):
         group, place = self.x.group, self.x.group.place

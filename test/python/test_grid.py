@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""test/gpu/grid.py on emulated GPUs: small cells in all forms, and that a wrong result is found. The times mean nothing
-there."""
+"""test/gpu/grid.py and rows.py on emulated GPUs: small cells in all forms, and that a wrong result is found. The times
+mean nothing there."""
 import json
 import pathlib
 import sys
@@ -14,6 +14,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
 import grid  # noqa: E402
 import grid_ways  # noqa: E402
+import rows as rows_script  # noqa: E402
 
 SMALL = {"tiny": (("up", grid.GATHER, 512, 128), ("down", grid.SCATTER, 128, 256))}
 TIERS = (((128, 200), "forward", True, "nk"), ((64,), "both", False, "kn"), ((64,), "both", True, "nk"))
@@ -60,6 +61,20 @@ class Grid(unittest.TestCase):
                 self.assertTrue(all(row[f"{name}_us"] > 0 for name in grid.NAMES if name != "symm"), row)
             lines = list(grid.table_lines(self.folder / "grid-fp8-2xemulated.json"))
             self.assertEqual([line.split()[-3] for line in lines], [str(number)] * 2)
+
+    def test_a_plan_is_launched_with_fewer_rows(self):
+        self.enterContext(mock.patch.multiple(rows_script, MOST=1024, TIERS=(((128, 600), "forward", True, "nk"),)))
+        options = options_of(self.folder)
+        rows, left = ranks.run(2, lambda group: grid.measure(group, grid.Emulated(group), options, rows_script.RUN))[0]
+        self.assertEqual((len(rows), left), (4, []))
+        for row in rows:
+            self.assertTrue(row["checked"], row)
+            self.assertTrue(all(row[f"{name}_us"] > 0 for name in rows_script.WAYS), row)
+            self.assertIn(row["path"], (grid.FUSED, grid.UNFUSED))
+        file = json.loads((self.folder / "rows-2xemulated.json").read_text())
+        self.assertEqual((len(file["rows"]), file["command"].split()[0]), (4, "test/gpu/rows.py"))
+        fused = sum(row["path"] == grid.FUSED for row in rows)
+        self.assertEqual(sum(int(line.split()[2]) for line in rows_script.summary(rows)), fused)
 
     def test_a_wrong_result_is_found(self):
         right = grid_ways.Planned._launch
