@@ -54,7 +54,8 @@ static uint64_t start_of(uint32_t pid)
     unsigned long long start = 0;
     size_t got;
     FILE *f;
-    (void)snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    /* qemu-user answers /proc/PID/stat itself for its own process, with another start than all others see. */
+    (void)snprintf(path, sizeof(path), "/proc/./%u/stat", pid);
     f = fopen(path, "re");
     if (!f)
         return 0;

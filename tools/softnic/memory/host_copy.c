@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host memory: a plain copy within the process, process_vm_writev and process_vm_readv between processes.
+/* Host memory: a plain copy within the process, process_vm_writev and process_vm_readv between processes, or
+ * /proc/PID/mem where these are missing.
  *
  * The kernel copies each iovec, local or remote, by itself and in order. Within one of them the order of the bytes is
  * not promised (a fast "rep movsb" may store them in any order); between two it is. So the last 8 bytes always get an
@@ -8,6 +9,8 @@
 #include "tools/softnic/memory/host_copy.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -43,12 +46,70 @@ static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t
     return n;
 }
 
-/* A raw system call: sanitizers intercept the C library's wrappers and would report the copy as a data race. */
+/* System calls are raw: sanitizers intercept the C library's wrappers and would report the copy as a data race. */
+
+/* Read or write each piece, in order. Memory of the other process that it cannot write itself is written too. */
+static long mem_copy(bool writing, int fd, const struct iovec *local, unsigned locals, const struct iovec *remote,
+                     unsigned remotes)
+{
+    size_t here = 0, there = 0; /* done of the first pieces */
+    long done = 0;
+
+    while (locals && remotes) {
+        size_t piece =
+            local->iov_len - here < remote->iov_len - there ? local->iov_len - here : remote->iov_len - there;
+        long n = syscall(writing ? SYS_pwrite64 : SYS_pread64, fd, (uint8_t *)local->iov_base + here, piece,
+                         (uint8_t *)remote->iov_base + there);
+
+        if (n <= 0) {
+            errno = n == 0 ? ESRCH : errno == EIO ? EFAULT : errno;
+            return done ? done : -1;
+        }
+        done += n;
+        here += (size_t)n;
+        there += (size_t)n;
+        if (here == local->iov_len)
+            local++, locals--, here = 0;
+        if (there == remote->iov_len)
+            remote++, remotes--, there = 0;
+    }
+    return done;
+}
+
+static long mem_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
+                     unsigned remotes)
+{
+    char path[32];
+    long done;
+    int fd, error;
+
+    snprintf(path, sizeof(path), "/proc/%u/mem", pid);
+    fd = open(path, (writing ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0) {
+        errno = errno == ENOENT ? ESRCH : EPERM;
+        return -1;
+    }
+    done = mem_copy(writing, fd, local, locals, remote, remotes);
+    error = errno;
+    close(fd);
+    errno = error;
+    return done;
+}
+
 static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
                     unsigned remotes)
 {
-    return syscall(writing ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, (unsigned long)locals,
-                   remote, (unsigned long)remotes, 0ul);
+    static bool absent; /* atomic. Kernels may be built without these calls, and qemu-user has none */
+    long n;
+
+    if (__atomic_load_n(&absent, __ATOMIC_RELAXED))
+        return mem_call(writing, pid, local, locals, remote, remotes);
+    n = syscall(writing ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, (unsigned long)locals, remote,
+                (unsigned long)remotes, 0ul);
+    if (n >= 0 || errno != ENOSYS)
+        return n;
+    __atomic_store_n(&absent, true, __ATOMIC_RELAXED);
+    return mem_call(writing, pid, local, locals, remote, remotes);
 }
 
 static bool local_readable(const struct iovec *iov, unsigned count)
@@ -84,7 +145,7 @@ static int vm_error(uint32_t pid, int error, const struct vec *vec)
 {
     if (error == ESRCH)
         return -ESRCH;
-    if (error == EPERM || error == ENOSYS) {
+    if (error == EPERM) {
         sn_log("process_vm to pid %u: %s: is it another user's, did an unprivileged user start one of the two outside "
                "the softnic-run that made the world (give --name to both), or does a sandbox forbid ptrace (docker: "
                "--cap-add SYS_PTRACE)?",

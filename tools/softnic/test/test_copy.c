@@ -2,7 +2,14 @@
 /* Writes between processes that share a system call: their order, and what their immediate data implies. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 #include "tools/softnic/test/support.h"
 
@@ -53,7 +60,7 @@ static void watch_last_words(struct end *end, const struct address *peer, int fd
     }
 }
 
-Test(copy, the_last_word_of_a_write_comes_after_all_before_it)
+static void write_pieces(void)
 {
     struct couple c = couple_open(watch_last_words);
     char byte;
@@ -67,6 +74,70 @@ Test(copy, the_last_word_of_a_write_comes_after_all_before_it)
     }
     reap(c.pid);
     end_close(&c.end);
+}
+
+Test(copy, the_last_word_of_a_write_comes_after_all_before_it)
+{
+    write_pieces();
+}
+
+/* As under qemu-user, or in a kernel that was built without them. */
+static void take_process_vm_away(void)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        cr_skip_test("no filter of system calls");
+}
+
+Test(copy, it_goes_on_without_the_calls_for_memory_of_others)
+{
+    take_process_vm_away();
+    write_pieces();
+}
+
+static void leave_a_hole(struct end *end, const struct address *peer, int fd)
+{
+    char byte;
+
+    (void)peer;
+    require(!munmap(end->buf, END_BYTES), "munmap");
+    tell(fd, "h", 1);
+    hear(fd, &byte, 1);
+    require(mmap(end->buf, END_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+                end->buf,
+            "mmap");
+}
+
+static void write_to_a_hole(void)
+{
+    struct couple c = couple_open(leave_a_hole);
+    char byte;
+
+    hear(c.fd, &byte, 1);
+    cr_assert_eq(post(&c.end, IBV_WR_RDMA_WRITE, 0, 8, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(c.end.cq, "write").status, IBV_WC_REM_OP_ERR);
+    tell(c.fd, "e", 1);
+    reap(c.pid);
+    end_close(&c.end);
+}
+
+Test(copy, what_is_unmapped_cannot_be_written)
+{
+    write_to_a_hole();
+}
+
+Test(copy, what_is_unmapped_cannot_be_written_without_these_calls)
+{
+    take_process_vm_away();
+    write_to_a_hole();
 }
 
 static void take_with_few_receives(struct end *end, const struct address *peer, int fd)

@@ -25,7 +25,8 @@ static bool stat_read(uint32_t pid, struct stat_line *out)
     ssize_t n;
     int fd;
 
-    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    /* qemu-user answers /proc/PID/stat itself for its own process, with another start than all others see. */
+    snprintf(path, sizeof(path), "/proc/./%u/stat", pid);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
