@@ -121,7 +121,7 @@ uint32_t end_begin(struct end *e, const struct end_options *o)
 
 void end_register(struct end *e, unsigned int access)
 {
-    e->buf = aligned_alloc(4096, (e->bytes + 4095) & ~4095ul);
+    e->buf = aligned_alloc(LARGEST_PAGE, (e->bytes + LARGEST_PAGE - 1) & ~(LARGEST_PAGE - 1ul));
     require(e->buf != NULL, "no memory");
     memset(e->buf, 0, e->bytes);
     e->mr = ibv_reg_mr(e->pd, e->buf, e->bytes, access);

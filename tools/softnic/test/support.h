@@ -11,7 +11,7 @@
 
 #include "tools/softnic/world/world.h"
 
-enum { END_BYTES = 1 << 16, END_WRS = 64, ALL_ACCESS = 15 };
+enum { END_BYTES = 1 << 16, END_WRS = 64, ALL_ACCESS = 15, LARGEST_PAGE = 1 << 16 /* of any kernel */ };
 enum { WAIT_S = 60 }; /* limit for what must come: only a failure waits this long, but a machine may take seconds */
 
 /* One side of a connection, with a registered buffer. */

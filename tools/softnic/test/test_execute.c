@@ -412,9 +412,9 @@ Test(execute, iova_is_what_requests_name)
     struct address shifted;
 
     start();
-    mr = ibv_reg_mr_iova(b.pd, b.buf, 4096, 0x4000, ALL_ACCESS);
+    mr = ibv_reg_mr_iova(b.pd, b.buf, 4096, 0x40000, ALL_ACCESS);
     cr_assert_not_null(mr);
-    shifted = (struct address){.rkey = mr->rkey, .addr = 0x4000};
+    shifted = (struct address){.rkey = mr->rkey, .addr = 0x40000};
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &shifted, 16, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(wait_wc(a.cq, "write to an iova").status, IBV_WC_SUCCESS);
     cr_assert_eq(memcmp(b.buf + 16, a.buf, 8), 0);

@@ -3,7 +3,9 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mount.h>
+#include <unistd.h>
 
 #include "tools/softnic/test/support.h"
 
@@ -71,4 +73,35 @@ Test(object, a_full_dev_shm_is_an_error_of_who_wants_more)
         cr_assert_eq(ibv_close_device(contexts[--context]), 0);
     ibv_free_device_list(list);
     end_close(&e);
+}
+
+/* A queue reads what a ring has held before as entries of its own. Here rings share pages that are larger than they. */
+Test(object, a_ring_that_is_used_again_is_empty)
+{
+    static const uint64_t sizes[] = {4096, 8192, 40000, 200000, 1000000};
+    uint64_t off[5], again;
+    struct sn_world *world;
+    struct sn_config config;
+
+    sn_config_default(&config);
+    cr_assert_eq(sn_world_create("/dev/shm/softnic.test.rings", &config, true, &world), 0);
+    cr_assert_eq(unlink("/dev/shm/softnic.test.rings"), 0);
+    for (int i = 0; i < 5; i++) {
+        cr_assert_eq(sn_arena_alloc(world, sizes[i], &off[i]), 0);
+        memset((uint8_t *)world + off[i], 0xa0 + i, sizes[i]);
+    }
+    for (int i = 0; i < 5; i++) {
+        const uint8_t *ring = (uint8_t *)world + off[i];
+
+        sn_arena_free(world, off[i], sizes[i]);
+        cr_assert_eq(sn_arena_alloc(world, sizes[i], &again), 0);
+        cr_assert_eq(again, off[i]);
+        for (uint64_t at = 0; at < sizes[i]; at++)
+            cr_assert_eq(ring[at], 0, "byte %lu of %lu", (unsigned long)at, (unsigned long)sizes[i]);
+        memset((uint8_t *)world + again, 0xa0 + i, sizes[i]);
+    }
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(((uint8_t *)world)[off[i]] + ((uint8_t *)world)[off[i] + sizes[i] - 1], 2 * (0xa0 + i), "ring %d",
+                     i);
+    sn_world_close(world);
 }

@@ -122,7 +122,7 @@ enum { TRAPPED = false };
 #else
 enum { TRAPPED = true };
 #endif
-enum { LARGE = 8 << 20, PAGE = 4096 };
+enum { LARGE = 8 << 20, PAGE = LARGEST_PAGE };
 
 /* The thread that first touches the first page of a write finds it protected, and checks whether the last word is there
  * already. A thread that polls would need a core at just that moment. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Table indices and ring space of a world. Rings are powers of two times 4 KiB. Freed rings are kept by size, and their
- * pages are given back. */
+/* Table indices and ring space of a world. Rings are powers of two times 4 KiB. Freed rings are kept by size, and the
+ * pages that are theirs alone are given back; a kernel's pages may be larger than a ring. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tools/softnic/world/lock.h"
 
@@ -18,9 +19,14 @@ static int arena_class(uint64_t bytes)
     return order;
 }
 
+static uintptr_t page_bytes(void)
+{
+    return (uintptr_t)sysconf(_SC_PAGESIZE);
+}
+
 int sn_world_populate(void *at, uint64_t bytes, const char *what)
 {
-    uintptr_t from = (uintptr_t)at & ~(uintptr_t)(ARENA_UNIT - 1);
+    uintptr_t from = (uintptr_t)at & ~(page_bytes() - 1);
 
     if (!madvise((void *)from, (uintptr_t)at + bytes - from, MADV_POPULATE_WRITE) ||
         (errno != EFAULT && errno != ENOMEM))
@@ -34,12 +40,14 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
 {
     int order = arena_class(bytes);
     uint64_t size = (uint64_t)ARENA_UNIT << order, *at;
+    bool used;
 
     *off = 0;
     if (order >= SN_ARENA_CLASSES)
         return -ENOMEM;
     sn_lock_take(&world->arena_lock);
     at = sn_ring_at(world, world->arena_free[order], size);
+    used = at;
     if (at) {
         *off = world->arena_free[order];
         world->arena_free[order] = *at;
@@ -57,7 +65,8 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
         sn_arena_free(world, *off, bytes);
         return -ENOMEM;
     }
-    memset(at, 0, ARENA_UNIT); /* the rest was never used, or was given back */
+    if (used) /* all of it: what shares a page with other rings was not given back */
+        memset(at, 0, size);
     return 0;
 }
 
@@ -65,14 +74,16 @@ void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes)
 {
     int order = arena_class(bytes);
     uint64_t size = (uint64_t)ARENA_UNIT << order, *at = off ? sn_ring_at(world, off, size) : NULL;
+    uintptr_t page = page_bytes(), from = ((uintptr_t)at + ARENA_UNIT + page - 1) & ~(page - 1),
+              to = ((uintptr_t)at + size) & ~(page - 1);
 
     if (off && (!at || order >= SN_ARENA_CLASSES || off % ARENA_UNIT))
         sn_log("a ring of %llu bytes at offset 0x%llx: the world is damaged; its space is lost",
                (unsigned long long)bytes, (unsigned long long)off);
     if (!at || order >= SN_ARENA_CLASSES || off % ARENA_UNIT)
         return;
-    if (size > ARENA_UNIT)
-        madvise((uint8_t *)at + ARENA_UNIT, size - ARENA_UNIT, MADV_REMOVE);
+    if (from < to)
+        madvise((void *)from, to - from, MADV_REMOVE);
     sn_lock_take(&world->arena_lock);
     *at = world->arena_free[order];
     world->arena_free[order] = off;

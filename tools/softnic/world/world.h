@@ -413,7 +413,7 @@ void sn_world_path(char *path, size_t bytes);
  * Return 0, or -ENOSPC, logged as "what: /dev/shm is full". Kernels before 5.14 cannot do it. */
 int sn_world_populate(void *at, uint64_t bytes, const char *what);
 
-/* Allocate ring space: zeroed, page aligned, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
+/* Allocate ring space: zeroed, aligned to 4 KiB, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off);
 void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes);
 
