@@ -243,7 +243,7 @@ int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes)
 
 int cuMemsetD8_v2(uint64_t va, unsigned char value, size_t bytes)
 {
-    uint8_t line[PAGE];
+    uint8_t line[4096];
     if (fake_current() < 0)
         return INVALID_CONTEXT;
     memset(line, value, sizeof(line));

@@ -17,6 +17,11 @@ struct ipc_handle {
     uint64_t bytes;
 };
 
+static size_t page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
 static void drop_locked(struct range *range)
 {
     munmap(range->shadow, range->bytes);
@@ -34,7 +39,7 @@ int cuMemAlloc_v2(uint64_t *va, size_t bytes)
         return r;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
-    bytes = (bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+    bytes = (bytes + page_bytes() - 1) & ~(page_bytes() - 1);
     int fd = memfd_create("fake_cuda", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes))
         return OUT_OF_MEMORY;
@@ -76,14 +81,14 @@ static int exportable_locked(uint64_t va, uint64_t end)
     return OK;
 }
 
-/* Whole pages, as in the real driver. The file has only the size of the range: the program that registers it finds the
- * memory by its address. */
+/* Whole pages of the host, as in the real driver. The file has only the size of the range: the program that registers
+ * it finds the memory by its address. */
 int cuMemGetHandleForAddressRange(void *handle, uint64_t va, size_t bytes, int type, unsigned long long flags)
 {
     int r = fake_failure(__func__);
     if (r)
         return r;
-    if (type != 1 || flags || !bytes || va % PAGE || bytes % PAGE)
+    if (type != 1 || flags || !bytes || va % page_bytes() || bytes % page_bytes())
         return INVALID_VALUE;
     pthread_mutex_lock(&fake_mutex);
     r = exportable_locked(va, va + bytes);

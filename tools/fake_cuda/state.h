@@ -22,7 +22,6 @@ enum {
     NOT_SUPPORTED = 801,
     DEVICES = 2,
     GRANULARITY = 2 << 20,
-    PAGE = 4096,
 };
 
 enum range_kind { FREE, LEGACY, RESERVED, MAPPED, PINNED, REGISTERED, IPC };
