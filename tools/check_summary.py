@@ -4,9 +4,9 @@
 check_summary.py left_out: how many of these tests only the complete form runs.
 check_summary.py report LOG: of Meson's testlog.json a line a suite, what failed (with the end of its output), what was
 skipped (with its reason), and the slowest tests; exit 1 if a test failed, or none of a suite ran.
-check_summary.py total N LOG...: what failed, by name, then the one line "N passed, N failed, N skipped", over all logs
-(BUILD.json). The first N, and each suite of which no test ran, are added to the failed; exit 1 if that is not zero, or
-if nothing passed."""
+check_summary.py total FAILED SKIPPED LOG...: what failed, by name, then the one line "N passed, N failed, N skipped",
+over all logs (BUILD.json), with that many more of each. Each suite of which no test ran is one more failed; exit 1 if
+one failed, or if nothing passed."""
 import collections
 import json
 import pathlib
@@ -86,8 +86,8 @@ def report(log):
     return any(kinds["failed"] or ran_nothing(name, kinds) for name, kinds in suites.items())
 
 
-def total(steps_failed, *logs):
-    kinds = collections.Counter(failed=int(steps_failed))
+def total(steps_failed, steps_skipped, *logs):
+    kinds = collections.Counter(failed=int(steps_failed), skipped=int(steps_skipped))
     for log in logs:
         tests = list(read(log))
         for name, mine in count(tests).items():

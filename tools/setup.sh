@@ -13,6 +13,7 @@ setup_tests='clang-format:clang-format /usr/include/criterion/criterion.h:libcri
 valgrind:valgrind spin:spin doxygen:doxygen abidiff:abigail-tools
 ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest /usr/lib/python3/dist-packages/pyverbs:python3-pyverbs fi_pingpong:libfabric-bin /usr/include/rdma/fabric.h:libfabric-dev rping:rdmacm-utils /usr/include/rdma/rdma_cma.h:librdmacm-dev ucx_perftest:ucx-utils setpriv:util-linux ip:iproute2'
 setup_machines='/etc/libibverbs.d/rxe.driver:ibverbs-providers qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod strip:binutils zstd:zstd
+aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64:qemu-user
 mpicc.openmpi:libopenmpi-dev mpirun.openmpi:openmpi-bin mpicc.mpich:libmpich-dev mpirun.mpich:mpich'
 setup_torch_version=2.11.0 # that of the GPU host
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
