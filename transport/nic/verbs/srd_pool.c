@@ -344,6 +344,47 @@ static struct prs_srd_qp *choose_to_connect_locked(const struct prs_srd_pool *po
 
 /* ---- ends ---- */
 
+/* The entry of the table of names that has this name, or the free one where it belongs. */
+static struct prs_srd_name *entry_of(struct prs_srd_qp *qp, const struct prs_srd_end *end)
+{
+    uint64_t name = prs_srd_full_name(end->to->number, end->remote_number);
+    uint32_t at = prs_srd_first_entry(qp, end->to->number, end->remote_number);
+
+    while (qp->name[at].end && qp->name[at].name != name)
+        at = (at + 1) & qp->name_mask;
+    qp->name[at].name = name;
+    return &qp->name[at];
+}
+
+/* Rebuild the table of names after it has grown. It has twice as many entries as there are slots. */
+static void rename_ends(struct prs_srd_qp *qp)
+{
+    qp->name_mask = 2 * qp->slots - 1;
+    memset(qp->name, 0, (qp->name_mask + 1) * sizeof(*qp->name));
+    for (uint32_t i = 0; i < qp->slots; i++)
+        if (qp->end[i] && qp->end[i]->named)
+            entry_of(qp, qp->end[i])->end = qp->end[i];
+}
+
+/* Every message takes the lock that is held here, so the table is not built anew: what follows the entry moves up, as
+ * far as a search from its first entry still comes to it. */
+static void unname_locked(struct prs_srd_qp *qp, struct prs_srd_end *end)
+{
+    uint32_t mask = qp->name_mask, hole = (uint32_t)(entry_of(qp, end) - qp->name);
+
+    for (uint32_t at = (hole + 1) & mask; qp->name[at].end; at = (at + 1) & mask) {
+        uint64_t name = qp->name[at].name;
+        uint32_t first = prs_srd_first_entry(qp, (uint32_t)(name >> 32), (uint32_t)name);
+
+        if (((at - first) & mask) >= ((at - hole) & mask)) {
+            qp->name[hole] = qp->name[at];
+            hole = at;
+        }
+    }
+    qp->name[hole].end = NULL;
+    end->named = false;
+}
+
 /* Return a free slot, or PRS_SRD_NONE: no memory. */
 static uint32_t find_slot(struct prs_srd_qp *qp)
 {
@@ -365,25 +406,8 @@ static uint32_t find_slot(struct prs_srd_qp *qp)
     qp->name = names;
     memset(qp->end + qp->slots, 0, qp->slots * sizeof(*qp->end));
     qp->slots *= 2;
-    qp->name_mask = 2 * qp->slots - 1;
+    rename_ends(qp);
     return slot;
-}
-
-/* Rebuild the table of names. It has twice as many entries as there are slots. */
-static void rename_ends(struct prs_srd_qp *qp)
-{
-    memset(qp->name, 0, (qp->name_mask + 1) * sizeof(*qp->name));
-    for (uint32_t i = 0; i < qp->slots; i++) {
-        struct prs_srd_end *end = qp->end[i];
-        uint32_t at;
-
-        if (!end || !end->named)
-            continue;
-        at = prs_srd_first_entry(qp, end->to->number, end->remote_number);
-        while (qp->name[at].end)
-            at = (at + 1) & qp->name_mask;
-        qp->name[at] = (struct prs_srd_name){prs_srd_full_name(end->to->number, end->remote_number), end};
-    }
 }
 
 /* Return 0, PRS_AGAIN (the queue pair has failed meanwhile) or -ENOMEM. */
@@ -399,7 +423,6 @@ static int place_locked(struct prs_srd_qp *qp, struct prs_srd_end *end)
     if (slot != PRS_SRD_NONE) {
         qp->end[slot] = end;
         qp->end_count++;
-        rename_ends(qp);
     }
     prs_srd_unlock(qp);
     if (slot == PRS_SRD_NONE)
@@ -491,16 +514,15 @@ int prs_srd_join_self(struct prs_srd_qp *qp, struct prs_srd_end *end, const uint
  * as the one that connects now, but another key. */
 static int give_name_locked(struct prs_srd_end *end)
 {
-    struct prs_srd_qp *qp = end->qp;
-    struct prs_srd_end *other = prs_srd_find(qp, end->to->number, end->remote_number);
+    struct prs_srd_name *entry = entry_of(end->qp, end);
 
-    if (other && other != end && other->remote_key == end->remote_key)
+    if (entry->end && entry->end != end && entry->end->remote_key == end->remote_key)
         return prs_fail(-EPROTO, "the other side wants to use its queue %u for two connections to our queue %u",
-                        end->remote_number, qp->queue.number);
-    if (other)
-        other->named = false;
+                        end->remote_number, end->qp->queue.number);
+    if (entry->end)
+        entry->end->named = false;
     end->named = true;
-    rename_ends(qp);
+    entry->end = end;
     return 0;
 }
 
@@ -540,7 +562,8 @@ void prs_srd_leave(struct prs_srd_end *end, int stream_fd)
         free(end->linger);
     prs_srd_lock(qp);
     qp->end[end->wr_id_high >> 32] = NULL;
-    rename_ends(qp);
+    if (end->named)
+        unname_locked(qp, end);
     prs_srd_unlock(qp);
     if (--qp->end_count == 0)
         close_qp_locked(qp);
