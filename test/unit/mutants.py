@@ -106,7 +106,8 @@ def main():
         builder.common()
         if whole := catch(builder, "whole", {}):
             raise SystemExit(f"without a mutation: {whole} fails")
-        status = try_all([rule.name for rule in chosen], attempt, os.cpu_count() or 1)
+        # Other tests run meanwhile, so half of the cores.
+        status = try_all([rule.name for rule in chosen], attempt, max(1, (os.cpu_count() or 1) // 2))
     if word == "--record":
         tests = {name: test for name, test in caught.items() if test and "::" in test}
         record.write_text(json.dumps(tests, indent=1, sort_keys=True) + "\n")

@@ -245,6 +245,14 @@ def as_nobody():
     return words
 
 
+def have_shm_of_our_own():
+    """Give this process and its children a /dev/shm that no other sees. False: that cannot be done here."""
+    clone_newns = 0x20000
+    steps = ["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "mode=1777", "tmpfs", str(SHM)]
+    return ctypes.CDLL(None).unshare(clone_newns) == 0 and all(
+        subprocess.run(["mount", *words], capture_output=True).returncode == 0 for words in steps)
+
+
 def a_world_that_another_user_planted_is_refused():
     """Root's programs open a world of a known name without a launcher, and any user may make it first."""
     if os.geteuid():
@@ -252,7 +260,12 @@ def a_world_that_another_user_planted_is_refused():
     library = pathlib.Path(os.path.realpath(RUN)).parent / "lib"
     header = pathlib.Path(__file__).parents[1] / "world/world.h"
     default = "0.v" + re.search(r"SN_WORLD_VERSION = (\d+)", header.read_text())[1]
-    for name in f"plant{os.getpid()}", default:
+    names = [f"plant{os.getpid()}"]
+    if have_shm_of_our_own():  # else other tests would meet the default world
+        names.append(default)
+    else:
+        print("not tried: the default world, since no mount namespace can be made here")
+    for name in names:
         process = subprocess.Popen([*as_nobody(), RUN, "--quiet", "--no-sysfs", "--name", name, "--", "sh", "-c",
                                     SAY_WORLD + "exec sleep 1000"],
                                    stdout=subprocess.PIPE, text=True)
