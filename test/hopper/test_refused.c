@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of one rank that cannot succeed: each is refused by name, and the context goes on. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <string.h>
+
+#include "test/hopper/ranks.h"
+#include "tools/hopper/hopper.h"
+
+static void refused(int r, int want, const char *telling)
+{
+    cr_expect_eq(r, want, "%s: %d", telling, r);
+    cr_expect_not_null(strstr(prs_fused_error_text(), telling), "%s is not said: %s", telling, prs_fused_error_text());
+}
+
+static struct prs_fused *open_alone(void)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused *ctx = NULL;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    return ctx;
+}
+
+Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .timeout = 60)
+{
+    struct prs_fused_config one_sm = {.world = 1, .max_sms = 1}, elsewhere = {.world = 1, .device = 3};
+    struct prs_fused *ctx;
+    hopper_setup(1, 4, 0);
+    refused(prs_fused_open(&one_sm, &ctx), -EINVAL, "max_sms 1: kernels need at least 2 SMs");
+    refused(prs_fused_open(&elsewhere, &ctx), -ENODEV, "CUDA device 3 cannot be queried");
+}
+
+Test(refused, memory_of_no_bytes_is_neither_given_nor_imported, .timeout = 60)
+{
+    struct prs_fused *ctx = open_alone();
+    void *memory, *at;
+    cr_assert_eq(cudaMalloc(&at, 4096), cudaSuccess);
+    refused(prs_fused_alloc(ctx, 0, &memory), -EINVAL, "0 bytes of symmetric memory");
+    refused(prs_fused_import(ctx, &at, 0), -EINVAL, "0 bytes of memory to import");
+    cr_assert_eq(prs_fused_alloc(ctx, 64, &memory), 0, "the context goes on: %s", prs_fused_error_text());
+    cr_assert_eq(prs_fused_import(ctx, &at, 4096), 0, "the context goes on: %s", prs_fused_error_text());
+    prs_fused_close(ctx);
+}
+
+/* The number of perseus/fused.h. */
+Test(refused, one_allocation_more_than_4095_is_refused_until_another_is_freed, .timeout = 300)
+{
+    enum { MOST = 4095 };
+    static void *at[MOST];
+    struct prs_fused *ctx = open_alone();
+    void *more;
+    for (int i = 0; i < MOST; i++)
+        cr_assert_eq(prs_fused_alloc(ctx, 16, &at[i]), 0, "%d: %s", i, prs_fused_error_text());
+    refused(prs_fused_alloc(ctx, 16, &more), -ENOMEM, "at most 4095 plans and allocations");
+    cr_assert_eq(prs_fused_free(ctx, at[MOST / 2]), 0);
+    cr_assert_eq(prs_fused_alloc(ctx, 16, &more), 0, "%s", prs_fused_error_text());
+    prs_fused_close(ctx);
+}
+
+Test(refused, attention_needs_each_of_its_tensors, .timeout = 60)
+{
+    static const struct prs_attention_shape shape = {
+        .batch = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .seq = 64};
+    struct prs_fused *ctx = open_alone();
+    struct prs_attention_plan *plan;
+    void *x;
+    cr_assert_eq(cudaMalloc(&x, 1 << 16), cudaSuccess);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    for (int missing = 0; missing < 4; missing++) {
+        struct prs_attention_operands tensors = {.q = missing == 0 ? NULL : x,
+                                                 .k = missing == 1 ? NULL : x,
+                                                 .v = missing == 2 ? NULL : x,
+                                                 .out = missing == 3 ? NULL : x};
+        refused(prs_attention_launch(plan, &tensors, NULL), -EINVAL, "must not be NULL");
+    }
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
