@@ -73,17 +73,17 @@ static void assert_abort_ends_launches(enum prs_gemm_path path)
     cr_assert_eq(job.error[2].code, 0, "%s", job.error[2].text);
 }
 
-Test(errors, an_abort_ends_launches_that_wait, .timeout = 120)
+Test(errors, an_abort_ends_launches_that_wait, .timeout = 600)
 {
     assert_abort_ends_launches(PRS_GEMM_PATH_FUSED);
 }
 
-Test(errors, an_abort_ends_unfused_launches_that_wait, .timeout = 120)
+Test(errors, an_abort_ends_unfused_launches_that_wait, .timeout = 600)
 {
     assert_abort_ends_launches(PRS_GEMM_PATH_UNFUSED);
 }
 
-Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 120)
+Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 600)
 {
     struct job job = {
         .shape = {PRS_GEMM_ALONE, 64, 64, 64, 1}, .tuning = {.path = PRS_GEMM_PATH_FUSED}, .launching = 1};
@@ -158,7 +158,7 @@ static void assert_all_refuse(struct differing *d, const char *text)
     }
 }
 
-Test(errors, ranks_that_launch_other_numbers_of_rows_are_told, .timeout = 120)
+Test(errors, ranks_that_launch_other_numbers_of_rows_are_told, .timeout = 600)
 {
     static const enum prs_gemm_op ops[] = {PRS_GEMM_ALLGATHER, PRS_GEMM_REDUCE_SCATTER, PRS_GEMM_ALLREDUCE};
     for (uint32_t i = 0; i < 3; i++)
@@ -168,19 +168,19 @@ Test(errors, ranks_that_launch_other_numbers_of_rows_are_told, .timeout = 120)
         }
 }
 
-Test(errors, rows_on_the_device_are_compared_too, .timeout = 120)
+Test(errors, rows_on_the_device_are_compared_too, .timeout = 600)
 {
     struct differing d = {.op = PRS_GEMM_REDUCE_SCATTER, .world = 4, .rows = {512, 512, 256, 512}, .on_device = true};
     assert_all_refuse(&d, "with 256");
 }
 
-Test(errors, ranks_that_launch_other_plans_are_told, .timeout = 120)
+Test(errors, ranks_that_launch_other_plans_are_told, .timeout = 600)
 {
     struct differing d = {.op = PRS_GEMM_ALLGATHER, .world = 2, .launches = 1, .rows = {ROWS, ROWS}, .plan = {0, 1}};
     assert_all_refuse(&d, "instead");
 }
 
-Test(errors, a_plan_that_one_rank_has_alone_makes_no_difference, .timeout = 120)
+Test(errors, a_plan_that_one_rank_has_alone_makes_no_difference, .timeout = 600)
 {
     struct differing d = {
         .op = PRS_GEMM_REDUCE_SCATTER, .world = 2, .launches = 3, .rows = {ROWS, ROWS}, .opens_alone = true};
@@ -216,7 +216,7 @@ static void open_again_and_again(uint32_t rank, struct ranks_self *self, void *u
     prs_fused_close(ctx);
 }
 
-Test(errors, plans_that_come_and_go_make_no_difference, .timeout = 120)
+Test(errors, plans_that_come_and_go_make_no_difference, .timeout = 600)
 {
     hopper_setup(2, 4, 0);
     ranks_run(2, open_again_and_again, NULL);
@@ -283,7 +283,7 @@ static void play_round(uint32_t rank, struct ranks_self *self, void *user)
     cr_assert(!round->loses_one || freed == 0, "memory was freed that the lost rank may write to");
 }
 
-Test(errors, survivors_of_a_lost_rank_open_a_smaller_world, .timeout = 120)
+Test(errors, survivors_of_a_lost_rank_open_a_smaller_world, .timeout = 600)
 {
     struct round lost = {.loses_one = true}, smaller = {.hanging = NULL}, later = {.hanging = NULL};
     hopper_setup(3, 4, 0);
@@ -318,7 +318,7 @@ static void *launch_elsewhere(void *user)
 }
 
 /* As PyTorch's threads for backward passes are, on the first GPU. */
-Test(errors, a_thread_without_a_context_of_cuda_may_launch, .timeout = 60)
+Test(errors, a_thread_without_a_context_of_cuda_may_launch, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1};
     struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 128, 256, 64, 1};

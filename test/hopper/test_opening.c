@@ -88,7 +88,7 @@ static const struct ways {
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]), MEETINGS = 100 };
 
-Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeout = 60)
+Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeout = 300)
 {
     for (uint32_t way = 0; way < WAYS; way++) {
         struct echo e = {0};
@@ -112,7 +112,7 @@ Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeou
     }
 }
 
-Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
+Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 300)
 {
     for (uint32_t way = 0; way < WAYS; way++) {
         struct echo e = {0};
@@ -134,7 +134,7 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
     }
 }
 
-Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
+Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 300)
 {
     struct echo e = {.same_gpu = true};
     struct prs_fused *ctx = open_with_echo(&e);
@@ -150,7 +150,7 @@ Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
 }
 
 /* Both ranks must decide alike, so what one would decide differently is named. */
-Test(opening, what_differs_between_ranks_is_named, .timeout = 60)
+Test(opening, what_differs_between_ranks_is_named, .timeout = 300)
 {
     static const char *const want[] = {"rank 1 allocates symmetric memory with bytes 4097, rank 0 with 4096",
                                        "rank 1 opens a matrix product with operation 4, rank 0 with 3",
@@ -177,7 +177,7 @@ Test(opening, what_differs_between_ranks_is_named, .timeout = 60)
 }
 
 /* Ranks that run something else would decide differently, or read each other's words wrongly. */
-Test(opening, ranks_with_another_library_or_gpu_are_named, .timeout = 60)
+Test(opening, ranks_with_another_library_or_gpu_are_named, .timeout = 300)
 {
     static const struct {
         const char *has, *gives, *want;
@@ -235,7 +235,7 @@ static void tune_into_wrong_memory(uint32_t rank, struct ranks_self *self, void 
     prs_fused_close(ctx);
 }
 
-Test(opening, tuning_that_fails_on_one_rank_fails_on_all, .timeout = 60)
+Test(opening, tuning_that_fails_on_one_rank_fails_on_all, .timeout = 300)
 {
     struct both both = {0};
     hopper_setup(2, 4, 0);
@@ -257,7 +257,7 @@ static void open_unknown_attention(uint32_t rank, struct ranks_self *self, void 
     prs_fused_close(ctx);
 }
 
-Test(opening, attention_that_one_rank_refuses_is_refused_by_all, .timeout = 60)
+Test(opening, attention_that_one_rank_refuses_is_refused_by_all, .timeout = 300)
 {
     struct both both = {0};
     hopper_setup(2, 4, 0);
@@ -303,7 +303,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
     prs_fused_close(ctx);
 }
 
-Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60)
+Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 300)
 {
     char path[] = "/tmp/perseus-tuning-XXXXXX";
     struct both both = {.file = path};
@@ -332,7 +332,7 @@ static void open_with_own_tuning(uint32_t rank, struct ranks_self *self, void *u
     prs_fused_close(ctx);
 }
 
-Test(opening, a_tuning_that_differs_is_named, .timeout = 60)
+Test(opening, a_tuning_that_differs_is_named, .timeout = 300)
 {
     struct both both = {0};
     hopper_setup(2, 4, 0);
@@ -355,7 +355,7 @@ static void make_another_call(uint32_t rank, struct ranks_self *self, void *user
     prs_fused_close(ctx);
 }
 
-Test(opening, calls_in_another_order_are_named, .timeout = 60)
+Test(opening, calls_in_another_order_are_named, .timeout = 300)
 {
     struct both both = {0};
     hopper_setup(2, 4, 0);
@@ -403,14 +403,14 @@ static void open_with_few_sms(uint32_t rank, struct ranks_self *self, void *user
     prs_fused_close(ctx);
 }
 
-Test(opening, all_kernels_keep_to_the_most_sms, .timeout = 60)
+Test(opening, all_kernels_keep_to_the_most_sms, .timeout = 300)
 {
     uint32_t most[2] = {4, 4};
     hopper_setup(2, 8, 0);
     ranks_run(2, open_with_few_sms, most);
 }
 
-Test(opening, ranks_that_may_use_other_numbers_of_sms_are_named, .timeout = 60)
+Test(opening, ranks_that_may_use_other_numbers_of_sms_are_named, .timeout = 300)
 {
     uint32_t most[2] = {4, 6};
     hopper_setup(2, 8, 0);
@@ -454,14 +454,14 @@ static void reduce_into_imported_memory(uint32_t rank, struct ranks_self *self, 
     prs_fused_close(ctx);
 }
 
-Test(opening, results_may_lie_in_imported_memory, .timeout = 60)
+Test(opening, results_may_lie_in_imported_memory, .timeout = 300)
 {
     enum prs_gemm_path path = PRS_GEMM_PATH_FUSED;
     hopper_setup(2, 4, 0);
     ranks_run(2, reduce_into_imported_memory, &path);
 }
 
-Test(opening, unfused_results_may_lie_in_imported_memory, .timeout = 60)
+Test(opening, unfused_results_may_lie_in_imported_memory, .timeout = 300)
 {
     enum prs_gemm_path path = PRS_GEMM_PATH_UNFUSED;
     hopper_setup(2, 4, 0);
@@ -476,7 +476,7 @@ static void import_nothing(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout = 60)
+Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout = 300)
 {
     struct both both = {0};
     hopper_setup(2, 4, 0);
@@ -487,7 +487,7 @@ Test(opening, an_import_that_one_rank_cannot_reach_is_refused_by_all, .timeout =
 }
 
 /* ---- invalid arguments ---- */
-Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 60)
+Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1};
     struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 8, UINT32_MAX - 7, 8, 1};
@@ -501,7 +501,7 @@ Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeou
     prs_fused_close(ctx);
 }
 
-Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 60)
+Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1};
     struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 8, 8, 8, 1};
