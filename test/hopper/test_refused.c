@@ -78,3 +78,78 @@ Test(refused, attention_needs_each_of_its_tensors, .timeout = 60)
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }
+
+Test(refused, a_product_that_no_kernel_can_make, .timeout = 60)
+{
+    static const struct {
+        struct prs_gemm_shape shape;
+        const char *telling;
+    } rows[] = {
+        {{9, 64, 64, 64}, "operation 9 is not known"},
+        {{PRS_GEMM_ALLREDUCE, 64, 64, 64, .c_anywhere = 1, .ldc = 128}, "the rows of C have no gaps, but ldc is 128"},
+    };
+    struct prs_fused *ctx = open_alone();
+    struct prs_gemm_plan *plan;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        refused(prs_gemm_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);
+    prs_fused_close(ctx);
+}
+
+Test(refused, operands_that_contradict_each_other_or_are_not_aligned, .timeout = 60)
+{
+    static const struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 64, 64, 64, .activation = PRS_ACTIVATION_SILU};
+    static const struct prs_gemm_tuning tunings[] = {{.path = PRS_GEMM_PATH_FUSED}, {.path = PRS_GEMM_PATH_UNFUSED}};
+    struct prs_fused *ctx = open_alone();
+    struct prs_gemm_plan *plan[2];
+    char *x;
+    cr_assert_eq(cudaMalloc((void **)&x, 1 << 16), cudaSuccess);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tunings[i], &plan[i]), 0, "%s", prs_fused_error_text());
+    const struct {
+        int plan;
+        struct prs_gemm_operands operands;
+        const char *telling;
+    } rows[] = {
+        {0, {.m = 64, .m_on_device = (uint32_t *)x}, "m is 64 and m_on_device is set: only one of them can hold"},
+        {1, {.m_on_device = (uint32_t *)x}, "m_on_device needs the fused path"},
+        {0, {.bias = x + 2}, "pointers must be 16-byte aligned"},
+        {0, {.residual = x + 8}, "pointers must be 16-byte aligned"},
+        {0, {.gathered = x + 4}, "the pointer must be 16-byte aligned"},
+        {0, {.gathered = x}, "gathered is set, but operation 0 gathers nothing"},
+        {0, {.residual = x}, "may be its own residual only without an activation"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct prs_gemm_operands operands = rows[i].operands;
+        operands.a = operands.b = operands.c = x;
+        refused(prs_gemm_launch(plan[rows[i].plan], &operands, NULL), -EINVAL, rows[i].telling);
+    }
+    for (int i = 0; i < 2; i++)
+        prs_gemm_plan_close(plan[i]);
+    prs_fused_close(ctx);
+}
+
+Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 60)
+{
+    static const struct {
+        struct prs_moe_shape shape;
+        const char *telling;
+    } rows[] = {
+        {{.hidden = 64, .columns = 64, .experts = 2, .top_k = 1}, "MoE without tokens or experts: 0 tokens of 64"},
+        {{.tokens = 4, .hidden = 64, .columns = 60, .experts = 2, .top_k = 1}, "both must be multiples of 8"},
+        {{.tokens = 4, .hidden = 64, .columns = 72, .experts = 2, .top_k = 1, .gated = 1}, "must be a multiple of 16"},
+        {{.tokens = 4, .hidden = 64, .experts = 2, .top_k = 1, .layer = 1}, "without columns of its first product"},
+        {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 999}, "top 999: experts must divide"},
+        {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .capacity = 100}, "MoE capacity 100"},
+        {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .logical_experts = 2},
+         "a MoE map of 2 experts with 0 places each"},
+        {{.tokens = 1u << 30, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1}, "choices a rank"},
+        {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .dtype = 77}, "MoE of dtype 77"},
+        {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .scaling = PRS_SCALING_BLOCKS},
+         "only e4m3 has scales"},
+    };
+    struct prs_fused *ctx = open_alone();
+    struct prs_moe_plan *plan;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        refused(prs_moe_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);
+    prs_fused_close(ctx);
+}
