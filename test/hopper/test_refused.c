@@ -153,3 +153,19 @@ Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 60)
         refused(prs_moe_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);
     prs_fused_close(ctx);
 }
+
+static void open_of_65_rows(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 65, 64, 64};
+    struct prs_fused *ctx;
+    struct prs_gemm_plan *plan;
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    refused(prs_gemm_plan_open(ctx, &shape, NULL, &plan), -EINVAL, "65 rows do not divide among 2 ranks");
+    prs_fused_close(ctx);
+}
+
+Test(refused, rows_that_do_not_divide_among_the_ranks, .timeout = 300)
+{
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_of_65_rows, NULL);
+}
