@@ -108,7 +108,8 @@ static struct fi_info *describe(const struct fi_info *hints, const struct mock_s
     info->tx_attr->size = info->rx_attr->size = MOCK_SENDS;
     info->tx_attr->op_flags = hints->tx_attr ? hints->tx_attr->op_flags : 0;
     info->ep_attr->type = FI_EP_RDM;
-    info->ep_attr->protocol = 0x6d6f636b;
+    /* Without keys of an endpoint it is not cxi, but has a connection for each pair of endpoints. */
+    info->ep_attr->protocol = set->endpoint ? 0x6d6f636b : FI_PROTO_RXM;
     info->ep_attr->max_msg_size = UINT32_MAX;
     info->ep_attr->max_order_waw_size = set->order ? SIZE_MAX : 0;
     info->domain_attr->name = strdup(name);

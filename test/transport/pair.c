@@ -16,7 +16,13 @@
 #include "transport/nic/nic.h"
 #include "transport/util/clock.h"
 
-enum { WORDS = 512, UNORDERED = 128, UNFENCED = 64 }; /* flags, added to the number of rails in an exit status */
+enum {
+    WORDS = 512,
+    UNORDERED = 128,
+    UNFENCED = 64,
+    ENDS = 32,
+    NO_ADDS = 16
+}; /* flags, added to the number of rails in an exit status */
 
 struct pair_shared {
     struct prs_handle handle;
@@ -56,6 +62,10 @@ int pair_rails_here(void)
         count |= UNORDERED;
     if (count && !fabric->rail[0].domain->nic->fence)
         count |= UNFENCED;
+    if (count && !fabric->rail[0].domain->nic->fails_over)
+        count |= ENDS;
+    if (count && !fabric->rail[0].domain->adds)
+        count |= NO_ADDS;
     prs_fabric_close(fabric);
     return count;
 }
@@ -77,7 +87,7 @@ static int ask_rails(void)
 
 int pair_rails(void)
 {
-    return ask_rails() & ~(UNORDERED | UNFENCED);
+    return ask_rails() & (NO_ADDS - 1);
 }
 
 bool pair_rails_keep(const char *policy)
@@ -86,6 +96,16 @@ bool pair_rails_keep(const char *policy)
 
     return !(!strcmp(policy, "in_order") && promises & UNORDERED) &&
            !(!strcmp(policy, "nic_fence") && promises & UNFENCED);
+}
+
+bool pair_rails_fail_over(void)
+{
+    return !(ask_rails() & ENDS);
+}
+
+bool pair_rails_add(void)
+{
+    return !(ask_rails() & NO_ADDS);
 }
 
 bool pair_in_order(const struct pair *pair)

@@ -58,6 +58,10 @@ int pair_rails(void);
 /* Whether their queues promise what this policy needs: order (RC does, SRD does not), or a fence. Found in a separate
  * process. */
 bool pair_rails_keep(const char *policy);
+/* Whether a lost rail can be replaced. Found in a separate process. */
+bool pair_rails_fail_over(void);
+/* Whether they have atomics. Likewise. */
+bool pair_rails_add(void);
 /* For main(), when called with "--rails" or "--side ...". */
 int pair_rails_here(void);
 int pair_side_main(char **argv);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which provider of libfabric keeps which ordering policy: puts and signals of three ranks, whose data is checked. The
-tables of doc/libfabric.md must say what is found here.
+"""Which provider of libfabric keeps which ordering policy: puts and signals of three ranks, whose data is checked; and
+whether a lost rail can be replaced. The tables of doc/libfabric.md must say what is found here.
 
 usage: test_providers.py PERSEUS_PERF PERSEUS_INFO DOC_LIBFABRIC
 """
@@ -49,25 +49,34 @@ def keeps(perf, provider, policy):
     return True if good else f"status {status}: {said}"
 
 
+def after_loss(info, provider):
+    """What becomes of a peer that loses a rail."""
+    os.environ["PERSEUS_LOG"] = "info"
+    said = run(provider, info)[2]
+    del os.environ["PERSEUS_LOG"]
+    found = re.search("a lost rail (?:is )?(replaced|ends the peer)", said)
+    return found.group(1) if found else said
+
+
 def documented(path, name):
-    """The policies that the document's row of this name has."""
+    """The policies that the document's row of this name has, and what becomes of a lost rail."""
     first = f"`{name}`" if name else "(empty)"
     for line in open(path, encoding="utf-8"):
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) > 3 and re.match(re.escape(first) + r"( |$)", cells[1]):
-            return [word for word in re.split("[, ]+", cells[2]) if word in POLICIES]
+        if len(cells) > 4 and re.match(re.escape(first) + r"( |$)", cells[1]):
+            return [word for word in re.split("[, ]+", cells[2]) if word in POLICIES], cells[3]
     return None
 
 
-def check_policies(perf, document, provider):
+def check_policies(perf, info, document, provider):
     found = {policy: keeps(perf, provider, policy) for policy in POLICIES}
     wrong = {policy: what for policy, what in found.items() if isinstance(what, str)}
     kept = [policy for policy in POLICIES if found[policy] is True]
     name = provider.removeprefix("mock_cxi").strip()
-    says = documented(document, name)
-    good = not wrong and says == kept
-    print("ok" if good else "FAIL", provider, ", ".join(kept), wrong if wrong else "",
-          "" if says == kept else f"{document} says of {name}: {says}")
+    seen, says = (kept, after_loss(info, provider)), documented(document, name)
+    good = not wrong and says == seen
+    print("ok" if good else "FAIL", provider, ", ".join(kept), seen[1], wrong if wrong else "",
+          "" if says == seen else f"{document} says of {name}: {says}")
     return good
 
 
@@ -80,7 +89,7 @@ def main():
     # The mock is found by FI_PROVIDER_PATH.
     mocks = MOCKS if "FI_PROVIDER_PATH" in os.environ else ()
     providers = [*here[0], *(f"mock_cxi {words}".strip() for words in mocks)]
-    good = [check_policies(perf, document, provider) for provider in providers]
+    good = [check_policies(perf, info, document, provider) for provider in providers]
     os.environ.pop("NCCL_IB_HCA", None)
     for provider, words in REFUSED.items():
         if provider.startswith("mock_cxi") and not mocks:

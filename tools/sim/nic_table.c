@@ -254,6 +254,7 @@ void sim_nic_init(const struct sim_cluster *cluster)
                                    .network = "simulated",
                                    .in_order = in_order,
                                    .fails_over = in_order,
+                                   .fails_early = !in_order,
                                    .fence = in_order,
                                    .adds = cluster->adds != 0,
                                    .devices = nic_devices,

@@ -250,6 +250,13 @@ void prs_config_warn_ignored(void)
     warn_unknown();
 }
 
+uint64_t prs_config_patience_ns(const struct prs_config *config)
+{
+    if (config->timeout == 0) /* the NIC would retry for ever */
+        return (uint64_t)config->timeout_ms * 1000000;
+    return (4096ull << config->timeout) * (uint64_t)(config->retry_count + 1);
+}
+
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out)
 {
     const char *hca = options && options->hca ? options->hca : prs_env_text("NCCL_IB_HCA");

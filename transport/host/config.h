@@ -53,6 +53,9 @@ struct prs_config {
  * a variable of our own, has an impossible value. */
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
 
+/* How long a reliable queue retries: a link that is back sooner has lost nothing. */
+uint64_t prs_config_patience_ns(const struct prs_config *config);
+
 /* Warn about each variable that is set and has no effect: those that only NCCL's own transport uses, and names that
  * begin with PERSEUS_ and are not known. */
 void prs_config_warn_ignored(void);

@@ -265,15 +265,6 @@ void prs_fabric_all_rails(const struct prs_fabric *fabric, const struct prs_rail
     (void)prs_fabric_add_standby(fabric, rails, (enum prs_policy)fabric->config.policy, all);
 }
 
-uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric)
-{
-    const struct prs_config *config = &fabric->config;
-
-    if (config->timeout == 0) /* the NIC would retry for ever */
-        return (uint64_t)config->timeout_ms * 1000000;
-    return (4096ull << config->timeout) * (uint64_t)(config->retry_count + 1);
-}
-
 int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, uint64_t patience_ns)
 {
     const struct prs_rail *rail = &fabric->rail[index];
@@ -291,7 +282,7 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
     int r = 0;
 
     for (int i = 0; i < rails->count && !r; i++)
-        r = prs_fabric_check_rail(fabric, rails->rail[i], prs_fabric_patience_ns(fabric));
+        r = prs_fabric_check_rail(fabric, rails->rail[i], prs_config_patience_ns(&fabric->config));
     return r;
 }
 

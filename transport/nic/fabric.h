@@ -37,9 +37,6 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
 bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy policy,
                             struct prs_rail_set *out);
 
-/* How long a reliable queue retries: a link that is back sooner has lost nothing. */
-uint64_t prs_fabric_patience_ns(const struct prs_fabric *fabric);
-
 /* Check one rail, as prs_fabric_check() checks all. A port is lost when it has been down for longer than
  * patience_ns. */
 int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, uint64_t patience_ns);

@@ -93,7 +93,8 @@ struct prs_nic_ops {
     const char *network;           /* of all its ports; NULL: probe() says it of each */
     bool chip_guids;               /* what its devices report as a guid is that of a chip */
     bool in_order;                 /* see above */
-    bool fails_over;               /* a lost rail can be replaced: stop(), taken(), drained() and end() are there */
+    bool fails_over;               /* a lost rail can be replaced: stop(), taken() and drained() are there */
+    bool fails_early;              /* a request to a peer that has closed fails before its farewell comes */
     bool fence;                    /* a request can be held until earlier ones of its queue are complete */
     bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
     bool shares_cqs;               /* links of one thread can share completion queues: open_cqs() to poll_shared() */
@@ -133,8 +134,8 @@ struct prs_nic_ops {
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
     /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */
     void (*close)(struct prs_link *link);
-    /* Put all queues but the loopback queue into the error state. What is not complete will not take effect, and
-     * nothing of the other side does any more. */
+    /* Put all queues into the error state; the loopback queue too where it cannot be kept, which it then reports. What
+     * is not complete will not take effect, and nothing of the other side does any more. */
     void (*stop)(struct prs_link *link);
     /* Let nothing that this side has posted take effect any more, on the loopback queue neither. Where connections
      * share queues, nothing is reported from then on. */
@@ -154,8 +155,8 @@ struct prs_nic_ops {
     uint32_t (*taken)(const struct prs_queue *queue);
     /* After stop(): have all receives been polled, so that taken() is final? */
     bool (*drained)(const struct prs_link *link);
-    /* If the link is unflushed: destroy its queue pairs, which returns when the NIC uses no memory of theirs. Nothing
-     * is polled any more, so taken() is final. */
+    /* Only where links may be unflushed, and for such a link: destroy its queue pairs, which returns when the NIC uses
+     * no memory of theirs. Nothing is polled any more, so taken() is final. */
     void (*end)(struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);

@@ -38,6 +38,12 @@ void prs_reorder_fini(struct prs_reorder *reorder)
     reorder->done = reorder->signaled = NULL;
 }
 
+void prs_reorder_begin(struct prs_reorder *reorder, uint32_t position)
+{
+    if (reorder->tail == reorder->head && reorder->reported == reorder->tail)
+        reorder->head = reorder->tail = reorder->reported = position;
+}
+
 void prs_reorder_post(struct prs_reorder *reorder, bool signaled)
 {
     uint32_t at = reorder->head++ & reorder->mask;

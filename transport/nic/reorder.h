@@ -20,6 +20,8 @@ struct prs_reorder {
 int prs_reorder_init(struct prs_reorder *reorder, uint32_t depth);
 void prs_reorder_fini(struct prs_reorder *reorder);
 
+/* If none is in flight: the next position to be posted is this one. */
+void prs_reorder_begin(struct prs_reorder *reorder, uint32_t position);
 /* The next position was posted. The caller keeps at most depth positions posted and not yet reported. */
 void prs_reorder_post(struct prs_reorder *reorder, bool signaled);
 /* This position is complete. Return 0 or -EPROTO: it is not in flight, or was complete before. */

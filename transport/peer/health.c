@@ -107,7 +107,7 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
  * that retries for seconds reports that later; some providers of libfabric report it at once. */
 static bool may_have_closed(const struct prs_peer *peer)
 {
-    return !peer->nic->fails_over && !peer->remote_gone && !peer->remote_closed && peer->stream_fd >= 0;
+    return peer->nic->fails_early && !peer->remote_gone && !peer->remote_closed && peer->stream_fd >= 0;
 }
 
 int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
@@ -115,7 +115,7 @@ int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
     bool away = failure->error == -ETIMEDOUT || failure->error == -ECONNRESET;
 
     /* Where connections share an endpoint, it goes on after a close: then the key is wrong. */
-    if (failure->error == -EREMOTEIO && !peer->nic->fails_over)
+    if (failure->error == -EREMOTEIO && peer->nic->fails_early)
         away = may_have_closed(peer) || peer->remote_closed;
     if (away && (may_have_closed(peer) || !has_awaited_requests(&peer->order))) {
         suspend_failure(peer, failure);
@@ -218,7 +218,8 @@ static int check_rail(struct prs_peer *peer, uint32_t path, bool waiting)
     if (peer->failover && prs_fabric_check_rail(peer->fabric, rail, 0) < 0 &&
         prs_failover_start(peer, path, prs_error_text()))
         return 0;
-    return prs_fabric_check_rail(peer->fabric, rail, waiting ? prs_fabric_patience_ns(peer->fabric) : UINT64_MAX);
+    return prs_fabric_check_rail(peer->fabric, rail,
+                                 waiting ? prs_config_patience_ns(&peer->fabric->config) : UINT64_MAX);
 }
 
 /* A lost device completes nothing any more, so waiting for its requests would never end. */

@@ -23,9 +23,10 @@ static PRS_COLD void keep_failure(struct prs_ofi_link *link, int error, int prov
     prs_ofi_error_event(error, provider_error, queue, &link->failure);
 }
 
-/* It completes nothing any more. The peer learns it when it polls, as of a request that failed later. */
-static PRS_COLD void break_queue(struct prs_ofi_link *link, struct prs_ofi_queue *queue, int error)
+PRS_COLD void prs_ofi_break_queue(struct prs_ofi_queue *queue, int error)
 {
+    struct prs_ofi_link *link = prs_ofi_link_of(queue->base.link);
+
     keep_failure(link, error, 0, queue->base.id);
     queue->next = queue->upto;
 }
@@ -76,7 +77,8 @@ static ssize_t push_data(struct prs_ofi_link *link, struct prs_ofi_queue *queue,
     return r;
 }
 
-static ssize_t push_message(struct prs_ofi_link *link, const struct prs_wr *wr, struct fi_msg_rma *message)
+static ssize_t push_message(struct prs_ofi_link *link, const struct prs_ofi_queue *queue, const struct prs_wr *wr,
+                            struct fi_msg_rma *message)
 {
     uint64_t flags = FI_COMPLETION | (wr->flags & PRS_WR_FENCE ? FI_FENCE : 0);
 
@@ -84,7 +86,7 @@ static ssize_t push_message(struct prs_ofi_link *link, const struct prs_wr *wr, 
         return fi_readmsg(link->endpoint->ep, message, flags);
     if (wr->opcode == PRS_WR_WRITE_IMM) {
         /* Not all providers report the size of what has arrived, so it travels beside the immediate. */
-        message->data = (uint64_t)wr->len_bytes << 32 | wr->imm;
+        message->data = (uint64_t)(queue->index << PRS_OFI_SIZE_BITS | wr->len_bytes) << 32 | wr->imm;
         flags |= FI_REMOTE_CQ_DATA;
     } else if (wr->opcode != PRS_WR_WRITE) {
         return -FI_EOPNOTSUPP;
@@ -106,6 +108,15 @@ static int aim(struct prs_ofi_link *link, const struct prs_ofi_queue *queue, con
     else
         *out = prs_ofi_aim(device->offsets, wr->remote_addr, wr->remote_key, wr->len_bytes);
     return 0;
+}
+
+static void count_posted(struct prs_ofi_link *link, const struct prs_ofi_queue *queue, struct prs_ofi_request *request)
+{
+    link->in_flight++;
+    if (&queue->base == link->base.loopback)
+        return;
+    link->unfinished++;
+    request->number = link->posted++;
 }
 
 /* Give one request to the provider. Return 0 or a negative error of libfabric; -FI_EAGAIN: it has no room now. */
@@ -136,21 +147,22 @@ static ssize_t push_one(struct prs_ofi_link *link, struct prs_ofi_queue *queue, 
     if (link->endpoint->shared && wr->opcode == PRS_WR_WRITE_IMM)
         r = push_data(link, queue, wr, &message, position);
     else
-        r = push_message(link, wr, &message);
+        r = push_message(link, queue, wr, &message);
     if (!r)
-        link->in_flight++;
+        count_posted(link, queue, request);
     return r;
 }
 
-/* Nothing of the queue has ever completed, and the provider has been taking nothing for long: it cannot connect. A slow
- * receiver later on is no error. What others post to a shared endpoint may fill it. */
+/* The provider has been taking nothing for long, though it has nothing of ours to do: it cannot connect, at first or
+ * again. A slow receiver is no error: what it has not taken is in flight. What others post to a shared endpoint may
+ * fill it. */
 static bool is_unreachable(const struct prs_ofi_link *link, struct prs_ofi_queue *queue)
 {
-    if (queue->proven || link->endpoint->shared)
+    if (link->endpoint->shared || (queue->proven && (link->unfinished || &queue->base == link->base.loopback)))
         return false;
     if (!queue->refused_ns)
         queue->refused_ns = prs_clock_ns();
-    return prs_clock_ns() - queue->refused_ns > link->patience_ns;
+    return prs_clock_ns() - queue->refused_ns > (queue->proven ? link->retry_ns : link->patience_ns);
 }
 
 /* Providers without a fence ignore FI_FENCE. Strong signals after reads have it all the same: here is that fence. */
@@ -166,6 +178,10 @@ void prs_ofi_push(struct prs_ofi_link *link, struct prs_ofi_queue *queue)
         struct fi_rma_iov remote;
         ssize_t r;
 
+        if (unlikely(link->ended || (link->failed && &queue->base != link->base.loopback))) {
+            prs_ofi_break_queue(queue, FI_ECANCELED);
+            return;
+        }
         if (unlikely(must_wait(queue, wr)))
             return;
         r = aim(link, queue, wr, &remote);
@@ -176,7 +192,7 @@ void prs_ofi_push(struct prs_ofi_link *link, struct prs_ofi_queue *queue)
         if (r == -FI_EAGAIN && !is_unreachable(link, queue))
             return;
         if (unlikely(r)) {
-            break_queue(link, queue, r == -FI_EAGAIN ? ETIMEDOUT : (int)-r);
+            prs_ofi_break_queue(queue, r == -FI_EAGAIN ? ETIMEDOUT : (int)-r);
             return;
         }
         queue->refused_ns = 0;
@@ -200,11 +216,15 @@ void prs_ofi_push_waiting(struct prs_ofi_link *link)
 /* Make room for one reading more, as long as there may be more. */
 static PRS_COLD void grow(struct prs_ofi_link *link)
 {
-    uint32_t most = link->endpoint->shared ? PRS_OFI_SHARED_ARRIVALS : PRS_OFI_ARRIVALS,
+    uint32_t most = link->ended              ? 1u << 31
+                    : link->endpoint->shared ? PRS_OFI_SHARED_ARRIVALS
+                                             : PRS_OFI_ARRIVALS,
              count = link->last - link->first;
     struct prs_ofi_arrival *arrival = link->room < most ? calloc(2 * link->room, sizeof(*arrival)) : NULL;
 
     if (!arrival) {
+        if (link->ended)
+            link->broken = -ENOMEM; /* what has arrived cannot be counted */
         link->crowded = true;
         link->endpoint->crowded++;
         return;
@@ -218,10 +238,19 @@ static PRS_COLD void grow(struct prs_ofi_link *link)
     link->room *= 2;
 }
 
+PRS_COLD void prs_ofi_make_room(struct prs_ofi_link *link)
+{
+    link->endpoint->crowded -= link->crowded;
+    link->crowded = false;
+    if (link->room - (link->last - link->first) < PRS_POLL_MOST)
+        grow(link);
+}
+
 static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
 {
     uint32_t upper = (uint32_t)(entry->data >> 32);
     struct prs_ofi_link *link = endpoint->shared ? prs_ofi_endpoint_find(endpoint, upper) : endpoint->place[0].link;
+    struct prs_ofi_arrival arrival;
 
     if (unlikely(endpoint->shared && upper == PRS_OFI_OWN_NUMBER)) {
         endpoint->own_arrived++;
@@ -229,12 +258,38 @@ static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_d
         endpoint->own_bytes = entry->len;
         return;
     }
-    if (unlikely(!link || link->ended)) /* late: of a connection that has ended here */
+    if (unlikely(!link || (endpoint->shared && link->ended))) /* late: of a connection that has ended here */
         return;
-    link->arrival[link->last++ % link->room] =
-        (struct prs_ofi_arrival){(uint32_t)entry->data, endpoint->shared ? (uint32_t)entry->len : upper};
+    arrival = (struct prs_ofi_arrival){.value = (uint32_t)entry->data,
+                                       .bytes = upper & ((1u << PRS_OFI_SIZE_BITS) - 1),
+                                       .queue = upper >> PRS_OFI_SIZE_BITS};
+    if (endpoint->shared)
+        arrival = (struct prs_ofi_arrival){.value = (uint32_t)entry->data, .bytes = (uint32_t)entry->len};
+    if (unlikely(arrival.queue >= link->base.queue_count)) {
+        link->broken = -EPROTO;
+        return;
+    }
+    link->arrival[link->last++ % link->room] = arrival;
     if (unlikely(link->room - (link->last - link->first) < PRS_POLL_MOST && !link->crowded))
         grow(link);
+}
+
+/* A request that is done though an earlier one has failed was posted to a connection that the provider has made anew.
+ * Then what has arrived is no longer a first part of what was posted. */
+static void finish_request(const struct prs_ofi_request *request, bool done)
+{
+    struct prs_ofi_link *link = request->link;
+
+    if (&request->queue->base == link->base.loopback || link->endpoint->shared)
+        return;
+    link->unfinished--;
+    if (likely(!link->failed && done))
+        return;
+    if (!done && (!link->failed || request->number < link->failed_number))
+        link->failed_number = request->number;
+    link->failed |= !done;
+    if (done && request->number > link->failed_number)
+        link->broken = -EPROTO;
 }
 
 static void take_completion(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
@@ -254,6 +309,7 @@ static void take_completion(struct prs_ofi_endpoint *endpoint, const struct fi_c
         prs_ofi_rows_arrive(endpoint, request, true);
         return;
     }
+    finish_request(request, true);
     request->queue->proven = true;
     if (unlikely(prs_reorder_complete(&request->queue->reorder, request->position)))
         request->link->broken = -EPROTO;
@@ -281,15 +337,17 @@ static PRS_COLD void take_error(struct prs_ofi_endpoint *endpoint)
     link->in_flight -= request ? 1 : 0;
     if (request && !request->queue)
         prs_ofi_rows_arrive(endpoint, request, false);
+    else if (request)
+        finish_request(request, false);
 }
 
-void prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint)
+bool prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint)
 {
     struct fi_cq_data_entry entries[PRS_POLL_MOST];
     ssize_t count;
 
     if (endpoint->crowded)
-        return;
+        return false;
     count = fi_cq_read(endpoint->cq, entries, PRS_POLL_MOST);
     for (ssize_t i = 0; i < count; i++)
         take_completion(endpoint, &entries[i]);
@@ -297,6 +355,7 @@ void prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint)
         take_error(endpoint);
     else if (unlikely(count < 0 && count != -FI_EAGAIN))
         endpoint->broken = prs_ofi_errno((int)-count);
+    return count > 0 || count == -FI_EAVAIL;
 }
 
 void prs_ofi_progress(struct prs_ofi_endpoint *endpoint)
@@ -326,11 +385,16 @@ int prs_ofi_report(struct prs_ofi_link *link, struct prs_event *events)
         events[count++] = link->failure;
         link->failure.kind = PRS_EVENT_DONE;
     }
+    if (unlikely(link->loopback_failed)) {
+        prs_ofi_error_event(FI_ECANCELED, 0, link->base.loopback->id, &events[count++]);
+        link->loopback_failed = false;
+    }
     for (; count < PRS_POLL_MOST && link->first != link->last; link->base.receives++) {
         const struct prs_ofi_arrival *arrival = &link->arrival[link->first++ % link->room];
 
+        prs_ofi_queue_of(link->base.queue[arrival->queue])->taken++;
         events[count++] = (struct prs_event){.kind = PRS_EVENT_ARRIVAL,
-                                             .queue = link->base.queue[0]->id,
+                                             .queue = link->base.queue[arrival->queue]->id,
                                              .value = arrival->value,
                                              .bytes = arrival->bytes};
     }

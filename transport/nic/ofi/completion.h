@@ -11,11 +11,16 @@ struct prs_ofi_endpoint;
 struct prs_ofi_link;
 struct prs_ofi_queue;
 
-/* Read what the provider has completed, as long as there is room for arrivals, and let it move data. */
-void prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint);
+/* Read what the provider has completed, as long as there is room for arrivals, and let it move data. Return false if
+ * there was nothing. */
+bool prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint);
 /* For the thread of attend.c: read completions, and post what waits, unless the owners of the links do that. */
 void prs_ofi_progress(struct prs_ofi_endpoint *endpoint);
 
+/* What is posted takes no effect any more. The owner learns it when it polls. */
+void prs_ofi_break_queue(struct prs_ofi_queue *queue, int error);
+/* The link ends, and reads what has arrived: make room, even if too much waits for its owner. */
+void prs_ofi_make_room(struct prs_ofi_link *link);
 /* Post what the queue has from next up to upto, as far as the provider takes it. */
 void prs_ofi_push(struct prs_ofi_link *link, struct prs_ofi_queue *queue);
 void prs_ofi_push_waiting(struct prs_ofi_link *link);

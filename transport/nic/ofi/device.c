@@ -15,6 +15,7 @@
 #include "transport/nic/ofi/address.h"
 #include "transport/nic/ofi/attend.h"
 #include "transport/nic/ofi/completion.h"
+#include "transport/nic/ofi/link.h"
 #include "transport/nic/ofi/status.h"
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
@@ -26,7 +27,7 @@ enum {
     CHECK_BYTES = 5,
     CHECK_DATA = 0x600d,
     LANDING_BYTES = 4096,
-    LONGEST_PART = 1 << 30,
+    LONGEST_PART = 1 << (PRS_OFI_SIZE_BITS - 1),
     MOST_KEYS_TRIED = 1 << 16, /* that others have */
     USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
 };
@@ -114,6 +115,25 @@ static bool keeps_order(const struct fi_info *info)
     uint64_t order = info->tx_attr->msg_order & info->rx_attr->msg_order;
 
     return (order & (FI_ORDER_WAW | FI_ORDER_RMA_WAW)) && info->ep_attr->max_order_waw_size >= USEFUL_ORDER;
+}
+
+/* Why a lost rail cannot be replaced; NULL: it can. An endpoint must be able to end alone, while others use its device,
+ * and with all that is under way to and from it. */
+static const char *ends_because(const struct fi_info *info)
+{
+    if (!keeps_order(info))
+        return "writes keep no order, so a count does not say which have arrived";
+    if (info->domain_attr->mr_mode & FI_MR_ENDPOINT)
+        return "connections share an endpoint, whose keys are valid for all";
+    switch (info->ep_attr->protocol) {
+    case FI_PROTO_RXM:
+    case PRS_OFI_PROTO_RXM_TCP:
+        return NULL; /* connections of its own, and a queue of their events */
+    case PRS_OFI_PROTO_XNET:
+        return "it uses freed memory if an endpoint closes while another connects to it";
+    default:
+        return "datagrams may arrive after the end of an endpoint";
+    }
 }
 
 static int open_domain(struct prs_ofi_device *device)
@@ -265,6 +285,7 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
 {
     struct prs_ofi_device *device = calloc(1, sizeof(*device));
     const struct fi_info *info = which->handle;
+    const char *why = ends_because(info);
     int r;
 
     if (!device)
@@ -277,8 +298,8 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         return prs_fail(-ENOMEM, "%s: no memory for a device", which->name);
     }
     device->gpu_memory = info->caps & FI_HMEM && !prs_ofi_uses_ip(info);
-    device->base.nic =
-        &prs_ofi_tables[(keeps_order(info) ? PRS_OFI_IN_ORDER : 0) | (info->caps & FI_FENCE ? PRS_OFI_FENCE : 0)];
+    device->base.nic = &prs_ofi_tables[(keeps_order(info) ? PRS_OFI_IN_ORDER : 0) |
+                                       (info->caps & FI_FENCE ? PRS_OFI_FENCE : 0) | (why ? 0 : PRS_OFI_FAILS_OVER)];
     device->base.ports = 1;
     device->base.max_send_wr = info->tx_attr->size < UINT_MAX ? (uint32_t)info->tx_attr->size : 0;
     device->base.max_registrations = INT_MAX;
@@ -287,9 +308,9 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
         free_device(device);
         return r;
     }
-    PRS_INFO("%s: libfabric's provider %s, %s%s", which->name, which->variant,
+    PRS_INFO("%s: libfabric's provider %s, %s%s, a lost rail %s%s", which->name, which->variant,
              device->base.nic->in_order ? "writes keep order" : "writes keep no order",
-             device->base.nic->fence ? ", with a fence" : "");
+             device->base.nic->fence ? ", with a fence" : "", why ? "ends the peer: " : "is replaced", why ? why : "");
     *out = &device->base;
     return 0;
 }

@@ -88,8 +88,8 @@ static inline bool prs_ofi_uses_ip(const struct fi_info *info)
 }
 
 /* One for each set of promises: bits of the index. prs_nic_ofi finds devices, and one of these drives each. */
-enum { PRS_OFI_IN_ORDER = 1, PRS_OFI_FENCE = 2 };
-extern const struct prs_nic_ops prs_ofi_tables[4];
+enum { PRS_OFI_IN_ORDER = 1, PRS_OFI_FENCE = 2, PRS_OFI_FAILS_OVER = 4 };
+extern const struct prs_nic_ops prs_ofi_tables[8];
 
 int prs_ofi_devices(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
 int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **out);

@@ -20,6 +20,7 @@ struct prs_ofi_request {
     struct prs_ofi_link *link;   /* NULL: the device's own, of which only the completion counts */
     struct prs_ofi_queue *queue; /* NULL: no request of a queue, but what it needs first: rows.h, a fence */
     uint32_t position;
+    uint64_t number; /* of its link, in the order of posting */
 };
 
 struct prs_ofi_place {

@@ -2,6 +2,8 @@
 #include "transport/nic/ofi/link.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <rdma/fi_errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,7 @@
 #include "transport/nic/ofi/completion.h"
 #include "transport/nic/ofi/device.h"
 #include "transport/nic/ofi/ofi_nic.h"
+#include "transport/nic/ofi/status.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -17,8 +20,9 @@
 #include "transport/util/spin.h"
 
 enum {
-    LAST_READS = 8, /* of the completion queue, before an endpoint is closed */
-    STOP_MS = 5000, /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
+    LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
+    FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
+    STOP_MS = 5000,   /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
     NUMBER_BYTES = 4,
 };
 
@@ -136,6 +140,7 @@ static int open_queues(struct prs_ofi_link *link, const struct prs_link_options 
 
         if (!queue)
             break;
+        queue->index = base->queue_count;
         base->queue[base->queue_count++] = &queue->base;
     }
     return base->queue_count == options->queues ? 0 : prs_nic_fail(base->rail, ENOMEM, "link");
@@ -165,6 +170,7 @@ static int ofi_open(const struct prs_link_options *options, struct prs_link **ou
     link->free = free_link;
     link->to = FI_ADDR_UNSPEC;
     link->patience_ns = options->config->timeout_ms * 1000000ull;
+    link->retry_ns = prs_config_patience_ns(options->config);
     link->loopback_depth = options->loopback_depth;
     r = check_remote(link, options);
     if (!r)
@@ -248,7 +254,7 @@ static int ofi_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
             return prs_nic_fail(base->rail, ENOMEM, "queue");
         ofi_address(base->queue[0], &told);
         r = prs_ofi_read_port(&base->own.told, &own);
-        if (!r)
+        if (!r && told.length) /* else its endpoint has ended, and all that is posted fails */
             r = aim_at(queue, &told);
         if (r) {
             free_queue(&queue->base);
@@ -258,6 +264,7 @@ static int ofi_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
         queue->landing_key = own.landing_key;
         prs_spin_lock(&link->endpoint->locked); /* the thread of attend.c */
         base->loopback = &queue->base;
+        link->loopback_failed = link->ended;
         prs_spin_unlock(&link->endpoint->locked);
     }
     *out = base->loopback;
@@ -273,13 +280,15 @@ static int ofi_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
     int r = 0;
 
     prs_spin_lock(&link->endpoint->locked);
-    if (unlikely(link->ended || link->endpoint->broken)) {
+    if (unlikely((link->ended && link->endpoint->shared) || link->endpoint->broken)) {
         r = -ECONNRESET;
     } else {
         queue->ring = ring;
         queue->ring_mask = mask;
         if (queue->next == queue->upto)
             queue->next = first;
+        if (unlikely(queue->next == first)) /* a link that replaces another goes on at its positions */
+            prs_reorder_begin(&queue->reorder, first);
         queue->upto = first + count;
         prs_ofi_push(link, queue);
     }
@@ -296,31 +305,70 @@ static int ofi_poll(struct prs_link *base, struct prs_event *events)
     prs_spin_lock(&endpoint->locked);
     link->polled = endpoint->polled = true;
     if (likely(!link->ended)) {
-        prs_ofi_read_completions(endpoint);
+        (void)prs_ofi_read_completions(endpoint);
         prs_ofi_push_waiting(link);
-        r = link->broken ? link->broken : endpoint->broken ? endpoint->broken : prs_ofi_report(link, events);
     }
+    if (likely(!link->ended || !endpoint->shared))
+        r = link->broken ? link->broken : endpoint->broken ? endpoint->broken : prs_ofi_report(link, events);
+    link->drained = link->ended && !r;
     prs_spin_unlock(&endpoint->locked);
     return r;
 }
 
 /* ---- the end ---- */
 
-/* Under the lock of the endpoint, like the next. The other side may wait for the acknowledgement of what it has written
- * here. */
-static void end_own(struct prs_ofi_link *link)
+/* Under the lock of the endpoint, like those that follow. */
+static void read_rest(struct prs_ofi_link *link, int most)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
 
-    for (int i = 0; i < LAST_READS && !endpoint->broken; i++) {
-        link->first = link->last;
-        prs_ofi_read_completions(endpoint);
+    while (most-- > 0 && !endpoint->broken) {
+        prs_ofi_make_room(link);
+        if (!prs_ofi_read_completions(endpoint))
+            break;
     }
-    if (fi_close(&endpoint->ep->fid))
-        PRS_WARN("%s: cannot close an endpoint", link->base.rail->info.name);
-    else
-        link->in_flight = 0;
+}
+
+/* One request has failed: see what becomes of the others. If one of them is done, `broken` says so. */
+static void await_failures(struct prs_ofi_link *link)
+{
+    struct prs_ofi_endpoint *endpoint = link->endpoint;
+    uint64_t give_up_ns = prs_clock_ns() + FAIL_MS * 1000000ull;
+
+    while (link->failed && link->unfinished && !link->broken && !endpoint->broken) {
+        read_rest(link, LAST_READS);
+        if (prs_clock_ns() > give_up_ns) {
+            PRS_WARN(
+                "%s: %u requests are still in flight %d ms after an earlier one has failed: nothing tells what has "
+                "arrived",
+                link->base.rail->info.name, link->unfinished, FAIL_MS);
+            link->broken = -EPROTO;
+        }
+        sched_yield();
+    }
+}
+
+/* What the provider has acknowledged is read before the close or after it, so that both sides can count the same. The
+ * other side may also wait for acknowledgements, which leave while the queue is read. */
+static void end_own(struct prs_ofi_link *link, bool failed)
+{
+    struct prs_ofi_endpoint *endpoint = link->endpoint;
+    int r;
+
+    read_rest(link, LAST_READS);
+    if (failed)
+        await_failures(link);
+    r = fi_close(&endpoint->ep->fid);
+    if (r) {
+        PRS_WARN("%s: cannot close an endpoint: %s", link->base.rail->info.name, prs_ofi.strerror(-r));
+        link->broken = prs_ofi_errno(-r);
+    }
     endpoint->ep = NULL;
+    read_rest(link, INT_MAX);
+    prs_ofi_rows_leave(link);
+    link->in_flight = 0;
+    link->loopback_failed = link->base.loopback;
+    prs_ofi_break_queue(prs_ofi_queue_of(link->base.queue[0]), FI_ECANCELED);
 }
 
 /* Nobody may be left to whom late requests of this link do harm: neither their source nor their target is its own any
@@ -344,39 +392,61 @@ static void end_shared(struct prs_ofi_link *link)
     }
 }
 
-static void ofi_kill(struct prs_link *base)
+static void end_link(struct prs_link *base, bool failed)
 {
     struct prs_ofi_link *link = prs_ofi_link_of(base);
 
     base->stopped = true;
     prs_spin_lock(&link->endpoint->locked);
     if (!link->ended) {
-        link->endpoint->crowded -= link->crowded;
-        link->crowded = false;
-        if (!link->endpoint->shared)
-            end_own(link);
         link->ended = true;
         for (uint32_t i = 0; i < prs_ofi_queue_count(link); i++)
             prs_ofi_queue_at(link, i)->next = prs_ofi_queue_at(link, i)->upto;
-        if (link->endpoint->shared)
+        if (link->endpoint->shared) {
+            prs_ofi_make_room(link);
             end_shared(link);
+        } else {
+            end_own(link, failed);
+        }
     }
     prs_spin_unlock(&link->endpoint->locked);
+}
+
+static void ofi_kill(struct prs_link *link)
+{
+    end_link(link, false);
+}
+
+/* Only where each link has its endpoint, with which the loopback queue ends, too. */
+static void ofi_stop(struct prs_link *link)
+{
+    end_link(link, true);
+}
+
+static uint32_t ofi_taken(const struct prs_queue *queue)
+{
+    return ((const struct prs_ofi_queue *)queue)->taken;
+}
+
+static bool ofi_drained(const struct prs_link *base)
+{
+    return ((const struct prs_ofi_link *)base)->drained;
 }
 
 /* ---- the tables: one for each set of promises ---- */
 
 #define OFI_OPS                                                                                                        \
-    .name = "ofi", .has_providers = true, .devices = prs_ofi_devices, .open_device = prs_ofi_open_device,              \
-    .close_device = prs_ofi_close_device, .probe = prs_ofi_probe, .locate = prs_ofi_locate,                            \
-    .is_port = prs_ofi_is_port, .address_text = prs_ofi_address_text, .register_memory = prs_ofi_register_memory,      \
-    .release_memory = prs_ofi_release_memory, .open = ofi_open, .close = ofi_close, .kill = ofi_kill,                  \
-    .address = ofi_address, .connect = ofi_connect, .loopback = ofi_loopback, .post = ofi_post, .poll = ofi_poll
+    .name = "ofi", .fails_early = true, .has_providers = true, .devices = prs_ofi_devices,                             \
+    .open_device = prs_ofi_open_device, .close_device = prs_ofi_close_device, .probe = prs_ofi_probe,                  \
+    .locate = prs_ofi_locate, .is_port = prs_ofi_is_port, .address_text = prs_ofi_address_text,                        \
+    .register_memory = prs_ofi_register_memory, .release_memory = prs_ofi_release_memory, .open = ofi_open,            \
+    .close = ofi_close, .stop = ofi_stop, .kill = ofi_kill, .address = ofi_address, .connect = ofi_connect,            \
+    .loopback = ofi_loopback, .post = ofi_post, .taken = ofi_taken, .drained = ofi_drained, .poll = ofi_poll
+
+#define PROMISES(bits)                                                                                                 \
+    [bits] = {OFI_OPS, .in_order = (bits)&PRS_OFI_IN_ORDER, .fence = (bits)&PRS_OFI_FENCE,                             \
+              .fails_over = (bits)&PRS_OFI_FAILS_OVER}
 
 const struct prs_nic_ops prs_nic_ofi = {OFI_OPS};
-const struct prs_nic_ops prs_ofi_tables[] = {
-    [0] = {OFI_OPS},
-    [PRS_OFI_IN_ORDER] = {OFI_OPS, .in_order = true},
-    [PRS_OFI_FENCE] = {OFI_OPS, .fence = true},
-    [PRS_OFI_IN_ORDER | PRS_OFI_FENCE] = {OFI_OPS, .in_order = true, .fence = true},
-};
+const struct prs_nic_ops prs_ofi_tables[] = {PROMISES(0), PROMISES(1), PROMISES(2), PROMISES(3),
+                                             PROMISES(4), PROMISES(5), PROMISES(6), PROMISES(7)};

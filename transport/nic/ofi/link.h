@@ -14,6 +14,8 @@ struct prs_ofi_queue {
     fi_addr_t to;          /* FI_ADDR_UNSPEC: not connected yet */
     uint64_t landing, landing_key;
     uint32_t remote_number; /* of the link at the other side's endpoint, if that is shared */
+    uint32_t index;         /* in base.link->queue, likewise at the other side */
+    uint32_t taken;         /* arrivals that the owner has polled */
     struct prs_reorder reorder;
     struct prs_ofi_request *request; /* [mask + 1], by position */
     struct prs_ofi_request *fence;   /* [mask + 1], likewise: empty writes before them; NULL: there are none */
@@ -26,8 +28,12 @@ struct prs_ofi_queue {
     bool proven;         /* a request of it has completed */
 };
 
+/* The upper half of completion data where each link has its endpoint: which queue it came from, and the size. */
+enum { PRS_OFI_SIZE_BITS = 28 };
+static_assert(PRS_ORDER_MAX_QUEUES_PER_RAIL <= 1 << (32 - PRS_OFI_SIZE_BITS), "a queue is named");
+
 struct prs_ofi_arrival {
-    uint32_t value, bytes;
+    uint32_t value, bytes, queue;
 };
 
 /* Arrivals that may wait for the owner, powers of two: at first; at most, and where links share an endpoint, since then
@@ -42,10 +48,17 @@ struct prs_ofi_link {
     void (*free)(struct prs_ofi_link *link); /* for the endpoint */
     bool polled;                             /* by its owner, since the thread of attend.c last looked */
     bool joined;                             /* it has a place */
-    bool ended;                              /* by kill() */
-    struct prs_ofi_port remote;              /* the other side's */
-    fi_addr_t to;                            /* likewise */
-    uint64_t patience_ns;
+    bool ended;                              /* by kill() or stop() */
+    bool drained;                            /* and its owner has polled all that there was */
+    /* A request has failed: no other is posted. A provider may connect again, and would deliver it all the same. */
+    bool failed;
+    bool loopback_failed;           /* to be reported */
+    uint64_t posted, failed_number; /* requests of base.queue[]; the first that has failed */
+    uint32_t unfinished;            /* of them */
+    struct prs_ofi_port remote;     /* the other side's */
+    fi_addr_t to;                   /* likewise */
+    uint64_t patience_ns;           /* to connect */
+    uint64_t retry_ns;              /* to connect again: as long as a NIC would try */
     uint32_t loopback_depth;
     bool overrun;
     uint32_t in_flight; /* requests */

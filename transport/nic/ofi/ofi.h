@@ -10,6 +10,9 @@
 enum { PRS_OFI_MR_BASIC = 1 };
 #define PRS_OFI_LOCAL_MR (1ull << 55)
 
+/* FI_PROTO_RXM_TCP and FI_PROTO_XNET, which older headers lack. */
+enum { PRS_OFI_PROTO_RXM_TCP = 22, PRS_OFI_PROTO_XNET = 25 };
+
 /* The interface that is asked for. Later libraries still have it. */
 #define PRS_OFI_VERSION FI_VERSION(1, 13)
 

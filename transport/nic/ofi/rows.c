@@ -72,26 +72,46 @@ static struct prs_ofi_known *known_at(struct prs_ofi_link *link, uint32_t number
     return &link->known[number];
 }
 
+/* Return PRS_OFI_ROW_READS: none is free. */
+static uint32_t take_slot(struct prs_ofi_rows *rows)
+{
+    uint64_t busy = __atomic_load_n(&rows->busy, __ATOMIC_RELAXED);
+
+    while (~busy)
+        if (__atomic_compare_exchange_n(&rows->busy, &busy, busy | (busy + 1), false, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED))
+            return (uint32_t)__builtin_ctzll(~busy);
+    return PRS_OFI_ROW_READS;
+}
+
+static void give_slot(struct prs_ofi_rows *rows, size_t at)
+{
+    rows->request[at].link = NULL;
+    __atomic_fetch_and(&rows->busy, ~(1ull << at), __ATOMIC_RELEASE);
+}
+
 /* Return 0 or a negative error of libfabric. */
 static int read_row(struct prs_ofi_link *link, uint64_t told)
 {
     struct prs_ofi_device *device = link->endpoint->device;
     struct prs_ofi_rows *rows = &device->rows;
-    uint32_t at = (uint32_t)__builtin_ctzll(~rows->busy);
+    uint32_t at = take_slot(rows);
     struct prs_ofi_request *request = &rows->request[at];
     size_t bytes = sizeof(struct prs_ofi_row);
     void *descriptor = prs_ofi_descriptor(device, prs_own_memory_local_key(&rows->slots, 0));
     int r;
 
+    if (at == PRS_OFI_ROW_READS)
+        return -FI_EAGAIN;
     *request = (struct prs_ofi_request){.link = link};
     rows->asked[at] = told;
     r = (int)fi_read(link->endpoint->ep, (struct prs_ofi_row *)rows->slots.addr + at, bytes, descriptor, link->to,
                      number_of(told) * bytes, link->remote.table_key, &request->space);
     if (r)
-        return r;
-    rows->busy |= 1ull << at;
-    link->in_flight++;
-    return 0;
+        give_slot(rows, at);
+    else
+        link->in_flight++;
+    return r;
 }
 
 int prs_ofi_rows_aim(struct prs_ofi_link *link, bool loopback, const struct prs_wr *wr, struct fi_rma_iov *out)
@@ -112,7 +132,7 @@ int prs_ofi_rows_aim(struct prs_ofi_link *link, bool loopback, const struct prs_
     if (!known)
         return -FI_ENOMEM;
     if (known->told != wr->remote_key) {
-        if (known->asked || !~link->endpoint->device->rows.busy)
+        if (known->asked)
             return -FI_EAGAIN;
         r = read_row(link, wr->remote_key);
         known->asked = !r;
@@ -135,5 +155,14 @@ void prs_ofi_rows_arrive(struct prs_ofi_endpoint *endpoint, struct prs_ofi_reque
     known = &request->link->known[number_of(rows->asked[at])];
     *known = (struct prs_ofi_known){.told = rows->asked[at], .start = row.start, .key = row.key};
     known->wrong = !read || row.told != known->told || row.check != check_of(&row);
-    rows->busy &= ~(1ull << at);
+    give_slot(rows, at);
+}
+
+void prs_ofi_rows_leave(struct prs_ofi_link *link)
+{
+    struct prs_ofi_rows *rows = &link->endpoint->device->rows;
+
+    for (size_t at = 0; rows->used && at < PRS_OFI_ROW_READS; at++)
+        if (__atomic_load_n(&rows->request[at].link, __ATOMIC_RELAXED) == link)
+            give_slot(rows, at);
 }

@@ -33,7 +33,7 @@ struct prs_ofi_rows {
     struct prs_own_memory table; /* struct prs_ofi_row [PRS_OFI_TABLE_ROWS] */
     struct fid_mr *registered;
     struct prs_own_memory slots; /* for rows of other sides, as they are read */
-    uint64_t busy;               /* a bit for each slot. Under the lock of the endpoint */
+    uint64_t busy;               /* a bit for each slot. Atomic: endpoints share the slots */
     struct prs_ofi_request request[PRS_OFI_ROW_READS];
     uint64_t asked[PRS_OFI_ROW_READS]; /* key */
     uint64_t uses;                     /* of rows, under the lock of the device */
@@ -57,5 +57,7 @@ struct prs_ofi_known {
 int prs_ofi_rows_aim(struct prs_ofi_link *link, bool loopback, const struct prs_wr *wr, struct fi_rma_iov *out);
 /* A request without queue has completed; does it read a row? */
 void prs_ofi_rows_arrive(struct prs_ofi_endpoint *endpoint, struct prs_ofi_request *request, bool read);
+/* The endpoint of this link has closed: none of its reads arrives any more. */
+void prs_ofi_rows_leave(struct prs_ofi_link *link);
 
 #endif

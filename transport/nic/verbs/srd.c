@@ -262,6 +262,7 @@ const struct prs_nic_ops prs_nic_srd = {
     .name = "srd",
     .network = "EFA",
     .in_order = false,
+    .fails_early = true,
     .fence = false,
     .adds = false,
     PRS_VERBS_DEVICE_OPS,
