@@ -151,8 +151,8 @@ static uint64_t send_requests(struct mock_ep *ep)
     for (struct mock_job **at = &ep->requests, *job; (job = *at);) {
         int r = 0;
 
-        if (job->gone) {
-            finish(ep, at, FI_ECANCELED);
+        if (job->gone || job->lost) {
+            finish(ep, at, job->lost ? FI_ECONNRESET : FI_ECANCELED);
             continue;
         }
         if (job->fence && job != ep->requests)
@@ -342,6 +342,7 @@ void *mock_nic(void *arg)
 
 static ssize_t post(struct mock_ep *ep, const struct fi_msg_rma *message, uint64_t flags, enum mock_kind kind)
 {
+    static uint32_t writes; /* of bytes */
     struct mock_settings set = mock_settings();
     const struct mock_mr *mr = message->desc[0];
     struct mock_job *job, **at = &ep->requests;
@@ -375,6 +376,7 @@ static ssize_t post(struct mock_ep *ep, const struct fi_msg_rma *message, uint64
     job->fence = flags & FI_FENCE && !set.false_fence;
     job->delivery = flags & FI_DELIVERY_COMPLETE;
     job->completion = flags & FI_COMPLETION;
+    job->lost = kind == MOCK_WRITE && bytes && __atomic_add_fetch(&writes, 1, __ATOMIC_RELAXED) == set.lose;
     while (*at)
         at = &(*at)->next;
     *at = job;

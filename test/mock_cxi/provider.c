@@ -24,7 +24,7 @@ static bool has(const char *words, const char *word)
 struct mock_settings mock_settings(void)
 {
     const char *words = getenv("MOCK_CXI"), *late = words ? strstr(words, "late=") : NULL;
-    const char *most = words ? strstr(words, "endpoints=") : NULL;
+    const char *most = words ? strstr(words, "endpoints=") : NULL, *lose = words ? strstr(words, "lose=") : NULL;
 
     return (struct mock_settings){.order = !has(words, "no-order"),
                                   .fence = !has(words, "no-fence"),
@@ -37,6 +37,7 @@ struct mock_settings mock_settings(void)
                                   .data = !has(words, "no-data"),
                                   .size = !has(words, "no-size"),
                                   .endpoints = most ? (uint32_t)atoi(most + 10) : 511,
+                                  .lose = lose ? (uint32_t)atoi(lose + 5) : 0,
                                   .late_us = late ? (uint32_t)atoi(late + 5) : 100};
 }
 

@@ -149,6 +149,41 @@ ParameterizedTest(struct loss *row, failover, messages_go_on_over_the_other_rail
     run_row(row, send_messages, receive_messages);
 }
 
+/* ---- a provider of libfabric that connects again ---- */
+
+enum { BURST = 64 };
+
+/* One write of these is lost, and later ones arrive: what the other side counts says nothing of which. */
+static void send_burst(struct pair *pair)
+{
+    static struct prs_op op[BURST];
+    int r;
+
+    for (uint32_t m = 0; m < BURST; m++) {
+        struct prs_put put = pair_put_of(pair, m * 64, m * 64, 64, m, PRS_PUT_NOTIFY);
+
+        pair_put(pair, &op[m], &put);
+    }
+    r = pair_wait_error(pair);
+    must(r == -EPROTO, "%d %s", r, prs_error_text());
+}
+
+static void receive_burst(struct pair *pair)
+{
+    int r = pair_wait_error(pair);
+
+    must(r == -ECONNRESET, "%d %s", r, prs_error_text());
+}
+
+Test(failover, a_write_that_is_done_after_one_that_failed_ends_the_peer)
+{
+    static const struct loss none = {0, QUEUE_ERROR, 0, MESSAGES};
+
+    if (!getenv("MOCK_CXI") || !strstr(getenv("MOCK_CXI"), "lose="))
+        cr_skip_test("needs test/mock_cxi and MOCK_CXI=lose=NUMBER");
+    run_row(&none, send_burst, receive_burst);
+}
+
 /* ---- a single rail, and another that stands by ---- */
 
 static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool words_on_device)

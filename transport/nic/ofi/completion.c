@@ -11,6 +11,7 @@
 #include "transport/nic/ofi/status.h"
 #include "transport/util/clock.h"
 #include "transport/util/compiler.h"
+#include "transport/util/log.h"
 #include "transport/util/spin.h"
 
 /* ---- failures ---- */
@@ -288,8 +289,13 @@ static void finish_request(const struct prs_ofi_request *request, bool done)
     if (!done && (!link->failed || request->number < link->failed_number))
         link->failed_number = request->number;
     link->failed |= !done;
-    if (done && request->number > link->failed_number)
+    if (done && request->number > link->failed_number && !link->broken) {
+        PRS_WARN(
+            "%s: a request is done though an earlier one has failed: the provider has connected again, and nothing "
+            "tells what has arrived",
+            link->base.rail->info.name);
         link->broken = -EPROTO;
+    }
 }
 
 static void take_completion(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
