@@ -7,9 +7,60 @@
 
 #include "fused/core/context.h"
 #include "fused/gemm/unfused/lt.h"
+#include "fused/gemm/unfused/lt_abi.h"
 #include "transport/util/error.h"
 
 enum { MOST_PREFERENCES = 16 };
+
+/* ---- what the library declares of cuBLASLt is what its header says ---- */
+
+#define SAME_NUMBER(ours, theirs) static_assert((int)(ours) == (int)(theirs), #theirs)
+SAME_NUMBER(LT_SUCCESS, CUBLAS_STATUS_SUCCESS);
+SAME_NUMBER(LT_TRANSPOSED, CUBLAS_OP_T);
+SAME_NUMBER(LT_COMPUTE_32F, CUBLAS_COMPUTE_32F);
+SAME_NUMBER(LT_ADD_IN_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+SAME_NUMBER(LT_LAYOUT_COLUMNS, CUBLASLT_MATRIX_LAYOUT_COLS);
+SAME_NUMBER(LT_DESC_TRANSPOSE_A, CUBLASLT_MATMUL_DESC_TRANSA);
+SAME_NUMBER(LT_DESC_SMS, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET);
+SAME_NUMBER(LT_DESC_SCALE_A, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+SAME_NUMBER(LT_DESC_SCALE_B, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+SAME_NUMBER(LT_DESC_FAST, CUBLASLT_MATMUL_DESC_FAST_ACCUM);
+#if CUBLAS_VERSION >= 120900
+SAME_NUMBER(LT_DESC_SCALE_MODE_A, CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+SAME_NUMBER(LT_DESC_SCALE_MODE_B, CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+SAME_NUMBER(LT_SCALE_ROWS, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+SAME_NUMBER(LT_SCALE_VECTORS, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+SAME_NUMBER(LT_SCALE_BLOCKS, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#endif
+SAME_NUMBER(LT_PREFER_WORKSPACE, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+SAME_NUMBER(LT_PREFER_ADDING, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
+SAME_NUMBER(LT_PREFER_ALIGNMENT_A, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+SAME_NUMBER(LT_PREFER_ALIGNMENT_B, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+SAME_NUMBER(LT_PREFER_ALIGNMENT_C, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+SAME_NUMBER(LT_PREFER_ALIGNMENT_D, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+static_assert(sizeof(struct lt_algo) == sizeof(cublasLtMatmulAlgo_t), "an algorithm");
+static_assert(sizeof(struct lt_found) == sizeof(cublasLtMatmulHeuristicResult_t), "what a search finds");
+static_assert(offsetof(struct lt_found, workspace_bytes) == offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) &&
+                  offsetof(struct lt_found, status) == offsetof(cublasLtMatmulHeuristicResult_t, state) &&
+                  offsetof(struct lt_found, waves) == offsetof(cublasLtMatmulHeuristicResult_t, wavesCount),
+              "what a search finds");
+
+/* Its handles are pointers to structures, which are void * here, and its enumerations are int. */
+typedef cublasStatus_t multiplication(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
+                                      cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *,
+                                      const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,
+                                      const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
+typedef cublasStatus_t search(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                              cublasLtMatmulHeuristicResult_t[], int *);
+typedef cublasStatus_t matrix(cublasLtMatrixLayout_t *, cudaDataType, uint64_t, uint64_t, int64_t);
+#define SAME_TYPE(type, function) static_assert(__builtin_types_compatible_p(type, __typeof__(function)), #function)
+SAME_TYPE(multiplication, cublasLtMatmul);
+SAME_TYPE(search, cublasLtMatmulAlgoGetHeuristic);
+SAME_TYPE(matrix, cublasLtMatrixLayoutCreate);
+static_assert(sizeof(cublasLtHandle_t) == sizeof(void *) && sizeof(cublasStatus_t) == sizeof(int), "a call's types");
+
+/* ---- a library that keeps what it was asked for ---- */
 
 static struct {
     uint32_t value[MOST_PREFERENCES]; /* by attribute, those of 4 bytes */

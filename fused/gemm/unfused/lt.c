@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/gemm/unfused/lt.h"
 
-#include <cublasLt.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -12,6 +11,7 @@
 
 #include "fused/core/context.h"
 #include "fused/core/element.h"
+#include "fused/gemm/unfused/lt_abi.h"
 #include "transport/util/error.h"
 
 enum {
@@ -23,20 +23,15 @@ enum {
     MOST_SIZES = 23 * STEPS_OF_OCTAVE /* to 1024 rows, and from there to 2^32 */
 };
 
-/* Numbers of cuBLASLt 12.9, which the headers of older versions lack. A library that does not know them refuses. */
-enum { SCALE_MODE_A = 31, SCALE_MODE_B = 32 };                /* cublasLtMatmulDescAttributes_t */
-enum { SCALE_ROWS = 3, SCALE_VECTORS = 4, SCALE_BLOCKS = 5 }; /* cublasLtMatmulMatrixScale_t */
-
 /* An algorithm for products of up to `rows` rows. */
 struct size {
     uint32_t rows;
-    cublasLtMatmulAlgo_t algo;
+    struct lt_algo algo;
 };
 
 struct prs_lt {
-    cublasLtHandle_t handle;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c;
+    void *handle, *desc;
+    void *a, *b, *c;               /* layouts */
     struct size sizes[MOST_SIZES]; /* the fewest rows first */
     uint32_t size_count;
     void *workspace;
@@ -44,19 +39,7 @@ struct prs_lt {
 };
 
 static struct {
-    __typeof__(&cublasLtCreate) create;
-    __typeof__(&cublasLtDestroy) destroy;
-    __typeof__(&cublasLtMatmul) matmul;
-    __typeof__(&cublasLtMatmulDescCreate) desc;
-    __typeof__(&cublasLtMatmulDescDestroy) desc_destroy;
-    __typeof__(&cublasLtMatmulDescSetAttribute) desc_set;
-    __typeof__(&cublasLtMatrixLayoutCreate) layout;
-    __typeof__(&cublasLtMatrixLayoutDestroy) layout_destroy;
-    __typeof__(&cublasLtMatrixLayoutSetAttribute) layout_set;
-    __typeof__(&cublasLtMatmulPreferenceCreate) preference;
-    __typeof__(&cublasLtMatmulPreferenceDestroy) preference_destroy;
-    __typeof__(&cublasLtMatmulPreferenceSetAttribute) preference_set;
-    __typeof__(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+    struct lt_api fn;
     bool tried, complete;
     char why[256]; /* why it could not be loaded; dlerror() returns each failure only once */
 } api;
@@ -77,9 +60,9 @@ static void keep_reason_locked(void)
 
 static void load_api_locked(void)
 {
-    /* First the version whose header this was compiled with. What is used here is the same in both. */
-    static const char *const names[] = {CUBLAS_VER_MAJOR < 13 ? "libcublasLt.so.12" : "libcublasLt.so.13",
-                                        CUBLAS_VER_MAJOR < 13 ? "libcublasLt.so.13" : "libcublasLt.so.12",
+    /* First the version of the CUDA runtime inside. What is used here is the same in both. */
+    static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublasLt.so.12" : "libcublasLt.so.13",
+                                        CUDART_VERSION < 13000 ? "libcublasLt.so.13" : "libcublasLt.so.12",
                                         "libcublasLt.so"};
     void *so = NULL;
     api.tried = true;
@@ -89,18 +72,19 @@ static void load_api_locked(void)
         keep_reason_locked();
         return;
     }
-    api.complete =
-        find(so, "cublasLtCreate", (void **)&api.create) && find(so, "cublasLtDestroy", (void **)&api.destroy) &&
-        find(so, "cublasLtMatmul", (void **)&api.matmul) && find(so, "cublasLtMatmulDescCreate", (void **)&api.desc) &&
-        find(so, "cublasLtMatmulDescDestroy", (void **)&api.desc_destroy) &&
-        find(so, "cublasLtMatmulDescSetAttribute", (void **)&api.desc_set) &&
-        find(so, "cublasLtMatrixLayoutCreate", (void **)&api.layout) &&
-        find(so, "cublasLtMatrixLayoutDestroy", (void **)&api.layout_destroy) &&
-        find(so, "cublasLtMatrixLayoutSetAttribute", (void **)&api.layout_set) &&
-        find(so, "cublasLtMatmulPreferenceCreate", (void **)&api.preference) &&
-        find(so, "cublasLtMatmulPreferenceDestroy", (void **)&api.preference_destroy) &&
-        find(so, "cublasLtMatmulPreferenceSetAttribute", (void **)&api.preference_set) &&
-        find(so, "cublasLtMatmulAlgoGetHeuristic", (void **)&api.heuristic);
+    api.complete = find(so, "cublasLtCreate", (void **)&api.fn.create) &&
+                   find(so, "cublasLtDestroy", (void **)&api.fn.destroy) &&
+                   find(so, "cublasLtMatmul", (void **)&api.fn.matmul) &&
+                   find(so, "cublasLtMatmulDescCreate", (void **)&api.fn.desc) &&
+                   find(so, "cublasLtMatmulDescDestroy", (void **)&api.fn.desc_destroy) &&
+                   find(so, "cublasLtMatmulDescSetAttribute", (void **)&api.fn.desc_set) &&
+                   find(so, "cublasLtMatrixLayoutCreate", (void **)&api.fn.layout) &&
+                   find(so, "cublasLtMatrixLayoutDestroy", (void **)&api.fn.layout_destroy) &&
+                   find(so, "cublasLtMatrixLayoutSetAttribute", (void **)&api.fn.layout_set) &&
+                   find(so, "cublasLtMatmulPreferenceCreate", (void **)&api.fn.preference) &&
+                   find(so, "cublasLtMatmulPreferenceDestroy", (void **)&api.fn.preference_destroy) &&
+                   find(so, "cublasLtMatmulPreferenceSetAttribute", (void **)&api.fn.preference_set) &&
+                   find(so, "cublasLtMatmulAlgoGetHeuristic", (void **)&api.fn.heuristic);
     if (!api.complete)
         keep_reason_locked();
 }
@@ -122,71 +106,66 @@ static int load_api(void)
 
 static int set(struct prs_lt *lt, int attribute, const void *value, size_t bytes)
 {
-    return api.desc_set(lt->desc, (cublasLtMatmulDescAttributes_t)attribute, value, bytes) == CUBLAS_STATUS_SUCCESS
-               ? 0
-               : -1;
+    return api.fn.desc_set(lt->desc, attribute, value, bytes) == LT_SUCCESS ? 0 : -1;
 }
 
 static int set_scales(struct prs_lt *lt, const float *a, const float *b)
 {
-    int r = set(lt, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof(b));
-    return r ? r : set(lt, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof(a));
+    int r = set(lt, LT_DESC_SCALE_A, &b, sizeof(b));
+    return r ? r : set(lt, LT_DESC_SCALE_B, &a, sizeof(a));
 }
 
 /* Our B is its A. A tensor's scale is the default, which every version knows. The algorithms are chosen before there
  * are scales, which must not be NULL for that. */
 static int describe_scales(struct prs_lt *lt, const struct prs_gemm_shape *s)
 {
-    int32_t of_a = s->scaling == PRS_SCALING_ROWS ? SCALE_ROWS : SCALE_VECTORS;
-    int32_t of_b = s->scaling == PRS_SCALING_ROWS ? SCALE_ROWS : SCALE_BLOCKS;
+    int32_t of_a = s->scaling == PRS_SCALING_ROWS ? LT_SCALE_ROWS : LT_SCALE_VECTORS;
+    int32_t of_b = s->scaling == PRS_SCALING_ROWS ? LT_SCALE_ROWS : LT_SCALE_BLOCKS;
     int8_t fast = s->fast_accumulation != 0;
-    int r = set(lt, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast));
+    int r = set(lt, LT_DESC_FAST, &fast, sizeof(fast));
     if (r == 0 && s->scaling != PRS_SCALING_TENSOR)
-        r = set(lt, SCALE_MODE_A, &of_b, sizeof(of_b));
+        r = set(lt, LT_DESC_SCALE_MODE_A, &of_b, sizeof(of_b));
     if (r == 0 && s->scaling != PRS_SCALING_TENSOR)
-        r = set(lt, SCALE_MODE_B, &of_a, sizeof(of_a));
+        r = set(lt, LT_DESC_SCALE_MODE_B, &of_a, sizeof(of_a));
     return r ? r : set_scales(lt, lt->workspace, lt->workspace);
 }
 
 /* cuBLASLt has column-major matrices, so it computes the transpose of C as transpose(B) transpose(A). */
 static int describe(struct prs_lt *lt, const struct prs_gemm_shape *s, int32_t sms)
 {
-    cublasOperation_t transpose = CUBLAS_OP_T;
+    int32_t transpose = LT_TRANSPOSED;
     cudaDataType_t type = prs_element_find(s->dtype)->library;
     cudaDataType_t result = prs_element_find(prs_lt_result(s))->library;
     uint64_t b_rows = s->b_transposed ? s->k : s->n, b_columns = s->b_transposed ? s->n : s->k;
-    if (api.desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS)
+    if (api.fn.desc(&lt->desc, LT_COMPUTE_32F, CUDA_R_32F) != LT_SUCCESS)
         return -1;
-    if (sms != 0 && set(lt, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof(sms)) != 0)
+    if (sms != 0 && set(lt, LT_DESC_SMS, &sms, sizeof(sms)) != 0)
         return -1;
-    if (s->b_transposed && set(lt, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)) != 0)
+    if (s->b_transposed && set(lt, LT_DESC_TRANSPOSE_A, &transpose, sizeof(transpose)) != 0)
         return -1;
     if (lt->scaled && describe_scales(lt, s) != 0)
         return -1;
-    if (api.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != CUBLAS_STATUS_SUCCESS ||
-        api.layout(&lt->a, type, s->k, s->m, s->k) != CUBLAS_STATUS_SUCCESS ||
-        api.layout(&lt->c, result, s->n, s->m, s->n) != CUBLAS_STATUS_SUCCESS)
+    if (api.fn.layout(&lt->b, type, b_rows, b_columns, (int64_t)b_rows) != LT_SUCCESS ||
+        api.fn.layout(&lt->a, type, s->k, s->m, s->k) != LT_SUCCESS ||
+        api.fn.layout(&lt->c, result, s->n, s->m, s->n) != LT_SUCCESS)
         return -1;
     return 0;
 }
 
 /* Limits for every algorithm that may be chosen. By default cuBLASLt assumes that pointers are aligned to 256 bytes. It
  * may also add parts of K in the type of C, which rounds more than once (seen with odd numbers of rows). */
-static int limit(cublasLtMatmulPreference_t preference)
+static int limit(void *preference)
 {
-    static const cublasLtMatmulPreferenceAttributes_t operands[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    static const int operands[] = {LT_PREFER_ALIGNMENT_A, LT_PREFER_ALIGNMENT_B, LT_PREFER_ALIGNMENT_C,
+                                   LT_PREFER_ALIGNMENT_D};
     size_t workspace = PRS_LT_WORKSPACE;
     uint32_t alignment = 16; /* prs_gemm_launch() requires it */
-    uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
-            CUBLAS_STATUS_SUCCESS ||
-        api.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &parts, sizeof(parts)) !=
-            CUBLAS_STATUS_SUCCESS)
+    uint32_t parts = LT_ADD_IN_COMPUTE_TYPE;
+    if (api.fn.preference_set(preference, LT_PREFER_WORKSPACE, &workspace, sizeof(workspace)) != LT_SUCCESS ||
+        api.fn.preference_set(preference, LT_PREFER_ADDING, &parts, sizeof(parts)) != LT_SUCCESS)
         return -1;
     for (size_t i = 0; i < sizeof(operands) / sizeof(*operands); i++)
-        if (api.preference_set(preference, operands[i], &alignment, sizeof(alignment)) != CUBLAS_STATUS_SUCCESS)
+        if (api.fn.preference_set(preference, operands[i], &alignment, sizeof(alignment)) != LT_SUCCESS)
             return -1;
     return 0;
 }
@@ -194,19 +173,18 @@ static int limit(cublasLtMatmulPreference_t preference)
 static int set_rows(struct prs_lt *lt, uint32_t rows)
 {
     uint64_t columns = rows; /* of the transposes */
-    return api.layout_set(lt->a, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof(columns)) == CUBLAS_STATUS_SUCCESS &&
-                   api.layout_set(lt->c, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof(columns)) ==
-                       CUBLAS_STATUS_SUCCESS
+    return api.fn.layout_set(lt->a, LT_LAYOUT_COLUMNS, &columns, sizeof(columns)) == LT_SUCCESS &&
+                   api.fn.layout_set(lt->c, LT_LAYOUT_COLUMNS, &columns, sizeof(columns)) == LT_SUCCESS
                ? 0
                : -1;
 }
 
-static int choose(struct prs_lt *lt, cublasLtMatmulPreference_t preference, uint32_t rows)
+static int choose(struct prs_lt *lt, void *preference, uint32_t rows)
 {
-    cublasLtMatmulHeuristicResult_t found;
+    struct lt_found found;
     int count = 0;
-    if (set_rows(lt, rows) != 0 || api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1,
-                                                 &found, &count) != CUBLAS_STATUS_SUCCESS)
+    if (set_rows(lt, rows) != 0 ||
+        api.fn.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1, &found, &count) != LT_SUCCESS)
         return -1;
     if (count != 1)
         return -1;
@@ -226,9 +204,9 @@ static uint64_t next_rows(uint64_t rows)
 
 static int choose_all(struct prs_lt *lt, uint64_t fewest, uint32_t most)
 {
-    cublasLtMatmulPreference_t preference;
+    void *preference;
     int r;
-    if (api.preference(&preference) != CUBLAS_STATUS_SUCCESS)
+    if (api.fn.preference(&preference) != LT_SUCCESS)
         return -1;
     r = limit(preference);
     for (uint64_t rows = FEWEST_ROWS; rows < most && !r; rows = next_rows(rows))
@@ -236,7 +214,7 @@ static int choose_all(struct prs_lt *lt, uint64_t fewest, uint32_t most)
             r = choose(lt, preference, (uint32_t)rows);
     if (!r)
         r = choose(lt, preference, most);
-    (void)api.preference_destroy(preference);
+    (void)api.fn.preference_destroy(preference);
     return r;
 }
 
@@ -289,7 +267,7 @@ int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *sha
     lt = calloc(1, sizeof(*lt));
     if (!lt)
         return prs_fail(-ENOMEM, "fused: no memory for cuBLASLt");
-    if (!*handle && api.create((cublasLtHandle_t *)handle) != CUBLAS_STATUS_SUCCESS)
+    if (!*handle && api.fn.create(handle) != LT_SUCCESS)
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt gives no handle");
     lt->handle = *handle;
     lt->workspace = workspace;
@@ -310,25 +288,25 @@ void prs_lt_close(struct prs_lt *lt)
     if (!lt)
         return;
     if (lt->a)
-        (void)api.layout_destroy(lt->a);
+        (void)api.fn.layout_destroy(lt->a);
     if (lt->b)
-        (void)api.layout_destroy(lt->b);
+        (void)api.fn.layout_destroy(lt->b);
     if (lt->c)
-        (void)api.layout_destroy(lt->c);
+        (void)api.fn.layout_destroy(lt->c);
     if (lt->desc)
-        (void)api.desc_destroy(lt->desc);
+        (void)api.fn.desc_destroy(lt->desc);
     free(lt);
 }
 
 void prs_lt_release(void *handle)
 {
-    (void)api.destroy(handle);
+    (void)api.fn.destroy(handle);
 }
 
 int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, cudaStream_t stream)
 {
     const float one = 1, beta = x->add ? 1 : 0;
-    cublasStatus_t e;
+    int e;
     uint32_t first = 0, last = lt->size_count - 1;
     while (first < last) {
         uint32_t middle = (first + last) / 2;
@@ -339,7 +317,7 @@ int prs_lt_run(struct prs_lt *lt, uint32_t m, const struct prs_lt_operands *x, c
     }
     if (set_rows(lt, m) != 0 || (lt->scaled && set_scales(lt, x->scale_a, x->scale_b) != 0))
         return prs_fail(-EIO, "fused: cuBLASLt refused a matrix of %u rows", m);
-    e = api.matmul(lt->handle, lt->desc, &one, x->b, lt->b, x->a, lt->a, &beta, x->add ? x->add : x->c, lt->c, x->c,
-                   lt->c, &lt->sizes[first].algo, lt->workspace, PRS_LT_WORKSPACE, stream);
-    return e == CUBLAS_STATUS_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", (int)e);
+    e = api.fn.matmul(lt->handle, lt->desc, &one, x->b, lt->b, x->a, lt->a, &beta, x->add ? x->add : x->c, lt->c, x->c,
+                      lt->c, &lt->sizes[first].algo, lt->workspace, PRS_LT_WORKSPACE, stream);
+    return e == LT_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", e);
 }
