@@ -14,6 +14,7 @@ import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/dev"))
 import pack_wheel  # noqa: E402
+import wheel_tag  # noqa: E402
 
 SKIP = 77
 
@@ -62,6 +63,31 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "libibverbs" in 
     assert done.stdout.split() == [str(audit.with_name("libibverbs.so.1"))], done
 
 
+def library(folder, source, *options):
+    """A library of C; None where this linker cannot make it."""
+    path = folder / "libx.so"
+    done = subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path, *options], input=source, text=True,
+                          capture_output=True)
+    return path if done.returncode == 0 else None
+
+
+def the_tag_is_of_what_the_loader_checks(folder):
+    """A mark without a symbol of its own counts, and one that no system promises is refused."""
+    relocated = "static int x; int *const pointers[] = {&x, &x, &x, &x, &x, &x, &x, &x}; int puts(const char *);" \
+                "int f(void) { return puts(0); }"
+    packed = library(folder, relocated, "-Wl,-z,pack-relative-relocs")
+    marks = set(wheel_tag.versions(packed.read_bytes())) if packed else set()
+    if "GLIBC_ABI_DT_RELR" in marks:  # binutils 2.38 and newer
+        assert pack_wheel.platform_tag([packed]).startswith("manylinux_2_36_"), pack_wheel.platform_tag([packed])
+    private = library(folder, "int __libc_alloca_cutoff(unsigned long);"
+                              "int f(void) { return __libc_alloca_cutoff(1); }")
+    if private:
+        try:
+            raise AssertionError(pack_wheel.platform_tag([private]))
+        except ValueError as e:
+            assert "GLIBC_PRIVATE" in str(e), e
+
+
 def main(softnic_run, softnicctl, libdir):
     if not shutil.which("readelf"):
         print("skipped: readelf (binutils) is not installed")
@@ -71,6 +97,8 @@ def main(softnic_run, softnicctl, libdir):
         tree = prefix(folder / "prefix", softnic_run, softnicctl, libdir)
         wheel = pack_wheel.softnic("1.2.3", tree, folder)
         assert wheel.name.startswith("perseus_softnic-1.2.3-py3-none-manylinux_2_"), wheel
+        wheel_tag.main(str(wheel), "scripts/softnic-run", "licenses/LICENSE")
+        the_tag_is_of_what_the_loader_checks(folder)
         unpacked(wheel, folder / "environment")
         bin_folder = folder / "environment/bin"
         done = subprocess.run([bin_folder / "softnic-run", "--quiet", "--", bin_folder / "softnicctl", "status"],

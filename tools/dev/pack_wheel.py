@@ -15,8 +15,11 @@ import subprocess
 import sys
 import zipfile
 
-# Every system with this glibc has this libstdc++ (GLIBCXX_3.4.N). The other libraries that PEP 600 lets a wheel expect.
-GLIBCXX = {(2, 17): 19, (2, 28): 24, (2, 31): 28, (2, 34): 29, (2, 35): 30, (2, 38): 32, (2, 39): 33}
+# Every system with this glibc has this libstdc++: the last numbers of GLIBCXX_3.4.N and CXXABI_1.3.N.
+LIBSTDCXX = {(2, 17): (19, 7), (2, 28): (24, 11), (2, 31): (28, 12), (2, 34): (29, 13), (2, 35): (30, 13),
+             (2, 38): (32, 14), (2, 39): (33, 15)}
+MARKS = {"ABI_DT_RELR": (2, 36)}  # versions of glibc that have no number
+# The libraries, other than its own, that PEP 600 lets a wheel expect.
 SYSTEM = re.compile(r"(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|ld-linux-[\w-]+)\.so(\.\d+)?")
 
 
@@ -33,13 +36,21 @@ def platform_tag(files):
     foreign = sorted(name for name in needed - names if not SYSTEM.fullmatch(name))
     if foreign:
         raise ValueError(f"a wheel for other systems cannot need {', '.join(foreign)}")
-    symbols = readelf("--dyn-syms", files)
-    glibc = max([(2, 17), *((int(a), int(b)) for a, b in re.findall(r"@GLIBC_(\d+)\.(\d+)", symbols))])
-    plus = max([0, *map(int, re.findall(r"@GLIBCXX_3\.4\.(\d+)", symbols))])
-    fitting = [version for version, has in GLIBCXX.items() if has >= plus]
-    if not fitting:
-        raise ValueError(f"no glibc is known that comes with GLIBCXX_3.4.{plus}")
-    major, minor = max(glibc, fitting[0])
+    # What the loader checks, which is more than what symbols ask for.
+    versions = set(re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_(\S+)", readelf("--version-info", files)))
+    glibc = [(2, 17)]
+    for version in (version for kind, version in versions if kind == "GLIBC"):
+        if version not in MARKS and not re.fullmatch(r"2(\.\d+)+", version):
+            raise ValueError(f"a wheel for other systems cannot need GLIBC_{version}")
+        glibc.append(MARKS.get(version) or tuple(map(int, version.split(".")[:2])))
+    for place, (kind, before) in enumerate((("GLIBCXX", "3.4"), ("CXXABI", "1.3"))):
+        numbers = [int(version[len(before) + 1:] or 0) if version.startswith(before) else 0
+                   for which, version in versions if which == kind]
+        fitting = [version for version, has in LIBSTDCXX.items() if has[place] >= max(numbers, default=0)]
+        if not fitting:
+            raise ValueError(f"no glibc is known that comes with each of {kind}_{before}.{numbers}")
+        glibc.append(fitting[0])
+    major, minor = max(glibc)
     return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
