@@ -240,7 +240,7 @@ static int read_owner(uint32_t pid, uint64_t from, void *to, size_t bytes)
 /* Import one chunk of another process. */
 static int import_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, unsigned long long *handle)
 {
-    int fd = (int)syscall(SYS_pidfd_getfd, pidfd, chunk->fd, 0);
+    int fd = (int)syscall(__NR_pidfd_getfd, pidfd, chunk->fd, 0);
     if (fd < 0) {
         int error = errno;
         sn_log("pidfd_getfd for device memory 0x%llx: %s%s", (unsigned long long)chunk->base, strerror(error),
