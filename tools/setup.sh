@@ -75,6 +75,9 @@ setup_pyverbs() {
     return 0
 }
 
+# The compiler as wheels. They are pinned together: each would otherwise install the newest of those that it needs.
+setup_cuda_wheels() { printf "nvidia-%s==$setup_cuda_version.* " cuda-nvcc cuda-crt cuda-runtime cuda-cccl nvvm; }
+
 setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
 
 # Set setup_nvcc_root for Meson's option nvcc_root: empty where Meson finds the compiler by itself, or there is none.
@@ -87,9 +90,8 @@ setup_cuda() {
         setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
         rm -rf "$venv"
         mkdir -p "$root/build"
-        # CUDA's wheels are pinned together: each would otherwise install the newest version of those that it needs.
         if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check \
-            nvidia-cuda-{nvcc,crt,runtime,cccl}=="$setup_cuda_version.*" nvidia-nvvm=="$setup_cuda_version.*"; } \
+            $(setup_cuda_wheels); } \
             </dev/null >>"$setup_log" 2>&1; then
             setup_say "skipped: the CUDA part, for want of a compiler (log: $setup_log)"
             rm -rf "$venv"
