@@ -8,9 +8,10 @@ typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t ivec8 __attribute__((vector_size(32), aligned(4), may_alias));
 enum : uint32_t { ROWS_AT_ONCE = 8 };
 
-/* Computes eight rows by eight columns at a time, which fit in registers. */
-__attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply(float *d, const float *a,
-                                                                                const float *b, uint32_t n)
+/* Computes eight rows by eight columns at a time, which fit in registers. Features are named, not an architecture, which
+ * gcc knows since 12. Products are exact, so both clones round alike. */
+__attribute__((target_clones("fma", "default"))) void wgmma_multiply(float *d, const float *a, const float *b,
+                                                                     uint32_t n)
 {
     for (uint32_t m = 0; m < WGMMA_M; m += ROWS_AT_ONCE)
         for (uint32_t column = 0; column < n; column += 8) {
@@ -34,8 +35,8 @@ __attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply(
  * What the report leaves open is decided here, and a GPU may differ by as much as the last of the 14 bits: bits are cut
  * off towards zero, and the exponent is that of the product, not the sum of its factors' exponents. A not-a-number
  * stays one. */
-__attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply_e4m3(float *d, const float *a,
-                                                                                     const float *b, uint32_t n)
+__attribute__((target_clones("avx2", "default"))) void wgmma_multiply_e4m3(float *d, const float *a, const float *b,
+                                                                           uint32_t n)
 {
     const int32_t fraction = 13, bias = 127, mantissa = 23, least = fraction + 1; /* least: no unit is subnormal */
     for (uint32_t m = 0; m < WGMMA_M; m++)
