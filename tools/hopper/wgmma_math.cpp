@@ -8,8 +8,8 @@ typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t ivec8 __attribute__((vector_size(32), aligned(4), may_alias));
 enum : uint32_t { ROWS_AT_ONCE = 8 };
 
-/* Computes eight rows by eight columns at a time, which fit in registers. Features are named, not an architecture, which
- * gcc knows since 12. Products are exact, so both clones round alike. */
+/* Computes eight rows by eight columns at a time, which fit in registers. Features are named and not an architecture,
+ * which gcc knows since 12. Products are exact, so both clones round alike. */
 __attribute__((target_clones("fma", "default"))) void wgmma_multiply(float *d, const float *a, const float *b,
                                                                      uint32_t n)
 {

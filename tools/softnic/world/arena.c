@@ -9,7 +9,7 @@
 #include "tools/softnic/world/lock.h"
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; glibc has it since 2.35 */
+#    define MADV_POPULATE_WRITE 23 /* Linux 5.14; glibc has it since 2.35 */
 #endif
 
 enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* this many other indices are freed before one is reused */ };
