@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """pip builds a wheel that has all modules and what is built, and the commands run from it."""
+import ast
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +64,16 @@ class Wheel(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaisesRegex(AssertionError, "no .*libperseus-fused.so: build it first"):
                 wheel(folder, folder)
+
+
+class Syntax(unittest.TestCase):
+    def test_every_module_is_of_the_oldest_python_that_the_package_asks_for(self):
+        asked = re.search(r'requires-python = ">= 3\.(\d+)"', (SOURCE / "pyproject.toml").read_text())
+        for module in (SOURCE / "perseus").rglob("*.py"):
+            tree = ast.parse(module.read_text(), str(module), feature_version=(3, int(asked[1])))
+            for node in ast.walk(tree):  # feature_version lets stars in [] pass, which are of 3.11
+                parts = getattr(node.slice, "elts", [node.slice]) if isinstance(node, ast.Subscript) else []
+                self.assertFalse(any(isinstance(part, ast.Starred) for part in parts), f"{module}:{node}")
 
 
 class Library(unittest.TestCase):

@@ -57,7 +57,8 @@ def tune(op: str, m: int, n: int, k: int, group: GroupLike = None, *, transposed
     place.done()
     lib.check(status, f"perseus.tune: group {g.name}")
     for key in [key for key in g._plans if key[:3] == (_OPS[op], n, k) and key[-1] == rows]:
-        g._plans["before tuning", len(g._plans), *key] = g._plans.pop(key)  # captured graphs may still use it
+        retired = ("before tuning", len(g._plans), *key)
+        g._plans[retired] = g._plans.pop(key)  # captured graphs may still use it
     return {name: getattr(best, name) for name, _ in best._fields_}
 
 
