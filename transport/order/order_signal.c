@@ -150,7 +150,7 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
 /* ---- signals as words ---- */
 
 /* Remember where a signal went, for later ones of its group and for strong ones. */
-static void note_signal(struct prs_order *order, struct prs_order_group *group, uint32_t index)
+static inline void note_signal(struct prs_order *order, struct prs_order_group *group, uint32_t index)
 {
     struct prs_order_queue *queue = &order->queue[index];
 

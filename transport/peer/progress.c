@@ -182,7 +182,8 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, struct prs_event *
 
 /* ---- progress ---- */
 
-static inline int progress(struct prs_peer *peer)
+/* Compiled into both callers: a call would be a part of what an idle peer costs. */
+static PRS_SPECIALIZED int progress(struct prs_peer *peer)
 {
     struct prs_event events[PRS_POLL_MOST]; /* on the stack, which is in a cache */
     int count;
