@@ -104,12 +104,17 @@ static void on_notify(void *user, uint32_t id, uint64_t bytes)
     notified += bytes == PAYLOAD;
 }
 
-static double now_s(void)
+static double read_s(clockid_t clock)
 {
     struct timespec at;
 
-    clock_gettime(CLOCK_MONOTONIC, &at);
+    clock_gettime(clock, &at);
     return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+static double now_s(void)
+{
+    return read_s(CLOCK_MONOTONIC);
 }
 
 static void stop(const char *what)
@@ -357,11 +362,11 @@ int main(int argc, char **argv)
         took = now_s() - began;
         rounds_s = took < rounds_s ? took : rounds_s;
     }
-    for (int turn = 0; turn < turns; turn++) { /* likewise */
-        double took, began = now_s();
+    for (int turn = 0; turn < turns; turn++) { /* likewise; and so long that others always have a part of it */
+        double took, began = read_s(CLOCK_THREAD_CPUTIME_ID);
 
         send_each(team, peer, count, region, mem.addr, &keys, is_net);
-        took = now_s() - began;
+        took = read_s(CLOCK_THREAD_CPUTIME_ID) - began;
         turn_s = took < turn_s ? took : turn_s;
     }
     kib = (double)(allocated_after - allocated_before) / 1024 / (2 * (count - 1));
