@@ -46,6 +46,7 @@ static struct machine {
     uint64_t step, random, launches;
     uint32_t population;
     uint64_t asleep_in_a_row;
+    uint64_t napped_ns;  /* how long the scheduler has asked to sleep */
     void *stack_pointer; /* the scheduler's own, while a fiber runs */
     std::vector<std::unique_ptr<launch>> running;
 } &machine = *new struct machine();
@@ -152,13 +153,13 @@ int64_t thread_clock(void)
     return (int64_t)(machine.step * 16);
 }
 
-/* The scheduler's thread runs all kernels and never sleeps while one waits. So on an idle host its CPU time passes like
- * real time. On a busy host it passes more slowly, so that waits of kernels do not time out because of the load. */
+/* The scheduler's thread runs all kernels. Its time is its CPU time and the naps that it asked for, however long they
+ * lasted. So on a busy host time passes more slowly, and waits of kernels do not time out because of the load. */
 uint64_t thread_timer_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + machine.napped_ns;
 }
 
 static thread_local bool is_scheduler;
@@ -170,7 +171,11 @@ bool scheduler_is_here(void)
 
 int thread_gettime(int clock, struct timespec *now)
 {
-    return clock_gettime(is_scheduler ? CLOCK_THREAD_CPUTIME_ID : clock, now);
+    if (!is_scheduler)
+        return clock_gettime(clock, now);
+    uint64_t ns = thread_timer_ns();
+    *now = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    return 0;
 }
 
 void thread_trap(void)
@@ -490,13 +495,25 @@ static void run_warp(struct warp *w)
     }
 }
 
+/* All threads poll memory that only a host thread will change: leaves the core to those. sched_yield() does not: Linux
+ * may let a thread that sleeps now and then wait for seconds, when another of its session always runs (autogroups; seen
+ * for up to 11 s with 6.18). */
+static void nap(void)
+{
+    enum : uint64_t { AFTER = 4096, EVERY = 128 };
+    static const struct timespec pause = {0, 50000};
+    if (++machine.asleep_in_a_row < AFTER || machine.asleep_in_a_row % EVERY != 0)
+        return;
+    nanosleep(&pause, NULL);
+    machine.napped_ns += (uint64_t)pause.tv_nsec;
+}
+
 /* No thread can run now: moves time on to the next event, or waits for host threads. */
 static void pass_time(void)
 {
     if (!machine.events.empty()) {
         machine.step = machine.events.top().due;
-        if (++machine.asleep_in_a_row > 4096) /* all threads poll memory that only a host thread will change */
-            sched_yield();
+        nap();
         return;
     }
     std::unique_lock<std::mutex> held(mail.lock);
