@@ -322,14 +322,14 @@ int prs_order_knock(struct prs_order *order);
  * over another path, as there is room. Return how many ops are done with that, or -EPROTO (nothing changed): the
  * receiver cannot have taken so many. Look at dirty. */
 int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *taken, struct prs_order_replay *out);
-/* The probe queue of a lost path completes nothing any more: end its reads, since what the path has written is long
- * there. Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops are done with
- * that, or -ENETDOWN (nothing changed): an add to *word was posted, which would be wrong twice. */
+/* The probe queue of a lost path completes nothing any more: end its reads, since all that the path has written arrived
+ * before. Its writes, and adds that were not posted, wait for prs_order_self_over(). Return how many ops that ends, or
+ * -ENETDOWN (nothing changed): an add to *word was posted. It may have taken effect, so it cannot be repeated. */
 int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
 /* The path has a new probe queue. Nothing of the old one is left. */
 void prs_order_probe_up(struct prs_order *order, uint32_t path);
-/* The requests that wait so, oldest first: begin with *at = 0. Return NULL after the last. The caller gives each the
- * remote key of the path over which they are to leave. */
+/* The next request of a lost probe queue that waits for prs_order_self_over(), oldest first: begin with *at = 0. Return
+ * NULL after the last. The caller sets the remote key of each to that of the path over which it will leave. */
 struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);
 /* From now on requests of prs_order_self() go to the probe queue of this path, after those that wait. Return 0, or
  * PRS_BUSY (nothing changed): one of the other path is in flight, and would be overtaken, or there is no room. */

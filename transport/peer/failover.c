@@ -50,12 +50,13 @@ void prs_failover_fence(struct prs_peer *peer, uint32_t path, const char *why)
     prs_failover_set_stage(peer->failover, path, PRS_PATH_DRAINING);
 }
 
-/* What the owner has posted since the thread fenced a path is flushed, and so sent again as all that was not taken. */
+/* Stop the paths that the thread has fenced. The owner may have posted requests there since. They are flushed, and are
+ * sent again like all that the receiver has not taken. */
 void prs_failover_catch_up(struct prs_peer *peer)
 {
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (prs_failover_is_agreeing(peer->failover, i))
-            (void)prs_order_path_stop(&peer->order, i); /* unless it is; the thread leaves one path */
+            (void)prs_order_path_stop(&peer->order, i); /* cannot fail: the thread leaves one path */
     peer->failover->attended = false;
 }
 

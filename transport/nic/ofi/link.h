@@ -43,7 +43,7 @@ enum { PRS_OFI_FEW_ARRIVALS = 64, PRS_OFI_ARRIVALS = 1024, PRS_OFI_SHARED_ARRIVA
 struct prs_ofi_link {
     struct prs_link base;
     struct prs_ofi_endpoint *endpoint; /* its lock protects what follows */
-    uint32_t number;                   /* of its place there */
+    uint32_t number;                   /* of its place at the endpoint: arrivals name it */
     struct prs_ofi_link *next_dead;
     void (*free)(struct prs_ofi_link *link); /* for the endpoint */
     bool polled;                             /* by its owner, since the thread of attend.c last looked */

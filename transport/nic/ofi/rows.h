@@ -14,10 +14,10 @@
 struct prs_wr;
 
 struct prs_ofi_row { /* part of the wire format */
-    uint64_t told;   /* 0: the row is not in use */
+    uint64_t told;   /* the key that others are told; 0: the row is not in use */
     uint64_t start;  /* address of the registration */
     uint64_t key;    /* the provider's */
-    uint64_t check;  /* of all these: a row that changes while it is read is none */
+    uint64_t check;  /* over the fields above: a reader rejects a row that changes while it reads */
 };
 
 enum {

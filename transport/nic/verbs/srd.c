@@ -26,7 +26,8 @@ enum {
 
 /* ---- open, close ---- */
 
-/* From now on the end is told what waits for it. Its queue pair may have failed meanwhile. */
+/* Give the end its mail: from now on each thread that polls the queue pair notes there that something waits for this
+ * end. A failure of the queue pair may wait already. */
 static void add_use(struct srd_link *link, struct prs_srd_end *end)
 {
     uint32_t i = 0;
