@@ -84,7 +84,7 @@ static void release(uint64_t handle)
     (void)CALL(RELEASE, PFN_cuMemRelease_v10020, NULL, 0, handle);
 }
 
-/* Gives the memory of a handle the addresses of the span, and takes the handle over. */
+/* Maps the memory of the handle at the addresses of the span. Takes ownership of the handle, also when it fails. */
 static int map(struct prs_span *s, uint64_t handle, int device)
 {
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)s->at;

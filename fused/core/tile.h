@@ -15,7 +15,7 @@ enum {
     PRS_THREADS = 384   /* producer warpgroup, then two consumer warpgroups */
 };
 
-/* In bytes. How many elements a row has follows from their type: as many as a step of K. */
+/* Sizes in bytes. A row of a stage holds one step of K: how many elements that is depends on their type. */
 enum {
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
     PRS_STAGE_ROW = 128, /* of A, of B and of a slab: one swizzle row */

@@ -34,10 +34,11 @@ PRS_DEVICE uint32_t rows_of_launch(const struct prs_kernel_args &args)
     return args.m;
 }
 
-/* Another thread than that of launch_begin(), at the same time. */
+/* Tells the neighbours which launch this is. Not the thread that calls launch_begin(): both run at the same time. */
 PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
 {
-    /* Not the number of struct prs_turns, which begins again when no plan has it: words of before would fit it. */
+    /* The count of struct prs_turns begins again at zero when its last plan is closed, and an old word would then match
+     * a new launch. That of struct prs_alarm lasts as long as the context. */
     /* MUTANT(emulator errors/plans_that_come_and_go_make_no_difference) the words of a context have one count:
      * s/alarms[0]->launches/turns[0]->launches/ */
     if (args.turns[0] && args.alarms[0])
@@ -45,7 +46,8 @@ PRS_DEVICE void launch_say(const struct prs_kernel_args &args)
                    args.plan, rows_of_launch(args));
 }
 
-/* The lanes of an idle warp, when all CTAs of this cluster have said. */
+/* Compares this launch with that of the neighbour `lane`. Lanes of the first CTA that have no role call it, after all
+ * CTAs of their cluster have called launch_say(). */
 PRS_DEVICE void launch_compare(const struct prs_kernel_args &args, uint32_t lane)
 {
     if (!args.turns[0])

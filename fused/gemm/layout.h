@@ -94,7 +94,7 @@ struct prs_kernel_args {
     struct prs_sync sync;
     /* [p]: at neighbour p (geometry.h), 0 this rank. */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* partial sums or gathered A, both banks */
-    uint64_t staging_bank_bytes;                  /* half of that memory, which may be larger than the plan needs */
+    uint64_t staging_bank_bytes;                  /* half of the staging memory; the plan may need less */
     struct prs_turns *turns[PRS_MAX_LOCAL_RANKS]; /* NULL: nothing is communicated */
     struct prs_alarm *alarms[PRS_MAX_LOCAL_RANKS];
     uint32_t plan; /* its number among those that all ranks opened */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The activation between a layer's products, as kernels of its own: there, for a layer that keeps the first product,
- * and back. TYPE: of all columns. One pass over the rows that exist, however large the capacity. A warp takes a row;
- * sums and factors are fp32. */
+/* Kernels for the activation between the two products of a layer: forward, for a layer that keeps the first product,
+ * and backward. TYPE: of the elements of all these matrices. One pass over the rows that exist, however large the
+ * capacity. A warp takes a row; sums and factors are fp32. */
 #ifndef PERSEUS_FUSED_ACTIVATION_CUH
 #define PERSEUS_FUSED_ACTIVATION_CUH
 
@@ -36,8 +36,8 @@ PRS_DEVICE float activation_slope(uint32_t activation, float x)
     }
 }
 
-/* A row of the first product, and of the other matrices of the same shape. vectors: of the result; up begins after as
- * many of the gate. */
+/* Where a row begins. vectors: in a row of the result. A row of a gated first product has as many of the gate, and then
+ * as many of up. */
 struct activation_row {
     uint64_t wide, narrow; /* bytes before the row, in [capacity, N] and in [capacity, I] */
     uint32_t vectors;
@@ -59,7 +59,7 @@ PRS_DEVICE uint32_t activation_warps(void)
     return gridDim.x * (PRS_ACTIVATION_THREADS / 32);
 }
 
-/* Rows that only fill up, too: nobody reads what becomes of them. */
+/* Also computes rows that only pad a block: nobody reads their results. */
 template <int TYPE>
 static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_CTAS)
     activate_kernel(const __grid_constant__ struct prs_moe_args args)

@@ -101,7 +101,8 @@ template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &ar
 }
 
 /* ---- sending ---- */
-/* Lane i has the expert of choice i. All ranks get the places, also those that no choice falls on. */
+/* Tells every rank which experts the token goes to. A rank that gets no row of it waits for these words, too. Lane i
+ * has the expert of choice i. */
 PRS_DEVICE void send_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t token,
                             uint32_t expert)
 {

@@ -273,13 +273,17 @@ static int open_tables(struct prs_moe_plan *p)
     return prs_moe_encode_rows(p, a->row_bytes, p->shape.hidden, &a->rows);
 }
 
-/* Numbers of the plan's needs. Messages: route.h. Staging: tokens of other ranks; then what comes back for own ones,
- * for which a layer has memory of its own. Flags: one for each sender of messages and for each rank's end, then one for
- * each row of staging, and of returns. Between nodes also tokens on their way, and signal words. FEW: few.h. */
+/* The kinds of memory that a plan needs:
+ * - MESSAGES: route.h.
+ * - STAGING: tokens from other ranks. Without RETURNS also the results that come back for this rank's tokens.
+ * - FLAGS: one for each sender of messages, one for the end of each rank, then one for each row of STAGING and RETURNS.
+ * - RETURNS: only a layer has it, for results that come back.
+ * - RELAY, SIGNALS: only between nodes: tokens and results on their way, and signal words.
+ * - SWITCH: plan_switch.h. FEW: few.h. */
 enum { MESSAGES, STAGING, FLAGS, RETURNS, RELAY, SIGNALS, SWITCH, FEW };
 
-/* Memory that the plans of a context share. Messages are a plan's own: a launch that gave up may read there what no
- * rank has written in it, and finds what an earlier launch of the same sizes has left. */
+/* Memory that the plans of a context share. Each plan has its own messages: a launch that gives up may read messages
+ * that nobody has written for it, and must then find those of an earlier launch of the same sizes. */
 #define PRS_POOL_STAGING "MoE: staging"
 #define PRS_POOL_RETURNS "MoE: sums that come back to layers"
 #define PRS_POOL_RELAY   "MoE: rows on their way between nodes"
@@ -292,7 +296,7 @@ static struct prs_route with_rows(const struct prs_route *r, uint32_t row_bytes)
     return rows;
 }
 
-/* Of a row from each token of each other rank. */
+/* Room for a row of each token of each other rank. */
 static uint64_t staging_bytes(const struct prs_route *r, uint32_t row_bytes)
 {
     struct prs_route rows = with_rows(r, row_bytes);

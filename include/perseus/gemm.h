@@ -101,8 +101,8 @@ struct prs_gemm_tuning {
     uint32_t paced;    /**< enum prs_gemm_pace */
     /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
     uint32_t tiles_per_signal;
-    /** Of C in an SM's tile: 256, or 192, with which the last tiles may keep more SMs busy. 192: ALLGATHER of bf16 or
-     * fp16 on one node, not gated. */
+    /** Columns of C in an SM's tile: 256 or 192. With 192, more SMs may have work at the end of a launch; only for an
+     * ALLGATHER of bf16 or fp16 on one node that is not gated. */
     uint32_t columns;
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };

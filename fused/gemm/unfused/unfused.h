@@ -124,14 +124,14 @@ struct prs_unfused_row_sum {
 /* 0 or -EIO. */
 int prs_unfused_sum_rows_by_inbox(struct prs_unfused_row_sum *a, cudaStream_t stream);
 
-/* The norm of rows that are there. */
+/* Normalises rows that another kernel has finished. */
 struct prs_unfused_norm_rows {
     struct prs_row_norm norm;
     const uint8_t *from;
-    uint8_t *copy; /* or NULL: where the rows go too */
+    uint8_t *copy; /* NULL, or where the rows are copied to */
     uint64_t pitch;
     uint32_t rows;
-    const uint32_t *rows_on_device; /* or NULL: how many of them, after the division */
+    const uint32_t *rows_on_device; /* NULL, or a number: that, divided by rows_divisor, limits `rows` */
     uint32_t rows_divisor;
     uint32_t type, result; /* enum prs_dtype: of sums, and of the rows */
 };
