@@ -143,7 +143,8 @@ static void count_all(struct cta *c, uint32_t epoch, struct queue *q)
         count_oldest(c, epoch, q);
 }
 
-/* Waits until the flag is raised. Counts all sent messages first, because a rank may need them to raise it. */
+/* Waits until the flag is raised. First adds all messages that this CTA has sent to the arrival counters of their
+ * receivers: a rank may wait for one of them before it raises the flag. */
 static bool await_flag(struct cta *c, uint32_t epoch, struct queue *q, const uint32_t *flag, uint32_t want,
                        const char *what, uint32_t index, uint32_t from)
 {

@@ -23,10 +23,12 @@ static struct prs_schedule schedule_of(const struct row *r)
     return s;
 }
 
-/* Medians of the slowest rank, by copy engines: of 4 GPUs doc/results/allgather-turns-4xH200.json, ranks as threads
- * where it has them, else as processes; of 2 allgather-pieces-2xH200.json, the first two and the last allgather-choice.
- * Not here: 8192x2752x4096, which took 270 to 323 us on 2 GPUs, by the host (played: 266), and 12288x1280x8192 of that
- * other host, 425 where the first took 360. */
+/* Medians of the slowest rank with copy engines, from doc/results/. 4 GPUs: allgather-turns-4xH200.json, with ranks as
+ * threads where it has them, else as processes. 2 GPUs: allgather-pieces-2xH200.json, but the first two rows and the
+ * last from allgather-choice-2xH200.json.
+ *
+ * Two hosts with 2 GPUs disagreed on two shapes. 8192x2752x4096 took 270 us on one and 323 us on the other (the model
+ * says 266), and is left out. 12288x1280x8192 took 360 us on the first, which is here, and 425 us on the second. */
 static struct row copied[] = {
     {4, 4096, 1024, 4096, 1, 1, 185.4},     {4, 4096, 1024, 4096, 2, 1, 157.1},
     {4, 4096, 1024, 4096, 4, 1, 143.1},     {4, 4096, 1024, 4096, 4, 2, 144.2},

@@ -254,7 +254,7 @@ float ranks_element_of(uint32_t dtype, uint32_t key, uint64_t at)
 
 void ranks_fp8_add(struct ranks_fp8_sum *s, const double *products, uint32_t count)
 {
-    const double bit = 0x1p-13; /* of 14, the last as part of the first */
+    const double bit = 0x1p-13; /* the value of the last of 14 bits, relative to the first */
     double most = fabs(s->held) + s->held_lost;
     for (uint32_t i = 0; i < count; i++) {
         most = fabs(products[i]) > most ? fabs(products[i]) : most;

@@ -72,9 +72,9 @@ static int control_none(struct fid *fid, int command, void *arg)
 
 /* ---- what there is ---- */
 
-enum { MR_BASIC = 1 }; /* FI_MR_BASIC, of which the headers of 2.x warn */
+enum { MR_BASIC = 1 }; /* FI_MR_BASIC, whose name is deprecated in libfabric 2.x */
 
-/* Does the caller provide for this mode? MR_BASIC stands for virtual addresses and keys from here. */
+/* Does the caller support all these mr_mode bits? FI_MR_BASIC is short for the three that are added here. */
 static bool accepts(const struct fi_info *hints, int needed)
 {
     int offered = hints->domain_attr ? hints->domain_attr->mr_mode : 0;

@@ -589,8 +589,9 @@ enum : long { POLL_NS = 100000 };
 extern "C" int __real_sched_yield(void);
 extern "C" int __wrap_sched_yield(void);
 
-/* A thread that yields has found nothing to do: a proxy, most of all. Without naps the proxies of a few ranks take as
- * many cores as there are from the scheduler, on whose work they wait. The linker sends the calls here (--wrap). */
+/* A thread that yields has found nothing to do. Most such threads are proxies. Without naps the proxies of a few ranks
+ * keep all cores busy, and slow down the scheduler, for whose work they wait. The linker redirects sched_yield() here
+ * (--wrap). */
 int __wrap_sched_yield(void)
 {
     static const struct timespec nap = {0, POLL_NS};

@@ -310,8 +310,8 @@ static uint32_t most_rows(const struct list *list, uint32_t first, uint32_t coun
     return most;
 }
 
-/* All messages are here. First the rows for other nodes go, to all nodes in turn, as fast as the GPU stores them where
- * puts read; then those for this node, by stores. */
+/* The routing messages of all ranks have arrived. The rows for other nodes go first, to all nodes in turn: a put begins
+ * when the GPU has stored its rows in relay memory. Then the rows for this node go, by stores over NVLink. */
 static void send_rows(struct sim *sim, uint32_t rank)
 {
     struct rank_state *s = rank_of(sim, rank);

@@ -19,7 +19,7 @@ const char *const nccl_collective_names[] = {"allreduce", "alltoall", NULL};
 
 struct rank_state {
     uint32_t clear;    /* ring: records that have come from the next rank */
-    uint32_t ready;    /* ring: messages that may be sent as far as data goes */
+    uint32_t ready;    /* ring: messages whose data is here; `clear` limits them, too */
     uint32_t sent;     /* messages */
     uint32_t posted;   /* ring: records written to the previous rank */
     uint32_t received; /* messages */

@@ -61,7 +61,7 @@ enum sim_request_state { SIM_REQUEST_NEW, SIM_REQUEST_WAITS_AT_FENCE, SIM_REQUES
 /* A queue of a NIC. Positions count requests, as in the order engine. */
 struct sim_queue {
     struct prs_queue base;
-    struct sim_end *end; /* of the connection, which it sends from */
+    struct sim_end *end; /* this side of the connection, which sends */
     struct sim_port *from, *to;
     const struct prs_wr *ring; /* of the order engine: a request stays there until it is complete */
     uint32_t mask;

@@ -428,8 +428,8 @@ static bool cuda_dmabuf_supported(void)
 {
     const struct sn_cuda *cuda = sn_cuda_get(false);
     int count = 0, supported = 0;
-    /* A kernel answers the same before and after the application starts its driver, and many applications ask
-     * before. */
+    /* On a real machine the Linux kernel answers, so the answer is the same before and after the application calls
+     * cuInit(). Many applications ask before. */
     if (!cuda || cuda->device_count(&count) == SN_CU_NOT_INITIALIZED)
         return sn_cuda_installed();
     for (int i = 0, dev; i < count && !supported; i++)

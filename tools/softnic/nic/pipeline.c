@@ -137,7 +137,7 @@ struct write {
     bool run_is_queued;      /* of the first one */
 };
 
-/* Requests that begin together: writes in their order, but for puts that pass; then atomics. */
+/* Requests that begin together: first writes, in their order except for puts that overtake; then atomics. */
 struct row {
     struct sn_copy c; /* large: only what a copy reads is filled in */
     struct write writes[ROW_MOST];
@@ -262,8 +262,8 @@ static int enqueue_group(struct sn_qp *qp, struct sn_qp_shm *target, struct row 
     return r;
 }
 
-/* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Later
- * puts may nevertheless be part of the copy of an earlier one. */
+/* Queue the writes of the row, which ends at `end`. Return the first position that is not in the queue, or `end`. Puts
+ * after that position may be queued already, as part of the copy of an earlier put (`copied`). */
 static uint32_t enqueue_writes(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, uint32_t end)
 {
     bool full = false;

@@ -192,7 +192,7 @@ void a_burst_is_given_away_at_once(struct side *side)
     buf_make(side, &data, LEGACY, BURST * PIECE);
     struct remote there = swap_remote(side, &data);
     if (side->initiator) {
-        burst_post(side, &data, there, 1, 1, IBV_WR_RDMA_WRITE); /* maps what must be mapped */
+        burst_post(side, &data, there, 1, 1, IBV_WR_RDMA_WRITE); /* so that no later write has to map memory */
         expect_success(side, "first of a burst");
         while (!burst_is_given_at_once(side, &data, there)) {
             MUST(now_s() < give_up);

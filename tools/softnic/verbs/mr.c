@@ -233,7 +233,7 @@ void sn_mr_users_wait(struct sn_ctx *ctx, uint32_t key)
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
 
-/* Wait for agents that may still copy it for a process that has died. */
+/* Wait until no agent copies to or from the region: an agent may still do so for a process that has died. */
 static int agents_wait(const struct ibv_mr *mr)
 {
     uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;
@@ -246,7 +246,7 @@ static int agents_wait(const struct ibv_mr *mr)
     return !r && world->config.copier ? sn_copier_wait(world, give_up) : r;
 }
 
-/* Nobody uses it when this returns, and nobody will until it has a key again. */
+/* When this returns, nobody uses the region, and nobody can until it has a key again. */
 static void withdraw(struct ibv_mr *mr, struct sn_mr_shm *shm)
 {
     /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and execute_counted. */
