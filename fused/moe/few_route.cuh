@@ -49,10 +49,10 @@ struct few_memory {
     uint16_t *list;  /* choices of this rank's experts, expert by expert */
 };
 
-/* What is the same in all of a launch. */
+/* What all CTAs of a launch have in common. */
 struct few_launch {
     uint32_t number, bank;
-    uint32_t absent; /* ranks that it goes on without, bit by bit (doc/decisions/0020) */
+    uint32_t absent; /* bit r: the launch continues without rank r (doc/decisions/0020) */
 };
 
 struct few_unit {
@@ -126,7 +126,7 @@ PRS_DEVICE uint8_t *slot_at(const struct prs_few_args &args, uint32_t slot, uint
     return args.few.rows[prs_place_distance(&r->place, rank)] + (uint64_t)slot * r->row_bytes;
 }
 
-/* A piece of a row as it is, to the ranks in the mask. */
+/* Sends a piece of a row to the ranks in the mask, without a change of type. */
 template <class E>
 PRS_DEVICE void copy_piece(const struct prs_few_args &args, uint32_t token, uint32_t slot, uint32_t piece,
                            uint32_t ranks)
@@ -158,7 +158,7 @@ PRS_DEVICE void copy_piece(const struct prs_few_args &args, uint32_t token, uint
     }
 }
 
-/* A piece of a row of bf16, as e4m3 with its scales. */
+/* Quantises a piece of a row of bf16, and sends it as e4m3 with its scales. */
 template <class E>
 PRS_DEVICE void quantise_piece(const struct prs_few_args &args, uint32_t token, uint32_t slot, uint32_t piece,
                                uint32_t ranks)
@@ -179,7 +179,7 @@ PRS_DEVICE void quantise_piece(const struct prs_few_args &args, uint32_t token, 
         [&](uint32_t block, float scale) { each([&](uint8_t *to) { ((float *)(to + columns))[block] = scale; }); });
 }
 
-/* A piece of a row, to the ranks in the mask, and the flags of it. */
+/* Sends a piece of a row to the ranks in the mask, and then raises its flags there. */
 template <class E>
 PRS_DEVICE void send_piece(const struct prs_few_args &args, const struct few_launch &l, uint32_t token, uint32_t piece,
                            uint32_t ranks)

@@ -99,8 +99,8 @@ struct prs_unfused_inbox_sum {
 /* 0 or -EIO. */
 int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream);
 
-/* What is made of finished rows of the result, besides the rows themselves (norm.cuh). Fields that are 0 have no
- * effect. */
+/* What is computed from finished rows of the result, and stored in addition to them (norm.cuh). Fields that are 0 have
+ * no effect. */
 struct prs_row_norm {
     const void *weight; /* of the type of sums */
     uint8_t *normed;    /* of the type of sums */
@@ -110,7 +110,7 @@ struct prs_row_norm {
     uint32_t scaling; /* enum prs_scaling, of `quantised` */
     float eps;
     uint32_t columns; /* a multiple of PRS_INBOX_ITEM */
-    uint32_t ctas;    /* of a cluster, which has a row at a time; chosen by the launch */
+    uint32_t ctas;    /* in a cluster, which normalises one row at a time; chosen by the launch */
 };
 /* The most columns whose rows fit the shared memory of a cluster. */
 enum { PRS_NORM_MOST_COLUMNS = 1 << 18 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An endpoint of libfabric, with its completion queue and address vector. A link has one of its own, so that all that
  * arrives there is of its peer. Where registrations belong to an endpoint (FI_MR_ENDPOINT), all links of a device share
- * one: each has a place there, whose number arrivals name, and whoever polls keeps what is of others for them. */
+ * one. Each link has a place there, and an arrival carries the number of that place. A thread that polls keeps the
+ * events of other links for their owners. */
 #ifndef TRANSPORT_OFI_ENDPOINT_H
 #define TRANSPORT_OFI_ENDPOINT_H
 
@@ -25,7 +26,7 @@ struct prs_ofi_request {
 
 struct prs_ofi_place {
     struct prs_ofi_link *link; /* NULL: free */
-    uint32_t turn;             /* of its use, so that what arrives late is not taken for a later link's */
+    uint32_t turn;             /* counts its uses: a late arrival must not reach a later link in the same place */
 };
 
 struct prs_ofi_endpoint {

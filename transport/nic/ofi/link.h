@@ -62,10 +62,10 @@ struct prs_ofi_link {
     uint32_t loopback_depth;
     bool overrun;
     uint32_t in_flight; /* requests */
-    /* What waits for the owner, beside what is in the reorder buffers. */
+    /* What waits for the owner, in addition to what is in the reorder buffers. */
     struct prs_ofi_arrival *arrival; /* a ring */
     uint32_t room, first, last;
-    bool crowded;                /* fewer free than one reading may need, and it grows no more */
+    bool crowded;                /* one poll may need more slots than are free, and the ring cannot grow */
     struct prs_event failure;    /* kind is PRS_EVENT_ERROR, if there is one */
     int broken;                  /* 0, or a -errno that polling returns */
     struct prs_ofi_known *known; /* rows of the other side's table, by number */

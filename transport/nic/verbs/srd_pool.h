@@ -3,9 +3,10 @@
  *
  * An arrival names our queue pair, the address handle of the sender's rail, and the sender's queue pair. These three
  * must name one connection. So a rail has queue pairs for connections that it accepts and others for those that it
- * makes. The listener takes one of the first with the fewest connections to the connector's rail. The connector, which
- * is told that queue, takes one of the second that has no connection to it. Then k connections from one process to
- * another need about the square root of k queue pairs at each side, however many other peers there are. */
+ * makes. For a new connection the listener takes the accepting queue pair with the fewest connections to the
+ * connector's rail. The connector is told which one that is, and takes a connecting queue pair that has no connection
+ * to it yet. Then k connections from one process to another need about the square root of k queue pairs at each side,
+ * however many other peers there are. */
 #ifndef TRANSPORT_SRD_POOL_H
 #define TRANSPORT_SRD_POOL_H
 
