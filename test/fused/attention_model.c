@@ -11,7 +11,7 @@ struct cta {
     struct attention_model *model;
     uint32_t rank, index;
     uint32_t random[2];
-    uint32_t ended; /* atomic: roles, over all launches */
+    uint32_t ended; /* atomic: roles that have ended, counted over all launches */
 };
 
 /* The rank that comes `p` later in the own node. */

@@ -132,9 +132,9 @@ struct write {
     uint32_t at; /* position of the request */
     bool is_put, is_word;
     struct sn_span dst, src; /* src: of a put or word, and of any write within one process */
-    struct write *run;       /* the first one, by address, of the puts that continue each other */
-    uint64_t run_bytes;      /* of the first one: all its run's */
-    bool run_is_queued;      /* of the first one */
+    struct write *run;       /* contiguous puts form a run: its write with the lowest address */
+    uint64_t run_bytes;      /* in the first write of a run: bytes of all its writes */
+    bool run_is_queued;      /* in the first write of a run */
 };
 
 /* Requests that begin together: first writes, in their order except for puts that overtake; then atomics. */
@@ -202,7 +202,7 @@ static void find_runs(struct row *row)
     }
 }
 
-/* Queue a write, and with a put all of its run. Return as enqueue in device_mem.h. */
+/* Queue a write; if it is a put, its whole run. Return as enqueue in device_mem.h. */
 static int enqueue(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, const struct write *write)
 {
     struct sn_wqe *w = sn_wqe_at(qp, write->at);
@@ -224,8 +224,9 @@ static bool joins(const struct write *lead, const struct write *write)
            (lead->is_word || lead->src.mr == write->src.mr);
 }
 
-/* Queue a put with all other runs of its memory, or a word with those that follow it before any other write. Return as
- * enqueue in device_mem.h; SN_COPY_BUSY also if there are no others. */
+/* Queue one copy of several runs. To a put join all other runs of puts between the same two regions; to a word join the
+ * words after it, up to the next write of another kind. Return as enqueue in device_mem.h; SN_COPY_BUSY also if nothing
+ * joins. */
 static int enqueue_group(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, unsigned first)
 {
     struct write *lead = &row->writes[first], *group[GROUP_MOST];

@@ -22,8 +22,8 @@ static inline bool sn_is_atomic(uint32_t opcode)
     return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-/* Announce this initiator at the target, and withdraw. Return the token to leave with, or 0: too many initiators are
- * there. */
+/* Announce that this initiator uses the target. Return a token for sn_responder_leave(), or 0: the target has too many
+ * initiators. */
 uint64_t sn_responder_enter(struct sn_qp_shm *target);
 void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry);
 
@@ -32,8 +32,7 @@ void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry);
 bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w);
 
 /* Look up a span of one process's registered memory. qpn: of the target queue pair, which may have memory windows; 0:
- * for the process itself. Return false: no such key, wrong owner or domain, out of bounds,
- * or a missing right. */
+ * for the process itself. Return false: no such key, wrong owner or domain, out of bounds, or a missing right. */
 bool sn_responder_span(uint32_t key, uint32_t proc, uint32_t pd, uint64_t addr, uint64_t length, uint32_t rights,
                        uint32_t qpn, struct sn_span *span);
 
@@ -54,8 +53,8 @@ int sn_responder_invalidate_check(struct sn_qp *qp, struct sn_qp_shm *target, st
 int sn_responder_receive_spans(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, const struct sn_recv *recv,
                                struct sn_copy *copy);
 
-/* Turn the result of a copy into one of a request: 0 (w->status may be an error), SN_EXEC_UNREACHABLE: the target is
- * gone, or SN_EXEC_DROPPED. */
+/* Turn r, the result of a copy, into the result of the request. Return 0 (w->status may be an error),
+ * SN_EXEC_UNREACHABLE (the target is gone) or SN_EXEC_DROPPED. */
 int sn_responder_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r);
 
 /* How many bytes a request moves. A datagram brings its header. */
@@ -64,7 +63,8 @@ static inline uint64_t sn_responder_bytes(const struct sn_qp *qp, const struct s
     return w->length + (sn_qp_is_ud(qp) ? SN_GRH_BYTES : 0);
 }
 
-/* The target's completion for w; and push such completions. An overrun queue fails the target's queue pair. */
+/* Make the target's completion for w; push completions to the target's queue. If the queue overruns, the target's queue
+ * pair fails. */
 struct sn_cqe sn_responder_cqe(const struct sn_qp *qp, const struct sn_qp_shm *target, const struct sn_wqe *w,
                                uint32_t status);
 void sn_responder_push(struct sn_qp_shm *target, const struct sn_cqe *cqes, uint32_t count, bool solicited);
