@@ -27,8 +27,8 @@ static struct prs_schedule schedule_of(const struct row *r)
  * threads where it has them, else as processes. 2 GPUs: allgather-pieces-2xH200.json, but the first two rows and the
  * last from allgather-choice-2xH200.json.
  *
- * Two hosts with 2 GPUs disagreed on two shapes. 8192x2752x4096 took 270 us on one and 323 us on the other (the model
- * says 266), and is left out. 12288x1280x8192 took 360 us on the first, which is here, and 425 us on the second. */
+ * Hosts with 2 GPUs differ in two shapes. 8192x2752x4096 took 270 to 323 us, depending on the host, and is left out
+ * (the model says 266). 12288x1280x8192 took 360 us on the first host, which is here, and 425 us on another. */
 static struct row copied[] = {
     {4, 4096, 1024, 4096, 1, 1, 185.4},     {4, 4096, 1024, 4096, 2, 1, 157.1},
     {4, 4096, 1024, 4096, 4, 1, 143.1},     {4, 4096, 1024, 4096, 4, 2, 144.2},
