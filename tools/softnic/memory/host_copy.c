@@ -86,7 +86,7 @@ static long mem_call(bool writing, uint32_t pid, const struct iovec *local, unsi
     snprintf(path, sizeof(path), "/proc/%u/mem", pid);
     fd = open(path, (writing ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) {
-        errno = errno == ENOENT ? ESRCH : EPERM;
+        errno = errno == ENOENT ? ESRCH : errno == EACCES ? EPERM : errno;
         return -1;
     }
     done = mem_copy(writing, fd, local, locals, remote, remotes);
