@@ -281,7 +281,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
 close_order:
     prs_order_fini(&peer->order);
 free_peer:
-    free(peer);
+    prs_lines_free(peer);
     return r;
 }
 
@@ -430,5 +430,5 @@ void prs_peer_close(struct prs_peer *peer)
     prs_order_fini(&peer->order);
     prs_failover_close(peer);
     free(peer->arriving);
-    free(peer);
+    prs_lines_free(peer);
 }

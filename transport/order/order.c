@@ -146,7 +146,7 @@ void prs_order_fini(struct prs_order *order)
 {
     if (order->tally != &prs_tally_full)
         free(order->tally);
-    free(order->room);
+    prs_lines_free(order->room);
     memset(order, 0, sizeof(*order));
 }
 

@@ -32,7 +32,7 @@ int prs_failover_open(struct prs_peer *peer)
 
 void prs_failover_close(struct prs_peer *peer)
 {
-    free(peer->failover);
+    prs_lines_free(peer->failover);
     peer->failover = NULL;
 }
 

@@ -4,15 +4,25 @@
 #ifndef TRANSPORT_UTIL_LINES_H
 #define TRANSPORT_UTIL_LINES_H
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PRS_LINE = 64 };
 
-/* For free(). NULL: there is none. */
+/* For prs_lines_free(). NULL: there is none. Before the memory stands what malloc() has returned: with aligned_alloc()
+ * of glibc before 2.38 the heap grows, by 7 MB in a thousand connections over libfabric's net. */
 static inline void *prs_lines_alloc(size_t bytes)
 {
-    return aligned_alloc(2 * PRS_LINE, (bytes + 2 * PRS_LINE - 1) / (2 * PRS_LINE) * (2 * PRS_LINE));
+    char *whole = malloc(bytes + 2 * PRS_LINE + sizeof(void *));
+    char *at;
+
+    if (!whole)
+        return NULL;
+    at = whole + sizeof(void *);
+    at += (2 * PRS_LINE - (uintptr_t)at % (2 * PRS_LINE)) % (2 * PRS_LINE);
+    memcpy(at - sizeof(void *), &whole, sizeof(void *));
+    return at;
 }
 
 /* Zeroed. */
@@ -21,6 +31,15 @@ static inline void *prs_lines_calloc(size_t bytes)
     void *memory = prs_lines_alloc(bytes);
 
     return memory ? memset(memory, 0, bytes) : NULL;
+}
+
+static inline void prs_lines_free(void *memory)
+{
+    void *whole = NULL;
+
+    if (memory)
+        memcpy(&whole, (char *)memory - sizeof(void *), sizeof(void *));
+    free(whole);
 }
 
 #endif

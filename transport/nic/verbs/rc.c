@@ -122,7 +122,7 @@ static void queue_close(struct prs_queue *base)
     prs_cqs_silence(cqs, queue->name);
     destroy_qp(queue);
     prs_cqs_unname(cqs, queue->name);
-    free(queue);
+    prs_lines_free(queue);
 }
 
 static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const struct prs_receive_sizes *sizes,
@@ -137,7 +137,7 @@ static int queue_open(struct prs_link *base, uint32_t id, uint32_t depth, const 
     queue->base = (struct prs_queue){.link = base, .id = id};
     r = prs_cqs_name(link->cqs, &queue->base, &queue->name);
     if (r) {
-        free(queue);
+        prs_lines_free(queue);
         return r;
     }
     r = create_qp(link, queue, depth, sizes->depth);
@@ -169,7 +169,7 @@ static void rc_close(struct prs_link *base)
         prs_cqs_release(link->cqs, link->cq, link->cq_entries);
     prs_cqs_drop(link->cqs);
     free(base->queue);
-    free(link);
+    prs_lines_free(link);
 }
 
 static int open_cq(struct rc_link *link, const struct prs_link_options *options)
