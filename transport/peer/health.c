@@ -82,6 +82,7 @@ static void suspend_failure(struct prs_peer *peer, const struct prs_event *failu
 {
     if (peer->failure.kind != PRS_EVENT_ERROR)
         peer->failure = *failure;
+    peer->failed_paths |= 1u << peer->order.queue[failure->queue].path;
     peer->remote_gone |= peer->remote_closed || peer->stream_lost;
     if (!peer->remote_gone && !peer->farewell_ns) {
         peer->farewell_ns = prs_clock_ns() + FAREWELL_MS * 1000000ull;
@@ -101,6 +102,21 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     if (!prs_failover_start(peer, path, why))
         return false;
     return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
+}
+
+/* The other side lives: give up the path of the suspended failure, and those on which requests failed meanwhile. */
+static bool replace_failed_paths(struct prs_peer *peer)
+{
+    uint32_t paths = peer->failed_paths;
+
+    peer->failed_paths = 0;
+    if (!replace_path(peer, &peer->failure))
+        return false;
+    for (uint32_t path = 0; path < peer->path_count; path++)
+        if (paths >> path & 1 &&
+            !prs_failover_start(peer, path, "a request failed while another path's failure was looked into"))
+            return false;
+    return true;
 }
 
 /* Is it not known yet whether the other side has closed? Its farewell comes shortly after its queues are gone. A NIC
@@ -141,7 +157,7 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
         return 0;
     peer->farewell_ns = 0;
     peer->idle_start = peer->idle_polls = 0;
-    if (r == PRS_AGAIN && replace_path(peer, &peer->failure)) { /* the other side lives */
+    if (r == PRS_AGAIN && replace_failed_paths(peer)) { /* the other side lives */
         peer->failure.kind = PRS_EVENT_DONE;
         return 0;
     }

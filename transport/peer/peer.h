@@ -79,6 +79,7 @@ struct prs_peer {
     /* a request that no caller waits for has failed; until this time a farewell may still explain it */
     uint64_t farewell_ns;
     struct prs_event failure; /* of that request */
+    uint32_t failed_paths;    /* of all requests that failed since then */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

@@ -206,6 +206,7 @@ static void swap_links(struct prs_peer *peer, uint32_t path)
     peer->path[path].own = link->own;
     peer->path[path].peer.address = at->theirs.where;
     prs_order_probe_up(&peer->order, path);
+    peer->failed_paths &= ~(1u << path);
     if (peer->failure.kind == PRS_EVENT_ERROR && peer->order.queue[peer->failure.queue].path == path) {
         peer->failure.kind = PRS_EVENT_DONE; /* of the old queues: it says nothing of these */
         peer->farewell_ns = 0;
