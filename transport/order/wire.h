@@ -23,7 +23,7 @@
 #include <perseus/perseus.h>
 
 enum {
-    PRS_WIRE_VERSION = 7, /* of handles, handshakes and immediates together */
+    PRS_WIRE_VERSION = 8, /* of handles, handshakes and immediates together */
     PRS_IMM_MAX_RUN = 32,
     PRS_IMM_MAX_PARTS = 64,
     PRS_IMM_MAX_SIZED_PARTS = 63,
