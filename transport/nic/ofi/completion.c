@@ -159,8 +159,10 @@ static ssize_t push_one(struct prs_ofi_link *link, struct prs_ofi_queue *queue, 
  * fill it. */
 static bool is_unreachable(const struct prs_ofi_link *link, struct prs_ofi_queue *queue)
 {
-    if (link->endpoint->shared || (queue->proven && (link->unfinished || &queue->base == link->base.loopback)))
+    if (link->endpoint->shared || (queue->proven && (link->unfinished || &queue->base == link->base.loopback))) {
+        queue->refused_ns = 0;
         return false;
+    }
     if (!queue->refused_ns)
         queue->refused_ns = prs_clock_ns();
     return prs_clock_ns() - queue->refused_ns > (queue->proven ? link->retry_ns : link->patience_ns);
@@ -276,7 +278,8 @@ static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_d
 }
 
 /* A request that is done though an earlier one has failed was posted to a connection that the provider has made anew.
- * Then what has arrived is no longer a first part of what was posted. */
+ * Then what has arrived is no longer a first part of what was posted. Where no rail is replaced, nobody asks for that,
+ * and requests after one with a wrong key may be done. */
 static void finish_request(const struct prs_ofi_request *request, bool done)
 {
     struct prs_ofi_link *link = request->link;
@@ -289,7 +292,7 @@ static void finish_request(const struct prs_ofi_request *request, bool done)
     if (!done && (!link->failed || request->number < link->failed_number))
         link->failed_number = request->number;
     link->failed |= !done;
-    if (done && request->number > link->failed_number && !link->broken) {
+    if (done && request->number > link->failed_number && !link->broken && link->base.rail->domain->nic->fails_over) {
         PRS_WARN(
             "%s: a request is done though an earlier one has failed: the provider has connected again, and nothing "
             "tells what has arrived",
