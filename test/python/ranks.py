@@ -6,7 +6,6 @@ import itertools
 import multiprocessing
 import os
 import pathlib
-import socket
 import sys
 import threading
 import time
@@ -17,6 +16,9 @@ import torch
 import torch.distributed as dist
 
 import perseus
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port  # noqa: E402
 
 LIMIT_S = 60
 _names = itertools.count()
@@ -63,12 +65,6 @@ def run(world, body, watchdog=False, timeout_ms=LIMIT_S * 1000, sleeps=False):
 
 
 FORK = multiprocessing.get_context("fork")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def forked(rank, body, *arguments, **variables):
