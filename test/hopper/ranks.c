@@ -137,6 +137,15 @@ void ranks_need_nodes(uint32_t nodes)
         cr_skip_test("needs softnic-run --nodes %u", nodes);
 }
 
+struct prs_fused *ranks_open_alone(void)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused *ctx = NULL;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    return ctx;
+}
+
 int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out)
 {
     uint32_t world = self->team->world;

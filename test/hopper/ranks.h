@@ -49,6 +49,8 @@ void ranks_need_nodes(uint32_t nodes);
 /* Opens the context of one rank, on the GPU of the same number. nodes: how many the ranks are split over; 0: not
  * said. */
 int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out);
+/* Sets up one emulated GPU of 4 SMs, and opens a world of one rank on it. */
+struct prs_fused *ranks_open_alone(void);
 /* Skips the test if there is no verbs device. Each test of several nodes calls it, in its own process. */
 void ranks_need_a_device(void);
 

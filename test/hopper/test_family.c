@@ -74,20 +74,11 @@ static int open_sixth(struct prs_fused *ctx, const struct sixth *wanted, struct 
 
 static const struct sixth usual = {.colour = 7, .need = STAGING, .asks = 1};
 
-static struct prs_fused *open_alone(void)
-{
-    struct prs_fused_config config = {.world = 1};
-    struct prs_fused *ctx = NULL;
-    hopper_setup(1, 4, 0);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    return ctx;
-}
-
 Test(family, the_steps_of_a_launch_run_in_order_up_to_the_first_that_fails, .timeout = 60)
 {
     static prs_launch_step_fn *const all[] = {first, second, first, NULL}, *const bad[] = {second, refused, first,
                                                                                            NULL};
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct sixth *p;
     cr_assert_eq(open_sixth(ctx, &usual, &p), 0);
     cr_assert_eq(prs_plan_launch(&p->base, all, NULL), 0);
@@ -104,7 +95,7 @@ Test(family, the_steps_of_a_launch_run_in_order_up_to_the_first_that_fails, .tim
 Test(family, a_need_beyond_the_room_or_asked_for_twice_is_refused, .timeout = 60)
 {
     static const struct sixth beyond = {.need = PRS_CALL_NEEDS, .asks = 1}, twice = {.need = STAGING, .asks = 2};
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct sixth *p;
     cr_assert_eq(open_sixth(ctx, &beyond, &p), -EINVAL);
     cr_assert_not_null(strstr(prs_fused_error_text(), "need 8 of a sixth kernel"), "%s", prs_fused_error_text());
@@ -115,7 +106,7 @@ Test(family, a_need_beyond_the_room_or_asked_for_twice_is_refused, .timeout = 60
 
 Test(family, plans_share_the_memory_of_a_pool_by_its_name, .timeout = 60)
 {
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct sixth *a, *b;
     cr_assert_eq(open_sixth(ctx, &usual, &a), 0);
     cr_assert_eq(open_sixth(ctx, &usual, &b), 0);
@@ -131,7 +122,7 @@ Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 60)
     static prs_launch_step_fn *const steps[] = {first, NULL};
     const struct sixth small = {.colour = 7, .need = STAGING, .asks = 1, .scratch = BYTES},
                        large = {.colour = 7, .need = STAGING, .asks = 1, .scratch = 3 * BYTES};
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct sixth *a, *b, *c, *d;
     cr_assert_eq(open_sixth(ctx, &small, &a), 0);
     cr_assert_eq(open_sixth(ctx, &small, &b), 0);
@@ -155,7 +146,7 @@ Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 60)
 
 Test(family, a_flag_that_was_awaited_has_the_name_that_the_family_gives, .timeout = 60)
 {
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_fused_error error;
     struct sixth *p;
     cr_assert_eq(open_sixth(ctx, &usual, &p), 0);
@@ -181,7 +172,7 @@ static void count(void *data)
 Test(family, what_it_keeps_for_its_plans_is_closed_once_with_the_context, .timeout = 60)
 {
     static const char key, other;
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     int three = 3;
     cr_assert_null(prs_context_kept(ctx, &key));
     cr_assert_eq(prs_context_keep(ctx, &key, &three, count), 0);

@@ -14,6 +14,9 @@
 #include "test/hopper/lose_queues.h"
 #include "test/hopper/ranks.h"
 
+static const struct prs_gemm_shape sums[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                             {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
+
 struct lost {
     struct prs_gemm_shape shape;
     uint32_t first;  /* this rank and all after it do not launch */
@@ -59,14 +62,12 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
 
 Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
 {
-    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     char want[64];
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
-        struct lost lost = {.shape = shapes[i], .first = 2};
+        struct lost lost = {.shape = sums[i], .first = 2};
         ranks_run(4, launch_unless_lost, &lost);
         for (int rank = 0; rank < 2; rank++) {
             (void)snprintf(want, sizeof(want), "for partial sums of rank %d: flag ", rank + 2);
@@ -81,13 +82,11 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
  * fails too instead of using them. */
 Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 {
-    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
-        struct lost lost = {.shape = shapes[i], .first = 3, .zero_later = true};
+        struct lost lost = {.shape = sums[i], .first = 3, .zero_later = true};
         ranks_run(4, launch_unless_lost, &lost);
         for (int rank = 0; rank < 3; rank++)
             cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
@@ -103,13 +102,11 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
  * nor those of its node. */
 Test(nodes, a_failed_network_ends_waits_long_before_their_limit, .timeout = 600)
 {
-    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
-        struct lost lost = {.shape = shapes[i], .first = 2, .no_network = true, .timeout_ms = 3600000};
+        struct lost lost = {.shape = sums[i], .first = 2, .no_network = true, .timeout_ms = 3600000};
 
         ranks_run(4, launch_unless_lost, &lost);
         cr_assert(lost.result[0] < 0 && lost.result[0] != -ETIMEDOUT && lost.result[0] != -ECANCELED, "%d: %s",
@@ -126,13 +123,11 @@ Test(nodes, a_failed_network_ends_waits_long_before_their_limit, .timeout = 600)
 /* The error says what the proxy did not finish: the position of the command, and how far it has come. */
 Test(nodes, a_command_that_never_ends_is_named, .timeout = 600)
 {
-    static const struct prs_gemm_shape shapes[] = {{PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1},
-                                                   {PRS_GEMM_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
-        struct lost lost = {.shape = shapes[i], .first = 4, .unfinished = true, .timeout_ms = 2000};
+        struct lost lost = {.shape = sums[i], .first = 4, .unfinished = true, .timeout_ms = 2000};
         ranks_run(4, launch_unless_lost, &lost);
         cr_assert_eq(lost.result[0], -ETIMEDOUT, "%d: %s", lost.result[0], lost.error[0].text);
         cr_assert_not_null(strstr(lost.error[0].text, "the proxy of rank 0 did not take or finish"), "%s",

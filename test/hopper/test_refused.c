@@ -14,15 +14,6 @@ static void refused(int r, int want, const char *telling)
     cr_expect_not_null(strstr(prs_fused_error_text(), telling), "%s is not said: %s", telling, prs_fused_error_text());
 }
 
-static struct prs_fused *open_alone(void)
-{
-    struct prs_fused_config config = {.world = 1};
-    struct prs_fused *ctx = NULL;
-    hopper_setup(1, 4, 0);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    return ctx;
-}
-
 Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .timeout = 60)
 {
     struct prs_fused_config one_sm = {.world = 1, .max_sms = 1}, elsewhere = {.world = 1, .device = 3};
@@ -34,7 +25,7 @@ Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .time
 
 Test(refused, memory_of_no_bytes_is_neither_given_nor_imported, .timeout = 60)
 {
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     void *memory, *at;
     cr_assert_eq(cudaMalloc(&at, 4096), cudaSuccess);
     refused(prs_fused_alloc(ctx, 0, &memory), -EINVAL, "0 bytes of symmetric memory");
@@ -49,7 +40,7 @@ Test(refused, one_allocation_more_than_4095_is_refused_until_another_is_freed, .
 {
     enum { MOST = 4095 };
     static void *at[MOST];
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     void *more;
     for (int i = 0; i < MOST; i++)
         cr_assert_eq(prs_fused_alloc(ctx, 16, &at[i]), 0, "%d: %s", i, prs_fused_error_text());
@@ -63,7 +54,7 @@ Test(refused, attention_needs_each_of_its_tensors, .timeout = 60)
 {
     static const struct prs_attention_shape shape = {
         .batch = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .seq = 64};
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_attention_plan *plan;
     void *x;
     cr_assert_eq(cudaMalloc(&x, 1 << 16), cudaSuccess);
@@ -88,7 +79,7 @@ Test(refused, a_product_that_no_kernel_can_make, .timeout = 60)
         {{9, 64, 64, 64}, "operation 9 is not known"},
         {{PRS_GEMM_ALLREDUCE, 64, 64, 64, .c_anywhere = 1, .ldc = 128}, "the rows of C have no gaps, but ldc is 128"},
     };
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_gemm_plan *plan;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         refused(prs_gemm_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);
@@ -99,7 +90,7 @@ Test(refused, operands_that_contradict_each_other_or_are_not_aligned, .timeout =
 {
     static const struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 64, 64, 64, .activation = PRS_ACTIVATION_SILU};
     static const struct prs_gemm_tuning tunings[] = {{.path = PRS_GEMM_PATH_FUSED}, {.path = PRS_GEMM_PATH_UNFUSED}};
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_gemm_plan *plan[2];
     char *x;
     cr_assert_eq(cudaMalloc((void **)&x, 1 << 16), cudaSuccess);
@@ -147,7 +138,7 @@ Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 60)
         {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .scaling = PRS_SCALING_BLOCKS},
          "only e4m3 has scales"},
     };
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_moe_plan *plan;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         refused(prs_moe_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);

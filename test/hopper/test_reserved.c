@@ -23,15 +23,6 @@ static void refused(int r, const char *name)
     cr_expect_not_null(strstr(prs_fused_error_text(), "reserved[4] is 0x5"), "%s", prs_fused_error_text());
 }
 
-static struct prs_fused *open_alone(void)
-{
-    struct prs_fused_config config = {.world = 1};
-    struct prs_fused *ctx = NULL;
-    hopper_setup(1, 4, 0);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    return ctx;
-}
-
 Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .timeout = 60)
 {
     struct prs_fused_config config = {.world = 1, .reserved[LAST] = 5};
@@ -46,7 +37,7 @@ Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .tim
     struct prs_moe_plan *moe_plan;
     struct prs_attention_plan *ring_plan;
     struct prs_attention_backward_plan *back;
-    struct prs_fused *ctx = open_alone(), *other;
+    struct prs_fused *ctx = ranks_open_alone(), *other;
     gemm.reserved[LAST] = moe.reserved[LAST] = ring.reserved[LAST] = 5;
     refused(prs_fused_open(&config, &other), "struct prs_fused_config");
     refused(prs_gemm_plan_open(ctx, &gemm, NULL, &gemm_plan), "struct prs_gemm_shape");
@@ -89,7 +80,7 @@ static void refuse_operands_of_moe(struct prs_fused *ctx, void *x)
 
 Test(reserved, operands_of_a_newer_version_are_refused, .timeout = 60)
 {
-    struct prs_fused *ctx = open_alone();
+    struct prs_fused *ctx = ranks_open_alone();
     struct prs_gemm_plan *gemm;
     struct prs_attention_plan *ring;
     struct prs_attention_backward_plan *back;
