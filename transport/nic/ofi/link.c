@@ -21,6 +21,7 @@
 
 enum {
     LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
+    EMPTY_READS = 8,  /* of them, one after another, which found nothing */
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
     STOP_MS = 5000,   /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
     NUMBER_BYTES = 4,
@@ -317,15 +318,16 @@ static int ofi_poll(struct prs_link *base, struct prs_event *events)
 
 /* ---- the end ---- */
 
-/* Under the lock of the endpoint, like those that follow. */
+/* Under the lock of the endpoint, like those that follow. One empty read is not enough: net and tcp take several to
+ * accept a connection that the other side has begun, and a connection that is half accepted when the endpoint closes
+ * reads freed memory later. */
 static void read_rest(struct prs_ofi_link *link, int most)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
 
-    while (most-- > 0 && !endpoint->broken) {
+    for (int empty = 0; most-- > 0 && empty < EMPTY_READS && !endpoint->broken;) {
         prs_ofi_make_room(link);
-        if (!prs_ofi_read_completions(endpoint))
-            break;
+        empty = prs_ofi_read_completions(endpoint) ? 0 : empty + 1;
     }
 }
 
@@ -364,8 +366,7 @@ static void end_own(struct prs_ofi_link *link, bool failed)
         link->broken = prs_ofi_errno(-r);
     }
     endpoint->ep = NULL;
-    /* Elsewhere nobody asks what was acknowledged, and net may still accept a connection to the closed endpoint then,
-     * which reads freed memory. */
+    /* Elsewhere nobody asks what was acknowledged. */
     if (link->base.rail->domain->nic->fails_over)
         read_rest(link, INT_MAX);
     prs_ofi_rows_leave(link);
