@@ -100,12 +100,13 @@ void sn_wake_forget(void)
 
 void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_t element)
 {
-    struct sn_ctx_shm *c = &world->ctxs[ctx];
+    struct sn_ctx_shm *c;
     bool first_lost = false;
     uint32_t wake_id;
 
     if (ctx >= SN_MAX_CTXS) /* of a damaged object */
         return;
+    c = &world->ctxs[ctx];
     sn_lock_take(&c->lock);
     wake_id = c->owner ? c->wake_id : 0;
     if (wake_id && c->tail - c->head < SN_ASYNC_EVENTS) {
