@@ -205,10 +205,11 @@ static __attribute__((destructor)) void remove_file(void)
 static void *write_every_second(void *generation)
 {
     pthread_mutex_lock(&metrics.lock);
-    while (metrics.generation == (uintptr_t)generation) {
+    while (metrics.generation == (uintptr_t)generation && prs_work_begin()) { /* else remove_file() comes before it */
         struct timespec until;
 
         write_file_locked();
+        prs_work_end();
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec++;
         pthread_cond_timedwait(&metrics.changed, &metrics.lock, &until);

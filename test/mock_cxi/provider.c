@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the provider offers, and its objects but for endpoints. */
 #include <rdma/providers/fi_prov.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "test/mock_cxi/mock.h"
@@ -302,6 +304,8 @@ void mock_fail_locked(struct mock_cq *cq, void *context, uint64_t flags, int err
     cq->error[cq->errors++] = (struct fi_cq_err_entry){.op_context = context, .flags = flags, .err = error};
 }
 
+static bool unloaded;
+
 static ssize_t read_cq(struct fid_cq *fid, void *out, size_t count)
 {
     struct mock_cq *cq = (struct mock_cq *)fid;
@@ -309,6 +313,10 @@ static ssize_t read_cq(struct fid_cq *fid, void *out, size_t count)
     size_t taken = 0;
     ssize_t r;
 
+    if (__atomic_load_n(&unloaded, __ATOMIC_ACQUIRE)) {
+        fprintf(stderr, "mock_cxi: a queue is read after libfabric has unloaded its providers\n");
+        abort();
+    }
     pthread_mutex_lock(&cq->domain->lock);
     for (; !cq->errors && taken < count && cq->count; cq->count--) {
         entry[taken++] = cq->entry[cq->first];
@@ -471,8 +479,13 @@ static int open_fabric(struct fi_fabric_attr *attr, struct fid_fabric **out, voi
     return 0;
 }
 
+/* By the destructor of libfabric. A thread that still reads is given the time to do so. */
 static void cleanup(void)
 {
+    struct timespec while_others_read = {0, 20000000};
+
+    __atomic_store_n(&unloaded, true, __ATOMIC_RELEASE);
+    nanosleep(&while_others_read, NULL);
 }
 
 /* libfabric looks for this symbol. */

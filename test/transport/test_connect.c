@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "test/support/open_files.h"
@@ -116,6 +117,37 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
         prs_peer_close(far[i]);
     }
     prs_listener_close(listener);
+}
+
+/* ---- the end of a program ---- */
+
+static _Noreturn void exit_with_open_connections(void)
+{
+    enum { CONNECTIONS = 4 };
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *a, *b;
+
+    open_default();
+    listener = open_listener(&handle);
+    for (int i = 0; i < CONNECTIONS; i++)
+        cr_assert_eq(meet(listener, open_connector(&handle), &a, &b), 0, "%s", prs_error_text());
+    exit(7);
+}
+
+/* A NCCL job may do so: the threads of the transport run while exit() unloads libraries that they call. */
+Test(connect, a_program_may_exit_with_open_connections)
+{
+    for (int i = 0; i < 5; i++) {
+        pid_t pid = fork();
+        int status;
+
+        cr_assert_geq(pid, 0);
+        if (pid == 0)
+            exit_with_open_connections();
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7, "status %#x", (unsigned)status);
+    }
 }
 
 /* By loopback, where no network has it. */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "transport/util/thread.h"
@@ -49,4 +51,89 @@ Test(thread, faults_alone_reach_the_programs_handlers)
     }
     for (size_t i = 0; i < sizeof(of_the_thread) / sizeof(*of_the_thread); i++)
         cr_expect_not(sigismember(&blocked, of_the_thread[i]), "%s", strsignal(of_the_thread[i]));
+}
+
+/* ---- exit() ---- */
+
+static struct seen { /* shared with children */
+    int begun, ended, ended_at_exit, refused_at_exit;
+} * seen;
+
+static void look_at_exit(void)
+{
+    seen->ended_at_exit = __atomic_load_n(&seen->ended, __ATOMIC_ACQUIRE);
+    seen->refused_at_exit = !prs_work_begin();
+}
+
+static void *work(void *arg)
+{
+    const int *naps = arg;
+
+    if (!prs_work_begin())
+        return NULL;
+    __atomic_store_n(&seen->begun, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < __atomic_load_n(naps, __ATOMIC_RELAXED) && !prs_exiting(); i++)
+        usleep(1000);
+    usleep(50000); /* the end of what it was doing */
+    __atomic_store_n(&seen->ended, 1, __ATOMIC_RELEASE);
+    prs_work_end();
+    return NULL;
+}
+
+static _Noreturn void exit_from_work(int naps)
+{
+    pthread_t thread;
+
+    atexit(look_at_exit); /* registered first, so it runs last */
+    if (prs_thread_start(&thread, "a-test", work, &naps))
+        _exit(1);
+    while (!__atomic_load_n(&seen->begun, __ATOMIC_ACQUIRE))
+        usleep(100);
+    exit(7);
+}
+
+static int status_of(pid_t pid)
+{
+    int status;
+
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+Test(thread, exit_waits_for_the_end_of_work)
+{
+    pid_t pid;
+
+    seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq((void *)seen, MAP_FAILED);
+    pid = fork();
+    if (pid == 0)
+        exit_from_work(1 << 30);
+    cr_assert_eq(status_of(pid), 7);
+    cr_assert(seen->begun && seen->ended_at_exit && seen->refused_at_exit);
+}
+
+/* The parent's threads are not in the child, so there is nothing to wait for. */
+Test(thread, a_forked_child_exits_at_once)
+{
+    struct timespec before, after;
+    int naps = 60000;
+    pthread_t thread;
+    pid_t pid;
+
+    seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq((void *)seen, MAP_FAILED);
+    cr_assert_eq(prs_thread_start(&thread, "a-test", work, &naps), 0);
+    while (!__atomic_load_n(&seen->begun, __ATOMIC_ACQUIRE))
+        usleep(100);
+    pid = fork();
+    if (pid == 0)
+        exit(7);
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    cr_assert_eq(status_of(pid), 7);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    cr_assert_not(__atomic_load_n(&seen->ended, __ATOMIC_ACQUIRE), "the child took %ld s",
+                  (long)(after.tv_sec - before.tv_sec));
+    __atomic_store_n(&naps, 0, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
 }

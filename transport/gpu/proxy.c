@@ -146,10 +146,11 @@ static void settle_asked(struct prs_proxy *proxy)
 static void *run(void *argument)
 {
     struct prs_proxy *proxy = argument;
+    bool at_work = prs_work_begin();
     unsigned idle = 0;
 
     prs_affinity_set_node(proxy->options.numa_node);
-    while (!__atomic_load_n(&proxy->stop, __ATOMIC_RELAXED)) {
+    while (at_work && !prs_exiting() && !__atomic_load_n(&proxy->stop, __ATOMIC_RELAXED)) {
         int r;
 
         drop_asked(proxy);
@@ -161,6 +162,8 @@ static void *run(void *argument)
         if (idle > IDLE_SPINS)
             sched_yield();
     }
+    if (at_work)
+        prs_work_end();
     __atomic_store_n(&proxy->ended, 1, __ATOMIC_RELEASE); /* [proxy-ended] Pairs with await_drop(), settled(). */
     return NULL;
 }

@@ -134,8 +134,11 @@ static void *run(void *none)
     struct pollfd fds[2] = {{.fd = watch.epoll_fd, .events = POLLIN}, {.fd = watch.stop_fd, .events = POLLIN}};
     bool again = false;
 
-    while ((poll(fds, 2, again ? DRAINING_MS : -1) >= 0 || errno == EINTR) && !fds[1].revents) /* stop() ends it */
+    while ((poll(fds, 2, again ? DRAINING_MS : -1) >= 0 || errno == EINTR) && !fds[1].revents && /* stop() ends it */
+           prs_work_begin()) {
         again = attend_due();
+        prs_work_end();
+    }
     return none;
 }
 

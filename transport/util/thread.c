@@ -2,6 +2,14 @@
 #include "transport/util/thread.h"
 
 #include <signal.h>
+#include <stdlib.h>
+
+#include "transport/util/clock.h"
+
+enum { EXIT_PATIENCE_MS = 1000, EXIT_NAP_NS = 50000 };
+
+static bool exiting;
+static int at_work; /* threads between prs_work_begin() and prs_work_end() */
 
 int prs_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg)
 {
@@ -18,4 +26,52 @@ int prs_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), 
     if (!r)
         pthread_setname_np(*thread, name);
     return r;
+}
+
+/* ---- exit() ---- */
+
+/* [thread-exit] Sequentially consistent, as in prs_work_begin(): either the thread sees `exiting`, or exit() sees the
+ * thread at work. */
+static void end_work(void)
+{
+    uint64_t give_up_ms = prs_clock_ms() + EXIT_PATIENCE_MS;
+    struct timespec nap = {0, EXIT_NAP_NS};
+
+    __atomic_store_n(&exiting, true, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&at_work, __ATOMIC_SEQ_CST) && prs_clock_ms() < give_up_ms)
+        nanosleep(&nap, NULL);
+}
+
+static void forget_parent(void)
+{
+    at_work = 0; /* the parent's threads are not here */
+}
+
+/* Functions given to atexit() run before the destructors of all libraries that are loaded now or later. */
+static void watch_exit(void)
+{
+    atexit(end_work);
+    pthread_atfork(NULL, NULL, forget_parent);
+}
+
+bool prs_work_begin(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, watch_exit);
+    __atomic_add_fetch(&at_work, 1, __ATOMIC_SEQ_CST); /* [thread-exit] */
+    if (!__atomic_load_n(&exiting, __ATOMIC_SEQ_CST))
+        return true;
+    prs_work_end();
+    return false;
+}
+
+void prs_work_end(void)
+{
+    __atomic_sub_fetch(&at_work, 1, __ATOMIC_SEQ_CST);
+}
+
+bool prs_exiting(void)
+{
+    return __atomic_load_n(&exiting, __ATOMIC_RELAXED);
 }

@@ -35,9 +35,10 @@ static void *attend(void *arg)
     struct prs_ofi_device *device = arg;
 
     pthread_mutex_lock(&device->attend_lock);
-    while (!device->stop) {
+    while (!device->stop && prs_work_begin()) {
         for (struct prs_ofi_endpoint *endpoint = device->attended; endpoint; endpoint = endpoint->next)
             prs_ofi_progress(endpoint);
+        prs_work_end();
         wait_for_next(device);
     }
     pthread_mutex_unlock(&device->attend_lock);

@@ -74,10 +74,13 @@ static void *watch_events(void *arg)
                 break; /* the device is gone */
             continue;
         }
-        if (prs_verbs.get_async_event(device->context, &event))
-            continue;
-        take_event(device, &event);
-        prs_verbs.ack_async_event(&event);
+        if (!prs_work_begin())
+            break;
+        if (!prs_verbs.get_async_event(device->context, &event)) {
+            take_event(device, &event);
+            prs_verbs.ack_async_event(&event);
+        }
+        prs_work_end();
     }
     return NULL;
 }
