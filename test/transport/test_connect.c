@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,7 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
 {
     const char *wanted = getenv("PERSEUS_TEST_CYCLES"); /* fewer on slow machines, such as soft-RoCE in QEMU */
     int cycles = wanted ? atoi(wanted) : 1000, files = 0;
-    long pages = 0;
+    long pages = 0, least_more = LONG_MAX; /* pages that a fifth of the cycles has added */
 
     for (int i = 0; i < cycles; i++) {
         struct prs_listener *listener;
@@ -46,14 +47,20 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
         if (i == 20) { /* everything that is made only once exists by now */
             files = open_files();
             pages = resident_pages();
+        } else if (i > 20 && (i + 1) % (cycles / 5) == 0) {
+            long now = resident_pages();
+
+            least_more = now - pages < least_more ? now - pages : least_more;
+            pages = now;
         }
     }
     cr_assert_leq(open_files(), files);
+    /* What is lost in each cycle is lost in each fifth. A pool of libfabric may grow once, when a host is busy. */
     /* The sanitizers' memory grows: one keeps freed memory for a while, the other its state of unmapped words. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    cr_assert_lt(resident_pages() - pages, 1024, "%ld pages more", resident_pages() - pages);
+    cr_assert_lt(least_more, 1024 / 5, "%ld pages more in each fifth", least_more);
 #else
-    (void)pages;
+    (void)least_more;
 #endif
 }
 
