@@ -17,6 +17,11 @@ static const struct prs_keys keys = {{0x5100000061, 0x5200000062, 0x5300000063, 
 static const uint64_t own_keys[PRS_MAX_RAILS] = {0x7100000081, 0x7200000082, 0x7300000083, 0x7400000084};
 static const uint32_t local_keys[PRS_MAX_RAILS];
 
+static bool has_plain(enum network network)
+{
+    return network == NET_PLAIN || network == NET_ADAPTIVE;
+}
+
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
               bool split_queues)
 {
@@ -27,7 +32,8 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = NET_DEPTH,
-                                        .adaptive_bytes = network == NET_ADAPTIVE ? 8192 : 0,
+                                        .adaptive_routing = network == NET_ADAPTIVE,
+                                        .plain_bytes = has_plain(network) ? 8192 : 0,
                                         .split_queues = split_queues,
                                         .failover = true,
                                         .max_part_bytes = 1 << 20};
@@ -41,9 +47,9 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     cr_assert_eq(prs_order_init(&net->order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         net->order.queue[q].inline_bytes = net->copies[q];
-    if (network == NET_ADAPTIVE)
+    if (has_plain(network))
         prs_order_set_sizes(&net->order, (uintptr_t)net->sizes, own_keys);
-    if (policy == PRS_POLICY_COUNTED || network == NET_SRD || network == NET_CXI)
+    if (policy == PRS_POLICY_COUNTED || network == NET_SRD || network == NET_CXI || network == NET_PLAIN)
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, own_keys, &net->credit), 0);
 }
 
@@ -200,7 +206,7 @@ bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position)
 
         if (net->network == NET_ADAPTIVE && !there && net->posted[q][position % NET_DEPTH].opcode != PRS_WR_WRITE)
             return false;
-        if (!there && (net->network == NET_IN_ORDER || net->posted[q][p % NET_DEPTH].flags & PRS_WR_FENCE ||
+        if (!there && (net->network <= NET_PLAIN || net->posted[q][p % NET_DEPTH].flags & PRS_WR_FENCE ||
                        net->posted[q][position % NET_DEPTH].flags & PRS_WR_FENCE))
             return net->network >= NET_FREE;
     }
@@ -239,9 +245,9 @@ bool net_post(struct net *net)
         net->delivered[chain.queue][p % NET_DEPTH] = false;
         is_long = queue->wr[p % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES &&
                   queue->wr[p % NET_DEPTH].opcode != PRS_WR_READ;
-        if (net->network == NET_ADAPTIVE && is_notice(&queue->wr[p % NET_DEPTH]))
+        if (has_plain(net->network) && is_notice(&queue->wr[p % NET_DEPTH]))
             is_long = queue->wr[(p - 1) % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES;
-        else if (net->network == NET_ADAPTIVE && p + 1 != chain.first + chain.count)
+        else if (has_plain(net->network) && p + 1 != chain.first + chain.count)
             is_long &= !is_notice(&queue->wr[(p + 1) % NET_DEPTH]);
         if (!net->has_lost ||
             p + 1 == chain.first + chain.count) /* a replayed request is not signaled for its length */
@@ -322,7 +328,7 @@ bool net_put(struct net *net, struct prs_put wanted)
         return false;
     for (uint32_t q = 0; q < net->order.data_queues; q++)
         parts += net->order.queue[q].head - head[q];
-    cr_assert(parts == put->op.parts || (net->network == NET_ADAPTIVE && parts == 2 * put->op.parts));
+    cr_assert(parts == put->op.parts || (has_plain(net->network) && parts == 2 * put->op.parts));
     put->parts_missing = put->op.parts;
     net->puts++;
     return true;

@@ -12,6 +12,7 @@ enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 /* How a queue may reorder its requests. */
 enum network {
     NET_IN_ORDER, /* RC: not at all */
+    NET_PLAIN,    /* ofi_rxm: not at all. Long writes carry no immediate; without adds: signals are records */
     NET_ADAPTIVE, /* RC under adaptive routing: plain writes freely, anything else after all before it */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
     NET_CXI,      /* the same, and without adds: signals are records under any policy */

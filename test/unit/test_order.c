@@ -414,7 +414,7 @@ Test(order, under_adaptive_routing_long_bytes_go_without_an_immediate)
         struct prs_imm imm = {0};
         uint64_t size = 0;
 
-        bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+        bench->order.plain_bytes = bench->order.whole_bytes = 8192;
         prs_order_set_sizes(&bench->order, 1 << 20, key);
         bench_put(bench, rows[i].bytes, 7, rows[i].group, rows[i].flags);
         cr_assert_eq(queue->head, rows[i].apart ? 2u : 1u, "row %zu", i);
@@ -442,13 +442,13 @@ Test(order, a_message_that_fills_its_queue_keeps_its_immediates)
     struct prs_put put = {.dst = &bench_keys, .len_bytes = 10 << 20, .notify_id = 1, .flags = PRS_PUT_NOTIFY};
     struct prs_op op[3];
 
-    bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+    bench->order.plain_bytes = bench->order.whole_bytes = 8192;
     prs_order_set_sizes(&bench->order, 1 << 20, key);
     cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0);
     cr_assert_eq(bench->order.queue[0].head, 20, "10 parts, each notified apart");
     cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), PRS_BUSY, "12 of 20 slots are free");
     bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
-    bench->order.adaptive_bytes = bench->order.whole_bytes = 8192;
+    bench->order.plain_bytes = bench->order.whole_bytes = 8192;
     prs_order_set_sizes(&bench->order, 1 << 20, key);
     put.len_bytes = 20 << 20;
     cr_assert_eq(prs_order_put(&bench->order, &op[2], &put, bench_local_keys), 0, "it would never fit with 40");

@@ -152,6 +152,8 @@ ParameterizedTestParameters(order_sim, a_signal_is_never_seen_before_its_puts)
         {PRS_POLICY_IN_ORDER, NET_ADAPTIVE, 2, 2},  {PRS_POLICY_NIC_FENCE, NET_ADAPTIVE, 1, 1},
         {PRS_POLICY_NIC_FENCE, NET_CXI, 1, 1},      {PRS_POLICY_NIC_FENCE, NET_CXI, 2, 1},
         {PRS_POLICY_DRAIN, NET_CXI, 1, 1},          {PRS_POLICY_COUNTED, NET_CXI, 2, 1},
+        {PRS_POLICY_IN_ORDER, NET_PLAIN, 1, 1},     {PRS_POLICY_IN_ORDER, NET_PLAIN, 2, 2},
+        {PRS_POLICY_DRAIN, NET_PLAIN, 2, 1},        {PRS_POLICY_COUNTED, NET_PLAIN, 2, 2},
     };
     return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
@@ -176,7 +178,8 @@ ParameterizedTestParameters(order_sim, a_path_may_be_lost_at_every_completion)
     static struct lossy_row rows[] = {
         {NET_IN_ORDER, 2, 1, 0, false}, {NET_IN_ORDER, 2, 2, 0, false}, {NET_IN_ORDER, 2, 1, 3, false},
         {NET_IN_ORDER, 3, 1, 0, true},  {NET_IN_ORDER, 4, 2, 20, true}, {NET_ADAPTIVE, 2, 1, 0, false},
-        {NET_ADAPTIVE, 2, 2, 5, false}, {NET_ADAPTIVE, 3, 2, 0, true},
+        {NET_ADAPTIVE, 2, 2, 5, false}, {NET_ADAPTIVE, 3, 2, 0, true},  {NET_PLAIN, 2, 1, 0, false},
+        {NET_PLAIN, 3, 2, 5, true},
     };
     return cr_make_param_array(struct lossy_row, rows, sizeof(rows) / sizeof(*rows));
 }

@@ -118,13 +118,20 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
     return wanted;
 }
 
-static bool routes_adaptively(const struct prs_peer *peer)
+/* A longer write carries no immediate on any path, since the network routes those one way only, or for the rail's own
+ * reason. 0: any may. */
+static uint64_t plain_bytes(const struct prs_peer *peer)
 {
-    bool any = false;
+    uint64_t least = 0;
 
-    for (uint32_t i = 0; i < peer->path_count; i++)
-        any |= peer->fabric->rail[peer->path[i].local_rail].info.adaptive_routing;
-    return any;
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        uint64_t own = rail->info.adaptive_routing ? (uint64_t)peer->fabric->config.ar_bytes : rail->plain_bytes;
+
+        if (own && (!least || own < least))
+            least = own;
+    }
+    return least;
 }
 
 static bool replaces_rails(const struct prs_peer *peer, const struct prs_setup_options *options)
@@ -145,8 +152,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .depth = depth,
                                       .probe_depth = prs_links_loopback_depth(depth),
                                       .split_queues = peer->fabric->config.split_queues,
-                                      .adaptive_bytes =
-                                          routes_adaptively(peer) ? (uint64_t)peer->fabric->config.ar_bytes : 0,
+                                      .plain_bytes = plain_bytes(peer),
                                       .failover = replaces_rails(peer, options),
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {
@@ -167,6 +173,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
         if (rail->max_message_bytes < order.max_part_bytes)
             order.max_part_bytes = rail->max_message_bytes;
     }
+    order.adaptive_routing = facts.adaptive_routing;
     r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
     if (!r)
         r = prs_order_init(&peer->order, &order);
@@ -198,7 +205,7 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     return r;
 }
 
-/* Memory for the sizes of long messages, which do not arrive as byte counts under adaptive routing. */
+/* Memory for the sizes of messages that do not arrive as byte counts, since their writes are plain. */
 static int open_sizes(struct prs_peer *peer)
 {
     int r = prs_own_memory_init(&peer->sizes, PRS_NOTIFY_IDS * sizeof(uint64_t), "sizes of messages");
@@ -268,7 +275,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         r = open_inline(peer, depth);
     if (!r && signals_are_records(peer))
         r = prs_records_open(peer);
-    if (!r && peer->on_notify && peer->nic->in_order && routes_adaptively(peer))
+    if (!r && peer->on_notify && peer->nic->in_order && plain_bytes(peer))
         r = open_sizes(peer);
     if (r) {
         prs_peer_close(peer);

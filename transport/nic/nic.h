@@ -109,9 +109,9 @@ struct prs_nic_ops {
      * close. domain->nic may become another table, which drives the device. Return 0 or -errno, logged. */
     int (*open_device)(const struct prs_nic_device *device, struct prs_domain **out);
     void (*close_device)(struct prs_domain *domain);
-    /* Examine rail->port of rail->domain: fill in address, max_message_bytes and, in info, speed_mbps, link, is_roce,
-     * gid, gid_index, guid, adaptive_routing, max_peers, mem_kinds, mem_note, relaxed_ordering and strict_is_last.
-     * Return 0, or 1: the port is unusable, for the reason in why. */
+    /* Examine rail->port of rail->domain: fill in address, max_message_bytes, plain_bytes and, in info, speed_mbps,
+     * link, is_roce, gid, gid_index, guid, adaptive_routing, max_peers, mem_kinds, mem_note, relaxed_ordering and
+     * strict_is_last. Return 0, or 1: the port is unusable, for the reason in why. */
     int (*probe)(const struct prs_config *config, struct prs_rail *rail, char *why, size_t why_bytes);
     /* Read the rail's present address. Return 0 or -errno, not logged, with the reason in why. */
     int (*locate)(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out, char *why,

@@ -14,6 +14,7 @@ struct prs_rail {
     struct prs_rail_address address; /* when the fabric was opened */
     uint8_t port;
     uint64_t max_message_bytes;
+    uint64_t plain_bytes; /* a longer write should carry no immediate; 0: any may */
 };
 
 /* Examine one port of an open device. Return 0, or 1: the port is unusable, for the reason in why. */

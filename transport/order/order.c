@@ -98,7 +98,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof(*order));
     order->policy = options->policy;
     order->max_ops = options->max_ops;
-    order->ordered_writes = options->in_order && !options->adaptive_bytes;
+    order->ordered_writes = options->in_order && !options->adaptive_routing;
     waits = options->policy == PRS_POLICY_IN_ORDER && (data > 1 || !order->ordered_writes);
     order->tracks_groups = options->policy == PRS_POLICY_NIC_FENCE || waits;
     order->one_in_order = options->policy == PRS_POLICY_IN_ORDER && !waits;
@@ -116,8 +116,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
     /* Without order on a queue, the second write could arrive before the first. */
-    order->adaptive_bytes = options->adaptive_bytes && options->in_order ? options->adaptive_bytes : ~0ull;
-    order->whole_bytes = order->adaptive_bytes < order->split_bytes ? order->adaptive_bytes : order->split_bytes;
+    order->plain_bytes = options->plain_bytes && options->in_order ? options->plain_bytes : ~0ull;
+    order->whole_bytes = order->plain_bytes < order->split_bytes ? order->plain_bytes : order->split_bytes;
     r = make_room(order, options, fails_over);
     if (r)
         return r;

@@ -173,7 +173,7 @@ struct prs_order {
     bool stalled;      /* drain: nothing starts until the held signal has left */
     uint64_t dirty;    /* mask of the queues with requests to post */
     struct prs_order_queue *queue; /* [data_queues + probe_queues] */
-    uint64_t whole_bytes;          /* a longer put may be more than one request: split_bytes or adaptive_bytes */
+    uint64_t whole_bytes;          /* a longer put may be more than one request: split_bytes or plain_bytes */
     uint32_t held_first, held_count;
 
     struct prs_tally *tally; /* not NULL: signals travel as records (counted, or a NIC without adds) */
@@ -186,9 +186,8 @@ struct prs_order {
     uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
     uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
     uint64_t split_bytes; /* a longer put is cut over queues */
-    /* A longer put is a plain write, which the network may route adaptively, followed on its queue by a short write
-     * with the immediate. ~0: never. */
-    uint64_t adaptive_bytes;
+    /* A longer put is a plain write, followed on its queue by a short write with the immediate. ~0: never. */
+    uint64_t plain_bytes;
     uint64_t max_part_bytes;          /* of one request */
     uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
     uint64_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
@@ -218,7 +217,8 @@ struct prs_order_options {
     uint32_t depth;       /* slots of each send queue; a power of two */
     uint32_t probe_depth; /* likewise, of each probe queue; 0: depth */
     uint64_t max_part_bytes;
-    uint64_t adaptive_bytes;                   /* NCCL_IB_AR_THRESHOLD; 0: no adaptive routing */
+    bool adaptive_routing;                     /* plain writes of a queue may arrive out of order */
+    uint64_t plain_bytes;                      /* a longer write carries no immediate; 0: any may */
     bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
     bool failover;                             /* keep what a replay needs; see prs_order_can_fail_over() */
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails, rate, standby */

@@ -137,7 +137,7 @@ static bool notifies_apart(const struct prs_order *order, const struct prs_put *
 {
     uint64_t parts = put->len_bytes / order->max_part_bytes + order->data_queues; /* at most */
 
-    if (put->len_bytes <= order->adaptive_bytes)
+    if (put->len_bytes <= order->plain_bytes)
         return false;
     if (!(put->flags & PRS_PUT_NOTIFY))
         return order->policy == PRS_POLICY_COUNTED && put->group != PRS_GROUP_NONE;

@@ -103,7 +103,7 @@ struct prs_wire_queues {
     struct prs_nic_address queue[PRS_ORDER_MAX_DATA_QUEUES];
     struct prs_wire_window credit;
     struct prs_wire_window records; /* present if the other side said `counted` before */
-    struct prs_wire_window sizes;   /* 8 bytes an id: for sizes of long messages under adaptive routing */
+    struct prs_wire_window sizes;   /* 8 bytes an id: for sizes of messages that arrive as plain writes */
 };
 
 struct prs_wire_ready {

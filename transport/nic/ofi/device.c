@@ -29,7 +29,8 @@ enum {
     LANDING_BYTES = 4096,
     LONGEST_PART = 1 << (PRS_OFI_SIZE_BITS - 1),
     MOST_KEYS_TRIED = 1 << 16, /* that others have */
-    USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
+    PLAIN_BYTES = 1024,
+    USEFUL_ORDER = 1 << 20, /* order among shorter writes alone would cut messages into too many */
 };
 
 /* ---- memory ---- */
@@ -382,6 +383,10 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
     if (rail->domain->nic->in_order && info->ep_attr->max_order_waw_size < longest)
         longest = info->ep_attr->max_order_waw_size;
     rail->max_message_bytes = longest < LONGEST_PART ? longest : LONGEST_PART;
+    /* If a connection ends while a write with an immediate is received, ofi_rxm over tcp may end the process
+     * (decisions/0019). Such writes are short. */
+    if (info->ep_attr->protocol == FI_PROTO_RXM || info->ep_attr->protocol == PRS_OFI_PROTO_RXM_TCP)
+        rail->plain_bytes = PLAIN_BYTES;
     out->speed_mbps = speed_mbps(info);
     out->gid_index = -1;
     out->max_peers = info->domain_attr->ep_cnt < UINT_MAX ? (uint32_t)info->domain_attr->ep_cnt : UINT_MAX;

@@ -321,11 +321,11 @@ static int ofi_poll(struct prs_link *base, struct prs_event *events)
 /* Under the lock of the endpoint, like those that follow. One empty read is not enough: net and tcp take several to
  * accept a connection that the other side has begun, and a connection that is half accepted when the endpoint closes
  * reads freed memory later. */
-static void read_rest(struct prs_ofi_link *link, int most)
+static void read_rest(struct prs_ofi_link *link, int most, int most_empty)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
 
-    for (int empty = 0; most-- > 0 && empty < EMPTY_READS && !endpoint->broken;) {
+    for (int empty = 0; most-- > 0 && empty < most_empty && !endpoint->broken;) {
         prs_ofi_make_room(link);
         empty = prs_ofi_read_completions(endpoint) ? 0 : empty + 1;
     }
@@ -338,7 +338,7 @@ static void await_failures(struct prs_ofi_link *link)
     uint64_t give_up_ns = prs_clock_ns() + FAIL_MS * 1000000ull;
 
     while (link->failed && link->unfinished && !link->broken && !endpoint->broken) {
-        read_rest(link, LAST_READS);
+        read_rest(link, LAST_READS, 1);
         if (prs_clock_ns() > give_up_ns) {
             PRS_WARN(
                 "%s: %u requests are still in flight %d ms after an earlier one has failed: nothing tells what has "
@@ -357,7 +357,7 @@ static void end_own(struct prs_ofi_link *link, bool failed)
     struct prs_ofi_endpoint *endpoint = link->endpoint;
     int r;
 
-    read_rest(link, LAST_READS);
+    read_rest(link, LAST_READS, EMPTY_READS);
     if (failed)
         await_failures(link);
     r = fi_close(&endpoint->ep->fid);
@@ -368,7 +368,7 @@ static void end_own(struct prs_ofi_link *link, bool failed)
     endpoint->ep = NULL;
     /* Elsewhere nobody asks what was acknowledged. */
     if (link->base.rail->domain->nic->fails_over)
-        read_rest(link, INT_MAX);
+        read_rest(link, INT_MAX, 1);
     prs_ofi_rows_leave(link);
     link->in_flight = 0;
     link->loopback_failed = link->base.loopback;
