@@ -145,6 +145,9 @@ static _Noreturn void exit_with_open_connections(void)
 /* A NCCL job may do so: the threads of the transport run while exit() unloads libraries that they call. */
 Test(connect, a_program_may_exit_with_open_connections)
 {
+#if defined(__SANITIZE_THREAD__)
+    cr_skip_test("ThreadSanitizer starts no thread in a forked child");
+#endif
     for (int i = 0; i < 5; i++) {
         pid_t pid = fork();
         int status;

@@ -104,6 +104,9 @@ Test(thread, exit_waits_for_the_end_of_work)
 {
     pid_t pid;
 
+#if defined(__SANITIZE_THREAD__)
+    cr_skip_test("ThreadSanitizer starts no thread in a forked child");
+#endif
     seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq((void *)seen, MAP_FAILED);
     pid = fork();
