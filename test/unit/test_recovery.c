@@ -9,6 +9,7 @@
 
 #include "test/support/fake_sides.h"
 #include "transport/peer/fail.h"
+#include "transport/peer/health.h"
 #include "transport/peer/note.h"
 #include "transport/peer/recovery.h"
 #include "transport/nic/verbs/address.h"
@@ -208,6 +209,36 @@ Test(recovery, without_the_variable_nothing_is_offered)
     for (int i = 0; i < 10; i++)
         go_on();
     cr_assert(path_at(A)->attempt == PRS_ATTEMPT_NONE && !path_at(A)->next && !path_at(B)->asked);
+    close_sides();
+}
+
+static void fail_request(int s, uint32_t path)
+{
+    struct prs_event event = {
+        .kind = PRS_EVENT_ERROR, .queue = path, .error = -ETIMEDOUT, .text = "no answer", .cause = "a test"};
+
+    cr_assert_eq(prs_health_judge(&sides[s].peer, &event), 0, "%s", sides[s].peer.error_text);
+}
+
+/* While it is not known whether the other side has closed, requests fail on both paths. The other side gives one of
+ * them up, and that one is used again before the wait for a farewell is over. */
+Test(recovery, a_path_that_is_used_again_takes_no_other_failure_with_it)
+{
+    struct prs_peer *peer = &sides[A].peer;
+
+    open_sides();
+    fail_request(A, 0);
+    fail_request(A, 1);
+    lose(B);
+    settle();
+    cr_assert(both_use(1));
+    cr_assert_eq(peer->failover->path[1].stage, PRS_PATH_UP);
+    cr_assert(peer->farewell_ns, "the failure of path 1 is forgotten");
+    peer->farewell_ns = 1;
+    cr_assert_eq(prs_health_check(peer), 0, "%s", peer->error_text);
+    cr_assert_eq(peer->failover->path[1].stage, PRS_PATH_DRAINING, "the failure of path 1 is forgotten");
+    cr_assert_eq(path_at(A)->stage, PRS_PATH_UP, "the new queues of path 0 have not failed");
+    cr_assert_eq(peer->farewell_ns, 0);
     close_sides();
 }
 

@@ -75,14 +75,31 @@ static bool has_awaited_requests(const struct prs_order *order)
     return order->held_count != 0;
 }
 
+/* Where a failure is kept that waits for a farewell. */
+static struct prs_event *failure_on_path_of(struct prs_peer *peer, const struct prs_event *failure)
+{
+    return &peer->failure[peer->order.queue[failure->queue].path];
+}
+
+/* One of the failures that are kept. */
+static const struct prs_event *kept_failure(const struct prs_peer *peer)
+{
+    uint32_t path = 0;
+
+    while (path + 1 < peer->path_count && peer->failure[path].kind != PRS_EVENT_ERROR)
+        path++;
+    return &peer->failure[path];
+}
+
 /* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
  * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
  * A farewell may still be on its way: wait for it, but not here. */
 static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
 {
-    if (peer->failure.kind != PRS_EVENT_ERROR)
-        peer->failure = *failure;
-    peer->failed_paths |= 1u << peer->order.queue[failure->queue].path;
+    struct prs_event *kept = failure_on_path_of(peer, failure);
+
+    if (kept->kind != PRS_EVENT_ERROR)
+        *kept = *failure;
     peer->remote_gone |= peer->remote_closed || peer->stream_lost;
     if (!peer->remote_gone && !peer->farewell_ns) {
         peer->farewell_ns = prs_clock_ns() + FAREWELL_MS * 1000000ull;
@@ -104,18 +121,16 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
 }
 
-/* The other side lives: give up the path of the suspended failure, and those on which requests failed meanwhile. */
+/* The other side lives: give up all paths whose failure was kept. Return false: one cannot be replaced, and stays. */
 static bool replace_failed_paths(struct prs_peer *peer)
 {
-    uint32_t paths = peer->failed_paths;
+    for (uint32_t path = 0; path < peer->path_count; path++) {
+        struct prs_event *failure = &peer->failure[path];
 
-    peer->failed_paths = 0;
-    if (!replace_path(peer, &peer->failure))
-        return false;
-    for (uint32_t path = 0; path < peer->path_count; path++)
-        if (paths >> path & 1 &&
-            !prs_failover_start(peer, path, "a request failed while another path's failure was looked into"))
+        if (failure->kind == PRS_EVENT_ERROR && !replace_path(peer, failure))
             return false;
+        failure->kind = PRS_EVENT_DONE;
+    }
     return true;
 }
 
@@ -129,6 +144,7 @@ static bool may_have_closed(const struct prs_peer *peer)
 int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
 {
     bool away = failure->error == -ETIMEDOUT || failure->error == -ECONNRESET;
+    const struct prs_event *kept;
 
     /* Where connections share an endpoint, it goes on after a close: then the key is wrong. */
     if (failure->error == -EREMOTEIO && peer->nic->fails_early)
@@ -141,8 +157,9 @@ int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
         return fail_closed(peer);
     if (replace_path(peer, failure))
         return 0;
-    if (failure->error == -ECONNRESET && peer->failure.kind == PRS_EVENT_ERROR)
-        return fail_completion(peer, &peer->failure); /* which closed the queue */
+    kept = failure_on_path_of(peer, failure);
+    if (failure->error == -ECONNRESET && kept->kind == PRS_EVENT_ERROR)
+        return fail_completion(peer, kept); /* which closed the queue */
     return fail_completion(peer, failure);
 }
 
@@ -157,12 +174,10 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
         return 0;
     peer->farewell_ns = 0;
     peer->idle_start = peer->idle_polls = 0;
-    if (r == PRS_AGAIN && replace_failed_paths(peer)) { /* the other side lives */
-        peer->failure.kind = PRS_EVENT_DONE;
-        return 0;
-    }
+    if (r == PRS_AGAIN && replace_failed_paths(peer))
+        return 0; /* the other side lives */
     if (r)
-        return fail_completion(peer, &peer->failure);
+        return fail_completion(peer, kept_failure(peer));
     peer->remote_gone = true;
     return has_awaited_requests(&peer->order) ? fail_closed(peer) : 0;
 }
@@ -276,7 +291,7 @@ int prs_peer_check_remote(struct prs_peer *peer)
     if (r)
         return r;
     if (peer->remote_gone && peer->stream_lost)
-        return fail_completion(peer, &peer->failure);
+        return fail_completion(peer, kept_failure(peer));
     return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
                                              "the peer at %s has closed, so the awaited writes will never arrive; had "
                                              "it an error (see its log), or was it aborted?",

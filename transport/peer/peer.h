@@ -76,10 +76,9 @@ struct prs_peer {
     bool remote_closed; /* its farewell has arrived */
     bool remote_gone;   /* and long afterwards nothing more has arrived */
     uint64_t touch_ns;  /* when the next such write is due */
-    /* a request that no caller waits for has failed; until this time a farewell may still explain it */
+    /* a request has failed, for which no caller waits, or too early; until this time a farewell may explain it */
     uint64_t farewell_ns;
-    struct prs_event failure; /* of that request */
-    uint32_t failed_paths;    /* of all requests that failed since then */
+    struct prs_event failure[PRS_MAX_RAILS]; /* by path: the first such failure, if its kind is PRS_EVENT_ERROR */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

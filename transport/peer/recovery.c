@@ -191,6 +191,23 @@ static int connect_next(struct prs_peer *peer, struct prs_failover_path *at)
     return 0;
 }
 
+/* A failure of the old queues says nothing of the new ones. Those of other paths still wait for a farewell. */
+static void forget_failure(struct prs_peer *peer, uint32_t path)
+{
+    bool others = false;
+
+    if (peer->failure[path].kind != PRS_EVENT_ERROR)
+        return;
+    peer->failure[path].kind = PRS_EVENT_DONE;
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        others |= peer->failure[i].kind == PRS_EVENT_ERROR;
+    /* MUTANT(peer) the failure of another path still counts: s/if (others)/if (0)/ */
+    if (others)
+        return;
+    peer->farewell_ns = 0;
+    peer->idle_start = peer->idle_polls = 0;
+}
+
 /* The new queues take the place of the old ones, which are closed. */
 static void swap_links(struct prs_peer *peer, uint32_t path)
 {
@@ -206,12 +223,7 @@ static void swap_links(struct prs_peer *peer, uint32_t path)
     peer->path[path].own = link->own;
     peer->path[path].peer.address = at->theirs.where;
     prs_order_probe_up(&peer->order, path);
-    peer->failed_paths &= ~(1u << path);
-    if (peer->failure.kind == PRS_EVENT_ERROR && peer->order.queue[peer->failure.queue].path == path) {
-        peer->failure.kind = PRS_EVENT_DONE; /* of the old queues: it says nothing of these */
-        peer->farewell_ns = 0;
-        peer->idle_start = peer->idle_polls = 0;
-    }
+    forget_failure(peer, path);
     at->next = NULL;
     at->done = 0;
     at->told = at->asked = at->accepted = at->confirmed = false;
