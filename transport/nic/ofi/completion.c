@@ -30,6 +30,10 @@ PRS_COLD void prs_ofi_break_queue(struct prs_ofi_queue *queue, int error)
 
     keep_failure(link, error, 0, queue->base.id);
     queue->next = queue->upto;
+    queue->halted = true;
+    /* They share a connection. Should the provider make it anew, then nothing of the others leaves over it, either. */
+    for (uint32_t i = 0; &queue->base != link->base.loopback && i < link->base.queue_count; i++)
+        prs_ofi_queue_of(link->base.queue[i])->halted = true;
 }
 
 /* ---- posting ---- */
@@ -181,7 +185,7 @@ void prs_ofi_push(struct prs_ofi_link *link, struct prs_ofi_queue *queue)
         struct fi_rma_iov remote;
         ssize_t r;
 
-        if (unlikely(link->ended || (link->failed && &queue->base != link->base.loopback))) {
+        if (unlikely(link->ended || queue->halted || (link->failed && &queue->base != link->base.loopback))) {
             prs_ofi_break_queue(queue, FI_ECANCELED);
             return;
         }

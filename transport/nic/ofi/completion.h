@@ -17,7 +17,8 @@ bool prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint);
 /* For the thread of attend.c: read completions, and post what waits, unless the owners of the links do that. */
 void prs_ofi_progress(struct prs_ofi_endpoint *endpoint);
 
-/* What is posted takes no effect any more. The owner learns it when it polls. */
+/* What is posted there, and on other queues to the same side, takes no effect any more. The owner learns it when it
+ * polls. */
 void prs_ofi_break_queue(struct prs_ofi_queue *queue, int error);
 /* The link ends, and reads what has arrived: make room, even if too much waits for its owner. */
 void prs_ofi_make_room(struct prs_ofi_link *link);

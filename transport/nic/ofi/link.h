@@ -26,6 +26,7 @@ struct prs_ofi_queue {
     bool fenced;         /* the empty write before the next one has been posted */
     uint64_t refused_ns; /* since when the provider takes nothing; 0: it does */
     bool proven;         /* a request of it has completed */
+    bool halted;         /* a request could not be posted, so no later one is */
 };
 
 /* The upper half of completion data where each link has its endpoint: which queue it came from, and the size. */
