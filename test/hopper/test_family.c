@@ -74,7 +74,7 @@ static int open_sixth(struct prs_fused *ctx, const struct sixth *wanted, struct 
 
 static const struct sixth usual = {.colour = 7, .need = STAGING, .asks = 1};
 
-Test(family, the_steps_of_a_launch_run_in_order_up_to_the_first_that_fails, .timeout = 60)
+Test(family, the_steps_of_a_launch_run_in_order_up_to_the_first_that_fails, .timeout = 300)
 {
     static prs_launch_step_fn *const all[] = {first, second, first, NULL}, *const bad[] = {second, refused, first,
                                                                                            NULL};
@@ -92,7 +92,7 @@ Test(family, the_steps_of_a_launch_run_in_order_up_to_the_first_that_fails, .tim
     prs_fused_close(ctx);
 }
 
-Test(family, a_need_beyond_the_room_or_asked_for_twice_is_refused, .timeout = 60)
+Test(family, a_need_beyond_the_room_or_asked_for_twice_is_refused, .timeout = 300)
 {
     static const struct sixth beyond = {.need = PRS_CALL_NEEDS, .asks = 1}, twice = {.need = STAGING, .asks = 2};
     struct prs_fused *ctx = ranks_open_alone();
@@ -104,7 +104,7 @@ Test(family, a_need_beyond_the_room_or_asked_for_twice_is_refused, .timeout = 60
     prs_fused_close(ctx);
 }
 
-Test(family, plans_share_the_memory_of_a_pool_by_its_name, .timeout = 60)
+Test(family, plans_share_the_memory_of_a_pool_by_its_name, .timeout = 300)
 {
     struct prs_fused *ctx = ranks_open_alone();
     struct sixth *a, *b;
@@ -117,7 +117,7 @@ Test(family, plans_share_the_memory_of_a_pool_by_its_name, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 60)
+Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 300)
 {
     static prs_launch_step_fn *const steps[] = {first, NULL};
     const struct sixth small = {.colour = 7, .need = STAGING, .asks = 1, .scratch = BYTES},
@@ -144,7 +144,7 @@ Test(family, plans_share_scratch_memory_that_is_large_enough, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-Test(family, a_flag_that_was_awaited_has_the_name_that_the_family_gives, .timeout = 60)
+Test(family, a_flag_that_was_awaited_has_the_name_that_the_family_gives, .timeout = 300)
 {
     struct prs_fused *ctx = ranks_open_alone();
     struct prs_fused_error error;
@@ -169,7 +169,7 @@ static void count(void *data)
     closed += *(const int *)data;
 }
 
-Test(family, what_it_keeps_for_its_plans_is_closed_once_with_the_context, .timeout = 60)
+Test(family, what_it_keeps_for_its_plans_is_closed_once_with_the_context, .timeout = 300)
 {
     static const char key, other;
     struct prs_fused *ctx = ranks_open_alone();
@@ -194,7 +194,7 @@ static void open_in_two_colours(uint32_t rank, struct ranks_self *ranks, void *u
     prs_fused_close(ctx);
 }
 
-Test(family, ranks_that_differ_in_a_term_are_told_its_name, .timeout = 60)
+Test(family, ranks_that_differ_in_a_term_are_told_its_name, .timeout = 300)
 {
     hopper_setup(2, 4, 0);
     ranks_run(2, open_in_two_colours, NULL);

@@ -276,7 +276,7 @@ static void open_refused(uint32_t rank, struct ranks_self *self, void *user)
         PRS_GEMM_ALLGATHER, 64, n, k, n_k, .dtype = PRS_DTYPE_E4M3, __VA_ARGS__                                        \
     }
 
-Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 60)
+Test(fp8, a_scaled_product_that_cannot_be_is_refused_by_name, .timeout = 300)
 {
     static struct refused list[] = {
         {E4M3(128, 128, 1, .scaling = 0), {0}, "scaling 0: a product of e4m3 needs PRS_SCALING_TENSOR"},
@@ -325,7 +325,7 @@ static void refuse(struct prs_gemm_plan *plan, struct prs_gemm_operands x, const
     cr_expect(strstr(prs_fused_error_text(), why), "%s\nis not: %s", prs_fused_error_text(), why);
 }
 
-Test(fp8, scales_that_cannot_be_are_refused_before_the_launch, .timeout = 60)
+Test(fp8, scales_that_cannot_be_are_refused_before_the_launch, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1};
     struct prs_gemm_shape shape = {PRS_GEMM_ALLGATHER, 66, 128, 128, 1, .dtype = PRS_DTYPE_E4M3, .scaling = 1};

@@ -140,7 +140,7 @@ static void two_paths_file(char *path, uint32_t op, double other_us)
 
 /* The model says of 2 ranks with 4 SMs that 520 rows take 0.94 of the time of 1024 on the unfused path, and as long on
  * the fused one. */
-Test(measured, a_plan_has_the_other_path_where_it_is_faster_for_rows_that_come, .timeout = 60)
+Test(measured, a_plan_has_the_other_path_where_it_is_faster_for_rows_that_come, .timeout = 300)
 {
     static const struct {
         uint32_t op;
@@ -234,7 +234,7 @@ static void open_classes(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-Test(measured, a_plan_has_the_tunings_of_the_classes_of_its_rows, .timeout = 60)
+Test(measured, a_plan_has_the_tunings_of_the_classes_of_its_rows, .timeout = 300)
 {
     static const uint32_t bands[] = {1, 2, 1, 1}, clusters[] = {2, 1, 2, 2}, spreads[] = {1, 40, 85, 1};
     hopper_setup(2, 4, 0);
@@ -300,7 +300,7 @@ static void tune_unknown_type(uint32_t rank, struct ranks_self *self, void *user
 }
 
 /* Candidates are listed by the shape, before a plan of it is opened. */
-Test(measured, a_product_of_an_unknown_type_is_refused_by_name, .timeout = 60)
+Test(measured, a_product_of_an_unknown_type_is_refused_by_name, .timeout = 300)
 {
     struct refused refused = {0};
     hopper_setup(2, 4, 0);

@@ -14,7 +14,7 @@ static void refused(int r, int want, const char *telling)
     cr_expect_not_null(strstr(prs_fused_error_text(), telling), "%s is not said: %s", telling, prs_fused_error_text());
 }
 
-Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .timeout = 60)
+Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .timeout = 300)
 {
     struct prs_fused_config one_sm = {.world = 1, .max_sms = 1}, elsewhere = {.world = 1, .device = 3};
     struct prs_fused *ctx;
@@ -23,7 +23,7 @@ Test(refused, a_context_needs_a_device_that_is_there_and_more_than_one_sm, .time
     refused(prs_fused_open(&elsewhere, &ctx), -ENODEV, "CUDA device 3 cannot be queried");
 }
 
-Test(refused, memory_of_no_bytes_is_neither_given_nor_imported, .timeout = 60)
+Test(refused, memory_of_no_bytes_is_neither_given_nor_imported, .timeout = 300)
 {
     struct prs_fused *ctx = ranks_open_alone();
     void *memory, *at;
@@ -50,7 +50,7 @@ Test(refused, one_allocation_more_than_4095_is_refused_until_another_is_freed, .
     prs_fused_close(ctx);
 }
 
-Test(refused, attention_needs_each_of_its_tensors, .timeout = 60)
+Test(refused, attention_needs_each_of_its_tensors, .timeout = 300)
 {
     static const struct prs_attention_shape shape = {
         .batch = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64, .seq = 64};
@@ -70,7 +70,7 @@ Test(refused, attention_needs_each_of_its_tensors, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-Test(refused, a_product_that_no_kernel_can_make, .timeout = 60)
+Test(refused, a_product_that_no_kernel_can_make, .timeout = 300)
 {
     static const struct {
         struct prs_gemm_shape shape;
@@ -86,7 +86,7 @@ Test(refused, a_product_that_no_kernel_can_make, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-Test(refused, operands_that_contradict_each_other_or_are_not_aligned, .timeout = 60)
+Test(refused, operands_that_contradict_each_other_or_are_not_aligned, .timeout = 300)
 {
     static const struct prs_gemm_shape shape = {PRS_GEMM_ALONE, 64, 64, 64, .activation = PRS_ACTIVATION_SILU};
     static const struct prs_gemm_tuning tunings[] = {{.path = PRS_GEMM_PATH_FUSED}, {.path = PRS_GEMM_PATH_UNFUSED}};
@@ -119,7 +119,7 @@ Test(refused, operands_that_contradict_each_other_or_are_not_aligned, .timeout =
     prs_fused_close(ctx);
 }
 
-Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 60)
+Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 300)
 {
     static const struct {
         struct prs_moe_shape shape;

@@ -23,7 +23,7 @@ static void refused(int r, const char *name)
     cr_expect_not_null(strstr(prs_fused_error_text(), "reserved[4] is 0x5"), "%s", prs_fused_error_text());
 }
 
-Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .timeout = 60)
+Test(reserved, a_context_a_shape_or_a_tuning_of_a_newer_version_is_refused, .timeout = 300)
 {
     struct prs_fused_config config = {.world = 1, .reserved[LAST] = 5};
     struct prs_gemm_shape gemm = product;
@@ -78,7 +78,7 @@ static void refuse_operands_of_moe(struct prs_fused *ctx, void *x)
     prs_moe_plan_close(plan);
 }
 
-Test(reserved, operands_of_a_newer_version_are_refused, .timeout = 60)
+Test(reserved, operands_of_a_newer_version_are_refused, .timeout = 300)
 {
     struct prs_fused *ctx = ranks_open_alone();
     struct prs_gemm_plan *gemm;

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(sys.argv[1])
 
 def lines_drawn(arguments, text=""):
     done = subprocess.run([sys.executable, ROOT / "tools/plot.py", *arguments], input=text, capture_output=True,
-                          text=True, timeout=50)
+                          text=True, timeout=280)
     if done.returncode != 0:
         raise SystemExit(f"{arguments}: status {done.returncode}: {done.stderr}")
     return len(xml.dom.minidom.parseString(done.stdout).getElementsByTagName("polyline"))
