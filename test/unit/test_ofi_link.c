@@ -9,6 +9,7 @@
 #include "transport/nic/ofi/address.h"
 #include "transport/nic/ofi/device.h"
 #include "transport/nic/ofi/ofi_nic.h"
+#include "transport/util/clock.h"
 
 /* ---- the provider ---- */
 
@@ -16,6 +17,7 @@ enum { DEPTH = 64 };
 
 static struct {
     int refuses;            /* the error of the next request, once; 0: it is taken */
+    bool full;              /* no request is taken now */
     void *taken[2 * DEPTH]; /* contexts of requests that were taken */
     uint32_t taken_count;
     struct fi_cq_data_entry done[2 * DEPTH];
@@ -29,6 +31,8 @@ static ssize_t write_message(struct fid_ep *ep, const struct fi_msg_rma *message
     int error = provider.refuses;
 
     provider.refuses = 0;
+    if (provider.full)
+        return -FI_EAGAIN;
     if (error)
         return error;
     provider.taken[provider.taken_count++] = message->context;
@@ -141,8 +145,8 @@ static const char *error_text(int error)
     return "an error";
 }
 
-/* queues: of the link, with ids 0, 1, ...; the loopback queue is after them. */
-static void open_link(uint32_t queues)
+/* queues: of the link, with ids 0, 1, ...; the loopback queue is after them. timeout_ms: as PERSEUS_TIMEOUT_MS. */
+static void open_patient_link(uint32_t queues, uint32_t timeout_ms)
 {
     static struct fi_ops_domain domain_ops = {
         .size = sizeof(domain_ops), .cq_open = open_cq, .av_open = open_av, .endpoint = open_ep};
@@ -152,7 +156,7 @@ static void open_link(uint32_t queues)
     static struct fi_info info = {.domain_attr = &domain_attr, .fabric_attr = &fabric_attr};
     static void *descriptors[PRS_OFI_CHUNK];
     static char scratch[64];
-    static const struct prs_config config = {.timeout_ms = 60000, .timeout = 20, .retry_count = 7};
+    const struct prs_config config = {.timeout_ms = timeout_ms, .timeout = 20, .retry_count = 7};
     static const uint32_t ids[] = {0, 1};
     static const struct prs_ofi_port port = {.provider = "fake"};
     struct prs_rail_address own;
@@ -185,6 +189,11 @@ static void open_link(uint32_t queues)
     cr_assert_eq(link_->ops->loopback(link_, queues, &loopback), 0);
     for (uint32_t i = 0; i < DEPTH; i++)
         ring[i] = (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .flags = PRS_WR_SIGNALED, .imm = i};
+}
+
+static void open_link(uint32_t queues)
+{
+    open_patient_link(queues, 600000);
 }
 
 static void close_link(void)
@@ -248,6 +257,45 @@ Test(ofi_link, a_refused_flush_leaves_the_other_queues_alone)
     cr_assert_eq(provider.taken_count, 0, "a later flush would be counted as the earlier one");
     post(link_->queue[0], 0, 1);
     cr_assert_eq(provider.taken_count, 1);
+    close_link();
+}
+
+/* ---- a provider that takes nothing for long ---- */
+
+static void wait_ms(uint32_t ms)
+{
+    uint64_t until = prs_clock_ms() + ms;
+
+    while (prs_clock_ms() < until)
+        ;
+}
+
+Test(ofi_link, a_provider_that_never_takes_anything_cannot_connect)
+{
+    open_patient_link(2, 5);
+    provider.full = true;
+    post(link_->queue[1], 0, 1);
+    wait_ms(10);
+    cr_assert_eq(poll_link(), 1);
+    cr_assert(events[0].kind == PRS_EVENT_ERROR && events[0].error == -ETIMEDOUT);
+    close_link();
+}
+
+/* The other queue of the link has filled the provider. */
+Test(ofi_link, a_queue_that_was_never_used_waits_for_a_slow_receiver)
+{
+    open_patient_link(2, 5);
+    post(link_->queue[0], 0, 2);
+    complete(0);
+    cr_assert_eq(poll_link(), 1);
+    provider.full = true;
+    post(link_->queue[1], 0, 1);
+    wait_ms(10);
+    cr_assert_eq(poll_link(), 0, "%d: %s", events[0].error, events[0].text);
+    complete(1);
+    provider.full = false;
+    cr_assert_eq(poll_link(), 1);
+    cr_assert_eq(provider.taken_count, 3);
     close_link();
 }
 

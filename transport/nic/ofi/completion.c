@@ -158,18 +158,30 @@ static ssize_t push_one(struct prs_ofi_link *link, struct prs_ofi_queue *queue, 
     return r;
 }
 
+/* Has a request completed over the connection that this queue shares with others? */
+static bool is_proven(const struct prs_ofi_link *link, const struct prs_ofi_queue *queue)
+{
+    bool any = queue->proven;
+
+    for (uint32_t i = 0; &queue->base != link->base.loopback && i < link->base.queue_count; i++)
+        any |= prs_ofi_queue_of(link->base.queue[i])->proven;
+    return any;
+}
+
 /* The provider has been taking nothing for long, though it has nothing of ours to do: it cannot connect, at first or
  * again. A slow receiver is no error: what it has not taken is in flight. What others post to a shared endpoint may
  * fill it. */
 static bool is_unreachable(const struct prs_ofi_link *link, struct prs_ofi_queue *queue)
 {
-    if (link->endpoint->shared || (queue->proven && (link->unfinished || &queue->base == link->base.loopback))) {
+    bool proven = is_proven(link, queue);
+
+    if (link->endpoint->shared || (proven && (link->unfinished || &queue->base == link->base.loopback))) {
         queue->refused_ns = 0;
         return false;
     }
     if (!queue->refused_ns)
         queue->refused_ns = prs_clock_ns();
-    return prs_clock_ns() - queue->refused_ns > (queue->proven ? link->retry_ns : link->patience_ns);
+    return prs_clock_ns() - queue->refused_ns > (proven ? link->retry_ns : link->patience_ns);
 }
 
 /* Providers without a fence ignore FI_FENCE. Strong signals after reads have it all the same: here is that fence. */
