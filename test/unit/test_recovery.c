@@ -177,6 +177,26 @@ Test(recovery, queues_that_are_not_answered_are_given_up_and_made_again)
     close_sides();
 }
 
+/* A NIC that waits for an answer far longer than the queues retry, as TCP may. */
+Test(recovery, queues_that_are_never_answered_are_given_up)
+{
+    open_sides();
+    give_path_up(A);
+    for (int i = 0; path_at(A)->attempt != PRS_ATTEMPT_TRYING; i++) {
+        cr_assert_lt(i, 100);
+        go_on();
+    }
+    fake(path_at(A)->next)->posted = 0;
+    go_on();
+    cr_assert_eq(path_at(A)->attempt, PRS_ATTEMPT_TRYING);
+    path_at(A)->again_ns = 1; /* that long ago */
+    look(A);
+    cr_assert_eq(path_at(A)->attempt, PRS_ATTEMPT_GIVEN_UP);
+    settle();
+    cr_assert(both_use(path_at(A)->epoch) && path_at(A)->epoch == 2);
+    close_sides();
+}
+
 /* A rail whose ports are up and that carries nothing. When its port comes up again, it is tried at once. */
 Test(recovery, a_path_that_carries_nothing_is_tried_ever_more_rarely)
 {

@@ -90,7 +90,7 @@ struct prs_failover_path {
     /* Recovery. */
     uint8_t epoch; /* of the queues that link[] has, or of the last that were given up */
     uint64_t lost_ns;
-    uint64_t again_ns; /* not before that */
+    uint64_t again_ns; /* not before that; while an attempt connects or tries, not after that */
     uint8_t failures;  /* attempts in a row that have failed, some at most */
     enum prs_attempt attempt;
     bool asked;     /* the other side offers queues: those in `theirs` */

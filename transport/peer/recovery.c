@@ -317,10 +317,12 @@ static void connect_and_try(struct prs_peer *peer, uint32_t path)
 
     if (!r)
         r = try_next(peer, at);
-    if (!r)
+    if (!r) {
         at->attempt = PRS_ATTEMPT_TRYING;
-    else if (r < 0 || prs_clock_ns() > at->again_ns)
+        at->again_ns = prs_clock_ns() + prs_config_patience_ns(&peer->fabric->config);
+    } else if (r < 0 || prs_clock_ns() > at->again_ns) {
         give_up(peer, path, r == -ENETDOWN ? "its port is down" : "its queues cannot be connected");
+    }
 }
 
 static void finish_try(struct prs_peer *peer, uint32_t path)
@@ -330,6 +332,11 @@ static void finish_try(struct prs_peer *peer, uint32_t path)
     int r = at->done == peer->queues_per_path ? 0 : poll_next(peer, at, &why);
     struct prs_wire_note note = {.type = PRS_NOTE_READY, .path = (uint8_t)path};
 
+    /* MUTANT(peer) an answer comes in time: s/prs_clock_ns() > at->again_ns/false/ */
+    if (r == PRS_AGAIN && prs_clock_ns() > at->again_ns) { /* TCP may try for much longer than a NIC */
+        why = "the other side does not answer";
+        r = -ETIMEDOUT;
+    }
     if (r >= 0 && !port_is_up(peer, path)) {
         why = "its port is down";
         r = -ENETDOWN;
