@@ -121,6 +121,16 @@ Test(failover, a_side_that_does_not_say_what_it_has_taken_ends_the_peer)
     must_fail(prs_failover_step(peer_of(B)), -ETIMEDOUT, "has not said within 60000 ms");
 }
 
+/* No thread could be started to watch it. What it would have polled is kept for the owner, which closes first. */
+Test(failover, events_that_are_kept_end_with_the_peer)
+{
+    open_sides();
+    cr_assert(prs_failover_start(peer_of(B), 0, "a cable"));
+    (void)prs_failover_keep_events(peer_of(B), 0);
+    cr_assert_not_null(peer_of(B)->failover->kept, "the sanitizer of addresses sees whether this is freed");
+    close_sides();
+}
+
 /* ---- the stream ---- */
 
 Test(failover, a_farewell_is_no_failure_and_after_it_nothing_is_told)

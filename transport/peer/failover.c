@@ -32,6 +32,8 @@ int prs_failover_open(struct prs_peer *peer)
 
 void prs_failover_close(struct prs_peer *peer)
 {
+    if (peer->failover)
+        free(peer->failover->kept);
     prs_lines_free(peer->failover);
     peer->failover = NULL;
 }

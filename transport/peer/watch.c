@@ -229,7 +229,6 @@ void prs_watch_remove(struct prs_peer *peer)
     if (peer->stream_fd >= 0)
         prs_watch_lose_stream(peer);
     pthread_mutex_unlock(&watch.lock);
-    free(peer->failover->kept);
     if (!watch.peers)
         stop();
     pthread_mutex_unlock(&watch.life);
