@@ -115,7 +115,7 @@ static int poll_link(struct prs_link *link, struct prs_event *events)
     if (!at->posted)
         return 0;
     at->posted = 0;
-    events[0] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = at->queue.id};
+    events[0] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = at->queue.id, .value = at->done++};
     if (!answers || link->stopped)
         events[0] = (struct prs_event){.kind = PRS_EVENT_ERROR, .queue = at->queue.id, .text = "no answer"};
     return 1;

@@ -262,6 +262,23 @@ Test(recovery, a_path_that_is_used_again_takes_no_other_failure_with_it)
     close_sides();
 }
 
+/* Each progress finds something on path 0. */
+Test(recovery, a_failure_is_decided_although_another_path_is_never_idle)
+{
+    struct prs_peer *peer = &sides[A].peer;
+
+    open_sides();
+    fail_request(A, 1);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(peer->failover->path[1].stage, PRS_PATH_UP);
+        cr_assert_eq(prs_order_knock(&peer->order), 0);
+        cr_assert_eq(prs_peer_progress(peer), 1, "%s", peer->error_text);
+        peer->farewell_ns = i ? peer->farewell_ns : 1;
+    }
+    cr_assert_eq(peer->failover->path[1].stage, PRS_PATH_DRAINING);
+    close_sides();
+}
+
 /* ---- a note at the wrong time ---- */
 
 struct wrong {

@@ -141,6 +141,8 @@ static inline int follow_events(struct prs_peer *peer)
         if (unlikely(r))
             return r;
     }
+    if (unlikely(peer->idle_start)) /* a busy peer may never be idle */
+        return check_health(peer);
     return peer->order.dirty ? prs_peer_post(peer) : 0; /* signals that were held, and puts that on_notify started */
 }
 
