@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only
-its own files. MESON names another Meson to try, such as the oldest that is supported."""
+its own files. The kernels, asked for by name, are refused where there is no nvcc. MESON names another Meson to try,
+such as the oldest that is supported."""
 import json
 import os
 import pathlib
@@ -35,13 +36,23 @@ def configure(meson, source, folder, options, env):
     return [f"{' '.join(options)}: {line}" for line in text.splitlines() if WARNING.search(line)]
 
 
+def without_nvcc(meson, source, folder, env):
+    """Nobody asks for the kernels alone and wants a build without them, which Meson would not configure again."""
+    command = [*meson, "setup", str(folder), source, "-Dparts=fused", f"-Dnvcc_root={folder}"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
+    refused = done.returncode != 0 and "-Dnvcc_root=FOLDER" in done.stdout
+    return [] if refused else [f"-Dparts=fused without nvcc: exit {done.returncode}, and -Dnvcc_root is not named"]
+
+
 def installed(meson, folder, env):
     plan = json.loads(run([*meson, "introspect", str(folder), "--installed"], env))
     return [pathlib.Path(name).name for name in plan.values() if "/share/doc/" not in name]
 
 
-def check(meson, source, options, has_cuda, root, env):
+def check(meson, source, options, root, env):
     wrong = configure(meson, source, root / "all", options, env)
+    wrong += without_nvcc(meson, source, root / "none", env)
+    has_cuda = any(name.startswith("libperseus-fused") for name in installed(meson, root / "all", env))
     for part, patterns in PARTS.items():
         if part == "fused" and not has_cuda:
             continue
@@ -62,9 +73,7 @@ def main(source, compiler, nvcc_root=""):
     with tempfile.TemporaryDirectory(prefix="perseus-parts-") as name:
         options = [f"-Dnvcc_root={nvcc_root}"] if nvcc_root else []
         root = pathlib.Path(name)
-        wrong = configure(meson, source, root / "probe", [*options, "-Dparts=fused"], env)
-        has_cuda = any(name.startswith("libperseus-fused") for name in installed(meson, root / "probe", env))
-        wrong += check(meson, source, options, has_cuda, root, env)
+        wrong = check(meson, source, options, root, env)
     print("\n".join(wrong) or "each part configures alone, without a warning")
     return 1 if wrong else 0
 
