@@ -125,6 +125,7 @@ INPUTS = [
           "cannot write all of the output: No space left on device", lines=1)
       for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"],
                                  [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"], [RUN, "--help"]))),
+    Bad(108, ["sh", "-c", '"$0" --version >/dev/full', RUN], 1, "softnic-run: cannot write all of the output", lines=1),
     Bad(79, ["sh", "-c", """echo '{"rows": 3}' | $0""", PLOT], 1, r"no row of putsignal", lines=1),
     Bad(80, ["sh", "-c", """echo '{"op": "putsignal"}' | $0""", PLOT], 1, r"a row cannot be drawn, KeyError 'policy'",
         lines=1),

@@ -202,6 +202,7 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         usage(stdout);
         return EXIT_HELP;
     case VERSION:
+        stdout_check_at_exit("softnic-run");
         printf("softnic-run %s\n", PRS_VERSION);
         return EXIT_HELP;
     }
