@@ -115,6 +115,24 @@ class Commands(unittest.TestCase):
         self.assertIn("emulator of Hopper GPUs", done.stdout)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_each_command_prints_its_help_and_nothing_else(self):
+        for name in ("info", "bench", "tuning"):
+            done = command(f"perseus.{name}", "--help")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn(f"perseus.{name}", done.stdout)
+
+    def test_tuning_refuses_what_it_cannot_do(self):
+        good = "all_gather_matmul:64x96x64"
+        for words, said, file in ((["matmul:1x2x3"], "invalid shape value: 'matmul:1x2x3'", "x"),
+                                  (["all_gather_matmul:0x2x3"], "'all_gather_matmul:0x2x3'", "x"),
+                                  (["all_gather_matmul:64"], "'all_gather_matmul:64'", "x"),
+                                  ([good, "--rounds", "0"], "--rounds 0", "x"),
+                                  ([good], "PERSEUS_FUSED_TUNING is not set", ""), ([good], "no times", "x")):
+            done = command("perseus.tuning", *words, PERSEUS_FUSED_TUNING=file)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
     def test_without_torch_it_says_so_and_prints_no_traceback(self):
         for before, status in ((["-m", "perseus.info"], 1), (["-c", "import perseus"], 1)):
             done = subprocess.run([sys.executable, "-S", *before], capture_output=True, text=True,

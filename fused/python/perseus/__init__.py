@@ -20,6 +20,7 @@ from . import moe_gradients, nn, parallel  # noqa: F401: moe_gradients registers
 from ._group import Group
 from ._library import PerseusError, bundled, library
 from ._registry import close_all, find, init
+from ._tuning import tune
 from ._version import __version__
 from .fp8 import fp8_all_gather_matmul, fp8_matmul_all_reduce, fp8_matmul_reduce_scatter, fp8_replicated_matmul
 from .inductor import enable_inductor, keep_order
@@ -34,7 +35,6 @@ from .quantisers import quantise, quantise_reference
 from .scaled import (all_gather_scaled_matmul, all_gather_scaled_matmul_quantised, scaled_matmul_all_reduce,
                      scaled_matmul_quantised, scaled_matmul_reduce_scatter)
 from .striped import join_sequence, sequence_positions, split_sequence, striped_attention, varlen_attention
-from .tuning import tune
 from .watchdog import unwatch, watch
 
 __all__ = ["Group", "PerseusError", "__version__", "all_gather_matmul", "all_gather_matmuls",
