@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only
-its own files. The kernels, asked for by name, are refused where there is no nvcc. MESON names another Meson to try,
+its own files. The kernels, asked for by name, are refused where there is no nvcc or no g++. MESON names another Meson to try,
 such as the oldest that is supported."""
 import json
 import os
@@ -36,12 +36,13 @@ def configure(meson, source, folder, options, env):
     return [f"{' '.join(options)}: {line}" for line in text.splitlines() if WARNING.search(line)]
 
 
-def without_nvcc(meson, source, folder, env):
+def without(meson, source, folder, option, env, said):
     """Nobody asks for the kernels alone and wants a build without them, which Meson would not configure again."""
-    command = [*meson, "setup", str(folder), source, "-Dparts=fused", f"-Dnvcc_root={folder}"]
+    command = [*meson, "setup", str(folder), source, "-Dparts=fused", *option]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
-    refused = done.returncode != 0 and "-Dnvcc_root=FOLDER" in done.stdout
-    return [] if refused else [f"-Dparts=fused without nvcc: exit {done.returncode}, and -Dnvcc_root is not named"]
+    text = done.stdout + done.stderr
+    refused = done.returncode != 0 and re.search(said, text)
+    return [] if refused else [f"{shlex.join(command)}: exit {done.returncode}, and not '{said}' in {text}"]
 
 
 def installed(meson, folder, env):
@@ -51,8 +52,11 @@ def installed(meson, folder, env):
 
 def check(meson, source, options, root, env):
     wrong = configure(meson, source, root / "all", options, env)
-    wrong += without_nvcc(meson, source, root / "none", env)
+    wrong += without(meson, source, root / "no-nvcc", [f"-Dnvcc_root={root}"], env, "ERROR:.*-Dnvcc_root=FOLDER")
     has_cuda = any(name.startswith("libperseus-fused") for name in installed(meson, root / "all", env))
+    if has_cuda:
+        wrong += without(meson, source, root / "no-g++", options, dict(env, CXX="/nonexistent/g++"),
+                         r"ERROR: Unknown compiler.*/nonexistent/g\+\+")
     for part, patterns in PARTS.items():
         if part == "fused" and not has_cuda:
             continue
