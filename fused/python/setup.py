@@ -69,4 +69,4 @@ class Package(Distribution):
         return True  # so that the wheel belongs to this kind of machine
 
 
-setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Package)
+setup(license="Apache-2.0", cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Package)

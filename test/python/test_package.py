@@ -56,6 +56,8 @@ class Wheel(unittest.TestCase):
             unpacked = pathlib.Path(folder, "unpacked")
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(unpacked)
+            said, = unpacked.glob("*.dist-info/METADATA")
+            self.assertIn("\nLicense: Apache-2.0\n", said.read_text())
             for variable, name in (("", "libperseus-fused.so"), ("emulated", "libperseus-fused-emulated.so")):
                 done = command("perseus.info", "--json", path=unpacked, PERSEUS_FUSED_LIBRARY=variable)
                 self.assertEqual(json.loads(done.stdout)["library"], str(unpacked / "perseus/lib" / name))
