@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only
-its own files. The kernels, asked for by name, are refused where there is no nvcc or no g++. MESON names another Meson to try,
-such as the oldest that is supported."""
+its own files. The kernels, asked for by name, are refused where there is no nvcc or no g++. MESON names another Meson
+to try, such as the oldest that is supported."""
 import json
 import os
 import pathlib
