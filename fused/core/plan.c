@@ -234,6 +234,14 @@ static int launch_both(struct prs_plan *p, prs_launch_step_fn *const *steps, cud
     return r;
 }
 
+int prs_plan_begin(struct prs_plan *p)
+{
+    int r = p->alone ? 0 : prs_sync_check_absent(p->ctx, p->steps->name);
+    if (!r && p->scratch.at)
+        p->ctx->scratch_of = p->number;
+    return r;
+}
+
 int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
     return enqueue(p, steps, stream);
@@ -248,13 +256,11 @@ int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, 
 
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream)
 {
-    int r = p->alone ? 0 : prs_sync_check_absent(p->ctx, p->steps->name);
+    int r = prs_plan_begin(p);
     if (!r && p->switch_need != PRS_CALL_NEEDS)
         r = launched(p, p->steps->switch_plan(&p->switching, stream));
     if (r || !p->copies)
-        return r ? r : prs_plan_launch_local(p, steps, stream);
-    if (p->scratch.at)
-        p->ctx->scratch_of = p->number;
+        return r ? r : enqueue(p, steps, stream);
     r = launched(p, p->steps->begin_copies(p, stream));
     if (!r)
         r = prs_copy_stream_fork(p->copies, stream);

@@ -89,6 +89,10 @@ int prs_plan_copies(struct prs_plan *p);
  * prs_cuda_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
+/* Before the first kernel of a launch that prs_plan_launch() does not enqueue: refuses one that needs ranks that were
+ * left out, and says whose p->scratch is. */
+int prs_plan_begin(struct prs_plan *p);
+
 /* Enqueues the steps of a launch, which end with NULL, and concurrently the copies if there are any. Later work of
  * `stream` waits for both. A launch of a plan that shares memory begins with the step of plan_switch.h. */
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);

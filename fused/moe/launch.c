@@ -279,8 +279,8 @@ int prs_moe_gemm(struct prs_moe_plan *p, const struct prs_moe_batch *b, struct C
         r = check_out(b);
     if (!r && !prs_plan_has_scratch(&p->base))
         r = prs_fail(-EINVAL, "fused: a MoE product of rows that are no longer there: since this plan's last dispatch "
-                              "another plan of MoE or attention was launched, which uses the same memory, or "
-                              "the context slept");
+                              "another plan was launched that uses the same memory (of MoE, of attention, or of a "
+                              "product with scales of blocks), or the context slept");
     if (!r)
         r = prs_plan_enter(&p->base, &before);
     if (r)

@@ -20,11 +20,21 @@ static const int64_t everywhere[CHOICES] = {2, 0, 1, 3, 0, 1}, here[CHOICES] = {
 struct layer {
     struct prs_fused *ctx;
     struct prs_moe_plan *plan;
+    struct prs_gemm_plan *sum[2]; /* unfused, and fused */
     struct prs_moe_batch batch;
     cudaStream_t stream;
     cudaGraphExec_t graph;
     uint16_t out[TOKENS * HIDDEN];
 };
+
+static void open_sums(struct layer *l)
+{
+    static const struct prs_gemm_shape shape = {PRS_GEMM_ALLREDUCE, 8, 64, 64, 1, .c_anywhere = 1};
+    for (int fused = 0; fused < 2; fused++) {
+        struct prs_gemm_tuning path = {.path = fused ? PRS_GEMM_PATH_FUSED : PRS_GEMM_PATH_UNFUSED};
+        cr_assert_eq(prs_gemm_plan_open(l->ctx, &shape, &path, &l->sum[fused]), 0, "%s", prs_fused_error_text());
+    }
+}
 
 static void open_layer_of(struct layer *l, struct ranks_self *self, uint32_t rank)
 {
@@ -43,6 +53,7 @@ static void open_layer_of(struct layer *l, struct ranks_self *self, uint32_t ran
     cudaGraph_t graph;
     cr_assert_eq(ranks_open(self, 0, 60000, &l->ctx), 0);
     cr_assert_eq(prs_moe_plan_open(l->ctx, &shape, &one, &l->plan), 0, "%s", prs_fused_error_text());
+    open_sums(l);
     (void)cudaMemcpy(router, weights, sizeof(weights), cudaMemcpyHostToDevice);
     l->batch = (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
                                       .count = TOKENS,
@@ -112,12 +123,18 @@ static void refuse_the_rest(struct layer *l)
 {
     struct prs_moe_batch kernels = l->batch;
     struct prs_moe_info info;
+    void *matrix = ranks_device(64 * 64 * sizeof(uint16_t), 0);
+    struct prs_gemm_operands sum = {.a = matrix, .b = matrix, .c = ranks_device(8 * 64 * sizeof(uint16_t), 0)};
     struct prs_moe_plan *plan;
     void *memory;
     prs_moe_plan_query(l->plan, &info);
     kernels.maps = ranks_device(info.maps_bytes, 0);
     cr_assert_eq(prs_moe_layer(l->plan, &kernels, l->stream), -ECANCELED);
     cr_assert_not_null(strstr(prs_fused_error_text(), "ranks 0x2 were left out"), "%s", prs_fused_error_text());
+    for (int fused = 0; fused < 2; fused++) {
+        cr_assert_eq(prs_gemm_launch(l->sum[fused], &sum, l->stream), -ECANCELED, "%d", fused);
+        cr_assert_not_null(strstr(prs_fused_error_text(), "ranks 0x2 were left out"), "%s", prs_fused_error_text());
+    }
     cr_assert_eq(prs_moe_plan_open(l->ctx, &l->plan->shape, NULL, &plan), -ECANCELED);
     cr_assert_eq(prs_fused_alloc(l->ctx, 64, &memory), -ECANCELED);
 }
@@ -153,6 +170,8 @@ static void lose_and_go_on(uint32_t rank, struct ranks_self *self, void *user)
     } else {
         prs_fused_abort(l.ctx); /* so that it waits for no rank when it closes */
     }
+    prs_gemm_plan_close(l.sum[0]);
+    prs_gemm_plan_close(l.sum[1]);
     prs_moe_plan_close(l.plan);
     prs_fused_close(l.ctx);
 }

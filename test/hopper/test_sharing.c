@@ -487,6 +487,20 @@ Test(sharing, a_rank_that_does_not_come_to_a_switch_is_named, .timeout = 600)
     cr_assert_eq(error[2].code, 0);
 }
 
+/* A product that takes the unfused path, which copies its scales to scratch memory. */
+static void multiply_with_scales(struct prs_fused *ctx)
+{
+    static const struct prs_gemm_shape shape = {
+        PRS_GEMM_ALONE, 64, 128, 128, 1, .dtype = PRS_DTYPE_E4M3, .scaling = PRS_SCALING_BLOCKS};
+    static const struct prs_gemm_tuning unfused = {.path = PRS_GEMM_PATH_UNFUSED};
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_gemm_operands x = {.a = device(64 * 128), .b = device(128 * 128), .c = device(64 * 128 * 2)};
+    x.scale_a = device(64 * sizeof(float)), x.scale_b = device(sizeof(float));
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &unfused, &plan), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+    prs_gemm_plan_close(plan);
+}
+
 static void multiply_late(uint32_t rank, struct ranks_self *self, void *user)
 {
     static const struct plan_row row = {
@@ -507,6 +521,9 @@ static void multiply_late(uint32_t rank, struct ranks_self *self, void *user)
     cr_assert_eq(prs_moe_dispatch_gemm(x.moe, &x.batch[0], NULL), 0);
     cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), 0);
     cr_assert_eq(launch(&other, 0, device(other.bytes), NULL), 0);
+    cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), -EINVAL);
+    cr_assert_eq(prs_moe_dispatch_gemm(x.moe, &x.batch[0], NULL), 0);
+    multiply_with_scales(ctx);
     cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), -EINVAL);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     close_plan(&x);

@@ -546,7 +546,9 @@ int prs_unfused_launch(struct prs_gemm_plan *p, cudaStream_t stream)
     const void *a = p->operands.a;
     void *c = p->operands.c;
     bool gathers = p->shape.op == PRS_GEMM_ALLGATHER;
-    int r = 0;
+    int r = prs_plan_begin(&p->base);
+    if (r)
+        return r;
     if (p->args.schedule.place.world == 1) {
         r = multiply(p, a, added_by_lt(p), product_of(p), stream);
         if (!r)
