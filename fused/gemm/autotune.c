@@ -423,7 +423,7 @@ int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape
     struct prs_gemm_plan *p = NULL;
     struct prs_table_found measured;
     int r = prs_gemm_plan_open_as(ctx, shape, tuning, NULL, &p);
-    if (r == 0 && !tuning && p->source == PRS_TABLE_NONE && measures(ctx, shape)) {
+    if (r == 0 && !tuning && prs_gemm_plan_found(p).source == PRS_TABLE_NONE && measures(ctx, shape)) {
         r = measure(ctx, shape, &measured);
         if (r || measured.source != PRS_TABLE_NONE) {
             prs_gemm_plan_close(p);

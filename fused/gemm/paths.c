@@ -106,7 +106,7 @@ int prs_paths_open(struct prs_gemm_plan *p)
     int r = 0;
     if (at->world == 1 || at->nodes > 1 || !prs_tuning_can_fuse(&p->shape, at->world))
         return 0;
-    memcpy(&found, p->base.call.hint.first, sizeof(found)); /* what rank 0 found */
+    found = prs_gemm_plan_found(p);
     prs_tuning_path_times(&p->shape, at, p->info.tuning.clusters, &found, p->times);
     p->both = prs_tuning_can_unfuse(&p->shape);
     if (p->info.tuning.path == PRS_GEMM_PATH_FUSED) {

@@ -302,7 +302,6 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
     else if (!p->wanted)
         prs_table_find(ctx, shape, &found);
     memcpy(base->call.hint.first, &found, sizeof(found));
-    p->source = found.source;
     r = prs_kernels_prepare(shape, nodes > 1, &clusters);
     if (r)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);

@@ -3,6 +3,8 @@
 #ifndef PERSEUS_FUSED_GEMM_PLAN_H
 #define PERSEUS_FUSED_GEMM_PLAN_H
 
+#include <string.h>
+
 #include "fused/core/element.h"
 #include "fused/core/plan.h"
 #include "fused/gemm/layout.h"
@@ -111,7 +113,6 @@ struct prs_gemm_plan {
     struct prs_gemm_info info;
     const struct prs_gemm_tuning *wanted;   /* the caller's, while the plan is opened; or NULL */
     const struct prs_table_found *measured; /* for this plan, while it is opened; or NULL: look for an entry */
-    uint32_t source;                        /* enum prs_table_source */
     struct prs_kernel_args args;            /* all but the maps of A, B and C, which each launch fills */
     struct prs_gemm_operands operands;      /* of the launch that is being enqueued */
     uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
@@ -129,6 +130,14 @@ struct prs_gemm_plan {
 int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                           const struct prs_gemm_tuning *tuning, const struct prs_table_found *measured,
                           struct prs_gemm_plan **out);
+
+/* What rank 0 found when the plan was opened. Other ranks may see another tuning file, and have agreed all the same. */
+static inline struct prs_table_found prs_gemm_plan_found(const struct prs_gemm_plan *p)
+{
+    struct prs_table_found found;
+    memcpy(&found, p->base.call.hint.first, sizeof(found));
+    return found;
+}
 
 /* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
 static inline const struct prs_symmetric *prs_result_home(const struct prs_gemm_plan *p, uint64_t bytes)

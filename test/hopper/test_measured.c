@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +105,41 @@ Test(measured, scales_are_made_for_the_candidates_of_e4m3, .timeout = 200)
 {
     for (uint32_t scaling = PRS_SCALING_TENSOR; scaling <= PRS_SCALING_BLOCKS; scaling++)
         (void)measured_in("1", scaling, false);
+}
+
+/* The second rank looks for the tuning file in another folder than the first. */
+static void open_elsewhere(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1};
+    int *result = user;
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_fused *ctx = NULL;
+    cr_assert_eq(unshare(CLONE_FS), 0, "a folder of this thread alone");
+    cr_assert_eq(chdir(rank == 0 ? "/tmp" : "/"), 0);
+    cr_assert_eq(ranks_open(self, 0, 300, &ctx), 0);
+    result[rank] = prs_gemm_plan_open(ctx, &shape, NULL, &plan);
+    cr_expect_eq(result[rank], 0, "%s", prs_fused_error_text());
+    prs_gemm_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+/* The entry says what the model says too, so the ranks agree at once. */
+Test(measured, ranks_that_do_not_see_the_file_of_the_first_measure_nothing, .timeout = 60)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX", more[8];
+    int result[2] = {-1, -1};
+    FILE *f = fdopen(mkstemp(path), "w+");
+    cr_assert_not_null(f);
+    fprintf(f, "v8 emulated_Hopper_GPU 4 1 1024 256 64 1 2 1 : 2 0 0 0 0 0 0 0 100 0 0 256\n");
+    (void)fflush(f);
+    setenv("PERSEUS_FUSED_TUNING", strrchr(path, '/') + 1, 1);
+    setenv("PERSEUS_FUSED_MEASURE_MS", "1", 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_elsewhere, result);
+    cr_assert(result[0] == 0 && result[1] == 0, "%d, %d", result[0], result[1]);
+    cr_assert_null(fgets(more, sizeof(more), f), "a line was added");
+    (void)fclose(f);
+    (void)unlink(path);
 }
 
 /* ---- both paths under one plan ---- */
