@@ -123,9 +123,10 @@ static int describe_difference(const struct prs_fused *ctx, const struct prs_dif
                        ctx->config.rank, plan, (uint32_t)d->mine, d->from, (uint32_t)d->other);
     else
         (void)snprintf(text, bytes,
-                       "rank %u launched plan %u of those that all ranks opened, and rank %u launched plan %u "
-                       "instead: all ranks must make the same launches in the same order",
-                       ctx->config.rank, plan, d->from, its_plan);
+                       "rank %u launched plan %u of those that all ranks opened, with %u rows, and rank %u launched "
+                       "plan %u with %u rows instead: all ranks must make the same launches, of as many rows, in the "
+                       "same order",
+                       ctx->config.rank, plan, (uint32_t)d->mine, d->from, its_plan, (uint32_t)d->other);
     return -EINVAL;
 }
 

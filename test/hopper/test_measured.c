@@ -316,6 +316,48 @@ Test(measured, launches_of_one_plan_take_turns_on_the_tunings_of_their_rows, .ti
         }
 }
 
+/* Ranks whose rows belong to different classes, and so launch different plans under the one that they opened. */
+struct apart {
+    uint32_t op;
+    struct prs_fused_error error[2];
+};
+
+static void launch_another_class(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct apart *found = user;
+    struct prs_gemm_shape shape = {found->op, CLASS_ROWS, CLASS_N, CLASS_K, 1, .c_anywhere = 1};
+    struct prs_gemm_operands x = {.m = rank == 0 ? CLASS_ROWS : 512};
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_fused *ctx = NULL;
+    cr_assert_eq(ranks_open(self, 0, 10000, &ctx), 0);
+    cr_assert_eq(prs_gemm_plan_open(ctx, &shape, NULL, &plan), 0, "%s", prs_fused_error_text());
+    x.a = ranks_upload(1, CLASS_ROWS * CLASS_K), x.b = ranks_upload(2, CLASS_N * CLASS_K);
+    x.c = ranks_device(CLASS_ROWS * CLASS_N * 2, 0);
+    cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(ctx, &found->error[rank]);
+    prs_gemm_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(measured, ranks_that_launch_rows_of_different_classes_are_told_the_rows, .timeout = 120)
+{
+    hopper_setup(2, 4, 0);
+    hopper_forgive_late_writes();
+    for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++) {
+        char path[] = "/tmp/perseus-tuning-XXXXXX";
+        struct apart found = {.op = op};
+        classes_file(path, op);
+        ranks_run(2, launch_another_class, &found);
+        (void)unlink(path);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            cr_expect_eq(found.error[rank].code, -EINVAL, "operation %u: %d", op, found.error[rank].code);
+            cr_expect(strstr(found.error[rank].text, "1024 rows") && strstr(found.error[rank].text, "512 rows"),
+                      "operation %u: %s", op, found.error[rank].text);
+        }
+    }
+}
+
 struct refused {
     int result[2];
     char text[2][256];
