@@ -92,7 +92,7 @@ PRS_API void prs_fused_close(struct prs_fused *ctx);
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
  * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank, unless shape.c_anywhere
  * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
- * a context. */
+ * a context; a plan of a product that has no tuning of the caller's may count as up to 7 (gemm.h). */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
 /** *Collective.* Use memory of the caller's that all ranks of the node have mapped: for example a buffer of torch's
  * symmetric memory, VMM handles, or a part of NVSHMEM's heap. at[i] is the address at which kernels of this rank reach
@@ -232,8 +232,8 @@ struct prs_fused_traffic {
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
-/** Exact while no launch is in flight, but for the last signals of a launch of MoE, which say that it has ended: they
- * may be counted some microseconds later. */
+/** Exact while no launch is in flight, but for the last signals of a launch of MoE or of an unfused product, which say
+ * that it has ended: they may be counted some microseconds later. */
 PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic);
 
 #ifdef __cplusplus

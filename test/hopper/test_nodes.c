@@ -185,6 +185,23 @@ Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
     assert_rows_right(PRS_GEMM_ALLREDUCE, many, sizeof(many) / sizeof(*many));
 }
 
+/* With fewer rows slices lie elsewhere: where in the last launch there was what a neighbour still adds up, or what the
+ * network still reads. */
+Test(nodes, unfused_launches_of_other_rows_run_into_each_other, .timeout = 900)
+{
+    static const uint32_t count[] = {1600, 16, 1600, 800, 16, 1600, 16, 1200, 8, 1600, 400, 16};
+    static const uint32_t nodes[] = {2, 4};
+    ranks_need_a_device();
+    for (int i = 0; i < 2; i++)
+        for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
+            ranks_assert_right(&(struct ranks_product){.shape = {op, 1600, 104, 8, 1},
+                                                       .tuning = {.path = PRS_GEMM_PATH_UNFUSED},
+                                                       .world = 2 * nodes[i],
+                                                       .nodes = nodes[i],
+                                                       .epochs = sizeof(count) / sizeof(*count),
+                                                       .rows = count});
+}
+
 /* Both kinds of kernels wait for one proxy, and hand on to each other when they last looked at its state. */
 static void launch_both_paths(uint32_t rank, struct ranks_self *self, void *user)
 {
@@ -371,6 +388,7 @@ static void count_traffic(uint32_t rank, struct ranks_self *self, void *user)
     else
         cr_assert_eq(prs_gemm_launch(plan, &(struct prs_gemm_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    prs_network_settle(ctx->network); /* the last signals of an unfused launch */
     prs_fused_traffic(ctx, &counted->traffic[rank]);
     cr_assert_eq(prs_fused_free(ctx, c), 0);
     prs_gemm_plan_close(plan);

@@ -82,7 +82,7 @@ PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice_bytes *s, uint3
 /* Kinds of signal words; there is one of each kind for every counterpart. */
 enum prs_exchange_words {
     PRS_EXCHANGE_THERE, /* its sums for the own slice, or its rows of A, are here */
-    PRS_EXCHANGE_BACK,  /* it has read what was put to it; all-reduce: and its slice of the result is here */
+    PRS_EXCHANGE_BACK,  /* its memory may be written again; all-reduce: its slice of the result is here */
     PRS_EXCHANGE_WORDS
 };
 

@@ -212,18 +212,24 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     uint32_t epoch = launch_epoch(&a.args.sync);
     struct prs_exchange nothing = {};
     nothing.word = PRS_EXCHANGE_BACK;
+    /* A launch of other rows has its slices elsewhere. So before this rank's memory is written again, by neighbours or
+     * by counterparts, the network has read what this rank put, and the neighbours have read all that is here. */
+    /* MUTANT(emulator nodes/unfused_allgather_is_right) what is put has been read before it is written again:
+     * s/network_quiet/if (0) network_quiet/ */
+    if (threadIdx.x == 0)
+        network_quiet(&a.args.sync, &a.args.far.device);
+    __syncwarp();
+    /* MUTANT(emulator nodes/unfused_launches_of_other_rows_run_into_each_other) credit when the neighbours have read:
+     * s/meet/if (!a.credit) meet/ */
+    meet_neighbours(a.args);
+    __syncwarp();
     for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->place.nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
         signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
     }
-    meet_neighbours(a.args);
-    __syncwarp(); /* all lanes' commands are in the ring */
     if (threadIdx.x == 0) {
         if (alarmed(&a.args.sync))
             record_alarm(&a.args.sync);
-        /* MUTANT(emulator nodes/unfused_allgather_is_right) what is put has been read before it is written again:
-         * s/network_quiet/if (0) network_quiet/ */
-        network_quiet(&a.args.sync, &a.args.far.device);
         *(volatile uint32_t *)&a.args.sync.words->epoch = epoch;
     }
 }
