@@ -214,8 +214,8 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     nothing.word = PRS_EXCHANGE_BACK;
     /* A launch of other rows has its slices elsewhere. So before this rank's memory is written again, by neighbours or
      * by counterparts, the network has read what this rank put, and the neighbours have read all that is here. */
-    /* MUTANT(emulator nodes/unfused_allgather_is_right) what is put has been read before it is written again:
-     * s/network_quiet/if (0) network_quiet/ */
+    /* MUTANT(emulator nodes/unfused_launches_of_other_rows_run_into_each_other)
+     * what is put has been read before it is written again: s/network_quiet/if (0) network_quiet/ */
     if (threadIdx.x == 0)
         network_quiet(&a.args.sync, &a.args.far.device);
     __syncwarp();
