@@ -10,6 +10,7 @@
 
 #include "test/support/fake_verbs.h"
 #include "transport/nic/verbs/address.h"
+#include "transport/peer/health.h"
 #include "transport/peer/links.h"
 #include "transport/peer/recovery.h"
 
@@ -158,7 +159,8 @@ static void open_side(struct side *side, int fd, bool offers)
     const struct prs_verbs_own_port port = {.port = {.mtu = 5, .reads = 1}};
 
     memset(side, 0, sizeof(*side));
-    side->fabric.config = (struct prs_config){.timeout_ms = 60000, .return_async_events = 1, .recovery = 1};
+    side->fabric.config =
+        (struct prs_config){.timeout_ms = 60000, .return_async_events = 1, .failover = 1, .recovery = 1};
     side->peer.fabric = &side->fabric;
     side->peer.nic = &fake_nic;
     side->peer.stream_fd = fd;
@@ -194,6 +196,23 @@ void open_sides(void)
     for (uint32_t i = 0; i < PATHS; i++)
         for (int s = 0; s < 2; s++)
             fake(sides[s].peer.link[i])->connected_to = fake(sides[!s].peer.link[i])->number;
+}
+
+void fail_early(int s)
+{
+    static struct prs_nic_ops early;
+
+    early = fake_nic;
+    early.fails_early = true;
+    sides[s].peer.nic = &early;
+}
+
+void fail_request(int s, uint32_t path)
+{
+    struct prs_event failure = {
+        .kind = PRS_EVENT_ERROR, .queue = path, .error = -ETIMEDOUT, .text = "no answer", .cause = "the test"};
+
+    must(prs_health_judge(&sides[s].peer, &failure) == 0);
 }
 
 void close_sides(void)

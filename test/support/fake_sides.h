@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two sides of a connection of two paths, joined by a stream, without a NIC: their queues only know whom they are
+/* Two sides of a connection of three paths, joined by a stream, without a NIC: their queues only know whom they are
  * connected to. For tests of what the sides tell each other of lost rails; without Criterion, so fuzz targets use them,
  * too. A failed condition ends the process. */
 #ifndef TEST_SUPPORT_FAKE_SIDES_H
@@ -8,7 +8,7 @@
 #include "transport/nic/nic.h"
 #include "transport/peer/peer.h"
 
-enum { PATHS = 2, A = 0 /* offers */, B = 1 };
+enum { PATHS = 3, A = 0 /* offers */, B = 1 };
 
 struct fake_link {
     struct prs_link base;
@@ -33,6 +33,10 @@ struct fake_link *fake(struct prs_link *link);
 struct prs_failover_path *path_at(int side);
 
 void open_sides(void);
+/* The NICs of this side report at once that the other side does not answer, as libfabric does. */
+void fail_early(int side);
+/* A request of the path fails, since the other side does not answer. */
+void fail_request(int side, uint32_t path);
 /* Every link must be closed. */
 void close_sides(void);
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "test/support/fake_sides.h"
+#include "transport/peer/health.h"
 #include "transport/peer/note.h"
 #include "transport/util/clock.h"
 
@@ -55,13 +56,14 @@ Test(failover, the_failure_of_a_peer_reaches_the_other_side)
     must_fail(prs_failover_read(peer_of(B)), -ECONNRESET, "its cable was eaten");
 }
 
-/* Each side has lost a different one of the two rails. */
+/* Each side has lost different rails. */
 Test(failover, without_a_rail_that_both_have_the_peer_fails)
 {
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .path = 0, .why = "the other cable"};
 
     open_sides();
     cr_assert(prs_failover_start(peer_of(B), 1, "one cable"));
+    cr_assert(prs_failover_start(peer_of(B), 2, "another cable"));
     cr_assert(!prs_failover_start(peer_of(B), 0, "the last one"), "the last path was given up");
     cr_assert_eq(path_at(B)->stage, PRS_PATH_UP);
     say(&note);
@@ -129,6 +131,39 @@ Test(failover, events_that_are_kept_end_with_the_peer)
     (void)prs_failover_keep_events(peer_of(B), 0);
     cr_assert_not_null(peer_of(B)->failover->kept, "the sanitizer of addresses sees whether this is freed");
     close_sides();
+}
+
+/* ---- requests that fail while a farewell may come ---- */
+
+static enum prs_path_stage stage_at(uint32_t path)
+{
+    return peer_of(B)->failover->path[path].stage;
+}
+
+Test(failover, all_paths_whose_requests_failed_are_given_up_when_no_farewell_comes)
+{
+    open_sides();
+    fail_early(B);
+    fail_request(B, 2);
+    fail_request(B, 0);
+    cr_assert(stage_at(0) == PRS_PATH_UP && stage_at(2) == PRS_PATH_UP);
+    cr_assert_eq(prs_health_check(peer_of(B)), 0);
+    cr_assert(stage_at(0) == PRS_PATH_UP && stage_at(2) == PRS_PATH_UP, "a farewell may still come");
+    peer_of(B)->farewell_ns = prs_clock_ns();
+    cr_assert_eq(prs_health_check(peer_of(B)), 0);
+    cr_assert(stage_at(0) == PRS_PATH_DRAINING && stage_at(2) == PRS_PATH_DRAINING);
+    cr_assert_eq(stage_at(1), PRS_PATH_UP);
+    close_sides();
+}
+
+Test(failover, requests_that_failed_on_all_paths_end_the_peer_when_no_farewell_comes)
+{
+    open_sides();
+    fail_early(B);
+    for (uint32_t path = 0; path < PATHS; path++)
+        fail_request(B, path);
+    peer_of(B)->farewell_ns = prs_clock_ns();
+    must_fail(prs_health_check(peer_of(B)), -ETIMEDOUT, "no answer");
 }
 
 /* ---- the stream ---- */

@@ -102,7 +102,25 @@ Test(recovery, a_lost_path_gets_new_queues)
     lose(B);
     settle();
     cr_assert(both_use(1));
-    cr_assert_eq(links_open, 4);
+    cr_assert_eq(links_open, 2 * PATHS);
+    close_sides();
+}
+
+/* Path 0 is lost and has new queues before B knows whether a farewell comes. What failed on path 1 is not forgotten. */
+Test(recovery, new_queues_of_a_path_do_not_hide_a_failure_of_another)
+{
+    open_sides();
+    fail_early(B);
+    fail_request(B, 0);
+    fail_request(B, 1);
+    lose(A);
+    settle();
+    cr_assert(both_use(1));
+    cr_assert(sides[B].peer.farewell_ns);
+    sides[B].peer.farewell_ns = prs_clock_ns();
+    cr_assert_eq(prs_health_check(&sides[B].peer), 0);
+    cr_assert_eq(path_at(B)->stage, PRS_PATH_UP, "the new queues have not failed");
+    cr_assert_eq(sides[B].peer.failover->path[1].stage, PRS_PATH_DRAINING);
     close_sides();
 }
 
