@@ -10,8 +10,6 @@
 
 #include "test/mock_cxi/mock.h"
 
-enum { RAILS = 2 };
-
 #define CAPS  (FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_LOCAL_COMM | FI_REMOTE_COMM)
 #define ORDER (FI_ORDER_WAW | FI_ORDER_RMA_WAW)
 
@@ -27,6 +25,7 @@ struct mock_settings mock_settings(void)
 {
     const char *words = getenv("MOCK_CXI"), *late = words ? strstr(words, "late=") : NULL;
     const char *most = words ? strstr(words, "endpoints=") : NULL, *lose = words ? strstr(words, "lose=") : NULL;
+    const char *rails = words ? strstr(words, "rails=") : NULL;
 
     return (struct mock_settings){.order = !has(words, "no-order"),
                                   .fence = !has(words, "no-fence"),
@@ -39,6 +38,7 @@ struct mock_settings mock_settings(void)
                                   .data = !has(words, "no-data"),
                                   .size = !has(words, "no-size"),
                                   .endpoints = most ? (uint32_t)atoi(most + 10) : 511,
+                                  .rails = rails ? (uint32_t)atoi(rails + 6) : 2,
                                   .lose = lose ? (uint32_t)atoi(lose + 5) : 0,
                                   .late_us = late ? (uint32_t)atoi(late + 5) : 100};
 }
@@ -95,7 +95,8 @@ static bool fits(const struct fi_info *hints, const struct mock_settings *set, i
            (!hints->tx_attr || !(hints->tx_attr->msg_order & ~order));
 }
 
-static struct fi_info *describe(const struct fi_info *hints, const struct mock_settings *set, int mr_mode, int rail)
+static struct fi_info *describe(const struct fi_info *hints, const struct mock_settings *set, int mr_mode,
+                                uint32_t rail)
 {
     struct fi_info *info = fi_allocinfo();
     char name[] = "mock0";
@@ -140,7 +141,7 @@ static int get_info(uint32_t version, const char *node, const char *service, uin
     (void)version, (void)node, (void)service, (void)flags;
     if (!fits(hints, &set, mr_mode))
         return -FI_ENODATA;
-    for (int rail = 0; rail < RAILS; rail++) {
+    for (uint32_t rail = 0; rail < set.rails; rail++) {
         *out = describe(hints, &set, mr_mode, rail);
         if (!*out)
             return -FI_ENOMEM;

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "test/transport/dead_nic.h"
 #include "test/transport/loss.h"
 #include "test/transport/pair.h"
 #include "transport/nic/verbs/device.h"
@@ -19,119 +18,6 @@
 #include "transport/util/clock.h"
 
 /* ---- messages ---- */
-
-static void lose_rail(struct pair *pair, uint32_t message)
-{
-    struct prs_domain *domain = pair->peer->link[loss.path]->rail->domain;
-
-    if (pair->side != loss.side || message != loss.at)
-        return;
-    prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
-    if (loss.fault == RAIL_ERROR)
-        pair->peer->nic->kill(pair->peer->link[loss.path]);
-    else if (loss.fault == QUEUE_ERROR)
-        pair->peer->nic->stop(pair->peer->link[loss.path]);
-    else if (loss.fault == DEVICE_DEAD)
-        dead_nic_kill(pair->peer->link[loss.path]);
-    else
-        __atomic_store_n(&domain->down_since_ns[pair->peer->link[loss.path]->rail->port], prs_clock_ns(),
-                         __ATOMIC_RELAXED);
-    prs_peer_unlock(pair->peer);
-}
-
-static bool is_down(const struct pair *pair)
-{
-    bool down;
-
-    prs_peer_lock(pair->peer);
-    down = pair->peer->failover && pair->peer->failover->path[loss.path].stage == PRS_PATH_DOWN;
-    prs_peer_unlock(pair->peer);
-    return down;
-}
-
-/* A slot is written again when the receiver has emptied it and said so. */
-static void send_messages(struct pair *pair)
-{
-    static struct prs_op op[SLOTS];
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
-
-    find_loss();
-    for (uint32_t m = 0; m < MESSAGES; m++) {
-        uint32_t slot = m % SLOTS;
-        struct prs_put put =
-            pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(m), slot, PRS_PUT_NOTIFY);
-
-        while (m >= SLOTS && (pair->count[ACK + slot] < m / SLOTS || op[slot].status == PRS_OP_PENDING)) {
-            progress(pair);
-            must(prs_clock_ms() < give_up, "message %u does not arrive", m);
-        }
-        must(pair->count[ACK + slot] == m / SLOTS, "slot %u: %u acknowledged at message %u", slot,
-             pair->count[ACK + slot], m);
-        pair_fill(pair->buffer + slot * SLOT_BYTES, length_of(m), m);
-        pair_put(pair, &op[slot], &put);
-        lose_rail(pair, m);
-    }
-    for (uint32_t slot = 0; slot < SLOTS; slot++)
-        while (op[slot].status == PRS_OP_PENDING || pair->count[ACK + slot] < MESSAGES / SLOTS || !is_down(pair)) {
-            progress(pair);
-            must(prs_clock_ms() < give_up, "op %u, %u acknowledged, path %s", slot, pair->count[ACK + slot],
-                 is_down(pair) ? "down" : "up");
-        }
-    pair_barrier(pair);
-    must(pair->notified == MESSAGES, "%u", pair->notified);
-}
-
-/* As NCCL does before a GPU reads what has arrived. */
-static void flush(struct pair *pair, uint32_t slot)
-{
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
-    struct prs_op op;
-    int r;
-
-    do {
-        r = prs_peer_flush(pair->peer, &op, pair->region, pair->buffer + slot * SLOT_BYTES);
-        progress(pair);
-        must(r >= 0 && prs_clock_ms() < give_up, "flush: %d %s", r, prs_error_text());
-    } while (r == PRS_BUSY);
-    while (op.status == PRS_OP_PENDING) {
-        progress(pair);
-        must(prs_clock_ms() < give_up, "no end of the flush");
-    }
-    must(op.status == 0, "flush: %d", op.status);
-}
-
-static void receive_messages(struct pair *pair)
-{
-    static struct prs_op op[SLOTS];
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
-
-    find_loss();
-    for (uint32_t m = 0; m < MESSAGES; m++) {
-        uint32_t slot = m % SLOTS;
-        struct prs_put ack = pair_put_of(pair, 0, 0, 0, ACK + slot, PRS_PUT_NOTIFY);
-
-        while (pair->count[slot] <= m / SLOTS || op[slot].status == PRS_OP_PENDING) {
-            progress(pair);
-            must(prs_clock_ms() < give_up, "message %u has not come", m);
-        }
-        must(pair->count[slot] == m / SLOTS + 1, "slot %u: notified %u times at message %u", slot, pair->count[slot],
-             m);
-        flush(pair, slot);
-        must(pair->bytes[slot] == length_of(m), "message %u has %llu bytes", m, (unsigned long long)pair->bytes[slot]);
-        pair_check(pair->buffer + slot * SLOT_BYTES, length_of(m), m, "a message");
-        memset(pair->buffer + slot * SLOT_BYTES, EMPTY, SLOT_BYTES);
-        pair_put(pair, &op[slot], &ack);
-        lose_rail(pair, m);
-    }
-    while (!is_down(pair) || pair->peer->order.ops) {
-        progress(pair);
-        must(prs_clock_ms() < give_up, "the path is not given up");
-    }
-    pair_barrier(pair);
-    for (uint32_t slot = 0; slot < SLOTS; slot++)
-        must_be_empty(pair, slot);
-    must(pair->notified == MESSAGES, "%u", pair->notified);
-}
 
 ParameterizedTestParameters(failover, messages_go_on_over_the_other_rail)
 {
@@ -185,22 +71,6 @@ Test(failover, a_write_that_is_done_after_one_that_failed_ends_the_peer)
 }
 
 /* ---- a single rail, and another that stands by ---- */
-
-static void run_single_row(const struct loss *row, pair_fn *a, pair_fn *b, bool words_on_device)
-{
-    struct pair_spec spec = {.buffer_bytes = SLOTS * SLOT_BYTES, .words_on_device = words_on_device};
-    char text[64];
-
-    if (!pair_rails_fail_over() || pair_rails() < 2)
-        cr_skip_test("needs two rails, of which one can replace the other");
-    if (row->fault == DEVICE_DEAD && getenv("PERSEUS_PROVIDER"))
-        cr_skip_test("a NIC that takes no command: libfabric closes endpoints of such");
-    snprintf(text, sizeof(text), "%d %d %u %u", row->side, (int)row->fault, row->path, row->at);
-    setenv("PERSEUS_TEST_LOSS", text, 1);
-    setenv("NCCL_IB_RESILIENCY_PORT_RECOVERY", "0", 0);
-    setenv("PERSEUS_STANDBY_RAIL", "1", 1); /* and so NCCL_IB_RESILIENCY_PORT_FAILOVER */
-    pair_run(&spec, a, b);
-}
 
 static void assert_standby_rests(struct pair *pair)
 {
@@ -267,15 +137,15 @@ static void send_to_idle_side(struct pair *pair)
 
         pair_fill(pair->buffer + m * IDLE_BYTES, IDLE_BYTES, m);
         pair_put(pair, &op[m], &put);
-        lose_rail(pair, m);
+        lose_rails(pair, m);
     }
     for (uint32_t m = 0; m < IDLE_MESSAGES; m++)
         pair_wait_op(pair, &op[m]);
-    while (!is_down(pair)) { /* the other side loses it at some time: find that out by writes over both rails */
+    while (!is_down(pair, 0)) { /* the other side loses it at some time: find that out by writes over both rails */
         pair_put(pair, &op[0], &both);
         pair_wait_op(pair, &op[0]);
         progress(pair);
-        must(prs_clock_ms() < give_up, "path %u is not given up", loss.path);
+        must(prs_clock_ms() < give_up, "path %u is not given up", loss->path);
     }
     pair_put(pair, &op[IDLE_MESSAGES], &last);
     pair_wait_op(pair, &op[IDLE_MESSAGES]);
@@ -299,15 +169,15 @@ static void stay_idle(struct pair *pair)
     pair_barrier(pair); /* which polls, and may take the first messages of the other side */
     before = pair->notified;
     while (!has_come(pair, IDLE_MESSAGES, 0)) {
-        if (!lost && has_come(pair, loss.at, IDLE_BYTES - 1)) {
+        if (!lost && has_come(pair, loss->at, IDLE_BYTES - 1)) {
             lost = true;
-            lose_rail(pair, loss.at);
+            lose_rails(pair, loss->at);
         }
         must(prs_clock_ms() < give_up, "the other side has not sent all");
         sched_yield();
     }
     must(pair->notified == before, "%u, and %u before", pair->notified, before);
-    while (pair->notified < IDLE_MESSAGES || !is_down(pair)) {
+    while (pair->notified < IDLE_MESSAGES || !is_down(pair, 0)) {
         progress(pair);
         must(prs_clock_ms() < give_up, "%u have arrived", pair->notified);
     }
@@ -351,13 +221,13 @@ static void stay_busy(struct pair *pair)
 
     find_loss();
     prs_peer_lock(pair->peer);
-    must(prs_failover_start(pair->peer, loss.path, "the test gives it up"), "path %u is the last one", loss.path);
+    must(prs_failover_start(pair->peer, loss->path, "the test gives it up"), "path %u is the last one", loss->path);
     prs_peer_unlock(pair->peer);
-    while (!is_down(pair)) {
+    while (!is_down(pair, 0)) {
         pair_put(pair, &op, &put);
         usleep(200);
         pair_wait_op(pair, &op);
-        must(prs_clock_ms() < give_up, "path %u is not given up", loss.path);
+        must(prs_clock_ms() < give_up, "path %u is not given up", loss->path);
     }
     pair_barrier(pair);
 }
@@ -413,15 +283,15 @@ static void send_signals_of(struct pair *pair, enum prs_signal_kind kind)
             pair_put(pair, &put_op[i][k], &put);
         }
         pair_signal(pair, &signal_op[i], &signal);
-        if (pair->spec->words_on_device && kind == PRS_SIGNAL_ADD && i == loss.at)
+        if (pair->spec->words_on_device && kind == PRS_SIGNAL_ADD && i == loss->at)
             settle(pair);
-        lose_rail(pair, i);
+        lose_rails(pair, i);
     }
     for (uint32_t i = 0; i < SIGNALS; i++)
         pair_wait_op(pair, &signal_op[i]);
-    while (prs_peer_settle(pair->peer) || !is_down(pair)) {
+    while (prs_peer_settle(pair->peer) || !is_down(pair, 0)) {
         progress(pair);
-        must(prs_clock_ms() < give_up, "path %s", is_down(pair) ? "down" : "up");
+        must(prs_clock_ms() < give_up, "path %s", is_down(pair, 0) ? "down" : "up");
     }
     pair_barrier(pair);
 }
@@ -441,17 +311,17 @@ static void see_signals(struct pair *pair, bool settles)
     uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;
     uint32_t seen = 0;
 
-    while (seen < SIGNALS || !is_down(pair)) {
+    while (seen < SIGNALS || !is_down(pair, 0)) {
         uint64_t word = __atomic_load_n(&pair->words[0], __ATOMIC_ACQUIRE);
 
         must(word <= SIGNALS, "%llu signals of %d", (unsigned long long)word, SIGNALS);
         for (; seen < word; seen++) {
             pair_check(pair->buffer + 2 * seen * BLOCK_BYTES, BLOCK_BYTES, seen, "a signal came before its data");
             pair_check(pair->buffer + (2 * seen + 1) * BLOCK_BYTES, 64, seen, "a signal came before its data");
-            if (settles && seen == loss.at)
+            if (settles && seen == loss->at)
                 settle(pair);
-            if (loss.side == 1)
-                lose_rail(pair, seen);
+            if (loss->side == 1)
+                lose_rails(pair, seen);
         }
         progress(pair);
         must(prs_clock_ms() < give_up, "%u signals have come", seen);

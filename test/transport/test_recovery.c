@@ -29,7 +29,7 @@ static struct {
 
 static void set_port(const struct pair *pair, bool down)
 {
-    const struct prs_rail *rail = pair->peer->link[loss.path]->rail;
+    const struct prs_rail *rail = pair->peer->link[loss->path]->rail;
 
     __atomic_store_n(&rail->domain->down_since_ns[rail->port], down ? prs_clock_ns() : 0, __ATOMIC_RELAXED);
     flapping.port_is_down = down;
@@ -38,18 +38,18 @@ static void set_port(const struct pair *pair, bool down)
 static void begin_flapping(struct pair *pair)
 {
     find_loss();
-    flapping.random = loss.at + 17 * (unsigned)pair->side;
+    flapping.random = loss->at + 17 * (unsigned)pair->side;
     flapping.heal_ns = prs_clock_ns() + FLAP_MS * 1000000ull;
 }
 
 /* side 2: both */
 static void flap(struct pair *pair)
 {
-    struct prs_failover_path *at = &pair->peer->failover->path[loss.path];
+    struct prs_failover_path *at = &pair->peer->failover->path[loss->path];
     uint64_t now_ns = prs_clock_ns();
     bool port;
 
-    if (loss.side != 2 && loss.side != pair->side)
+    if (loss->side != 2 && loss->side != pair->side)
         return;
     if (now_ns > flapping.heal_ns && flapping.faults) {
         if (flapping.port_is_down)
@@ -59,12 +59,12 @@ static void flap(struct pair *pair)
     if (now_ns < flapping.next_ns)
         return;
     flapping.next_ns = now_ns + (1 + (unsigned)rand_r(&flapping.random) % 150) * 1000000ull;
-    port = (int)loss.fault == FLAP_PORT || ((int)loss.fault == FLAP_BOTH && rand_r(&flapping.random) % 2);
+    port = (int)loss->fault == FLAP_PORT || ((int)loss->fault == FLAP_BOTH && rand_r(&flapping.random) % 2);
     if (port || flapping.port_is_down) {
         set_port(pair, !flapping.port_is_down);
     } else {
         prs_peer_lock(pair->peer);
-        pair->peer->nic->kill(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss.path]);
+        pair->peer->nic->kill(at->next && rand_r(&flapping.random) % 2 ? at->next : pair->peer->link[loss->path]);
         prs_peer_unlock(pair->peer);
     }
     flapping.faults++;
@@ -73,13 +73,13 @@ static void flap(struct pair *pair)
 /* Is it used again, and does nothing break it any more? */
 static bool is_back(struct pair *pair)
 {
-    const struct prs_failover_path *at = &pair->peer->failover->path[loss.path];
+    const struct prs_failover_path *at = &pair->peer->failover->path[loss->path];
     bool back;
 
     prs_peer_lock(pair->peer);
-    back = at->epoch && at->stage == PRS_PATH_UP && !pair->peer->link[loss.path]->stopped;
+    back = at->epoch && at->stage == PRS_PATH_UP && !pair->peer->link[loss->path]->stopped;
     prs_peer_unlock(pair->peer);
-    return back && (prs_clock_ns() > flapping.heal_ns || loss.side == !pair->side);
+    return back && (prs_clock_ns() > flapping.heal_ns || loss->side == !pair->side);
 }
 
 static void progress_and_flap(struct pair *pair, uint64_t give_up, uint32_t m)
@@ -87,8 +87,8 @@ static void progress_and_flap(struct pair *pair, uint64_t give_up, uint32_t m)
     progress(pair);
     flap(pair);
     must(prs_clock_ms() < give_up, "message %u, epoch %u, stage %d, attempt %d", m,
-         pair->peer->failover->path[loss.path].epoch, (int)pair->peer->failover->path[loss.path].stage,
-         (int)pair->peer->failover->path[loss.path].attempt);
+         pair->peer->failover->path[loss->path].epoch, (int)pair->peer->failover->path[loss->path].stage,
+         (int)pair->peer->failover->path[loss->path].attempt);
 }
 
 static void send_over_flapping_rail(struct pair *pair)
@@ -101,7 +101,7 @@ static void send_over_flapping_rail(struct pair *pair)
     uint32_t m = 0;
 
     begin_flapping(pair);
-    while (!back || path_bytes[loss.path] - began_bytes < GROW_BYTES) {
+    while (!back || path_bytes[loss->path] - began_bytes < GROW_BYTES) {
         uint32_t slot = m % SLOTS;
         struct prs_put put =
             pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(m), slot, PRS_PUT_NOTIFY);
@@ -116,7 +116,7 @@ static void send_over_flapping_rail(struct pair *pair)
             back = false;
         else if (!back) {
             back = true;
-            began_bytes = path_bytes[loss.path];
+            began_bytes = path_bytes[loss->path];
         }
     }
     for (uint32_t slot = 0; slot < SLOTS; slot++)

@@ -163,7 +163,7 @@ Test(failover, requests_that_failed_on_all_paths_end_the_peer_when_no_farewell_c
     for (uint32_t path = 0; path < PATHS; path++)
         fail_request(B, path);
     peer_of(B)->farewell_ns = prs_clock_ns();
-    must_fail(prs_health_check(peer_of(B)), -ETIMEDOUT, "no answer");
+    must_fail(prs_health_check(peer_of(B)), -ETIMEDOUT, "; no other rail is left");
 }
 
 /* ---- the stream ---- */

@@ -20,6 +20,15 @@ enum {
     TOUCH_MS = 1000, /* between two writes that ask whether the peer is alive */
 };
 
+static bool is_last_path(const struct prs_peer *peer)
+{
+    uint32_t living = 0;
+
+    for (uint32_t path = 0; path < peer->path_count; path++)
+        living += !prs_peer_lost_path(peer, path);
+    return living <= 1;
+}
+
 /* What would let another rail replace one that is lost? */
 static const char *advice(const struct prs_peer *peer)
 {
@@ -33,7 +42,14 @@ static const char *advice(const struct prs_peer *peer)
            : peer->order.policy != PRS_POLICY_COUNTED
                ? ". Lost rails are replaced under PERSEUS_ORDER=counted, or auto, only"
            : !peer->failover ? ". If only a rail is lost, NCCL_IB_RESILIENCY_PORT_FAILOVER=1 at both sides replaces it"
-                             : "";
+           : is_last_path(peer) ? "; no other rail is left"
+                                : "";
+}
+
+/* May it be the rail, rather than the request? */
+static bool is_of_rail(int error)
+{
+    return error == -ETIMEDOUT || error == -ECONNRESET || error == -ENODEV;
 }
 
 /* A request has failed: name the rails of its queue. */
@@ -42,14 +58,14 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     uint32_t path = peer->order.queue[event->queue].path;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
+    bool advises = event->error == -ETIMEDOUT || (peer->failover && is_of_rail(event->error));
     char where[64], own_where[64];
 
     peer->nic->address_text(&other->address, where, sizeof(where));
     peer->nic->address_text(&peer->path[path].own.told, own_where, sizeof(own_where));
     return prs_peer_fail(peer, event->error, "%s (status %d, vendor %#x) on queue %u, %s:%d %s to %s:%u %s at %s: %s%s",
                          event->text, event->status, event->vendor, event->queue, own->name, own->port, own_where,
-                         other->name, other->port, where, peer->remote, event->cause,
-                         event->error == -ETIMEDOUT ? advice(peer) : "");
+                         other->name, other->port, where, peer->remote, event->cause, advises ? advice(peer) : "");
 }
 
 static int fail_closed(struct prs_peer *peer)
@@ -113,7 +129,7 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     uint32_t path = peer->order.queue[failure->queue].path;
     char why[128];
 
-    if (failure->error != -ETIMEDOUT && failure->error != -ECONNRESET && failure->error != -ENODEV)
+    if (!is_of_rail(failure->error))
         return false;
     snprintf(why, sizeof(why), "%s: %s", failure->text, failure->cause);
     if (!prs_failover_start(peer, path, why))

@@ -94,7 +94,8 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
                    (r = prs_failover_lose_loopback(peer, event->queue - peer->queues)) != PRS_AGAIN) {
             if (r)
                 return r;
-        } else if (first->kind != PRS_EVENT_ERROR || first->error == -ECONNRESET) {
+        } else if (first->kind != PRS_EVENT_ERROR ||
+                   (first->error == -ECONNRESET && event->error != -ECONNRESET)) { /* else it was flushed, too */
             *first = *event;
         }
     }
