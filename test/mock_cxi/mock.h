@@ -17,9 +17,9 @@
  * MOCK_CXI turns promises into others, for providers that are like cxi but for one: words, separated by commas.
  *   no-order, no-fence, virtual (addresses), prov-keys, own-keys (always from the caller), no-endpoint (keys are of the
  *   domain, and fi_writemsg() takes data), no-data (as cxi without that variable), no-size (of arrivals),
- *   endpoints=MOST, rails=COUNT (2), late=MICROSECONDS (the longest delay of a request), false-order, false-fence (it
- *   is promised, but not kept: a test must notice), lose=NUMBER (that write of the process fails and is lost; later ones
- *   arrive, as if the provider had connected again)
+ *   endpoints=MOST, addresses=MOST (of other endpoints, that one knows), rails=COUNT (2), late=MICROSECONDS (the longest
+ *   delay of a request), false-order, false-fence (it is promised, but not kept: a test must notice), lose=NUMBER (that
+ *   write of the process fails and is lost; later ones arrive, as if the provider had connected again)
  *
  * The wire is a datagram socket for each endpoint, in the abstract namespace. A thread for each domain is the NIC: it
  * moves bytes though nobody polls. */
@@ -41,7 +41,7 @@ enum { MOCK_PACKET = 16384, MOCK_SENDS = 1024, MOCK_KEY_BYTES = 4 };
 
 struct mock_settings {
     bool order, fence, false_order, false_fence, virtual_addresses, prov_keys, own_keys, endpoint, data, size;
-    uint32_t late_us, endpoints, rails, lose;
+    uint32_t late_us, endpoints, addresses, rails, lose;
 };
 
 struct mock_name { /* of an endpoint */
@@ -72,7 +72,7 @@ struct mock_av {
     struct fid_av fid; /* first */
     struct mock_domain *domain;
     struct mock_name *name;
-    size_t count;
+    size_t count, kept; /* inserted; and not removed */
 };
 
 enum mock_kind { MOCK_WRITE, MOCK_READ, MOCK_ACK, MOCK_ANSWER, MOCK_PING };

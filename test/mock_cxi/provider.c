@@ -26,6 +26,7 @@ struct mock_settings mock_settings(void)
     const char *words = getenv("MOCK_CXI"), *late = words ? strstr(words, "late=") : NULL;
     const char *most = words ? strstr(words, "endpoints=") : NULL, *lose = words ? strstr(words, "lose=") : NULL;
     const char *rails = words ? strstr(words, "rails=") : NULL;
+    const char *addresses = words ? strstr(words, "addresses=") : NULL;
 
     return (struct mock_settings){.order = !has(words, "no-order"),
                                   .fence = !has(words, "no-fence"),
@@ -38,6 +39,7 @@ struct mock_settings mock_settings(void)
                                   .data = !has(words, "no-data"),
                                   .size = !has(words, "no-size"),
                                   .endpoints = most ? (uint32_t)atoi(most + 10) : 511,
+                                  .addresses = addresses ? (uint32_t)atoi(addresses + 10) : UINT32_MAX,
                                   .rails = rails ? (uint32_t)atoi(rails + 6) : 2,
                                   .lose = lose ? (uint32_t)atoi(lose + 5) : 0,
                                   .late_us = late ? (uint32_t)atoi(late + 5) : 100};
@@ -378,17 +380,27 @@ static int insert(struct fid_av *fid, const void *address, size_t count, fi_addr
 
     (void)flags, (void)context;
     pthread_mutex_lock(&av->domain->lock);
+    if (av->kept + count > mock_settings().addresses) {
+        pthread_mutex_unlock(&av->domain->lock);
+        return -FI_ENOMEM;
+    }
     av->name = realloc(av->name, (av->count + count) * sizeof(*av->name));
     memcpy(av->name + av->count, address, count * sizeof(*av->name));
     for (size_t i = 0; i < count; i++)
         out[i] = av->count++;
+    av->kept += count;
     pthread_mutex_unlock(&av->domain->lock);
     return (int)count;
 }
 
 static int forget(struct fid_av *fid, fi_addr_t *address, size_t count, uint64_t flags)
 {
-    (void)fid, (void)address, (void)count, (void)flags;
+    struct mock_av *av = (struct mock_av *)fid;
+
+    (void)address, (void)flags; /* the place is not used again */
+    pthread_mutex_lock(&av->domain->lock);
+    av->kept -= count;
+    pthread_mutex_unlock(&av->domain->lock);
     return 0;
 }
 

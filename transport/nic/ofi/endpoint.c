@@ -125,6 +125,12 @@ int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link
     return r ? prs_fail(r, "%s: no room for another connection on an endpoint", endpoint->device->base.name) : 0;
 }
 
+static void forget(struct prs_ofi_endpoint *endpoint, fi_addr_t *address)
+{
+    if (*address != FI_ADDR_UNSPEC)
+        (void)fi_av_remove(endpoint->av, address, 1, 0); /* a provider that cannot keeps it until the end */
+}
+
 bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link)
 {
     struct prs_ofi_place *place;
@@ -135,8 +141,10 @@ bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_li
     place->link = NULL;
     place->turn++;
     dead = link->in_flight;
-    if (link->to != FI_ADDR_UNSPEC && !dead)
-        (void)fi_av_remove(endpoint->av, &link->to, 1, 0); /* a provider that cannot keeps it until the end */
+    if (!dead)
+        forget(endpoint, &link->to);
+    if (!dead && link->base.loopback)
+        forget(endpoint, &prs_ofi_queue_of(link->base.loopback)->to);
     if (dead) {
         link->next_dead = endpoint->dead;
         endpoint->dead = link;

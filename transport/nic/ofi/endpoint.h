@@ -61,8 +61,8 @@ void prs_ofi_endpoint_close(struct prs_ofi_endpoint *endpoint);
 
 /* Give the link a place. Return 0 or -ENOMEM; *number is what arrivals for it name. */
 int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link, uint32_t *number);
-/* Nothing more is kept for the link, and its address is forgotten. Return false: the provider still has requests of it,
- * so the endpoint frees it. */
+/* Nothing more is kept for the link, and its addresses are forgotten, the one by which it reaches itself, too. Return
+ * false: the provider still has requests of it, so the endpoint frees it. */
 bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link);
 /* Under the lock. Return NULL: the link has left. */
 static inline struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number)

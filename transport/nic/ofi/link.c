@@ -85,15 +85,12 @@ static void ofi_close(struct prs_link *base)
     struct prs_ofi_link *link = prs_ofi_link_of(base);
     struct prs_ofi_endpoint *endpoint = link->endpoint;
 
-    if (endpoint && endpoint->shared) {
-        if (link->joined) {
-            ofi_kill(base);
-            if (!prs_ofi_endpoint_leave(endpoint, link))
-                return;
-        }
-    } else {
+    if (link->joined)
+        ofi_kill(base); /* the device's slots for rows that are being read are given back, too */
+    if (endpoint && !endpoint->shared)
         prs_ofi_endpoint_close(endpoint);
-    }
+    else if (link->joined && !prs_ofi_endpoint_leave(endpoint, link))
+        return;
     free_link(link);
 }
 
