@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "tools/softnic/memory/cuda_staging.h"
+#include "tools/softnic/memory/host_copy.h"
 #include "tools/softnic/world/self.h"
 
 enum { KIND_LEGACY = 1, KIND_VMM = 2, KIND_OWNER = 3, CHUNKS_MOST = 65536, BUCKETS = 1024 };
@@ -229,14 +229,6 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects maps and e
 static struct sn_cuda_map *maps;
 static struct entry *buckets[BUCKETS];
 
-static int read_owner(uint32_t pid, uint64_t from, void *to, size_t bytes)
-{
-    struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)from, bytes};
-    if (process_vm_readv((pid_t)pid, &here, 1, &there, 1, 0) == (ssize_t)bytes)
-        return 0;
-    return errno == ESRCH ? -ESRCH : -EFAULT;
-}
-
 /* Import one chunk of another process. */
 static int import_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, unsigned long long *handle)
 {
@@ -300,7 +292,7 @@ static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
     struct chunk *table = count && count <= CHUNKS_MOST ? calloc(count, sizeof(*table)) : NULL;
     if (!table)
         return count ? -ENOMEM : -EIO;
-    int r = read_owner(map->pid, map->blob.table, table, count * sizeof(*table));
+    int r = sn_host_read(map->pid, map->blob.table, table, count * sizeof(*table));
     int pidfd = r || own ? -1 : (int)syscall(SYS_pidfd_open, map->pid, 0);
     if (!r && !own && pidfd < 0)
         r = -errno;

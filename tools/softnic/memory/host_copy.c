@@ -114,13 +114,11 @@ static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsig
 
 static bool local_readable(const struct iovec *iov, unsigned count)
 {
-    uint8_t byte;
-    struct iovec to = {&byte, 1};
-
     for (unsigned i = 0; i < count; i++) {
-        struct iovec first = {iov[i].iov_base, 1}, last = {(uint8_t *)iov[i].iov_base + iov[i].iov_len - 1, 1};
+        uint64_t first = (uintptr_t)iov[i].iov_base;
+        uint8_t byte;
 
-        if (vm_call(false, sn_pid, &to, 1, &first, 1) != 1 || vm_call(false, sn_pid, &to, 1, &last, 1) != 1)
+        if (sn_host_read(sn_pid, first, &byte, 1) || sn_host_read(sn_pid, first + iov[i].iov_len - 1, &byte, 1))
             return false;
     }
     return true;
@@ -253,13 +251,22 @@ int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_sp
     return vm_call(true, world->procs[dst_proc].pid, local, locals, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
 }
 
+int sn_host_read(uint32_t pid, uint64_t from, void *to, size_t bytes)
+{
+    struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)from, bytes};
+    long n = vm_call(false, pid, &here, 1, &there, 1);
+
+    if (n == (long)bytes)
+        return 0;
+    return n < 0 && (errno == ESRCH || errno == EPERM) ? -errno : -EFAULT;
+}
+
 bool sn_process_reachable(struct sn_world *world, uint32_t proc)
 {
     const struct sn_proc *p = &world->procs[proc];
     uint64_t nonce = 0;
-    struct iovec here = {&nonce, sizeof(nonce)}, there = {(void *)(uintptr_t)p->nonce_addr, sizeof(nonce)};
 
     if (__atomic_load_n(&p->state, __ATOMIC_ACQUIRE) != SN_PROC_LIVE)
         return false;
-    return vm_call(false, p->pid, &here, 1, &there, 1) == sizeof(nonce) && nonce == p->nonce;
+    return !sn_host_read(p->pid, p->nonce_addr, &nonce, sizeof(nonce)) && nonce == p->nonce;
 }

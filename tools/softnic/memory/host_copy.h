@@ -17,6 +17,10 @@ enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer writes gain no
 int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
                    unsigned count);
 
+/* Read memory of a process, which may be this one: then what another thread unmaps meanwhile does no harm. Return 0,
+ * -ESRCH, -EPERM, or -EFAULT. */
+int sn_host_read(uint32_t pid, uint64_t from, void *to, size_t bytes);
+
 /* True when the process exists and is still the one that entered the world. */
 bool sn_process_reachable(struct sn_world *world, uint32_t proc);
 

@@ -2,15 +2,10 @@
 /* Writes between processes that share a system call: their order, and what their immediate data implies. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
+#include "tools/softnic/test/process_vm.h"
 #include "tools/softnic/test/support.h"
 
 enum { PIECES = 20, PIECE_BYTES = 96, PIECE_WORDS = PIECE_BYTES / 8, ROUNDS = 3000, RECEIVES = 12 };
@@ -81,25 +76,15 @@ Test(copy, the_last_word_of_a_write_comes_after_all_before_it)
     write_pieces();
 }
 
-/* As under qemu-user, or in a kernel that was built without them. */
-static void take_process_vm_away(void)
+static void need_a_filter(void)
 {
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
-
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+    if (!take_process_vm_away())
         cr_skip_test("no filter of system calls");
 }
 
 Test(copy, it_goes_on_without_the_calls_for_memory_of_others)
 {
-    take_process_vm_away();
+    need_a_filter();
     write_pieces();
 }
 
@@ -136,7 +121,7 @@ Test(copy, what_is_unmapped_cannot_be_written)
 
 Test(copy, what_is_unmapped_cannot_be_written_without_these_calls)
 {
-    take_process_vm_away();
+    need_a_filter();
     write_to_a_hole();
 }
 

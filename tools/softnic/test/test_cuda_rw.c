@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory over the software NIC, between two processes (two GPUs where there are two).
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
+ *        cuda_rw --no-process-vm    likewise, without these calls
  * Exit status 77: no GPU. With the driver of fake_cuda everything but kernels and figures is checked. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tools/softnic/test/process_vm.h"
 #include "tools/softnic/test/test_cuda_batch.h"
 #include "tools/softnic/test/test_cuda_busy.h"
 #include "tools/softnic/test/test_cuda_copier.h"
@@ -539,6 +541,8 @@ int main(int argc, char **argv)
     double least = argc == 3 && !strcmp(argv[1], "--least") ? atof(argv[2]) : 0;
     struct side side, victim_side;
     int status;
+    if (argc == 2 && !strcmp(argv[1], "--no-process-vm") && !take_process_vm_away())
+        return SKIP;
     pid_t child = other_start(&side);
     pid_t victim = child && !srd_wanted() ? other_start(&victim_side) : -1;
 
