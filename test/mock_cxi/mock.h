@@ -17,7 +17,7 @@
  * MOCK_CXI turns promises into others, for providers that are like cxi but for one: words, separated by commas.
  *   no-order, no-fence, virtual (addresses), prov-keys, own-keys (always from the caller), no-endpoint (keys are of the
  *   domain, and fi_writemsg() takes data), no-data (as cxi without that variable), no-size (of arrivals),
- *   endpoints=MOST, addresses=MOST (of other endpoints, that one knows), rails=COUNT (2), late=MICROSECONDS (the longest
+ *   endpoints=MOST, addresses=MOST (that an endpoint knows), rails=COUNT (2), late=MICROSECONDS (the longest
  *   delay of a request), false-order, false-fence (it is promised, but not kept: a test must notice), lose=NUMBER (that
  *   write of the process fails and is lost; later ones arrive, as if the provider had connected again)
  *

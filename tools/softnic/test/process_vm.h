@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* From now on this process and its children have no process_vm_readv() and process_vm_writev(), as under qemu-user or in
- * a kernel that was built without them. Return false: no filter of system calls can be set. */
+/* From now on this process and its children have no process_vm_readv() and process_vm_writev(), as under qemu-user or
+ * in a kernel that was built without them. Return false: no filter of system calls can be set. */
 bool take_process_vm_away(void);
 
 #endif
