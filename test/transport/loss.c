@@ -109,7 +109,7 @@ void lose_rails(struct pair *pair, uint32_t message)
     }
 }
 
-static bool are_down(const struct pair *pair)
+bool are_down(const struct pair *pair)
 {
     bool down = true;
 

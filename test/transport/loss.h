@@ -31,6 +31,7 @@ void find_loss(void);
 void lose_rails(struct pair *pair, uint32_t message);
 /* Has this side given up the path of loss number i? */
 bool is_down(const struct pair *pair, uint32_t i);
+bool are_down(const struct pair *pair); /* all of them? */
 /* Run both sides of a row. */
 void run_row(const struct loss *row, pair_fn *a, pair_fn *b);
 void run_row_of(const struct loss *row, pair_fn *a, pair_fn *b, bool words_on_device);

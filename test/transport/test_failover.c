@@ -141,7 +141,7 @@ static void send_to_idle_side(struct pair *pair)
     }
     for (uint32_t m = 0; m < IDLE_MESSAGES; m++)
         pair_wait_op(pair, &op[m]);
-    while (!is_down(pair, 0)) { /* the other side loses it at some time: find that out by writes over both rails */
+    while (!are_down(pair)) { /* the other side loses it at some time: find that out by writes over all rails */
         pair_put(pair, &op[0], &both);
         pair_wait_op(pair, &op[0]);
         progress(pair);
@@ -177,7 +177,7 @@ static void stay_idle(struct pair *pair)
         sched_yield();
     }
     must(pair->notified == before, "%u, and %u before", pair->notified, before);
-    while (pair->notified < IDLE_MESSAGES || !is_down(pair, 0)) {
+    while (pair->notified < IDLE_MESSAGES || !are_down(pair)) {
         progress(pair);
         must(prs_clock_ms() < give_up, "%u have arrived", pair->notified);
     }
@@ -195,6 +195,11 @@ static void send_after_barrier(struct pair *pair)
     send_to_idle_side(pair);
 }
 
+static void lose_early(void)
+{
+    setenv("NCCL_IB_TIMEOUT", "19", 1); /* 16 s in all: without a connection, nothing else says that it is lost */
+}
+
 ParameterizedTestParameters(failover, a_side_that_does_not_poll_takes_part)
 {
     static struct loss rows[] = {
@@ -207,7 +212,24 @@ ParameterizedTestParameters(failover, a_side_that_does_not_poll_takes_part)
 
 ParameterizedTest(struct loss *row, failover, a_side_that_does_not_poll_takes_part)
 {
+    lose_early();
     run_row(row, send_after_barrier, stay_idle);
+}
+
+ParameterizedTestParameters(losses, a_side_that_does_not_poll_takes_part)
+{
+    static struct loss rows[][2] = {{{0, QUEUE_ERROR, 0, 5}, {0, QUEUE_ERROR, 1, 5}},
+                                    {{1, QUEUE_ERROR, 1, 20}, {1, RAIL_ERROR, 2, 20}},
+                                    {{0, RAIL_ERROR, 0, 30}, {1, QUEUE_ERROR, 2, 30}},
+                                    {{0, PORT_DOWN, 2, 60}, {0, QUEUE_ERROR, 0, 70}}};
+
+    return cr_make_param_array(struct loss[2], rows, sizeof(rows) / sizeof(*rows));
+}
+
+ParameterizedTest(struct loss (*row)[2], losses, a_side_that_does_not_poll_takes_part)
+{
+    lose_early();
+    run_losses(*row, 2, 3, send_after_barrier, stay_idle);
 }
 
 /* ---- a busy side ---- */
