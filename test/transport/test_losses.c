@@ -78,7 +78,8 @@ static void talk_until_all_are_lost(struct pair *pair)
     must(r == -ECONNRESET || r == -ETIMEDOUT || r == -ENETDOWN, "%d %s", r, error);
     must(strstr(error, "no other rail is left") || strstr(error, " has failed: "), "%s", error);
     at = strstr(error, " on queue ");
-    must(!at || (sscanf(at, " on queue %u", &queue) == 1 && queue < RAILS), "not of a queue to the peer: %s", error);
+    must(!at || (sscanf(at, " on queue %u", &queue) == 1 && queue < pair->peer->queues),
+         "not of a queue to the peer: %s", error);
     for (uint32_t slot = 0; slot < SLOTS; slot++)
         must(op[slot].status != PRS_OP_PENDING, "op %u is still pending", slot);
 }
