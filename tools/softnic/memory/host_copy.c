@@ -5,11 +5,13 @@
  * The kernel copies each iovec, local or remote, by itself and in order. Within one of them the order of the bytes is
  * not promised (a fast "rep movsb" may store them in any order); between two it is. So the last 8 bytes always get an
  * iovec of their own, and a program that polls them sees all bytes before. The local side is cut, because each remote
- * iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on. */
+ * iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on, but
+ * where the kernel reads near the end of a page: keep_whole(). */
 #include "tools/softnic/memory/host_copy.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdalign.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -18,7 +20,7 @@
 
 #include "tools/softnic/world/lock.h"
 
-enum { FLAG_BYTES = 8 };
+enum { FLAG_BYTES = 8, PAGE_LEAST = 4096, PAGE_END_BYTES = 64 };
 
 /* Present when the program runs under ThreadSanitizer. Copies into the program's memory must then be hidden from TSan,
  * since the program polls that memory with plain loads, as it would with a NIC. */
@@ -112,6 +114,23 @@ static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsig
     return mem_call(writing, pid, local, locals, remote, remotes);
 }
 
+struct word {
+    alignas(2 * PAGE_END_BYTES) uint8_t bytes[FLAG_BYTES];
+};
+
+/* A "rep movsb" that reads from the last 48 bytes of a page may store byte by byte (seen on Xeons with FSRM, Linux
+ * 6.18). A program that polls would see a part of a new word, so the last bytes of a write are read from elsewhere
+ * then. */
+static void keep_whole(struct iovec *last, struct word *word)
+{
+    uintptr_t at = (uintptr_t)last->iov_base % PAGE_LEAST;
+
+    if (last->iov_len > FLAG_BYTES || at + last->iov_len <= PAGE_LEAST - PAGE_END_BYTES)
+        return;
+    if (!sn_host_read(sn_pid, (uintptr_t)last->iov_base, word->bytes, last->iov_len)) /* else the write says why */
+        last->iov_base = word->bytes;
+}
+
 static bool local_readable(const struct iovec *iov, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -159,10 +178,13 @@ static int vm_error(uint32_t pid, int error, const struct vec *vec)
 static int vm_copy(const struct sn_copy *c, bool writing, uint32_t pid)
 {
     uint64_t left = c->length;
+    struct word word;
     struct vec vec;
 
     vec.local_count = vec_fill(vec.local, writing ? c->src : c->dst, writing ? c->src_count : c->dst_count, true);
     vec.remote_count = vec_fill(vec.remote, writing ? c->dst : c->src, writing ? c->dst_count : c->src_count, false);
+    if (writing && vec.local_count)
+        keep_whole(&vec.local[vec.local_count - 1], &word);
     while (left) {
         long n = vm_call(writing, pid, vec.local, vec.local_count, vec.remote, vec.remote_count);
 
@@ -235,6 +257,7 @@ int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_sp
                    unsigned count)
 {
     struct iovec local[2 * SN_WRITE_BATCH], remote[SN_WRITE_BATCH];
+    struct word words[SN_WRITE_BATCH];
     unsigned locals = 0, remotes = 0;
     uint64_t bytes = 0;
 
@@ -242,6 +265,8 @@ int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_sp
         struct iovec *last = remotes ? &remote[remotes - 1] : NULL;
 
         locals += vec_fill(&local[locals], &src[i], 1, true);
+        if (locals)
+            keep_whole(&local[locals - 1], &words[i]);
         if (last && (uintptr_t)last->iov_base + last->iov_len == dst[i].addr)
             last->iov_len += dst[i].length;
         else

@@ -131,14 +131,18 @@ Test(proc, atomics_of_two_processes_add_up)
     reap(c.pid);
 }
 
-/* Write words whose eight bytes are all equal, until the other side sends a byte. */
+/* Write words whose eight bytes are all equal, until the other side sends a byte. Half of them are the last but one of
+ * a page: a "rep movsb" of the kernel that reads there may store byte by byte. */
 static void write_words(struct end *end, const struct address *peer, int fd)
 {
     struct pollfd stop = {fd, POLLIN, 0};
 
     for (unsigned i = 0; i % 64 || poll(&stop, 1, 0) == 0; i++) {
-        memset(end->buf, (int)(i & 0xff), 8);
-        require(post(end, IBV_WR_RDMA_WRITE, 0, 8, peer, 64, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 1) == 0, "post");
+        size_t at = i % 2 ? 4096 - 16 : 0;
+
+        memset(end->buf + at, (int)(i & 0xff), 8);
+        require(post(end, IBV_WR_RDMA_WRITE, at, 8, peer, 64, IBV_SEND_SIGNALED | (at ? 0 : IBV_SEND_INLINE), 1) == 0,
+                "post");
         require(wait_wc(end->cq, "word").status == IBV_WC_SUCCESS, "completion");
     }
 }
