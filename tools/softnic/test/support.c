@@ -143,7 +143,7 @@ void end_open(struct end *e, const struct end_options *o)
     end_register(e, ALL_ACCESS);
 }
 
-void end_close(struct end *e)
+void end_leave(struct end *e)
 {
     require(ibv_destroy_qp(e->qp) == 0, "destroy_qp");
     if (e->srq)
@@ -151,8 +151,13 @@ void end_close(struct end *e)
     require(ibv_dereg_mr(e->mr) == 0, "dereg_mr");
     require(ibv_destroy_cq(e->cq) == 0, "destroy_cq");
     require(ibv_dealloc_pd(e->pd) == 0, "dealloc_pd");
-    require(ibv_close_device(e->ctx) == 0, "close_device");
     free(e->buf);
+}
+
+void end_close(struct end *e)
+{
+    end_leave(e);
+    require(ibv_close_device(e->ctx) == 0, "close_device");
 }
 
 struct address end_address(const struct end *e)

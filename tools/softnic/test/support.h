@@ -61,6 +61,8 @@ void end_open(struct end *end, const struct end_options *options);
 uint32_t end_begin(struct end *end, const struct end_options *options); /* returns the length of its queues */
 void end_register(struct end *end, unsigned int access);
 void end_close(struct end *end);
+/* Close one that was opened in the context of another, which stays open. */
+void end_leave(struct end *end);
 struct address end_address(const struct end *end);
 extern const struct link_options link_default;
 void end_connect(struct end *end, const struct address *to, const struct link_options *options);
