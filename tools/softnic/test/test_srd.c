@@ -388,6 +388,7 @@ static void *sender_main(void *arg)
         require(srd_put(end, IBV_WR_RDMA_WRITE_WITH_IMM, ah, &bt, 0, 4096, i) == 0, "a put");
         require(wait_wc(end->cq, "a put among many").status == IBV_WC_SUCCESS, "its status");
     }
+    require(ibv_destroy_ah(ah) == 0, "destroy_ah");
     return NULL;
 }
 
