@@ -41,7 +41,8 @@ def tracked(root):
     done = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
     if done.returncode == 0:
         return [name for name in done.stdout.splitlines() if (root / name).is_file()]
-    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]  # an unpacked archive
+    names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]  # of an unpacked archive
+    return [name for name in names if not name.startswith("build")]
 
 
 def lines_of(text):
