@@ -173,6 +173,9 @@ INPUTS = [
     Bad(103, [PLOT, str(ROOT / "doc/results/coverage.json")], 1, r'a file of results without "rows"', lines=1),
     Bad(104, ["tools/perseus-compare", "--peer", "/etc/passwd"], 1, r"netbench: /etc/passwd: invalid ELF header",
         never=r"libnccl-net-perseus\.so: exit", lines=2),
+    Bad(109, ["sh", "-c", 'd=$(mktemp -d); cp "$1" $d/p.so; "$0" --plugin "$1" --peer $d/p.so --sizes 8:8:x2@40 '
+              "--messages 2000 >/dev/full; r=$?; rm -r $d; exit $r", "tools/perseus-compare", PLUGIN], 1,
+        "perseus-compare: cannot write all of the output: No space left", lines=1),
     Bad(93, ["sh", "-c", f"exec {ROOT}/tools/dev/rooms.py /nonexistent"], 2, r"/nonexistent: no build folder with"),
 ]
 

@@ -196,8 +196,12 @@ def main():
         if sys.stderr.isatty():
             print(f"perseus-compare: {measure.__name__} ...", file=sys.stderr)
         for row in measure(args, plugins):
-            print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items() if k != "measure"),
-                  flush=True)
+            text = json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items() if k != "measure")
+            try:
+                print(text, flush=True)
+            except OSError as e:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+                sys.exit(f"perseus-compare: cannot write all of the output: {e.strerror}")
     return 0
 
 
