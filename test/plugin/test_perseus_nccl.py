@@ -62,6 +62,15 @@ def wrong_data_is_a_failure(folder):
     assert done.returncode == 1 and max(row["wrong"] for row in rows_of(done.stdout)) == 3, done
 
 
+def a_table_that_cannot_be_written_is_an_error(folder):
+    program(folder, "all_reduce", table((8, 12.5, 0)))
+    for words in (command(folder, "all_reduce"), command(folder, "all_reduce")[:-1]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+        said = "perseus-nccl: cannot write all of the output: No space left on device\n"
+        assert done.returncode == 1 and done.stderr.endswith(said) and "OSError" not in done.stderr, done
+
+
 def finished_rows_are_printed_when_it_is_stopped(folder):
     program(folder, "all_reduce", table((8, 12.5, 0)))
     started = pathlib.Path(folder) / "started"

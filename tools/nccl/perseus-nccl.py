@@ -442,6 +442,17 @@ def print_table(table, transports):
         print(line)
 
 
+def print_all(args, samples, table):
+    if args.json:
+        for _, per in sorted(table.items()):
+            for row in per.values():
+                print(json.dumps(row))
+    elif table:
+        print_table(table, args.transports)
+    for line in verdicts(args, samples):
+        print(line, file=sys.stderr if args.json else sys.stdout)
+
+
 def main():
     parser, args = parse_arguments()
     check_words(parser, args)
@@ -457,14 +468,12 @@ def main():
     samples = collections.defaultdict(dict)
     sound = collect(args, samples)
     table = medians(samples)
-    if args.json:
-        for _, per in sorted(table.items()):
-            for row in per.values():
-                print(json.dumps(row))
-    elif table:
-        print_table(table, args.transports)
-    for line in verdicts(args, samples):
-        print(line, file=sys.stderr if args.json else sys.stdout)
+    try:
+        print_all(args, samples, table)
+        sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+        sys.exit(f"perseus-nccl: cannot write all of the output: {e.strerror}")
     return 0 if sound and table else 1
 
 
