@@ -9,7 +9,8 @@
 namespace hopper
 {
 
-enum : size_t { STACK_BYTES = 64 << 10 };
+/* The largest frame of a kernel has 9 KB. What is not used costs time too: a huge page is cleared as a whole. */
+enum : size_t { STACK_BYTES = 20 << 10 };
 
 /* A stack from a pool that only grows; fiber_stack_return() gives it back to the pool. */
 uint8_t *fiber_stack_take(void);

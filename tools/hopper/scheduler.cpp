@@ -5,9 +5,9 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <execinfo.h>
 #include <mutex>
 #include <queue>
-#include <sched.h>
 #include <thread>
 #include <time.h>
 
@@ -482,9 +482,8 @@ static void run_warp(struct warp *w)
     }
     w->ready &= ~lanes;
     machine.plan = scheduler_random();
-    for (uint32_t i = 0; i < WARP; i++, turn = (turn + 1) % WARP)
-        if (lanes >> turn & 1)
-            fetch_fiber(running[count++] = &w->block->threads[first + turn]);
+    for (lanes = lanes >> turn | lanes << (WARP - turn) % WARP; lanes != 0; lanes &= lanes - 1)
+        fetch_fiber(running[count++] = &w->block->threads[first + (turn + (uint32_t)__builtin_ctz(lanes)) % WARP]);
     for (uint32_t i = 0; i < count; i++) {
         fetch_stack(running[i + 2 < count ? i + 2 : count - 1]);
         run_fiber(running[i]);
@@ -522,7 +521,7 @@ static void pass_time(void)
 
 static void run_some(void)
 {
-    if (mail.pending.exchange(false))
+    if (mail.pending.load(std::memory_order_relaxed) && mail.pending.exchange(false)) /* the load alone is cheap */
         streams_start_ready();
     machine.step++;
     run_events();
@@ -548,7 +547,9 @@ static void drop_all(void)
 
 static void scheduler_main(void)
 {
+    void *caller;
     is_scheduler = true;
+    (void)backtrace(&caller, 1); /* the first call loads a library, for which the stack of a CUDA thread is small */
     for (;;) {
         try {
             run_some();

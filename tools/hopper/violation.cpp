@@ -89,11 +89,13 @@ void violation_set(const std::string &what)
     __atomic_store_n(&complete, true, __ATOMIC_RELEASE);
 }
 
+/* On the heap: the stack of a thread is small. */
 static std::string formatted(const char *format, va_list args)
 {
-    char buffer[8192];
-    vsnprintf(buffer, sizeof(buffer), format, args);
-    return buffer;
+    std::string out(8192, 0);
+    vsnprintf(&out[0], out.size(), format, args);
+    out.resize(strlen(out.c_str()));
+    return out;
 }
 
 void violation(const char *format, ...)
