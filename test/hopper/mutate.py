@@ -5,8 +5,9 @@
 
     test/hopper/mutate.py BUILD [--seeds N] [--only TEXT]
 
-Needs a build with tools/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s. If no
-seed does, the same seeds run with the lanes of a warp far apart.
+Needs a build with tools/hopper. A run finds a mutation when the test fails, is killed, or uses more than 40 s of CPU: a
+busy machine finds none. One that has not ended after 600 s has found it too, since then it waits. If no seed does, the
+same seeds run with the lanes of a warp far apart.
 """
 import argparse
 import os
@@ -20,6 +21,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mutants_lib import mutated, rules  # noqa: E402
 
+CPU_S, WALL_S = 40, 600
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -87,9 +89,9 @@ def runs(build, program, test, seeds, **env):
     suite, _, test = test.rpartition("/")
     for seed in range(1, seeds + 1):
         try:
-            r = subprocess.run([*under, program, "--filter", f"{suite}*/{test}", "-j1"],
+            r = subprocess.run(["prlimit", f"--cpu={CPU_S}", *under, program, "--filter", f"{suite}*/{test}", "-j1"],
                                env={**os.environ, "HOPPER_SEED": str(seed), **env}, capture_output=True, text=True,
-                               timeout=40)
+                               timeout=WALL_S)
             bad, output = r.returncode != 0, r.stderr + r.stdout
         except subprocess.TimeoutExpired:
             bad, output = True, "hopper: did not end"
@@ -97,7 +99,7 @@ def runs(build, program, test, seeds, **env):
             found += 1
             first = first or seed
             telling = (l.strip() for l in output.splitlines()
-                       if l.startswith("hopper:") or "elements are wrong" in l or "returned" in l)
+                       if l.startswith("hopper:") or " wrong" in l or "returned" in l or l.endswith("CRASH!"))
             why = why or next(telling, "")
     return found, first, why
 
