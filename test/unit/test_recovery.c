@@ -106,24 +106,6 @@ Test(recovery, a_lost_path_gets_new_queues)
     close_sides();
 }
 
-/* Path 0 is lost and has new queues before B knows whether a farewell comes. What failed on path 1 is not forgotten. */
-Test(recovery, new_queues_of_a_path_do_not_hide_a_failure_of_another)
-{
-    open_sides();
-    fail_early(B);
-    fail_request(B, 0);
-    fail_request(B, 1);
-    lose(A);
-    settle();
-    cr_assert(both_use(1));
-    cr_assert(sides[B].peer.farewell_ns);
-    sides[B].peer.farewell_ns = prs_clock_ns();
-    cr_assert_eq(prs_health_check(&sides[B].peer), 0);
-    cr_assert_eq(path_at(B)->stage, PRS_PATH_UP, "the new queues have not failed");
-    cr_assert_eq(sides[B].peer.failover->path[1].stage, PRS_PATH_DRAINING);
-    close_sides();
-}
-
 static void give_path_up(int first)
 {
     lose(first);
@@ -248,14 +230,6 @@ Test(recovery, without_the_variable_nothing_is_offered)
         go_on();
     cr_assert(path_at(A)->attempt == PRS_ATTEMPT_NONE && !path_at(A)->next && !path_at(B)->asked);
     close_sides();
-}
-
-static void fail_request(int s, uint32_t path)
-{
-    struct prs_event event = {
-        .kind = PRS_EVENT_ERROR, .queue = path, .error = -ETIMEDOUT, .text = "no answer", .cause = "a test"};
-
-    cr_assert_eq(prs_health_judge(&sides[s].peer, &event), 0, "%s", sides[s].peer.error_text);
 }
 
 /* While it is not known whether the other side has closed, requests fail on both paths. The other side gives one of
