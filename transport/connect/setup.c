@@ -173,7 +173,8 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
         if (rail->max_message_bytes < order.max_part_bytes)
             order.max_part_bytes = rail->max_message_bytes;
     }
-    order.adaptive_routing = facts.adaptive_routing;
+    /* The simulator has no such threshold: its queues are taken to keep order, and it shows what comes of that. */
+    order.adaptive_routing = facts.adaptive_routing && peer->fabric->config.ar_bytes;
     r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
     if (!r)
         r = prs_order_init(&peer->order, &order);
