@@ -76,7 +76,9 @@ static void talk_until_all_are_lost(struct pair *pair)
     }
     error = prs_peer_error(pair->peer);
     must(r == -ECONNRESET || r == -ETIMEDOUT || r == -ENETDOWN, "%d %s", r, error);
-    must(strstr(error, "no other rail is left") || strstr(error, " has failed: "), "%s", error);
+    /* It saw its last rail fail, or was told of it. */
+    must(strstr(error, "no other rail is left") || strstr(error, "no rail is left: ") || strstr(error, " has failed: "),
+         "%s", error);
     at = strstr(error, " on queue ");
     must(!at || (sscanf(at, " on queue %u", &queue) == 1 && queue < pair->peer->queues),
          "not of a queue to the peer: %s", error);
