@@ -37,7 +37,7 @@ def configure(meson, source, folder, options, env):
 
 
 def without(meson, source, folder, option, env, said):
-    """Nobody asks for the kernels alone and wants a build without them, which Meson would not configure again."""
+    """-Dparts=fused asks for the kernels: where they cannot be built, meson setup must fail, and say why."""
     command = [*meson, "setup", str(folder), source, "-Dparts=fused", *option]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     text = done.stdout + done.stderr

@@ -36,7 +36,7 @@ PRS_DEVICE float activation_slope(uint32_t activation, float x)
     }
 }
 
-/* Where a row begins. vectors: in a row of the result. A row of a gated first product has as many of the gate, and then
+/* Where a row begins. vectors: in a row of the result. In a gated first product a row has those of the gate first, then
  * as many of up. */
 struct activation_row {
     uint64_t wide, narrow; /* bytes before the row, in [capacity, N] and in [capacity, I] */

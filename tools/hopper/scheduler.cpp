@@ -549,7 +549,7 @@ static void scheduler_main(void)
 {
     void *caller;
     is_scheduler = true;
-    (void)backtrace(&caller, 1); /* the first call loads a library, for which the stack of a CUDA thread is small */
+    (void)backtrace(&caller, 1); /* the first call loads a library, and needs more stack than a CUDA thread has */
     for (;;) {
         try {
             run_some();

@@ -5,8 +5,8 @@
  * The kernel copies each iovec, local or remote, by itself and in order. Within one of them the order of the bytes is
  * not promised (a fast "rep movsb" may store them in any order); between two it is. So the last 8 bytes always get an
  * iovec of their own, and a program that polls them sees all bytes before. The local side is cut, because each remote
- * iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on, but
- * where the kernel reads near the end of a page: keep_whole(). */
+ * iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on,
+ * except where the kernel reads near the end of a page: keep_whole() avoids that. */
 #include "tools/softnic/memory/host_copy.h"
 
 #include <errno.h>

@@ -29,8 +29,8 @@ enum {
     LANDING_BYTES = 4096,
     LONGEST_PART = 1 << (PRS_OFI_SIZE_BITS - 1),
     MOST_KEYS_TRIED = 1 << 16, /* that others have */
-    PLAIN_BYTES = 1024,
-    USEFUL_ORDER = 1 << 20, /* order among shorter writes alone would cut messages into too many */
+    PLAIN_BYTES = 1024,        /* what a message may have that is one write with an immediate, over ofi_rxm */
+    USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
 };
 
 /* ---- memory ---- */

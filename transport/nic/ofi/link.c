@@ -21,7 +21,7 @@
 
 enum {
     LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
-    EMPTY_READS = 8,  /* of them, one after another, which found nothing */
+    EMPTY_READS = 8,  /* so many in a row that find nothing end them earlier */
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
     STOP_MS = 5000,   /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
     NUMBER_BYTES = 4,
