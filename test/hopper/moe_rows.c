@@ -201,18 +201,10 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
 }
 
 /* ---- ranks ---- */
-void *device(size_t bytes, int fill)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, fill, bytes), cudaSuccess);
-    return p;
-}
-
 static int32_t *upload_map(const struct row *w, uint32_t rank, uint32_t epoch)
 {
     uint32_t entries = w->logical * w->replicas;
-    int32_t *map = malloc(entries * sizeof(*map)), *at = device(entries * sizeof(*map), 0);
+    int32_t *map = malloc(entries * sizeof(*map)), *at = ranks_device(entries * sizeof(*map), 0);
     for (uint32_t i = 0; i < entries; i++)
         map[i] = entry_of(w, epoch, rank, i / w->replicas, i % w->replicas);
     cudaMemcpy(at, map, entries * sizeof(*map), cudaMemcpyHostToDevice);
@@ -233,19 +225,19 @@ void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t cap
     *b = (struct prs_moe_batch){.count = count};
     if (ranks_mix(epoch, rank, 3) % 2) { /* read by the kernel, in place of the other one */
         b->count = 12345;
-        b->count_on_device = device(sizeof(uint32_t), 0);
+        b->count_on_device = ranks_device(sizeof(uint32_t), 0);
         cudaMemcpy((void *)b->count_on_device, &count, sizeof(count), cudaMemcpyHostToDevice);
     }
     if (w->logical != 0)
         b->placement = upload_map(w, rank, epoch);
-    b->status = device(sizeof(*b->status), 0xee);
+    b->status = ranks_device(sizeof(*b->status), 0xee);
     b->tokens = ranks_upload(key_of_tokens(epoch, rank), (uint64_t)(count + 1) * w->hidden);
-    b->chosen = device((choices + 1) * sizeof(*chosen), 0);
-    b->router_weights = device((choices + 1) * sizeof(*router), 0);
+    b->chosen = ranks_device((choices + 1) * sizeof(*chosen), 0);
+    b->router_weights = ranks_device((choices + 1) * sizeof(*router), 0);
     b->weights = weights;
-    b->out = device((size_t)capacity * w->columns * 2, 0xff);
-    b->rows = device((size_t)capacity * sizeof(*b->rows), 0xee);
-    b->expert_rows = device(local * sizeof(*b->expert_rows), 0xee);
+    b->out = ranks_device((size_t)capacity * w->columns * 2, 0xff);
+    b->rows = ranks_device((size_t)capacity * sizeof(*b->rows), 0xee);
+    b->expert_rows = ranks_device(local * sizeof(*b->expert_rows), 0xee);
     cudaMemcpy((void *)b->chosen, chosen, choices * sizeof(*chosen), cudaMemcpyHostToDevice);
     cudaMemcpy((void *)b->router_weights, router, choices * sizeof(*router), cudaMemcpyHostToDevice);
     free(chosen);

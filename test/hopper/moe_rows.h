@@ -33,8 +33,6 @@ struct run {
     char first[200];
 };
 
-/* Device memory of bytes that are all `fill`. */
-void *device(size_t bytes, int fill);
 uint32_t key_of_weights(uint32_t rank);
 /* What a rank launches in an epoch. */
 void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t capacity, const void *weights,

@@ -280,11 +280,17 @@ void ranks_fp8_promote(struct ranks_fp8_sum *s, double factor)
     s->held = s->held_lost = 0;
 }
 
+void ranks_fill(void *at, int fill, size_t bytes)
+{
+    cr_assert_eq(cudaMemset(at, fill, bytes), cudaSuccess);
+    cr_assert_eq(cudaStreamSynchronize(NULL), cudaSuccess);
+}
+
 void *ranks_device(size_t bytes, int fill)
 {
     void *p = NULL;
     cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, fill, bytes + 256), cudaSuccess);
+    ranks_fill(p, fill, bytes + 256);
     return p;
 }
 

@@ -56,6 +56,9 @@ void ranks_need_a_device(void);
 
 /* A number that looks random, of three numbers. */
 uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c);
+/* Fills memory of the GPU with a byte, and waits: cudaMemset() returns before it is done, and streams made with
+ * cudaStreamNonBlocking do not wait for it. */
+void ranks_fill(void *at, int fill, size_t bytes);
 /* Memory of the GPU, and a little more, filled with a byte. */
 void *ranks_device(size_t bytes, int fill);
 

@@ -73,7 +73,7 @@ static void open_layer_of(struct layer *l, struct ranks_self *self, uint32_t ran
 static void begin(struct layer *l, const int64_t *chosen)
 {
     (void)cudaMemcpy((void *)(uintptr_t)l->batch.chosen, chosen, sizeof(everywhere), cudaMemcpyHostToDevice);
-    (void)cudaMemset(l->batch.out, 0xff, sizeof(l->out));
+    ranks_fill(l->batch.out, 0xff, sizeof(l->out));
     cr_assert_eq(cudaGraphLaunch(l->graph, l->stream), cudaSuccess);
 }
 

@@ -74,8 +74,8 @@ static void replay_on_rank(uint32_t rank, struct ranks_self *self, void *user)
     struct prs_moe_batch b;
     struct prs_moe_info info;
     struct prs_fused *ctx;
-    uint32_t *count = device(sizeof(*count), 0), all[2];
-    int32_t *map = device(sizeof(x->maps[0]), 0);
+    uint32_t *count = ranks_device(sizeof(*count), 0), all[2];
+    int32_t *map = ranks_device(sizeof(x->maps[0]), 0);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;

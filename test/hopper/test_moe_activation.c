@@ -58,14 +58,6 @@ static int64_t choice_of(const struct row *w, uint32_t launch, uint32_t rank, ui
     return x % 11 == 0 ? -1 : (int64_t)(x % (w->experts - 1));
 }
 
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, 0xff, bytes + 256), cudaSuccess);
-    return p;
-}
-
 static void *download(const void *from, size_t bytes)
 {
     void *p = calloc(1, bytes + 16);
@@ -78,9 +70,9 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
 {
     uint32_t count = count_of(w, l, rank), choices = count * w->top_k, local = w->experts / w->world;
     size_t rows = info->capacity, wide = rows * columns_of(w) * 2, narrow = rows * w->inner * 2;
-    int64_t *chosen = device((size_t)choices * sizeof(*chosen));
-    float *router = device((size_t)choices * sizeof(*router));
-    struct prs_moe_row *origins = device(rows * sizeof(*origins));
+    int64_t *chosen = ranks_device((size_t)choices * sizeof(*chosen), 0xff);
+    float *router = ranks_device((size_t)choices * sizeof(*router), 0xff);
+    struct prs_moe_row *origins = ranks_device(rows * sizeof(*origins), 0xff);
     for (uint32_t i = 0; i < choices; i++) {
         int64_t choice = choice_of(w, l, rank, i / w->top_k, i % w->top_k);
         float weight = i % 5 == 0 ? 0 : ranks_element(key(ROUTER, l, rank), i);
@@ -94,31 +86,31 @@ static void make_launch(const struct row *w, uint32_t rank, uint32_t l, const st
         .router_weights = router,
         .weights = ranks_upload(key(GATE_UP, 0, rank), (uint64_t)local * w->hidden * columns_of(w)),
         .down = ranks_upload(key(DOWN, 0, rank), (uint64_t)local * w->hidden * w->inner),
-        .out = device((size_t)count * w->hidden * 2)};
+        .out = ranks_device((size_t)count * w->hidden * 2, 0xff)};
     x->kept = x->plain;
-    x->kept.out = device((size_t)count * w->hidden * 2);
+    x->kept.out = ranks_device((size_t)count * w->hidden * 2, 0xff);
     x->kept.rows = origins;
-    x->kept.expert_rows = device(local * sizeof(*x->kept.expert_rows));
-    x->kept.maps = w->own_maps ? NULL : device(info->maps_bytes);
-    x->kept.kept_rows = device(rows * w->hidden * 2);
-    x->kept.kept_columns = device(wide);
+    x->kept.expert_rows = ranks_device(local * sizeof(*x->kept.expert_rows), 0xff);
+    x->kept.maps = w->own_maps ? NULL : ranks_device(info->maps_bytes, 0xff);
+    x->kept.kept_rows = ranks_device(rows * w->hidden * 2, 0xff);
+    x->kept.kept_columns = ranks_device(wide, 0xff);
     x->back = (struct prs_moe_activation){.columns = x->kept.kept_columns,
                                           .gradients = ranks_upload(key(GRADIENTS, l, rank), rows * w->inner),
                                           .rows = origins,
-                                          .of_columns = device(wide),
-                                          .weighted = device(narrow),
-                                          .products = device(rows * sizeof(float)),
+                                          .of_columns = ranks_device(wide, 0xff),
+                                          .weighted = ranks_device(narrow, 0xff),
+                                          .products = ranks_device(rows * sizeof(float), 0xff),
                                           .maps = x->kept.maps};
     x->again = (struct prs_moe_product){.rows = x->kept.kept_rows,
                                         .weights = x->kept.weights,
-                                        .out = device(wide),
+                                        .out = ranks_device(wide, 0xff),
                                         .k = w->hidden,
                                         .n = columns_of(w),
                                         .weights_transposed = w->n_k,
                                         .maps = x->kept.maps};
     x->of_rows = (struct prs_moe_product){.rows = x->back.of_columns,
                                           .weights = x->kept.weights,
-                                          .out = device(rows * w->hidden * 2),
+                                          .out = ranks_device(rows * w->hidden * 2, 0xff),
                                           .k = columns_of(w),
                                           .n = w->hidden,
                                           .weights_transposed = !w->n_k,

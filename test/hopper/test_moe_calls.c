@@ -15,14 +15,6 @@
 
 enum { TOKENS = 24, GROUP = 8, HIDDEN = 72, INNER = 64, TOP = 2, CHOICES = TOKENS * TOP, BLOCK = 128 };
 
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, 0, bytes + 256), cudaSuccess);
-    return p;
-}
-
 static void copy(const void *to, const void *from, size_t bytes)
 {
     cr_assert_eq(cudaMemcpy((void *)(uintptr_t)to, from, bytes, cudaMemcpyDefault), cudaSuccess);
@@ -58,47 +50,47 @@ static void open_calls(struct calls *x, struct ranks_self *self, uint32_t rank, 
     cr_assert_eq(prs_moe_plan_open(x->ctx, &shape, &tuning, &x->plan), 0);
     prs_moe_plan_query(x->plan, &info);
     x->capacity = info.capacity;
-    x->count = device(sizeof(*x->count));
-    x->dispatch = (struct prs_moe_batch){.tokens = device(TOKENS * HIDDEN * 2),
-                                         .chosen = device(CHOICES * sizeof(int64_t)),
-                                         .router_weights = device(CHOICES * sizeof(float)),
-                                         .out = device((size_t)x->capacity * HIDDEN * 2),
-                                         .rows = device(x->capacity * sizeof(struct prs_moe_row)),
-                                         .expert_rows = device(2 * sizeof(struct prs_moe_expert_rows)),
+    x->count = ranks_device(sizeof(*x->count), 0);
+    x->dispatch = (struct prs_moe_batch){.tokens = ranks_device(TOKENS * HIDDEN * 2, 0),
+                                         .chosen = ranks_device(CHOICES * sizeof(int64_t), 0),
+                                         .router_weights = ranks_device(CHOICES * sizeof(float), 0),
+                                         .out = ranks_device((size_t)x->capacity * HIDDEN * 2, 0),
+                                         .rows = ranks_device(x->capacity * sizeof(struct prs_moe_row), 0),
+                                         .expert_rows = ranks_device(2 * sizeof(struct prs_moe_expert_rows), 0),
                                          .count_on_device = x->count,
-                                         .status = device(sizeof(struct prs_moe_status)),
-                                         .maps = device(info.maps_bytes),
+                                         .status = ranks_device(sizeof(struct prs_moe_status), 0),
+                                         .maps = ranks_device(info.maps_bytes, 0),
                                          .clear_fill = 1};
     x->layer = x->dispatch;
     x->layer.weights = ranks_upload(500 + rank, 2 * HIDDEN * 2 * INNER);
     x->layer.down = ranks_upload(600 + rank, 2 * HIDDEN * INNER);
-    x->layer.out = device(TOKENS * HIDDEN * 2);
+    x->layer.out = ranks_device(TOKENS * HIDDEN * 2, 0);
     x->layer.maps = NULL;
-    x->combine =
-        (struct prs_moe_results){.rows = x->dispatch.out, .out = device(TOKENS * HIDDEN * 2), .maps = x->dispatch.maps};
+    x->combine = (struct prs_moe_results){
+        .rows = x->dispatch.out, .out = ranks_device(TOKENS * HIDDEN * 2, 0), .maps = x->dispatch.maps};
     x->again = (struct prs_moe_again){.tokens = x->dispatch.tokens,
-                                      .out = device((size_t)x->capacity * HIDDEN * 2),
+                                      .out = ranks_device((size_t)x->capacity * HIDDEN * 2, 0),
                                       .beside = x->dispatch.out,
-                                      .products = device(x->capacity * sizeof(float)),
+                                      .products = ranks_device(x->capacity * sizeof(float), 0),
                                       .maps = x->dispatch.maps,
                                       .weighted = 1};
     x->values = (struct prs_moe_values){.values = x->again.products,
                                         .rows = x->dispatch.rows,
-                                        .out = device(CHOICES * sizeof(float)),
+                                        .out = ranks_device(CHOICES * sizeof(float), 0),
                                         .maps = x->dispatch.maps};
     x->kept = x->layer;
-    x->kept.out = device(TOKENS * HIDDEN * 2);
-    x->kept.kept_rows = device((size_t)x->capacity * HIDDEN * 2);
-    x->kept.kept_columns = device((size_t)x->capacity * 2 * INNER * 2);
+    x->kept.out = ranks_device(TOKENS * HIDDEN * 2, 0);
+    x->kept.kept_rows = ranks_device((size_t)x->capacity * HIDDEN * 2, 0);
+    x->kept.kept_columns = ranks_device((size_t)x->capacity * 2 * INNER * 2, 0);
     x->back = (struct prs_moe_activation){.columns = x->kept.kept_columns,
                                           .gradients = ranks_upload(700 + rank, (uint64_t)x->capacity * INNER),
                                           .rows = x->kept.rows,
-                                          .of_columns = device((size_t)x->capacity * 2 * INNER * 2),
-                                          .weighted = device((size_t)x->capacity * INNER * 2),
-                                          .products = device(x->capacity * sizeof(float))};
+                                          .of_columns = ranks_device((size_t)x->capacity * 2 * INNER * 2, 0),
+                                          .weighted = ranks_device((size_t)x->capacity * INNER * 2, 0),
+                                          .products = ranks_device(x->capacity * sizeof(float), 0)};
     x->multiply = (struct prs_moe_product){.rows = x->back.of_columns,
                                            .weights = x->layer.weights,
-                                           .out = device((size_t)x->capacity * HIDDEN * 2),
+                                           .out = ranks_device((size_t)x->capacity * HIDDEN * 2, 0),
                                            .k = 2 * INNER,
                                            .n = HIDDEN,
                                            .weights_transposed = 1};

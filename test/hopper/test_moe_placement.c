@@ -92,17 +92,9 @@ static uint32_t absent_choices(const struct world *w, uint32_t rank)
 }
 
 /* ---- ranks ---- */
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, 0, bytes + 256), cudaSuccess);
-    return p;
-}
-
 static void *upload(const void *from, size_t bytes)
 {
-    void *p = device(bytes);
+    void *p = ranks_device(bytes, 0);
     cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     return p;
 }
@@ -112,7 +104,7 @@ static void make_batch(const struct world *w, uint32_t before, uint32_t capacity
 {
     int64_t chosen[TOKENS * TOP];
     float router[TOKENS * TOP];
-    uint8_t *weights = device(ROOM * WEIGHTS * 2);
+    uint8_t *weights = ranks_device(ROOM * WEIGHTS * 2, 0);
     for (uint32_t i = 0; i < count_of(before) * TOP; i++) {
         chosen[i] = choice_of(before, i / TOP, i % TOP);
         router[i] = weight_of(before, i / TOP, i % TOP);
@@ -127,10 +119,10 @@ static void make_batch(const struct world *w, uint32_t before, uint32_t capacity
                                 .chosen = upload(chosen, sizeof(chosen)),
                                 .router_weights = upload(router, sizeof(router)),
                                 .weights = weights,
-                                .out = device((size_t)capacity * HIDDEN * 2),
-                                .rows = device(capacity * sizeof(*b->rows)),
-                                .expert_rows = device(ROOM * sizeof(*b->expert_rows)),
-                                .status = device(sizeof(*b->status)),
+                                .out = ranks_device((size_t)capacity * HIDDEN * 2, 0),
+                                .rows = ranks_device(capacity * sizeof(*b->rows), 0),
+                                .expert_rows = ranks_device(ROOM * sizeof(*b->expert_rows), 0),
+                                .status = ranks_device(sizeof(*b->status), 0),
                                 .placement = upload(w->placement, sizeof(w->placement))};
     (void)cudaDeviceSynchronize();
 }
@@ -174,7 +166,7 @@ static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
     }
     prs_moe_plan_query(plan, &info);
     make_batch(w, w->before[rank], info.capacity, &b);
-    results.rows = b.out, results.out = device(TOKENS * HIDDEN * 2);
+    results.rows = b.out, results.out = ranks_device(TOKENS * HIDDEN * 2, 0);
     cr_assert_eq(prs_moe_dispatch_gemm(plan, &b, NULL), 0, "%s", prs_fused_error_text());
     cr_assert_eq(prs_moe_combine(plan, &results, NULL), 0, "%s", prs_fused_error_text());
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);

@@ -242,7 +242,7 @@ static void *symmetric(struct prs_fused *ctx, const struct norm_case *t, uint64_
     if (t->shape.c_anywhere || t->shape.op != PRS_GEMM_ALLREDUCE)
         return ranks_device(bytes, 0xff);
     cr_assert_eq(prs_fused_alloc(ctx, bytes, &at), 0);
-    cr_assert_eq(cudaMemset(at, 0xff, bytes), cudaSuccess);
+    ranks_fill(at, 0xff, bytes);
     return at;
 }
 

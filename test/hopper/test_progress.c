@@ -64,14 +64,6 @@ struct work {
     size_t bytes; /* of the result */
 };
 
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, 0, bytes), cudaSuccess);
-    return p;
-}
-
 static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
 {
     struct prs_gemm_shape shape = {w->kernel->op, 1024, 512, 128, 1};
@@ -82,7 +74,7 @@ static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
     w->b = ranks_upload(100 + rank, (uint64_t)shape.n * shape.k);
     w->bytes = (size_t)shape.m / (scatters ? world : 1) * shape.n * 2;
     if (shape.op != PRS_GEMM_ALLREDUCE)
-        w->result = device(w->bytes);
+        w->result = ranks_device(w->bytes, 0);
     else if (!r)
         r = prs_fused_alloc(w->ctx, w->bytes, &w->result);
     return r;
@@ -95,12 +87,12 @@ static void open_moe_rows(struct work *w, uint32_t capacity)
 {
     size_t sums = (size_t)TOKENS * HIDDEN * 2;
     w->bytes = sums + (size_t)TOKENS * TOP * sizeof(float);
-    w->result = device(w->bytes);
+    w->result = ranks_device(w->bytes, 0);
     w->combine = (struct prs_moe_results){.rows = w->batch.out, .out = w->result};
     w->again = (struct prs_moe_again){.tokens = w->batch.tokens,
-                                      .out = device((size_t)capacity * HIDDEN * 2),
+                                      .out = ranks_device((size_t)capacity * HIDDEN * 2, 0),
                                       .beside = w->batch.out,
-                                      .products = device(capacity * sizeof(float)),
+                                      .products = ranks_device(capacity * sizeof(float), 0),
                                       .weighted = 1};
     w->values = (struct prs_moe_values){
         .values = w->again.products, .rows = w->batch.rows, .out = (float *)((uint8_t *)w->result + sums)};
@@ -123,16 +115,17 @@ static int open_moe(struct work *w, uint32_t rank, uint32_t world)
         weights[i] = ranks_element(200 + rank, i);
     }
     w->bytes = layer ? (size_t)TOKENS * HIDDEN * 2 : (size_t)info.capacity * COLUMNS * 2;
-    w->result = device(w->bytes);
-    w->batch = (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
-                                      .count = TOKENS,
-                                      .chosen = device(sizeof(chosen)),
-                                      .router_weights = device(sizeof(weights)),
-                                      .weights = ranks_upload(100 + rank, 2 * HIDDEN * COLUMNS),
-                                      .down = ranks_upload(150 + rank, 2 * HIDDEN * COLUMNS),
-                                      .out = w->result,
-                                      .rows = one ? NULL : device(info.capacity * sizeof(struct prs_moe_row)),
-                                      .expert_rows = one ? NULL : device(2 * sizeof(struct prs_moe_expert_rows))};
+    w->result = ranks_device(w->bytes, 0);
+    w->batch =
+        (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
+                               .count = TOKENS,
+                               .chosen = ranks_device(sizeof(chosen), 0),
+                               .router_weights = ranks_device(sizeof(weights), 0),
+                               .weights = ranks_upload(100 + rank, 2 * HIDDEN * COLUMNS),
+                               .down = ranks_upload(150 + rank, 2 * HIDDEN * COLUMNS),
+                               .out = w->result,
+                               .rows = one ? NULL : ranks_device(info.capacity * sizeof(struct prs_moe_row), 0),
+                               .expert_rows = one ? NULL : ranks_device(2 * sizeof(struct prs_moe_expert_rows), 0)};
     cr_assert_eq(cudaMemcpy((void *)w->batch.chosen, chosen, sizeof(chosen), cudaMemcpyHostToDevice), cudaSuccess);
     cr_assert_eq(cudaMemcpy((void *)w->batch.router_weights, weights, sizeof(weights), cudaMemcpyHostToDevice),
                  cudaSuccess);
@@ -165,14 +158,14 @@ static int open_attention(struct work *w, uint32_t rank, uint32_t world)
     w->a = ranks_upload(rank, bytes / 2);
     w->b = ranks_upload(100 + rank, bytes / 2);
     w->bytes = w->kernel->family == GRADIENTS ? 3 * bytes : bytes;
-    w->result = device(w->bytes);
+    w->result = ranks_device(w->bytes, 0);
     if (w->kernel->family == ATTENTION)
         return prs_attention_plan_open(w->ctx, &shape, &tuning, &w->attention);
     w->gradients = (struct prs_attention_gradients){.q = w->a,
                                                     .k = w->b,
                                                     .v = w->a,
                                                     .out = w->b,
-                                                    .lse = device(ROWS * HEADS * sizeof(float)),
+                                                    .lse = ranks_device(ROWS * HEADS * sizeof(float), 0),
                                                     .dout = w->a,
                                                     .dq = w->result,
                                                     .dk = (uint8_t *)w->result + bytes,
@@ -218,8 +211,7 @@ static uint8_t *result_of(const struct work *w)
 {
     uint8_t *host = malloc(w->bytes);
     cr_assert_eq(cudaMemcpy(host, w->result, w->bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-    cr_assert_eq(cudaMemset(w->result, 0, w->bytes), cudaSuccess);
-    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    ranks_fill(w->result, 0, w->bytes);
     return host;
 }
 

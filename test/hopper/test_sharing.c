@@ -50,17 +50,9 @@ static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
     return x;
 }
 
-static void *device(size_t bytes)
-{
-    void *p = NULL;
-    cr_assert_eq(cudaMalloc(&p, bytes + 256), cudaSuccess);
-    cr_assert_eq(cudaMemset(p, 0xff, bytes + 256), cudaSuccess);
-    return p;
-}
-
 static void *upload(const void *from, size_t bytes)
 {
-    void *p = device(bytes);
+    void *p = ranks_device(bytes, 0xff);
     cr_assert_eq(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     return p;
 }
@@ -111,14 +103,14 @@ static void make_batch(struct item *x, uint32_t key, uint32_t rank, uint32_t wor
     b->count = s->tokens;
     b->chosen = upload(chosen, choices * sizeof(*chosen));
     b->router_weights = upload(weights, choices * sizeof(*weights));
-    b->maps = device(info.maps_bytes);
+    b->maps = ranks_device(info.maps_bytes, 0xff);
     x->bytes = (size_t)b->count * s->hidden * 2;
     if (x->row->what == LAYER) {
         b->weights = ranks_upload(key + 1, (uint64_t)local * s->hidden * s->columns);
         b->down = ranks_upload(key + 2, (uint64_t)local * s->columns * s->hidden);
     } else {
-        b->out = device((size_t)info.capacity * s->hidden * 2);
-        b->expert_rows = device(local * sizeof(*b->expert_rows));
+        b->out = ranks_device((size_t)info.capacity * s->hidden * 2, 0xff);
+        b->expert_rows = ranks_device(local * sizeof(*b->expert_rows), 0xff);
         cr_assert_eq(prs_moe_dispatch(x->moe, b, NULL), 0, "%s", prs_fused_error_text());
         x->results[kind] = (struct prs_moe_results){.rows = ranks_upload(key + 4, (uint64_t)info.capacity * s->hidden),
                                                     .maps = b->maps};
@@ -160,7 +152,7 @@ static void open_item(struct prs_fused *ctx, const struct plan_row *row, uint32_
             make_tensors(x, key, world, kind);
         else
             make_batch(x, key, rank, world, kind);
-        out = device(x->bytes);
+        out = ranks_device(x->bytes, 0xff);
         x->want[kind] = malloc(x->bytes);
         cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
         cr_assert_eq(launch(x, kind, out, NULL), 0, "%s", prs_fused_error_text());
@@ -206,7 +198,7 @@ static void launch_by_turns(const struct turns *t, struct item *items, uint32_t 
     struct turn x[MOST_LAUNCHES];
     for (uint32_t i = 0; i < t->launches; i++) {
         x[i] = choose(t, first + i);
-        x[i].out = device(items[x[i].plan].bytes);
+        x[i].out = ranks_device(items[x[i].plan].bytes, 0xff);
     }
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     for (uint32_t i = 0; i < t->launches; i++) {
@@ -228,7 +220,7 @@ static void capture(struct item *x, struct graph *g, cudaStream_t stream)
 {
     cudaGraph_t graph;
     for (uint32_t kind = 0; kind < KINDS; kind++)
-        g->out[kind] = device(x->bytes);
+        g->out[kind] = ranks_device(x->bytes, 0xff);
     cr_assert_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
     for (uint32_t kind = 0; kind < KINDS; kind++)
         cr_assert_eq(launch(x, kind, g->out[kind], stream), 0, "%s", prs_fused_error_text());
@@ -243,7 +235,7 @@ static void replay_by_turns(const struct turns *t, struct item *items, struct gr
     struct turn x[MOST_LAUNCHES];
     for (uint32_t i = 0; i < t->launches; i++) {
         x[i] = choose(t, i);
-        x[i].out = device(items[x[i].plan].bytes);
+        x[i].out = ranks_device(items[x[i].plan].bytes, 0xff);
     }
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     for (uint32_t i = 0; i < t->launches; i++) {
@@ -465,7 +457,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     open_item(ctx, &rows[0], rank, 3, &items[0]);
     open_item(ctx, &rows[1], rank, 3, &items[1]);
     if (rank != 2)
-        cr_assert_eq(launch(&items[0], 0, device(items[0].bytes), NULL), 0);
+        cr_assert_eq(launch(&items[0], 0, ranks_device(items[0].bytes, 0xff), NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_poll_error(ctx, error);
     close_plan(&items[0]);
@@ -494,8 +486,9 @@ static void multiply_with_scales(struct prs_fused *ctx)
         PRS_GEMM_ALONE, 64, 128, 128, 1, .dtype = PRS_DTYPE_E4M3, .scaling = PRS_SCALING_BLOCKS};
     static const struct prs_gemm_tuning unfused = {.path = PRS_GEMM_PATH_UNFUSED};
     struct prs_gemm_plan *plan = NULL;
-    struct prs_gemm_operands x = {.a = device(64 * 128), .b = device(128 * 128), .c = device(64 * 128 * 2)};
-    x.scale_a = device(64 * sizeof(float)), x.scale_b = device(sizeof(float));
+    struct prs_gemm_operands x = {
+        .a = ranks_device(64 * 128, 0xff), .b = ranks_device(128 * 128, 0xff), .c = ranks_device(64 * 128 * 2, 0xff)};
+    x.scale_a = ranks_device(64 * sizeof(float), 0xff), x.scale_b = ranks_device(sizeof(float), 0xff);
     cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &unfused, &plan), 0, "%s", prs_fused_error_text());
     cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
     prs_gemm_plan_close(plan);
@@ -513,14 +506,14 @@ static void multiply_late(uint32_t rank, struct ranks_self *self, void *user)
     open_item(ctx, &row, rank, 1, &x);
     open_item(ctx, &row, rank, 1, &other);
     prs_moe_plan_query(x.moe, &info);
-    x.batch[0].out = device((size_t)info.capacity * 72 * 2);
-    x.batch[0].rows = device(info.capacity * sizeof(*x.batch[0].rows));
-    x.batch[0].expert_rows = device(4 * sizeof(*x.batch[0].expert_rows));
+    x.batch[0].out = ranks_device((size_t)info.capacity * 72 * 2, 0xff);
+    x.batch[0].rows = ranks_device(info.capacity * sizeof(*x.batch[0].rows), 0xff);
+    x.batch[0].expert_rows = ranks_device(4 * sizeof(*x.batch[0].expert_rows), 0xff);
     cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), -EINVAL);
     cr_assert_not_null(strstr(prs_fused_error_text(), "rows that are no longer there"), "%s", prs_fused_error_text());
     cr_assert_eq(prs_moe_dispatch_gemm(x.moe, &x.batch[0], NULL), 0);
     cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), 0);
-    cr_assert_eq(launch(&other, 0, device(other.bytes), NULL), 0);
+    cr_assert_eq(launch(&other, 0, ranks_device(other.bytes, 0xff), NULL), 0);
     cr_assert_eq(prs_moe_gemm(x.moe, &x.batch[0], NULL), -EINVAL);
     cr_assert_eq(prs_moe_dispatch_gemm(x.moe, &x.batch[0], NULL), 0);
     multiply_with_scales(ctx);
