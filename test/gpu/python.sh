@@ -21,6 +21,7 @@ claim norms_are_right 120
 step host_cost 90 python3 -m perseus.bench --host-cost --json
 claim gradients_are_right 240
 claim gradients_of_attention_are_right 120
+claim attention_of_any_head 200
 claim striped_attention_is_right 200
 claim packed_step_beside_one_gpu 200
 step train 300 $many fused/python/examples/train.py --steps 200 --compile
@@ -33,6 +34,8 @@ claim sixty_seven_sizes 120
 claim few_rows 150
 claim a_killed_rank_is_named 100
 claim maps_of_experts 200
+claim quantised_results 200
+claim a_group_sleeps 120
 claim memory_of_torch_is_imported 60
 claim abort_ends_waits 60
 step bench 180 $many -m perseus.bench --json

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims of python.py. scaled_products: products in e4m3 with each kind of scale, compared with bf16, torch._scaled_mm
-alone, NCCL + torch._scaled_mm and torch's symmetric memory. scaled_paths: each kind of scale on each path."""
+alone, NCCL + torch._scaled_mm and torch's symmetric memory. scaled_paths: each kind of scale on each path.
+quantised_results: results in e4m3 for the next product, compared with fp32, and with a quantising kernel after it."""
 import ctypes
 import json
 import sys
@@ -213,4 +214,60 @@ def scaled_paths(group, rounds=9, shapes=((128, 2560, 8192), (512, 2560, 8192), 
                     way.close()
             if group.rank == 0:
                 print(op, m, n, k, json.dumps(row), file=sys.stderr, flush=True)
+    return found, fine
+
+
+# ---- results in e4m3 ----
+def off_by(c, scale, want):
+    """The largest error over what rounding to e4m3 explains, with some for the sums: above 1 is wrong. Also of scales,
+    each the largest number of its 128 over 448."""
+    wide, sums = scale.float().repeat_interleave(128, 1), 0.03 * want.square().mean().sqrt()
+    bound = torch.maximum(want.abs() * 2**-4, wide * 2**-10) + sums
+    largest = want.abs().unflatten(1, (-1, 128)).amax(2)
+    return max(float(torch.nan_to_num((c.float() * wide - want).abs() / bound, nan=1e9).max()),
+               float(torch.nan_to_num((scale * 448 - largest).abs() / sums, nan=1e9).max()))
+
+
+def quantised_results(group, rounds=9, shapes=((8192, 8192, 4096), (2048, 8192, 8192), (512, 4096, 1024))):
+    """m x n x k: a gated MLP's first product, m over all ranks and n of this rank. two: a product with a bf16 result,
+    then activation, gate and quantising by one compiled kernel of torch; the tensors are laid as ours."""
+    found, fine, world = {}, True, group.world
+
+    @torch.compile
+    def finished(c):
+        gate, up = c.float().chunk(2, 1)
+        h = (torch.nn.functional.silu(gate) * up).unflatten(1, (-1, 128))
+        scale = h.abs().amax(2) / 448
+        return (h / scale[:, :, None].clamp(min=1e-30)).to(E4M3).flatten(1), scale.t().contiguous().t()
+
+    for kind in ("rows", "blocks"):
+        for m, n, k in shapes:
+            a, w = (torch.rand(*size, device="cuda").mul_(2).sub_(1).div_(8).bfloat16() for size in
+                    ((m // world, k), (n, k)))
+            x, wide_a, wide_w = operands(kind, a, w)
+            gate, up = (gathered(wide_a, world) @ wide_w.t()).chunk(2, 1)
+            want = torch.nn.functional.silu(gate) * up
+            calls = {"one": lambda x=x: perseus.all_gather_scaled_matmul_quantised(*x, group, activation="silu",
+                                                                                   gated=True),
+                     "two": lambda x=x: finished(perseus.all_gather_scaled_matmul(*x, group))}
+            for call in calls.values():
+                call()
+            graphs = {name: captured(lambda call=call: [call() for _ in range(CALLS)]) for name, call in calls.items()}
+            taken, worst, results = {name: [] for name in calls}, {}, {}
+            for i in range(2 + rounds):
+                for name, graph in graphs.items():
+                    for c, scale in results.get(name, ()):
+                        c.view(torch.uint8).fill_(0x7f)  # NaN
+                        scale.fill_(torch.nan)
+                    usec, results[name] = once(graph, group)
+                    if i >= 2:
+                        taken[name].append(usec / CALLS)
+            for name in calls:
+                worst[name] = max(off_by(c, scale, want) for c, scale in results[name])
+            fine = fine and worst["one"] <= 1
+            found[f"{kind} {m}x{n}x{k}"] = {
+                **{f"{name}_us": round(sorted(values)[rounds // 2], 1) for name, values in taken.items()},
+                **{f"{name}_error": round(value, 3) for name, value in worst.items()}}
+            del graphs, results
+            torch.cuda.empty_cache()
     return found, fine
