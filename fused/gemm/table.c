@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "fused/gemm/schedule.h"
+#include "fused/gemm/tuning.h"
 #include "transport/util/error.h"
 
 static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER_GPU = 0.3;
@@ -86,18 +87,32 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
     return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
 }
 
-/* For a class of `rows` rows. */
+/* For a class of `rows` rows. What was measured of another shape is carried over by the model, each path by itself: for
+ * a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little longer. So the
+ * faster path may be another than the entry's. */
 static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
-    const struct prs_gemm_shape *shape = s->shape;
-    double ratio = (double)rows / e->m * ((double)shape->n / e->n) * ((double)shape->k / e->k);
+    enum prs_gemm_path path = e->tuning.path;
+    enum prs_gemm_path other = path == PRS_GEMM_PATH_FUSED ? PRS_GEMM_PATH_UNFUSED : PRS_GEMM_PATH_FUSED;
     struct prs_table_found *found = s->found;
-    found->tuning[class] = e->tuning;
-    found->us[class] = e->us > 0 && e->us < 1e9 ? (float)(e->us * ratio) : 0;
-    found->ratio[class] = prs_table_ratio(&e->tuning, e->us, e->other_us);
+    struct prs_gemm_tuning *t = &found->tuning[class];
+    struct prs_gemm_shape from = *s->shape, to = *s->shape;
+    double us[PRS_GEMM_PATH_UNFUSED + 1] = {0};
+    from.m = e->m, from.n = e->n, from.k = e->k;
+    to.m = rows;
+    us[path] = e->us > 0 && e->us < 1e9 ? e->us : 0;
+    us[other] = us[path] > 0 && path != PRS_GEMM_PATH_AUTO ? e->other_us : 0;
+    prs_tuning_carry(&from, &to, prs_table_place(s->ctx, s->shape), s->ctx->sms / 2, &e->tuning, us);
+    *t = e->tuning;
+    if (us[other] > 0 && us[other] < us[path] && (e->m != rows || e->n != to.n || e->k != to.k)) {
+        *t = (struct prs_gemm_tuning){.path = other};
+        other = path;
+    }
+    found->us[class] = (float)us[t->path];
+    found->ratio[class] = prs_table_ratio(t, us[t->path], us[other]);
     /* A band that was a whole block stays one, of any launch. */
-    if (e->tuning.band >= pairs_of(e->m, e->world))
-        found->tuning[class].band = pairs_of(shape->m, e->world);
+    if (t->band >= pairs_of(e->m, e->world))
+        t->band = pairs_of(s->shape->m, e->world);
 }
 
 static void consider(struct search *s, const char *line, enum prs_table_source source)

@@ -20,9 +20,9 @@ enum { PRS_TABLE_CLASSES = 6 };
 /* By class: what the entry nearest to m >> i rows says. All is 0 where there is none. */
 struct prs_table_found {
     uint32_t source; /* enum prs_table_source of class 0 */
-    /* Expected of m >> i rows: the entry's, by the ratio of the products; 0: unknown. */
-    float us[PRS_TABLE_CLASSES];
-    struct prs_gemm_tuning tuning[PRS_TABLE_CLASSES]; /* as measured; 0: by the model */
+    float us[PRS_TABLE_CLASSES]; /* expected of m >> i rows; 0: unknown */
+    /* As measured; 0: by the model. Only the path, where the other one than was measured with it should be faster. */
+    struct prs_gemm_tuning tuning[PRS_TABLE_CLASSES];
     /* The time of the unfused path over that of the fused one. PRS_RATIO_FUSED, PRS_RATIO_UNFUSED: the entry says only
      * which is faster. */
     float ratio[PRS_TABLE_CLASSES];
@@ -34,7 +34,7 @@ struct prs_table_found {
  * all 16-bit types have the same entries. The distance of two shapes is |log2| of the ratio of their m, plus that of n,
  * plus that of k, plus 1/4 where B is laid out differently, plus 1/4 where they are scaled differently, plus 0.3 where
  * the GPU has another name; an entry further than 1/2 is none. Of equally near ones the file's wins over the library's,
- * and a later line over an earlier one. */
+ * and a later line over an earlier one. Times of another shape are carried over by the model (prs_tuning_carry()). */
 void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found);
 
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. other_us: of the other path than t->path; 0: unknown.

@@ -152,14 +152,34 @@ static double waves(const struct prs_gemm_shape *shape, const struct prs_place *
     return ceil(pairs_of(shape->m, at) * prs_column_tiles(shape, columns) / clusters);
 }
 
+static double tiled_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
+                       uint32_t columns)
+{
+    const struct way_times *times = way_times(shape);
+    double unit = prs_k_steps(shape) * PRS_STEP_US * (prs_promotes(shape) ? PROMOTED_STEP : 1) * columns / PRS_TILE_N;
+    double product = waves(shape, at, clusters, columns) * unit;
+    double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
+    return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
+}
+
 /* With wide tiles: the measured times had no others. */
 static double fused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    const struct way_times *times = way_times(shape);
-    double unit = prs_k_steps(shape) * PRS_STEP_US * (prs_promotes(shape) ? PROMOTED_STEP : 1);
-    double product = waves(shape, at, clusters, PRS_TILE_N) * unit;
-    double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
-    return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
+    return tiled_us(shape, at, clusters, PRS_TILE_N);
+}
+
+void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
+                      uint32_t clusters, const struct prs_gemm_tuning *t, double us[])
+{
+    uint32_t columns = t->columns != 0 ? t->columns : PRS_TILE_N;
+    if (t->clusters != 0)
+        clusters = t->clusters;
+    if (at->world > 1 && t->path != PRS_GEMM_PATH_AUTO) {
+        us[PRS_GEMM_PATH_FUSED] *= tiled_us(to, at, clusters, columns) / tiled_us(from, at, clusters, columns);
+        us[PRS_GEMM_PATH_UNFUSED] *= unfused_us(to, at, clusters) / unfused_us(from, at, clusters);
+    } else {
+        us[t->path] *= (double)to->m / from->m * ((double)to->n / from->n) * ((double)to->k / from->k);
+    }
 }
 
 static bool model_takes_unfused(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)

@@ -43,6 +43,11 @@ void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_
 bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t rows, const struct prs_place *at,
                                   uint32_t clusters, const struct prs_path_times *times);
 
+/* Carries the times of both paths (us, by enum prs_gemm_path; 0: unknown), of which t->path's was measured with t, from
+ * one shape to a near one, by the model. clusters: where t has none. */
+void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
+                      uint32_t clusters, const struct prs_gemm_tuning *t, double us[]);
+
 /* The most rows of the shape that the unfused path adds up over a node's ranks by inboxes (unfused/inbox.h), and of
  * those the most in one hop; 0: none. */
 uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct prs_place *at);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fused/gemm/paths.h"
 #include "fused/gemm/table.h"
@@ -180,6 +181,44 @@ Test(paths, without_the_next_class_the_model_says_how_times_depend_on_rows)
     double mean = lost(false, &cells, 1.16);
     cr_assert_leq(mean, 1.006, "%.4f of what was best, in the mean", mean);
     cr_assert_leq(cells, 4, "%u", cells);
+}
+
+/* Appends what was measured to the file of PERSEUS_FUSED_TUNING. */
+static void append(const struct prs_fused *ctx, const struct ways *w, uint32_t rows, const double us[2])
+{
+    struct prs_gemm_shape shape = product(w->op, rows, w->n, w->k);
+    struct prs_gemm_tuning t = {.path = us[0] < us[1] ? PRS_GEMM_PATH_FUSED : PRS_GEMM_PATH_UNFUSED};
+    cr_assert_eq(prs_table_append(ctx, &shape, &t, fmin(us[0], us[1]), fmax(us[0], us[1])), 0);
+}
+
+/* Of rows that no entry has. */
+Test(paths, a_plan_for_other_rows_than_an_entry_takes_the_faster_path_of_its_own)
+{
+    enum { COUNT = sizeof(measured) / sizeof(*measured) };
+    double sum = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        const struct ways *w = &measured[i];
+        struct prs_fused ctx = {.place = {.world = w->world, .nodes = 1, .local_ranks = w->world},
+                                .sms = 2 * CLUSTERS,
+                                .gpu = "of these times"};
+        struct prs_gemm_shape shape = product(w->op, w->rows, w->n, w->k);
+        struct prs_table_found found;
+        char path[] = "/tmp/perseus-tuning-XXXXXX";
+        int fd = mkstemp(path);
+        double one;
+        cr_assert(fd >= 0);
+        (void)close(fd);
+        setenv("PERSEUS_FUSED_TUNING", path, 1);
+        append(&ctx, w, w->most, w->of_most);
+        append(&ctx, w, w->most / 2, w->of_half);
+        prs_table_find(&ctx, &shape, &found);
+        (void)unlink(path);
+        cr_assert_eq(found.source, PRS_TABLE_FILE);
+        one = w->of_rows[found.tuning[0].path == PRS_GEMM_PATH_UNFUSED] / fmin(w->of_rows[0], w->of_rows[1]);
+        cr_assert_leq(one, 1.15, "operation %d of %u x %u x %u on %u", (int)w->op, w->rows, w->n, w->k, w->world);
+        sum += one;
+    }
+    cr_assert_leq(sum / COUNT, 1.01, "%.4f of what was best, in the mean", sum / COUNT);
 }
 
 /* Of half as many rows, and of fewer than the last class has rows. */
