@@ -19,7 +19,7 @@ enum { PRS_TABLE_CLASSES = 6 };
 
 /* By class: what the entry nearest to m >> i rows says. All is 0 where there is none. */
 struct prs_table_found {
-    uint32_t source; /* enum prs_table_source of class 0 */
+    uint32_t source;             /* enum prs_table_source of class 0 */
     float us[PRS_TABLE_CLASSES]; /* expected of m >> i rows; 0: unknown */
     /* As measured; 0: by the model. Only the path, where the other one than was measured with it should be faster. */
     struct prs_gemm_tuning tuning[PRS_TABLE_CLASSES];
