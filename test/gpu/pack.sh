@@ -20,6 +20,7 @@ mkdir -p "$folder/test/gpu"
 cp ./*.sh ./*.py "$folder/test/gpu/"
 mkdir -p "$folder/tools/fused"
 cp ../../tools/fused/*.py "$folder/tools/fused/"
-mkdir -p "$folder/fused"
+mkdir -p "$folder/fused" "$folder/include"
 cp -r ../../fused/python "$folder/fused/"
+cp -r ../../include/perseus "$folder/include/"
 du -sh "$folder" | cut -f1
