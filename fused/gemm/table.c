@@ -88,8 +88,8 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
 }
 
 /* For a class of `rows` rows. What was measured of another shape is carried over by the model, each path by itself: for
- * a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little longer. So the
- * faster path may be another than the entry's. */
+ * a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little longer. So
+ * the faster path may be another than the entry's. */
 static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
     enum prs_gemm_path path = e->tuning.path;

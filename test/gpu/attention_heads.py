@@ -101,7 +101,7 @@ def attention_of_any_head(group, seq=16384, rounds=8):
     found, fine = {}, True
     for dims in HEADS:
         for causal in (False, True):
-            name = f"{dims[0]}{'' if dims[0] == dims[1] else f' with {dims[1]}'}{' causal' if causal else ''}"
+            name = f"head_{dims[0]}{'' if dims[0] == dims[1] else f'_with_{dims[1]}'}{'_causal' if causal else ''}"
             out, lse, theirs, equal = errors(group, dims, causal)
             row, right = times(group, dims, causal, seq, rounds)
             found[name] = {"error": round(out, 5), "error_lse": round(lse, 7), "torchs_error": round(theirs, 5), **row}

@@ -266,7 +266,7 @@ def quantised_results(group, rounds=9, shapes=((8192, 8192, 4096), (2048, 8192, 
             for name in calls:
                 worst[name] = max(off_by(c, scale, want) for c, scale in results[name])
             fine = fine and worst["one"] <= 1
-            found[f"{kind} {m}x{n}x{k}"] = {
+            found[f"{kind}_{m}x{n}x{k}"] = {
                 **{f"{name}_us": round(sorted(values)[rounds // 2], 1) for name, values in taken.items()},
                 **{f"{name}_error": round(value, 3) for name, value in worst.items()}}
             del graphs, results
