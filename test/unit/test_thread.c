@@ -47,7 +47,7 @@ Test(thread, faults_alone_reach_the_programs_handlers)
     for (size_t i = 0; i < sizeof(of_the_program) / sizeof(*of_the_program); i++) {
         cr_expect(sigismember(&blocked, of_the_program[i]), "%s", strsignal(of_the_program[i]));
         cr_expect_eq(sigismember(&after, of_the_program[i]), sigismember(&before, of_the_program[i]),
-                     "%s of who starts it", strsignal(of_the_program[i]));
+                     "%s of the thread that starts it", strsignal(of_the_program[i]));
     }
     for (size_t i = 0; i < sizeof(of_the_thread) / sizeof(*of_the_thread); i++)
         cr_expect_not(sigismember(&blocked, of_the_thread[i]), "%s", strsignal(of_the_thread[i]));
@@ -116,27 +116,39 @@ Test(thread, exit_waits_for_the_end_of_work)
     cr_assert(seen->begun && seen->ended_at_exit && seen->refused_at_exit);
 }
 
-/* The parent's threads are not in the child, so there is nothing to wait for. */
-Test(thread, a_forked_child_exits_at_once)
+static double ms_of_a_child(void)
 {
     struct timespec before, after;
-    int naps = 60000;
-    pthread_t thread;
     pid_t pid;
+
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    pid = fork();
+    if (pid == 0)
+        exit(7);
+    cr_assert_eq(status_of(pid), 7);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    return (double)(after.tv_sec - before.tv_sec) * 1e3 + (double)(after.tv_nsec - before.tv_nsec) / 1e6;
+}
+
+/* The parent's threads are not in the child, so there is nothing to wait for. A child that waits does so for a second;
+ * on a busy machine one that does not may take as long, but not each of five. */
+Test(thread, a_forked_child_exits_at_once)
+{
+    int naps = 60000;
+    double least_ms = 1e9;
+    pthread_t thread;
 
     seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     cr_assert_neq((void *)seen, MAP_FAILED);
     cr_assert_eq(prs_thread_start(&thread, "a-test", work, &naps), 0);
     while (!__atomic_load_n(&seen->begun, __ATOMIC_ACQUIRE))
         usleep(100);
-    pid = fork();
-    if (pid == 0)
-        exit(7);
-    clock_gettime(CLOCK_MONOTONIC, &before);
-    cr_assert_eq(status_of(pid), 7);
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    cr_assert_not(__atomic_load_n(&seen->ended, __ATOMIC_ACQUIRE), "the child took %ld s",
-                  (long)(after.tv_sec - before.tv_sec));
+    for (int i = 0; i < 5; i++) {
+        double ms = ms_of_a_child();
+
+        least_ms = ms < least_ms ? ms : least_ms;
+    }
+    cr_assert_lt(least_ms, 800, "the quickest of five children took %.0f ms", least_ms);
     __atomic_store_n(&naps, 0, __ATOMIC_RELAXED);
     pthread_join(thread, NULL);
 }

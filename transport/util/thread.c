@@ -47,7 +47,8 @@ static void forget_parent(void)
     at_work = 0; /* the parent's threads are not here */
 }
 
-/* Functions given to atexit() run before the destructors of all libraries that are loaded now or later. */
+/* Functions given to atexit() run before the destructor functions of libraries, whenever those were loaded. But C++
+ * objects of libraries that are loaded later end before; the transport's threads use none. */
 static void watch_exit(void)
 {
     atexit(end_work);
