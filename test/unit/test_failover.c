@@ -156,6 +156,25 @@ Test(failover, all_paths_whose_requests_failed_are_given_up_when_no_farewell_com
     close_sides();
 }
 
+/* A path that was given up before is not the one to name, nor is what the failure flushed. */
+Test(failover, the_error_names_the_request_that_failed_on_the_last_path)
+{
+    struct prs_event flushed = {
+        .kind = PRS_EVENT_ERROR, .queue = 2, .error = -ECONNRESET, .text = "flushed", .cause = "the test"};
+
+    open_sides();
+    fail_early(B);
+    fail_request(B, 0);
+    peer_of(B)->farewell_ns = prs_clock_ns();
+    cr_assert_eq(prs_health_check(peer_of(B)), 0);
+    cr_assert_eq(stage_at(0), PRS_PATH_DRAINING);
+    fail_request(B, 1);
+    fail_request(B, 2);
+    cr_assert_eq(prs_health_judge(peer_of(B), &flushed), 0);
+    peer_of(B)->farewell_ns = prs_clock_ns();
+    must_fail(prs_health_check(peer_of(B)), -ETIMEDOUT, "on queue 2");
+}
+
 Test(failover, requests_that_failed_on_all_paths_end_the_peer_when_no_farewell_comes)
 {
     open_sides();
