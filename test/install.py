@@ -145,7 +145,7 @@ def the_name_that_nccl_tries_by_itself_is_left_alone(it):
 
 
 def programs(it):
-    return [path for path in sorted(it.at("bindir").iterdir()) if ".so" not in path.name]
+    return sorted(it.at("bindir").iterdir())
 
 
 def each_program_starts_from_where_it_is_installed(it):
@@ -166,6 +166,17 @@ def scripts_find_the_plugin_wherever_the_prefix_is(it):
                               capture_output=True, text=True, timeout=120)
         if "No such file" in done.stderr or (command[0] == "perseus-compare" and done.returncode != 2):
             yield f"{' '.join(command)}: exit {done.returncode}, {done.stderr}"
+
+
+def perf_finds_the_library_of_its_kernel(it):
+    """It opens the library before it looks for a GPU, but after a NIC."""
+    if "softnic-run" not in it.built:
+        return
+    done = subprocess.run([it.at("bindir", "softnic-run"), "--quiet", "--", it.at("bindir", "perseus-perf"),
+                           "putsignal", "--gpu", "--peers", "1", "--iterations", "1", "--timeout", "60"],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    if done.returncode != 0 and "cudaGetDeviceCount" not in done.stderr:
+        yield f"perseus-perf --gpu: exit {done.returncode}, {done.stdout}{done.stderr}"
 
 
 def each_program_has_a_manual_page(it):
@@ -215,6 +226,7 @@ CLAIMS = [  # (checked when this is built; "" = always, what)
     ("libnccl-net-perseus.so", the_name_that_nccl_tries_by_itself_is_left_alone),
     ("perseus-info", each_program_starts_from_where_it_is_installed),
     ("perseus-info", each_program_has_a_manual_page),
+    ("libperseus-perf-gpu.so", perf_finds_the_library_of_its_kernel),
     ("libnccl-net-perseus.so", scripts_find_the_plugin_wherever_the_prefix_is),
 ]
 

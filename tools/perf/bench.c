@@ -26,21 +26,28 @@ int bench_fail(const struct bench *bench, const char *what, int error)
     return error;
 }
 
-/* The library is beside the program, or where the loader finds it. */
+/* The library is beside the program in a build folder, and in PERF_LIBEXECDIR, as seen from there, once installed. */
+static void *open_gpu_library(void)
+{
+    static const char *const folders[] = {"", PERF_LIBEXECDIR "/"};
+    char program[512] = "./", path[1024];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    if (length > 0)
+        program[length] = 0;
+    for (int i = 0; i < 2 && (i == 0 || access(path, F_OK)); i++) {
+        const char *end = folders[i][0] == '/' ? program : strrchr(program, '/') + 1;
+
+        snprintf(path, sizeof(path), "%.*s%s" GPU_LIBRARY, (int)(end - program), program, folders[i]);
+    }
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 static int load_gpu(struct bench *bench)
 {
-    char path[512];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - sizeof(GPU_LIBRARY) - 1);
+    void *library = open_gpu_library();
     gpu_library_fn *get;
-    void *library = NULL;
 
-    if (length > 0) {
-        path[length] = 0;
-        strcpy(strrchr(path, '/') + 1, GPU_LIBRARY);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    if (!library)
-        library = dlopen(GPU_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     get = library ? (gpu_library_fn *)(uintptr_t)dlsym(library, "perf_gpu_library") : NULL;
     if (!get) {
         fprintf(stderr, "perseus-perf --gpu: %s\n", dlerror());
