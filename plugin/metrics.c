@@ -205,7 +205,8 @@ static __attribute__((destructor)) void remove_file(void)
 static void *write_every_second(void *generation)
 {
     pthread_mutex_lock(&metrics.lock);
-    while (metrics.generation == (uintptr_t)generation && prs_work_begin()) { /* else remove_file() comes before it */
+    /* At exit() remove_file() comes after the last write, since exit() waits for prs_work_end(). */
+    while (metrics.generation == (uintptr_t)generation && prs_work_begin()) {
         struct timespec until;
 
         write_file_locked();

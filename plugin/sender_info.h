@@ -25,7 +25,8 @@ struct sender_info {
 static_assert(sizeof(struct sender_info) == 80 && sizeof(struct sender_info) <= PRS_PRIVATE_DATA_BYTES,
               "goes over the wire");
 
-/* Check and copy it. from: the peer, for the text. Return 0 or -EPROTO, logged. */
+/* Check what the sender told about itself, and copy it to *out. from: the sender, for the error's text. Return 0 or
+ * -EPROTO, logged. */
 static inline int sender_info_read(const void *private_data, uint32_t bytes, const char *from, struct sender_info *out)
 {
     if (bytes != sizeof(*out))

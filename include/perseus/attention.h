@@ -162,8 +162,8 @@ struct prs_attention_gradients {
     void *dk, *dv;             /**< as k; over the query heads that share a KV head, and the queries of all ranks */
     const int32_t *cu_seqlens; /**< as in the forward launch */
     uint32_t sequences;        /**< the same */
-    /** As in the forward launch, and the gradient of that, from the queries of this rank: the caller adds up those of
-     * all ranks. Both or neither. */
+    /** sinks: as in the forward launch. dsinks: their gradient from the queries of this rank alone; the caller adds up
+     * the dsinks of all ranks. Give both or neither. */
     const float *sinks;
     float *dsinks;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */

@@ -97,7 +97,8 @@ static uint32_t power_of_two_up_to(uint32_t limit)
     return power;
 }
 
-/* Send slots: max_ops, if that is no more than the devices have, or than is worth their memory. */
+/* How many slots a send queue has: max_ops, rounded up to a power of two, but at most MOST_SLOTS and what each device
+ * allows. */
 static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 {
     uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
@@ -118,8 +119,8 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
     return wanted;
 }
 
-/* A longer write carries no immediate on any path, since the network routes those one way only, or for the rail's own
- * reason. 0: any may. */
+/* A longer write carries no immediate, on any path: an adaptive network routes those with one along a single way, and a
+ * rail may have a limit of its own. 0: any write may carry one. */
 static uint64_t plain_bytes(const struct prs_peer *peer)
 {
     uint64_t least = 0;
@@ -173,7 +174,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
         if (rail->max_message_bytes < order.max_part_bytes)
             order.max_part_bytes = rail->max_message_bytes;
     }
-    /* The simulator has no such threshold: its queues are taken to keep order, and it shows what comes of that. */
+    /* Only the simulator has ar_bytes 0: there the order engine takes queues to keep order even so. */
     order.adaptive_routing = facts.adaptive_routing && peer->fabric->config.ar_bytes;
     r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
     if (!r)

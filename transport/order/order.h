@@ -227,7 +227,8 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* From now on signals, and under counted puts of a group, are PRS_BUSY for ever: the caller says that it sends none. */
+/* From now on signals are PRS_BUSY for ever, and under `counted` so are puts of a group. For a peer whose caller said
+ * that it sends none. */
 void prs_order_refuse_signals(struct prs_order *order);
 /* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
  * Call it before the first op. Return 0 or -ENOMEM. */

@@ -206,7 +206,7 @@ static PRS_SPECIALIZED int progress(struct prs_peer *peer)
 static PRS_COLD int take_kept_events(struct prs_peer *peer)
 {
     struct prs_failover *failover = peer->failover;
-    /* unchanged by take_events(): the paths of these events are given up */
+    /* take_events() leaves it as it is: the paths of these events are given up, so a failure of theirs is no news */
     struct prs_event first = {.kind = PRS_EVENT_DONE};
     int count = (int)failover->kept_count, r;
 

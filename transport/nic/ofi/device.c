@@ -384,7 +384,7 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
         longest = info->ep_attr->max_order_waw_size;
     rail->max_message_bytes = longest < LONGEST_PART ? longest : LONGEST_PART;
     /* If a connection ends while a write with an immediate is received, ofi_rxm over tcp may end the process
-     * (decisions/0019). Such writes are short. */
+     * (decisions/0019). A short write is received quickly, so it is seldom that one. */
     if (info->ep_attr->protocol == FI_PROTO_RXM || info->ep_attr->protocol == PRS_OFI_PROTO_RXM_TCP)
         rail->plain_bytes = PLAIN_BYTES;
     out->speed_mbps = speed_mbps(info);
