@@ -399,7 +399,8 @@ PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s,
     return (order - 1) * s->groups + group;
 }
 
-/* Number of the tensor in staging memory, where they lie one after the other. */
+/* Number of a tensor in staging memory, where keys and values of the slices lie one after the other. kind: 0 keys, 1
+ * values. */
 PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 {
     /* MUTANT(model copied) keys and values have places of their own: s/(order - 1) * 2/order - 1/ */

@@ -18,7 +18,7 @@ struct prs_attention_box {
 /* Names the flags of the family (core/sync.h). */
 const char *prs_attention_awaited(uint32_t what);
 
-/* Of the scores. */
+/* Sets what the scores are multiplied by. */
 void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
 /* What the kernels of striped attention know of the shape; of a launch they get the sequences and sinks. Nothing for

@@ -376,8 +376,8 @@ static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *s
            shape->k != 0;
 }
 
-/* Collective: times candidates on memory of its own for ctx->measure_ms, and one candidate longer. Waits for all work
- * of the device. found->source is PRS_TABLE_NONE where memory is too short on some rank. 0 or -errno. */
+/* Collective: times candidates on memory of its own. It begins none after ctx->measure_ms. Waits for all work of the
+ * device. found->source is PRS_TABLE_NONE where memory is too short on some rank. 0 or -errno. */
 static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct prs_gemm_shape own = *shape;

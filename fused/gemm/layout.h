@@ -36,15 +36,15 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
-/* Scales that came with rows of A: floats from those of one step of K to the next. Between nodes each row tile has its
- * own together, so that those of strips that travel in one put are contiguous, as the strips are. */
+/* Of scales that came with rows of A: how many floats lie between one step of K and the next. Between nodes the scales
+ * of each row tile lie together, so that those of strips that travel in one put are contiguous, as the strips are. */
 PRS_SHARED uint64_t prs_scales_pitch(const struct prs_schedule *s)
 {
     return s->place.nodes > 1 ? PRS_TILE_M : (uint64_t)s->most_pairs * PRS_PAIR_M;
 }
 
-/* They come after all slots. step: of K, less than `sent` (scales.h), or `sent`: the end. Those of the rows, between
- * nodes of a row tile, are contiguous. */
+/* Where these scales lie: after all slots of A. step: of K, less than `sent` (scales.h), or `sent`: where they end. For
+ * one step the scales of all rows are contiguous; between nodes, those of one row tile. */
 PRS_SHARED uint64_t prs_layout_scales(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t step,
                                       uint32_t row)
 {
@@ -60,9 +60,9 @@ PRS_SHARED bool prs_promotes(const struct prs_gemm_shape *s)
     return s->dtype == PRS_DTYPE_E4M3 && !s->fast_accumulation;
 }
 
-/* Plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
- * order. So what says when it may be written counts the launches of all of them. Symmetric memory, of all fused
- * products of the context with other ranks; only its own rank changes the first two words. */
+/* All plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
+ * order. These words say when it may be written again, so they count the launches of all fused products of the context.
+ * They are symmetric memory; only the rank that has them changes the first two. */
 struct prs_turns {
     uint32_t launches; /* finished; the next launch uses the bank of its parity */
     uint32_t copied;   /* of those, by copy engines */

@@ -73,7 +73,7 @@ static bool same_ranks(const struct search *s, const struct entry *e)
            !e->scaling == !s->shape->scaling;
 }
 
-/* Without that of the rows. */
+/* How far the entry is from the shape; consider() adds the distance of the rows. */
 static double distance(const struct search *s, const struct entry *e)
 {
     const struct prs_gemm_shape *shape = s->shape;
@@ -87,9 +87,9 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
     return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
 }
 
-/* For a class of `rows` rows. What was measured of another shape is carried over by the model, each path by itself: for
- * a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little longer. So
- * the faster path may be another than the entry's. */
+/* The entry is the nearest yet to this class, of `rows` rows. Its times are carried over to them by the model, each
+ * path's by itself: for a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a
+ * little longer. So the faster path may be another than the entry's. */
 static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
     enum prs_gemm_path path = e->tuning.path;

@@ -431,7 +431,8 @@ PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch
     return __shfl_sync(~0u, here, wanted);
 }
 
-/* Calls act() for each target row of this lane: number lane, lane + 32 and so on. row: the first of them. */
+/* Calls act() for each of the delivery's target rows that are this lane's: those with number lane, lane + 32, ... row:
+ * the first of them. */
 template <class Act>
 PRS_DEVICE void each_target(const struct prs_moe_args &args, const struct placed_row &delivery, uint32_t row, Act act)
 {
