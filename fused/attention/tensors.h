@@ -25,7 +25,7 @@ void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs
  * other shapes. Call it after prs_attention_set_scale(). */
 void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
-/* Its fields must be the same on all ranks. */
+/* Adds the fields of striped attention to those in which the ranks' plans must agree. */
 void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_shape *shape);
 
 /* Bytes of prs_span for each position of packed sequences; 0: not packed. */

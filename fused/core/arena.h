@@ -32,7 +32,7 @@ uint64_t prs_arena_growth(const struct prs_arena *a, uint64_t bytes);
 /* The same for a piece that plans share, when the largest one so far is too small for `bytes`: twice as large as that
  * one (up to a limit), so that plans that come in order of size need few pieces. */
 uint64_t prs_arena_shared(uint64_t bytes, uint64_t largest);
-/* Its number is the count before. 0 or -ENOMEM. */
+/* Add a chunk; its number is how many there were before. 0 or -ENOMEM. */
 int prs_arena_add(struct prs_arena *a, uint64_t bytes);
 
 /* Bytes of all chunks, and of the blocks that are in use. */

@@ -11,9 +11,9 @@
 
 struct prs_board;
 
-/* Every rank of a node calls it with the same name, which no other board has. 0, -EXDEV or -ENOMEM. */
+/* Every rank of a node calls it with the same name, which no other board of the node has. 0, -EXDEV or -ENOMEM. */
 int prs_board_open(uint64_t name, const struct prs_place *at, struct prs_board **out);
-/* The name may go when all ranks of the node have opened the board; one of them says so. */
+/* Removes the board's name. One rank calls it, once all ranks of the node have opened the board or failed to. */
 void prs_board_hide(const struct prs_board *b);
 /* NULL does nothing. */
 void prs_board_close(struct prs_board *b);

@@ -73,11 +73,11 @@ struct way_times {
     double last_unit;      /* fused: part of a unit's time that comes after all others */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
-/* From so many rows of all ranks on the fused kernel was always faster in these measurements, where the model saw them
- * close together. It is not where n is so small that a wave of units is not full: gradients of DeepSeek-V3's kv_b (8192
- * x 512 x 8192) and q_b (4096 x 1536 x 6144), doc/results/grid-4xH200.json. */
+/* From so many rows of all ranks on, the fused kernel was always the faster path in these measurements where the model
+ * predicts nearly the same times. It is not where n is so small that a wave of units is not full: gradients of
+ * DeepSeek-V3's kv_b (8192 x 512 x 8192) and q_b (4096 x 1536 x 6144), doc/results/grid-4xH200.json. */
 static const uint32_t FEW_ROWS = 4096;
-static const double UNFUSED_GAINS = 1.1; /* as the model must say from there on */
+static const double UNFUSED_GAINS = 1.1; /* so much faster must it be by the model, from there on */
 
 static const struct way_times *way_times(const struct prs_gemm_shape *shape)
 {

@@ -7,8 +7,8 @@
 
 #include "fused/attention/backward/schedule.h"
 
-/* Times in units of a block's products, as on H200: an add has read its buffer, and has been done and seen. A task
- * begins and ends without products. Blocks differ by a tenth. */
+/* Times as on H200, where 1 is that of a block's products: until an add has read its buffer; until it is done and
+ * others see it; what a task takes beside its blocks; and how much blocks differ. */
 static const double READ = 0.3, DONE = 1.1, TASK = 2, VARIES = 0.1;
 
 struct block {

@@ -143,7 +143,7 @@ static const struct nodes {
 } splits[] = {{2, 2}, {4, 2}, {3, 3}};
 enum { SPLITS = sizeof(splits) / sizeof(*splits) };
 
-/* Scales of blocks of A are as far apart as the rows of any rank ask. */
+/* With scales of blocks, the pitch of A's scales is enough for the rows of any rank. */
 static struct ranks_product between(const struct nodes *split, enum prs_gemm_op op, uint32_t scaling, uint32_t m,
                                     uint32_t n, uint32_t k)
 {

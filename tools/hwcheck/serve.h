@@ -11,10 +11,10 @@ void describe_rail(struct prs_fabric *fabric, int rail, struct network *network,
 /* Which of its counters have grown since then. */
 void describe_growth(const struct network *network, struct side *side);
 
-/* The first message, which must come soon. Return 0, or -errno after telling the client: -EPROTO when it is another
- * program, or another version; -EACCES: it has another cookie. */
+/* Read the client's first message, which must come soon. Return 0, or -errno after telling the client: -EPROTO when it
+ * is another program, or another version; -EACCES: it has another cookie. */
 int welcome(struct prs_fabric *fabric, int control, const char *cookie);
-/* All that follows. Return 0, or -errno: the client is gone. */
+/* Answer the client until it ends. Return 0, or -errno: the client is gone. */
 int serve(struct prs_fabric *fabric, int control);
 
 #endif

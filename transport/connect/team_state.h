@@ -102,7 +102,7 @@ void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
 int prs_team_step_connectors(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
                              uint64_t until_ns, int *did);
 
-/* The first error of a round is returned, but ends it for no other rank. */
+/* What a round over several ranks returns: it goes on after an error with one of them, and tells the first error. */
 static inline int first_error(int error, int r)
 {
     return error ? error : r;

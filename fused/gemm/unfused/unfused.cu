@@ -302,7 +302,8 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
                          stream, *a);
 }
 
-/* CTAs of a warp at least, which have work; each has a thread for every item that it sends, if so many fit. */
+/* Each CTA has 32 items or more, unless there are fewer in all, and a thread for each item that it sends, up to
+ * MOST_THREADS. */
 extern "C" int prs_unfused_sum_by_inbox(const struct prs_unfused_inbox_sum *a, cudaStream_t stream)
 {
     enum { MOST_THREADS = 512 };
