@@ -107,6 +107,38 @@ Test(measured, scales_are_made_for_the_candidates_of_e4m3, .timeout = 200)
         (void)measured_in("1", scaling, false);
 }
 
+struct unkept {
+    int result[2];
+    char text[2][256];
+};
+
+static void open_unkept(uint32_t rank, struct ranks_self *self, void *user)
+{
+    static const struct prs_gemm_shape shape = {PRS_GEMM_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct unkept *found = user;
+    struct prs_gemm_plan *plan = NULL;
+    struct prs_fused *ctx = NULL;
+    cr_assert_eq(ranks_open(self, 0, 300, &ctx), 0);
+    found->result[rank] = prs_gemm_plan_open(ctx, &shape, NULL, &plan);
+    (void)snprintf(found->text[rank], sizeof(found->text[rank]), "%s", prs_fused_error_text());
+    cr_expect_null(plan);
+    prs_fused_close(ctx);
+}
+
+/* Only the first rank writes it, and no rank goes on without what was measured. */
+Test(measured, a_file_that_cannot_be_written_is_named_and_no_rank_has_a_plan, .timeout = 200)
+{
+    struct unkept found = {.result = {0}};
+    setenv("PERSEUS_FUSED_TUNING", "/nonexistent/tunings", 1);
+    setenv("PERSEUS_FUSED_MEASURE_MS", "1", 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_unkept, &found);
+    cr_assert_eq(found.result[0], -ENOENT, "%d", found.result[0]);
+    cr_assert_not_null(strstr(found.text[0], "/nonexistent/tunings, which cannot be written"), "%s", found.text[0]);
+    cr_assert_lt(found.result[1], 0);
+    cr_assert_not_null(strstr(found.text[1], "rank 0"), "%s", found.text[1]);
+}
+
 /* The second rank looks for the tuning file in another folder than the first. */
 static void open_elsewhere(uint32_t rank, struct ranks_self *self, void *user)
 {
