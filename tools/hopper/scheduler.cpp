@@ -242,6 +242,15 @@ static void fiber_main(void)
     abort();
 }
 
+/* A thread has a stack from its first turn until it has left. Most threads of plain kernels run to their end in one
+ * turn: they then share a stack, which stays in the cache. */
+static void give_stack_back(struct fiber *f)
+{
+    if (f->stack)
+        fiber_stack_return(f->stack);
+    f->stack = NULL;
+}
+
 static void fill_threads(struct cta *b)
 {
     const struct launch *l = b->of;
@@ -271,8 +280,6 @@ static void fill_threads(struct cta *b)
         f->warp = &b->warps[i / WARP];
         f->thread = i;
         f->lane = i % WARP;
-        f->stack = fiber_stack_take();
-        f->stack_pointer = fiber_prepare(f->stack, fiber_main);
         make_ready(f);
     }
 }
@@ -361,13 +368,13 @@ static void free_cluster(struct cluster *c)
     for (auto &b : c->ctas) {
         order_cta_ends(b.get());
         for (auto &f : b->threads)
-            fiber_stack_return(f.stack);
+            give_stack_back(&f);
         free(b->shared);
         sms_release(b.get());
     }
 }
 
-/* All threads of the cluster have left. Runs on the scheduler's own stack, because it returns those of the threads. */
+/* All threads of the cluster have left. Runs on the scheduler's own stack: the last of them is freed with it. */
 static void remove_cluster(void *object)
 {
     struct cluster *c = (struct cluster *)object;
@@ -448,9 +455,15 @@ static void run_fiber(struct fiber *f)
     blockIdx = f->at.block;
     blockDim = f->at.block_dim;
     gridDim = f->at.grid_dim;
+    if (!f->stack) {
+        f->stack = fiber_stack_take();
+        f->stack_pointer = fiber_prepare(f->stack, fiber_main);
+    }
     hopper_fiber_switch(&machine.stack_pointer, f->stack_pointer);
     self = NULL;
     here = NULL;
+    if (f->state == THREAD_GONE)
+        give_stack_back(f);
     if (violation_text()[0] != 0)
         throw violation_raised();
 }
@@ -464,7 +477,7 @@ static void fetch_fiber(const struct fiber *f)
 
 static void fetch_stack(const struct fiber *f)
 {
-    for (uint32_t line = 0; line < 6; line++)
+    for (uint32_t line = 0; line < 6 && f->stack; line++)
         __builtin_prefetch((const uint8_t *)f->stack_pointer + line * 64);
 }
 
@@ -583,18 +596,3 @@ void scheduler_notify(void)
 }
 
 } // namespace hopper
-
-/* ---- host threads that poll ---- */
-enum : long { POLL_NS = 100000 };
-
-extern "C" int __real_sched_yield(void);
-extern "C" int __wrap_sched_yield(void);
-
-/* A thread that yields has found nothing to do. Most such threads are proxies. Without naps the proxies of a few ranks
- * keep all cores busy, and slow down the scheduler, for whose work they wait. The linker redirects sched_yield() here
- * (--wrap). */
-int __wrap_sched_yield(void)
-{
-    static const struct timespec nap = {0, POLL_NS};
-    return hopper::scheduler_is_here() ? __real_sched_yield() : nanosleep(&nap, NULL);
-}

@@ -46,7 +46,7 @@ struct wait_reason {
 struct fiber {
     struct coordinates at;
     void *stack_pointer;
-    uint8_t *stack;
+    uint8_t *stack; /* NULL before its first turn, and once it has left */
     struct cta *block;
     struct warp *warp;
     uint32_t thread, lane;

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <time.h>
 
 #include "tools/hopper/device_memory.h"
 #include "tools/hopper/order.h"
@@ -355,3 +356,18 @@ void streams_fail(void)
 }
 
 } // namespace hopper
+
+/* ---- host threads that poll ---- */
+enum : long { POLL_NS = 100000 };
+
+extern "C" int __real_sched_yield(void);
+extern "C" int __wrap_sched_yield(void);
+
+/* A thread that yields has found nothing to do. Most such threads are proxies. Without naps the proxies of a few ranks
+ * keep all cores busy, and slow down the scheduler, for whose work they wait. The linker redirects sched_yield() here
+ * (--wrap). */
+int __wrap_sched_yield(void)
+{
+    static const struct timespec nap = {0, POLL_NS};
+    return hopper::scheduler_is_here() ? __real_sched_yield() : nanosleep(&nap, NULL);
+}
