@@ -109,8 +109,7 @@ static float f16(uint16_t x)
     return x & 0x8000 ? -f : f;
 }
 
-/* By enum wgmma_type. */
-static float (*const number_of[])(uint16_t) = {bf16, f16};
+typedef float number_fn(uint16_t);
 
 static float e4m3(uint8_t x)
 {
@@ -136,9 +135,8 @@ static void unpack_e4m3(const std::vector<uint32_t> &chunks, const struct cta *c
             to[i / 2 * of_row + (i % 2 * CHUNK + e) * of_element] = numbers[c->shared[chunks[i] + e]];
 }
 
-static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
+template <number_fn number> static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 {
-    float (*number)(uint16_t) = number_of[op->call.type];
     if (op->call.a_registers) {
         for (uint32_t t = 0; t < WARPGROUP; t++)
             for (uint32_t i = 0; i < 8; i++) {
@@ -158,10 +156,9 @@ static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
     }
 }
 
-static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
+template <number_fn number> static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
 {
     uint32_t n = op->call.n;
-    float (*number)(uint16_t) = number_of[op->call.type];
     for (uint32_t i = 0; i < op->b_chunks.size(); i++) {
         const uint16_t *x = (const uint16_t *)(c->shared + op->b_chunks[i]);
         if (op->call.trans_b)
@@ -173,9 +170,27 @@ static void unpack_b(const struct wgmma_op *op, const struct cta *c, float *b)
     }
 }
 
-static void execute(void *object)
+static void multiply(const struct wgmma_op *op, const struct cta *c)
 {
     static float a[WGMMA_M * WGMMA_MOST_K], b[WGMMA_MOST_K * WGMMA_MOST_N];
+    switch (op->call.type) {
+    case WGMMA_E4M3:
+        unpack_e4m3(op->a_chunks, c, a, WGMMA_MOST_K, 1);
+        unpack_e4m3(op->b_chunks, c, b, 1, op->call.n);
+        return wgmma_multiply_e4m3(op->target->value, a, b, op->call.n);
+    case WGMMA_F16:
+        unpack_a<f16>(op, c, a);
+        unpack_b<f16>(op, c, b);
+        break;
+    case WGMMA_BF16:
+        unpack_a<bf16>(op, c, a);
+        unpack_b<bf16>(op, c, b);
+    }
+    wgmma_multiply(op->target->value, a, b, op->call.n);
+}
+
+static void execute(void *object)
+{
     struct warpgroup *g = (struct warpgroup *)object;
     struct wgmma_op *op = g->ops.front().get();
     if (checksum_of(op, g->block) != op->sum)
@@ -185,15 +200,7 @@ static void execute(void *object)
                   (unsigned long long)op->call.b_descriptor);
     if (!op->call.add)
         memset(op->target->value, 0, WGMMA_M * op->call.n * sizeof(float));
-    if (op->call.type == WGMMA_E4M3) {
-        unpack_e4m3(op->a_chunks, g->block, a, WGMMA_MOST_K, 1);
-        unpack_e4m3(op->b_chunks, g->block, b, 1, op->call.n);
-        wgmma_multiply_e4m3(op->target->value, a, b, op->call.n);
-    } else {
-        unpack_a(op, g->block, a);
-        unpack_b(op, g->block, b);
-        wgmma_multiply(op->target->value, a, b, op->call.n);
-    }
+    multiply(op, g->block);
     g->ops.pop_front();
     g->executed++;
     for (fiber *f : g->waiting)
