@@ -176,13 +176,25 @@ uint32_t ranks_mix(uint32_t a, uint32_t b, uint32_t c)
     return x;
 }
 
-/* 2^e, for a normal number. Faster than ldexpf(). */
-static float power_of_two(int e)
+/* A short type has `fraction` bits after the first, and its exponents are less by `bias` than those of a float. Below
+ * its least normal number it has multiples of `unit`. */
+static uint32_t round_size(float size, uint32_t fraction, uint32_t bias, float unit)
 {
-    uint32_t bits = (uint32_t)(e + 127) << 23;
-    float f;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
+    uint32_t bits, cut = 23 - fraction;
+    memcpy(&bits, &size, sizeof(bits));
+    if (bits >> 23 <= bias)
+        return (uint32_t)rintf(size / unit);
+    return ((bits + (1u << (cut - 1)) - 1 + (bits >> cut & 1)) >> cut) - (bias << fraction);
+}
+
+static float size_of(uint32_t bits, uint32_t fraction, uint32_t bias, float unit)
+{
+    float size;
+    if (bits >> fraction == 0)
+        return (float)bits * unit;
+    bits = (bits + (bias << fraction)) << (23 - fraction);
+    memcpy(&size, &bits, sizeof(size));
+    return size;
 }
 
 /* binary16: numbers below 2^-14 are multiples of 2^-24; above, the last of 11 bits counts. */
@@ -190,22 +202,17 @@ static uint16_t to_f16(float v)
 {
     uint16_t sign = signbit(v) ? 0x8000 : 0;
     float size = fabsf(v);
-    int e;
     if (isnan(v))
         return 0x7fff;
     if (size >= 65520) /* half-way between the largest number and 65536, to which the tie goes */
         return sign | 0x7c00;
-    (void)frexpf(size, &e); /* size < 2^e */
-    e = size == 0 || e < -13 ? -13 : e;
-    /* The fraction counts on through the powers of two: 1024 of them are the next exponent. */
-    return (uint16_t)(sign + ((uint32_t)(e + 13) << 10) + (uint32_t)rintf(size * power_of_two(11 - e)));
+    return (uint16_t)(sign + round_size(size, 10, 112, 0x1p-24f));
 }
 
 static float from_f16(uint16_t bits)
 {
-    int e = bits >> 10 & 31, fraction = bits & 0x3ff;
-    float size = e == 31 ? (fraction ? NAN : INFINITY)
-                         : (float)(e == 0 ? fraction : fraction + 1024) * power_of_two(e == 0 ? -24 : e - 25);
+    float size =
+        (bits & 0x7c00) == 0x7c00 ? (bits & 0x3ff ? NAN : INFINITY) : size_of(bits & 0x7fff, 10, 112, 0x1p-24f);
     return bits & 0x8000 ? -size : size;
 }
 
@@ -214,21 +221,16 @@ static uint8_t to_e4m3(float v)
 {
     uint8_t sign = signbit(v) ? 0x80 : 0;
     float size = fabsf(v);
-    int e;
     if (isnan(v))
         return 0x7f;
     if (size >= 448)
         return sign | 0x7e;
-    (void)frexpf(size, &e); /* size < 2^e */
-    e = size == 0 || e < -5 ? -5 : e;
-    return (uint8_t)(sign + ((uint32_t)(e + 5) << 3) + (uint32_t)rintf(size * power_of_two(4 - e)));
+    return (uint8_t)(sign + round_size(size, 3, 120, 0x1p-9f));
 }
 
 static float from_e4m3(uint8_t bits)
 {
-    int e = bits >> 3 & 15, fraction = bits & 7;
-    float size =
-        (bits & 0x7f) == 0x7f ? NAN : (float)(e == 0 ? fraction : fraction + 8) * power_of_two(e == 0 ? -9 : e - 10);
+    float size = (bits & 0x7f) == 0x7f ? NAN : size_of(bits & 0x7f, 3, 120, 0x1p-9f);
     return bits & 0x80 ? -size : size;
 }
 

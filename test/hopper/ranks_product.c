@@ -325,6 +325,7 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         (void)cudaMemcpy(host, l.kept[e], kept, cudaMemcpyDeviceToHost);
         check_kept(m, rank, e, host);
     }
+    ranks_reference_end();
     for (uint32_t e = 0; e < p->epochs; e++) {
         (void)cudaFree(l.a[e]);
         (void)cudaFree(l.kept[e]);

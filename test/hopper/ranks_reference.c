@@ -2,6 +2,7 @@
 #include "test/hopper/ranks_reference.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Relative error of one rounding to the type of sums. */
 static double rounding(const struct ranks_product *p)
@@ -76,11 +77,49 @@ struct operand {
     uint64_t start, step;
 };
 
-static struct estimate exact_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b)
+/* The numbers of an operand. Samples share rows of A and columns of B, and drawing and rounding the numbers takes much
+ * longer than multiplying them, so each rank's thread keeps what it has drawn until ranks_reference_end(). */
+enum { VECTORS = 4096 };
+struct vector {
+    struct operand from;
+    uint32_t dtype, count;
+    float *numbers;
+};
+static _Thread_local struct vector *vectors; /* by a hash of where they start: those of A, then those of B */
+
+static const float *numbers_of(const struct ranks_product *p, bool of_b, const struct operand *x)
+{
+    struct vector *v;
+    if (!vectors)
+        vectors = calloc(2 * VECTORS, sizeof(*vectors));
+    if (!vectors)
+        abort();
+    v = &vectors[of_b * VECTORS + ranks_mix(x->key, (uint32_t)x->start, (uint32_t)x->step) % VECTORS];
+    if (v->numbers && v->from.key == x->key && v->from.start == x->start && v->from.step == x->step &&
+        v->dtype == p->shape.dtype && v->count == p->shape.k)
+        return v->numbers;
+    free(v->numbers);
+    *v = (struct vector){*x, p->shape.dtype, p->shape.k, malloc(p->shape.k * sizeof(*v->numbers))};
+    if (!v->numbers)
+        abort();
+    for (uint32_t i = 0; i < p->shape.k; i++)
+        v->numbers[i] = input(p, x->key, x->start + i * x->step);
+    return v->numbers;
+}
+
+void ranks_reference_end(void)
+{
+    for (uint32_t i = 0; vectors && i < 2 * VECTORS; i++)
+        free(vectors[i].numbers);
+    free(vectors);
+    vectors = NULL;
+}
+
+static struct estimate exact_sum(const struct ranks_product *p, const float *a, const float *b)
 {
     double sum = 0, magnitude = 0;
     for (uint64_t i = 0; i < p->shape.k; i++) {
-        double x = (double)input(p, a->key, a->start + i * a->step) * input(p, b->key, b->start + i * b->step);
+        double x = (double)a[i] * b[i];
         sum += x;
         magnitude += fabs(x);
     }
@@ -100,8 +139,8 @@ static double scale_of(const struct ranks_product *p, uint32_t key_a, uint32_t k
 
 /* The sum of e4m3, of this row of the rank's A, with what the tensor cores may lose. Scaling rounds a few times in
  * fp32. */
-static struct estimate scaled_sum(const struct ranks_product *p, const struct operand *a, const struct operand *b,
-                                  uint32_t scale_a, uint32_t scale_b, uint64_t row, uint64_t column)
+static struct estimate scaled_sum(const struct ranks_product *p, const float *a, const float *b, uint32_t scale_a,
+                                  uint32_t scale_b, uint64_t row, uint64_t column)
 {
     bool promotes = !p->shape.fast_accumulation, blocks = p->shape.scaling == PRS_SCALING_BLOCKS;
     double products[32], factor = blocks ? 1 : scale_of(p, scale_a, scale_b, row, column, 0), magnitude = 0;
@@ -109,7 +148,7 @@ static struct estimate scaled_sum(const struct ranks_product *p, const struct op
     for (uint64_t i = 0; i < p->shape.k; i += 32) {
         uint32_t count = p->shape.k - i < 32 ? (uint32_t)(p->shape.k - i) : 32;
         for (uint32_t j = 0; j < count; j++)
-            products[j] = (double)input(p, a->key, a->start + i + j) * input(p, b->key, b->start + i + j);
+            products[j] = (double)a[i + j] * b[i + j];
         ranks_fp8_add(&s, products, count);
         if ((promotes && i % 128 == 96) || i + 32 >= p->shape.k) {
             double held = blocks ? scale_of(p, scale_a, scale_b, row, column, i) : 1;
@@ -135,17 +174,20 @@ static struct estimate product(const struct ranks_product *p, uint32_t rank, uin
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
         uint32_t a_rank = reduces ? t : rank, b_rank = reduces ? t : rank;
         uint64_t r = a_row;
-        struct operand a, b;
+        struct operand from_a, from_b;
+        const float *a, *b;
         struct estimate sum;
         if (s->op == PRS_GEMM_ALLGATHER) {
             a_rank = (uint32_t)(row / (s->m / p->world));
             r = row % (s->m / p->world);
         }
-        a = (struct operand){key_a(p, epoch, a_rank), r * pitch_of(s->lda, s->k), 1};
-        b = s->b_transposed ? (struct operand){key_b(p, b_rank), column * pitch_of(s->ldb, s->k), 1}
-                            : (struct operand){key_b(p, b_rank), column, pitch_of(s->ldb, s->n)};
-        sum = is_scaled(p) ? scaled_sum(p, &a, &b, key_scale_a(p, epoch, a_rank), KEY_SCALE_B + b_rank, r, column)
-                           : exact_sum(p, &a, &b);
+        from_a = (struct operand){key_a(p, epoch, a_rank), r * pitch_of(s->lda, s->k), 1};
+        from_b = s->b_transposed ? (struct operand){key_b(p, b_rank), column * pitch_of(s->ldb, s->k), 1}
+                                 : (struct operand){key_b(p, b_rank), column, pitch_of(s->ldb, s->n)};
+        b = numbers_of(p, true, &from_b);
+        a = numbers_of(p, false, &from_a);
+        sum = is_scaled(p) ? scaled_sum(p, a, b, key_scale_a(p, epoch, a_rank), KEY_SCALE_B + b_rank, r, column)
+                           : exact_sum(p, a, b);
         lost += sum.bound;
         total += sum.value;
         partials += reduces ? fabs(sum.value) : 0;

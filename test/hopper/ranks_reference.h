@@ -109,5 +109,7 @@ struct estimate {
 /* One element of C. */
 struct estimate ranks_reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row,
                                 uint64_t column);
+/* Frees what the calling thread has kept for its next elements. */
+void ranks_reference_end(void);
 
 #endif
