@@ -53,7 +53,7 @@ static void assert_gated_right(enum prs_gemm_path path, int operation_count)
         enum prs_gemm_op op = operations[gated_first[i]];
         struct ranks_product p = {.world = op == PRS_GEMM_ALONE ? 1 : 3, .tuning = {.path = path}, .epochs = 3};
         for (uint32_t nk = 0; nk < 2; nk++) {
-            p.shape = (struct prs_gemm_shape){op, 816, 656, 72, nk, PRS_ACTIVATION_SILU, .gated = 1};
+            p.shape = (struct prs_gemm_shape){op, 408, 656, 72, nk, PRS_ACTIVATION_SILU, .gated = 1};
             p.bias = nk == 0;
             p.residual = nk == 0 ? RANKS_RESIDUAL : RANKS_NO_RESIDUAL;
             ranks_assert_right(&p);

@@ -60,6 +60,7 @@ Test(hopper, five_to_eight_ranks_sum_rows_in_two_hops, .timeout = 600)
                               .world = 8,
                               .bias = true,
                               .residual = RANKS_RESIDUAL,
+                              .sms = 2,
                               .epochs = 3};
     ranks_assert_right(&p);
     p.shape.m = 105, p.shape.n = 1021, p.shape.c_dtype = PRS_DTYPE_FP32;
@@ -75,6 +76,7 @@ Test(hopper, five_to_eight_ranks_take_one_hop_and_two_in_turn, .timeout = 600)
                                                .tuning = {.path = PRS_GEMM_PATH_UNFUSED},
                                                .world = 8,
                                                .rows = ROWS,
+                                               .sms = 2,
                                                .epochs = 5,
                                                .replays = 2});
 }
