@@ -149,8 +149,9 @@ def main():
                         help="seconds after the first traffic within which the rail is lost")
     parser.add_argument("--limit-ms", type=float, default=RETRY_MS + 1000, help="longest pause")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--iterations", type=int, help="allreduces of a run: it must last until the rail is used again; twice "
-                        "as many after a run that did not")
+    parser.add_argument("--iterations", type=int,
+                        help="allreduces of a run: it must last until the rail is used again; twice as many after one "
+                        "that did not")
     args = parser.parse_args()
     args.iterations = args.iterations or (ITERATIONS_RECOVER if args.recover else ITERATIONS)
     done = []
