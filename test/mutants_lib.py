@@ -112,37 +112,44 @@ def mutated(root, rule):
     return texts
 
 
-def compile_or_exit(command, what):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def compile_or_exit(command, what, folder=None):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         raise SystemExit(f"{what}: {done.stderr}")
+
+
+def compile_mutants(command, root, rule, folder):
+    """Compile the sources that a rule changes, in a folder of their own: {source: its object}. The compiler gets names
+    without the folder, which is new each time, so that ccache knows a mutant that it has seen."""
+    os.mkdir(folder)
+    objects = {}
+    for source, text in mutated(root, rule).items():
+        name = os.path.basename(source)
+        pathlib.Path(folder, name).write_text(text)
+        compile_or_exit([*command, name, "-o", name + ".o"], source, folder)
+        objects[source] = os.path.join(folder, name + ".o")
+    return objects
 
 
 class Linker:
     """Compiles changed sources, and links them before archives that have all of the transport."""
 
     def __init__(self, root, cc, archives, work):
+        root = os.path.abspath(root)  # the compiler runs in other folders
         self.root, self.work, self.archives, self.cc = root, work, archives, cc.split()
         # -O1: half of the time is the compiler's.
         self.compile = [*self.cc, "-std=gnu11", "-O1", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root,
                         "-I", os.path.join(root, "include"), "-I/usr/include/libnl3", "-c"]
         self.start = self.object(CRITERION)
 
-    def object(self, source, path=None):
-        """Compile a source of the tree, or this path in its place."""
-        path = path or os.path.join(self.root, source)
-        out = os.path.join(self.work, os.path.basename(path) + ".o")
-        compile_or_exit([*self.compile, path, "-o", out], source)
+    def object(self, source):
+        out = os.path.join(self.work, os.path.basename(source) + ".o")
+        compile_or_exit([*self.compile, os.path.join(self.root, source), "-o", out], source)
         return out
 
     def mutant(self, number, rule):
         """The objects of the sources that a rule changes."""
-        objects = []
-        for source, text in mutated(self.root, rule).items():
-            path = os.path.join(self.work, f"{number}.{os.path.basename(source)}")
-            pathlib.Path(path).write_text(text)
-            objects.append(self.object(source, path))
-        return objects
+        return list(compile_mutants(self.compile, self.root, rule, os.path.join(self.work, str(number))).values())
 
     def program(self, name, objects):
         path = os.path.join(self.work, name)
