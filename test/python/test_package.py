@@ -37,10 +37,64 @@ def wheel(folder, build):
         return set(archive.namelist()), path
 
 
-def command(*arguments, path=None, **variables):
+class Interpreters:
+    """Interpreters that have imported torch and nothing else: forks of one. To import it anew takes each three seconds
+    of the CPU. What they run ends as it would in an interpreter of its own."""
+    SERVER = """
+import gc, json, os, runpy, sys
+import torch.distributed.tensor.parallel
+gc.freeze()  # else a fork that ends takes a second to look through torch's objects
+own_path = sys.path[1:]
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number, path in enumerate((os.devnull, given["stdout"], given["stderr"])):
+    os.dup2(os.open(path, os.O_RDWR), number)
+os.environ.clear()
+os.environ.update(given["env"])
+first = os.path.dirname(given["what"]) if given["how"] == "file" else ""
+sys.path[:] = [first, *os.environ.get("PYTHONPATH", "").split(os.pathsep), *own_path]
+sys.argv = [given["what"], *given["arguments"]]
+if given["how"] == "module":
+    runpy.run_module(given["what"], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(given["what"], run_name="__main__")
+"""
+    server = None
+
+    @classmethod
+    def start(cls):
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        cls.server = subprocess.Popen([sys.executable, "-c", cls.SERVER], env=env, text=True, stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE)
+
+        def stop():
+            cls.server.stdin.close()
+            cls.server.stdout.close()
+            cls.server.wait()
+        unittest.addModuleCleanup(stop)
+
+    @classmethod
+    def run(cls, how, what, *arguments, env):
+        if not cls.server:
+            cls.start()
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            given = {"how": how, "what": str(what), "arguments": arguments, "env": env, "stdout": out.name,
+                     "stderr": err.name}
+            print(json.dumps(given), file=cls.server.stdin, flush=True)
+            status = int(cls.server.stdout.readline())
+            return subprocess.CompletedProcess([what, *arguments], status, out.read(), err.read())
+
+
+def command(module, *arguments, path=None, **variables):
     env = dict(os.environ, **variables)
     env["PYTHONPATH"] = str(path) if path else env["PYTHONPATH"]
-    return subprocess.run([sys.executable, "-m", *arguments], env=env, capture_output=True, text=True)
+    return Interpreters.run("module", module, *arguments, env=env)
 
 
 def refusal(module, *arguments, **variables):
@@ -99,9 +153,10 @@ class Library(unittest.TestCase):
         library.parent.mkdir(parents=True)
         library.touch()
         shutil.copytree(SOURCE / "perseus", package, ignore=shutil.ignore_patterns("__pycache__"))
-        text = "from perseus._library import library_path; print(library_path())"
+        text = package.parent / "look.py"
+        text.write_text("from perseus._library import library_path; print(library_path())")
         env = dict(os.environ, PYTHONPATH=str(package.parent), PERSEUS_FUSED_LIBRARY=variable)
-        done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True)
+        done = Interpreters.run("file", text, env=env)
         return (done.stdout + done.stderr).strip().splitlines()[-1]
 
     def test_not_one_of_a_folder_above_the_installation(self):
@@ -127,7 +182,7 @@ class Library(unittest.TestCase):
 
 class Commands(unittest.TestCase):
     def test_info_says_what_is_installed(self):
-        done = command("perseus.info")
+        done = subprocess.run([sys.executable, "-m", "perseus.info"], capture_output=True, text=True)
         self.assertIn("emulator of Hopper GPUs", done.stdout)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
@@ -165,8 +220,8 @@ class Commands(unittest.TestCase):
 
     def test_an_example_for_gpus_says_how_to_start_it(self):
         for name in ("train", "moe_block"):
-            done = subprocess.run([sys.executable, str(SOURCE / f"examples/{name}.py")], capture_output=True, text=True,
-                                  env={key: value for key, value in os.environ.items() if key != "LOCAL_RANK"})
+            done = Interpreters.run("file", SOURCE / f"examples/{name}.py",
+                                    env={key: value for key, value in os.environ.items() if key != "LOCAL_RANK"})
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
             self.assertIn(f"{name}.py: start it by torchrun", done.stderr)
 
