@@ -163,7 +163,7 @@ def main():
             print(json.dumps(row), flush=True)
         assert row["good"], f"{row}\n{err[-3000:]}"
         if not counts(args, row):  # on a busy machine the rail is lost late
-            args.iterations *= 2
+            args.iterations = min(2 * args.iterations, 4 * ITERATIONS_RECOVER)
     lost = [row for row in done if counts(args, row)]
     pauses = sorted(row["pause_ms"] for row in lost)
     summary = {"fault": args.fault, "runs": len(lost), "wrong": 0, "hung": 0,
