@@ -327,3 +327,23 @@ Test(raise, a_signal_to_memory_of_a_lost_rail_alone_is_an_error_that_names_the_o
     pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}, .words_on_device = true}, signal_after_a_loss,
              lose_the_rail_that_knows);
 }
+
+/* An immediate has room for more slots than there are records. */
+static void take_records_of_no_slot(struct pair *pair)
+{
+    for (uint32_t slot = PRS_RECORDS; slot <= PRS_IMM_MAX_TAG; slot++) {
+        struct prs_imm imm = {.bare = true, .kind = PRS_BARE_RECORD, .tag = (uint16_t)slot};
+
+        must(prs_records_arrive(pair->peer, &imm, 0) == -EPROTO, "slot %u", slot);
+    }
+}
+
+static void do_nothing(struct pair *pair)
+{
+    (void)pair;
+}
+
+Test(raise, a_record_of_no_slot_is_refused)
+{
+    pair_run(&(struct pair_spec){.policy = "counted"}, take_records_of_no_slot, do_nothing);
+}

@@ -145,7 +145,7 @@ bool sim_rails_agreeing(const struct sim_end *end)
 void sim_rails_poll(struct sim_end *end)
 {
     if (end->stream && end->stream->bytes)
-        end->peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look at the stream in this round, not 16384 rounds later */
+        end->peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look at the stream in this round, not many rounds later */
 }
 
 /* ---- the TCP streams ---- */

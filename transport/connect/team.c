@@ -181,7 +181,8 @@ int prs_team_make_context_locked(struct prs_team *team, uint32_t context_id, str
         return prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
     }
     context->active_count = context->connecting = context->peer_count = context->adopted = 0;
-    context->look_in = context->look_at = 0;
+    context->look_in = context->look_at = context->look_rounds = 0;
+    context->looked_ns = 0;
     context->list.first = NULL;
     context->cqs.count = 0;
     context->rounds = 0;

@@ -13,10 +13,11 @@
 #include "transport/util/error.h"
 
 enum {
-    ACCEPT_EVERY = 64, /* progress calls between two polls of the listener, which cost a system call */
-    /* Rounds of progress between two looks at silent peers. Each look is at one peer of the context, by turns. */
-    LOOK_EVERY = 256,
-    CONNECT_NS = 1000000, /* a round makes no more connections after this time */
+    ACCEPT_EVERY = 64,     /* progress calls between two polls of the listener, which cost a system call */
+    LOOK_EVERY = 256,      /* rounds of progress between two times at which silent peers may be due for a look */
+    LOOK_ROUNDS = 1 << 14, /* a peer is looked at once in so many rounds, or in a few, where those take long; ... */
+    LOOK_NS = 100000000,   /* ... then once in this time */
+    CONNECT_NS = 1000000,  /* a round makes no more connections after this time */
 };
 
 static int fail_peer(struct prs_team *team, const struct prs_team_context *context, uint32_t context_id,
@@ -108,18 +109,36 @@ static int take_completions(struct prs_team *team, struct prs_team_context *cont
     return error;
 }
 
+/* How many silent peers are due? */
+static uint32_t count_due(struct prs_team_context *context)
+{
+    uint64_t now_ns = prs_clock_ns(), late = (now_ns - context->looked_ns) / (LOOK_NS / context->adopted);
+
+    context->look_rounds += LOOK_EVERY;
+    if (!late && (uint64_t)context->look_rounds * context->adopted < LOOK_ROUNDS)
+        return 0;
+    context->look_rounds = 0;
+    context->looked_ns = now_ns;
+    return !late ? 1 : late < context->adopted ? (uint32_t)late : context->adopted;
+}
+
 static int look_in_turn(struct prs_team *team, struct prs_team_context *context, uint32_t context_id)
 {
-    uint32_t each = context->adopted ? PRS_PEER_IDLE_POLLS / context->adopted : PRS_PEER_IDLE_POLLS;
-    struct prs_peer *peer;
-    int r;
+    uint32_t due;
+    int error = 0;
 
-    context->look_in = each > LOOK_EVERY ? each : LOOK_EVERY;
+    context->look_in = LOOK_EVERY;
     if (!context->adopted)
         return 0;
-    peer = context->peers[context->look_at++ % context->adopted];
-    r = prs_peer_look(peer);
-    return r < 0 ? fail_peer(team, context, context_id, peer, r) : 0;
+    due = count_due(context);
+    while (due-- > 0) {
+        struct prs_peer *peer = context->peers[context->look_at++ % context->adopted];
+        int r = prs_peer_look(peer);
+
+        if (r < 0)
+            error = first_error(error, fail_peer(team, context, context_id, peer, r));
+    }
+    return error;
 }
 
 /* Without news this costs the same for any number of peers that share completion queues. */

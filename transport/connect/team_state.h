@@ -39,7 +39,9 @@ struct prs_team_context {
     uint32_t adopted;          /* how many of them the thread of the context knows */
     struct prs_peer_list list; /* of those that it knows */
     struct prs_cq_group cqs;
-    uint32_t look_in, look_at; /* rounds until the next look, and at whom */
+    uint32_t look_in, look_at; /* rounds until peers may be due for a look, and which is the next */
+    uint32_t look_rounds;      /* since the last look */
+    uint64_t looked_ns;
     unsigned rounds;
 };
 

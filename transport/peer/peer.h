@@ -12,7 +12,13 @@
 #include "transport/peer/records.h"
 #include "transport/nic/region.h"
 
-enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the TCP stream, each a system call */
+/* A check of the TCP stream is a system call, so it comes after many empty polls, unless these take long: a busy
+ * machine gives a caller that yields the processor back after milliseconds. */
+enum {
+    PRS_PEER_IDLE_POLLS = 1 << 8, /* empty polls between two looks at the clock */
+    PRS_PEER_IDLE_LOOKS = 1 << 6, /* looks at the clock, after which the stream is checked anyway */
+    PRS_PEER_IDLE_NS = 100000000, /* the stream is checked if so much time has passed */
+};
 
 /* A pair of rails. */
 struct prs_path {
@@ -39,7 +45,7 @@ struct prs_peer {
     bool unlisted;                   /* there is a list, and it is not in it */
     bool shares;                     /* its thread polls shared completion queues for it */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
-    uint32_t idle_polls;
+    uint32_t idle_polls; /* at PRS_PEER_IDLE_POLLS when something asks for a check: beyond it at the next poll */
     uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
     struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;
@@ -53,6 +59,8 @@ struct prs_peer {
     void *user;
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
+    uint32_t idle_looks; /* at the clock */
+    uint64_t checked_ns; /* the last check of the stream */
     /* Of its thread. */
     struct prs_peer_list *list;
     struct prs_peer *next_listed;

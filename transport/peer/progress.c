@@ -127,9 +127,27 @@ static PRS_COLD int check_health(struct prs_peer *peer)
     return r || !peer->order.dirty ? r : prs_peer_post(peer);
 }
 
+/* Return 0 or -errno. */
+static PRS_COLD int check_health_if_due(struct prs_peer *peer)
+{
+    bool asked = peer->idle_polls > PRS_PEER_IDLE_POLLS; /* such a check may be at each poll, and reads its own clock */
+
+    if (!asked) {
+        uint64_t now_ns = prs_clock_ns();
+
+        if (++peer->idle_looks < PRS_PEER_IDLE_LOOKS && now_ns - peer->checked_ns < PRS_PEER_IDLE_NS) {
+            peer->idle_polls = 0;
+            return 0;
+        }
+        peer->idle_looks = 0;
+        peer->checked_ns = now_ns;
+    }
+    return check_health(peer);
+}
+
 static inline int count_idle_poll(struct prs_peer *peer)
 {
-    return unlikely(++peer->idle_polls >= PRS_PEER_IDLE_POLLS) ? check_health(peer) : 0;
+    return unlikely(++peer->idle_polls >= PRS_PEER_IDLE_POLLS) ? check_health_if_due(peer) : 0;
 }
 
 /* There were events: do what they have made possible. Return 0 or -errno. */
