@@ -155,7 +155,8 @@ static void open_patient_link(uint32_t queues, uint32_t timeout_ms)
     static struct fid_domain domain = {.fid = {.fclass = FI_CLASS_DOMAIN, .ops = &any}, .ops = &domain_ops};
     static struct fi_domain_attr domain_attr = {.av_type = FI_AV_TABLE};
     static struct fi_fabric_attr fabric_attr = {.prov_name = (char *)"fake"};
-    static struct fi_info info = {.domain_attr = &domain_attr, .fabric_attr = &fabric_attr};
+    static struct fi_ep_attr ep_attr;
+    static struct fi_info info = {.domain_attr = &domain_attr, .fabric_attr = &fabric_attr, .ep_attr = &ep_attr};
     static void *descriptors[PRS_OFI_CHUNK];
     static char scratch[64];
     const struct prs_config config = {.timeout_ms = timeout_ms, .timeout = 20, .retry_count = 7};

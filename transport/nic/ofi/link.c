@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "transport/nic/ofi/attend.h"
+#include "transport/nic/ofi/caller.h"
 #include "transport/nic/ofi/completion.h"
 #include "transport/nic/ofi/device.h"
 #include "transport/nic/ofi/ofi_nic.h"
@@ -22,6 +23,7 @@
 enum {
     LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
     EMPTY_READS = 8,  /* so many in a row that find nothing end them earlier */
+    HANG_UPS = 16,    /* looks for connections that the other side has begun, at most */
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
     STOP_MS = 5000,   /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
     NUMBER_BYTES = 4,
@@ -316,8 +318,7 @@ static int ofi_poll(struct prs_link *base, struct prs_event *events)
 /* ---- the end ---- */
 
 /* Under the lock of the endpoint, like those that follow. One empty read is not enough: net and tcp take several to
- * accept a connection that the other side has begun, and a connection that is half accepted when the endpoint closes
- * reads freed memory later. */
+ * accept a connection that the other side has begun, or to see that it has ended. */
 static void read_rest(struct prs_ofi_link *link, int most, int most_empty)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
@@ -352,11 +353,13 @@ static void await_failures(struct prs_ofi_link *link)
 static void end_own(struct prs_ofi_link *link, bool failed)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
-    int r;
+    int listening = -1, r;
 
     read_rest(link, LAST_READS, EMPTY_READS);
     if (failed)
         await_failures(link);
+    for (int i = 0; i < HANG_UPS && prs_ofi_hang_up(endpoint, &listening); i++)
+        read_rest(link, LAST_READS, EMPTY_READS);
     r = fi_close(&endpoint->ep->fid);
     if (r) {
         PRS_WARN("%s: cannot close an endpoint: %s", link->base.rail->info.name, prs_ofi.strerror(-r));
