@@ -51,10 +51,9 @@ static bool hang_up(int fd, int *listening)
 
     if (fd == *listening || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes))
         return false;
-    if (info.tcpi_state == LISTEN) { /* or another thread would make the provider accept one more */
+    if (info.tcpi_state == LISTEN) { /* another thread may have made the provider accept one more, until now */
         *listening = fd;
-        (void)shutdown(fd, SHUT_RDWR);
-        return false;
+        return !shutdown(fd, SHUT_RDWR);
     }
     if (info.tcpi_state == ESTABLISHED && !info.tcpi_bytes_received)
         return !shutdown(fd, SHUT_RDWR);
