@@ -8,6 +8,7 @@
 
 #include "transport/nic/domain.h"
 #include "transport/order/policy.h"
+#include "transport/util/clock.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
@@ -182,7 +183,7 @@ int prs_team_make_context_locked(struct prs_team *team, uint32_t context_id, str
     }
     context->active_count = context->connecting = context->peer_count = context->adopted = 0;
     context->look_in = context->look_at = context->look_rounds = 0;
-    context->looked_ns = 0;
+    context->looked_ns = prs_clock_ns(); /* not all peers are due at once */
     context->list.first = NULL;
     context->cqs.count = 0;
     context->rounds = 0;
