@@ -87,9 +87,9 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
     return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
 }
 
-/* The entry is the nearest yet to this class, of `rows` rows. Its times are carried over to them by the model, each
- * path's by itself: for a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a
- * little longer. So the faster path may be another than the entry's. */
+/* The entry is the nearest yet to this class, of `rows` rows. The model carries its times over to them, each path's by
+ * itself: for a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little
+ * longer. So the faster path may be another than the entry's. */
 static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
     enum prs_gemm_path path = e->tuning.path;
