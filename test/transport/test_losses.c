@@ -63,9 +63,10 @@ static void talk_until_all_are_lost(struct pair *pair)
     while (!r) {
         uint32_t slot = sent % SLOTS;
         struct prs_put put =
-            pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(sent), sent % ACK, PRS_PUT_NOTIFY);
+            pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(sent), sent, PRS_PUT_NOTIFY);
 
-        if (op[slot].status != PRS_OP_PENDING) {
+        /* Nobody says which messages have been taken, so no id is used twice. */
+        if (sent < PRS_NOTIFY_IDS && op[slot].status != PRS_OP_PENDING) {
             r = prs_peer_put(pair->peer, &op[slot], &put);
             if (r == 0)
                 lose_rails(pair, sent++);
