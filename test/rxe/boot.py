@@ -7,7 +7,6 @@ boot.py --work FOLDER --timeout SECONDS --command 'perseus-x rxe0 rxe1' [FILE...
 Each FILE goes to /payload/bin (a library: to /payload/lib) with the shared libraries it needs; both are on the guest's
 paths. Exit 77: such a machine is not available here. 124: it did not end in time. 125: it ended without a verdict."""
 import argparse
-import contextlib
 import os
 import pathlib
 import re
@@ -33,15 +32,6 @@ def write_payload(out, command, files):
         folder = "payload/lib" if LIBRARY.fullmatch(name) else "payload/bin"
         archive.program(name, folder, "payload/lib")
     archive.close()
-
-
-def go_first():
-    """A processor of the guest that has none here keeps the guest's other one polling for it, so a machine that gets
-    less than it wants computes longer. Only root can ask for more, and only for a session of our own, as Meson's tests
-    have: then no other program is meant."""
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # not root, or a kernel without groups of sessions
-            pathlib.Path("/proc/self/autogroup").write_text("-10")
 
 
 def run_machine(base, folder, timeout_s):
@@ -104,7 +94,6 @@ def main():
         shutil.copyfile(base / "initramfs", folder / "initramfs")
         with open(folder / "initramfs", "ab") as out:
             write_payload(out, args.command, [os.path.abspath(file) for file in args.files])
-        go_first()
         return boot(base, folder, args.timeout)
 
 
