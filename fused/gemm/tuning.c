@@ -174,11 +174,12 @@ void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_s
     uint32_t columns = t->columns != 0 ? t->columns : PRS_TILE_N;
     if (t->clusters != 0)
         clusters = t->clusters;
-    if (at->world > 1 && t->path != PRS_GEMM_PATH_AUTO) {
+    if (at->world > 1 && at->nodes == 1 && t->path != PRS_GEMM_PATH_AUTO) {
         us[PRS_GEMM_PATH_FUSED] *= tiled_us(to, at, clusters, columns) / tiled_us(from, at, clusters, columns);
         us[PRS_GEMM_PATH_UNFUSED] *= unfused_us(to, at, clusters) / unfused_us(from, at, clusters);
     } else {
-        us[t->path] *= (double)to->m / from->m * ((double)to->n / from->n) * ((double)to->k / from->k);
+        for (uint32_t path = PRS_GEMM_PATH_AUTO; path <= PRS_GEMM_PATH_UNFUSED; path++)
+            us[path] *= (double)to->m / from->m * ((double)to->n / from->n) * ((double)to->k / from->k);
     }
 }
 

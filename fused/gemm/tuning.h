@@ -44,7 +44,8 @@ bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t r
                                   uint32_t clusters, const struct prs_path_times *times);
 
 /* Carries the times of both paths (us, by enum prs_gemm_path; 0: unknown), of which t->path's was measured with t, from
- * one shape to a near one, by the model. clusters: where t has none. */
+ * one shape to a near one: by the model, and where there is none, alone and between nodes, both by the ratio of the
+ * products. clusters: where t has none. */
 void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
                       uint32_t clusters, const struct prs_gemm_tuning *t, double us[]);
 

@@ -25,7 +25,8 @@ const char *prs_table_shipped(void)
            "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 150 2\n"
            "v6 NVIDIA_H200 132 1 4096 8192 2048 1 4 1 : 1 66 0 0 1 2 85 16 160 3\n"
            "v6 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300\n"
-           "v8 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300 0";
+           "v8 NVIDIA_H200 132 1 4096 8192 4096 1 4 1 : 1 66 0 0 1 2 85 16 300 0\n"
+           "v7 NVIDIA_H200 132 0 1024 4096 4096 1 1 1 : 1 66 1 0 1 1 1 16 50 0 60";
 }
 
 static struct prs_fused four_h200(void)
@@ -122,6 +123,16 @@ Test(table, another_gpu_with_as_many_sms_is_a_little_further)
     cr_assert_lt(find(&ctx, shape).us[0], 444);
     unsetenv("PERSEUS_FUSED_TUNING");
     (void)unlink(path);
+}
+
+/* Alone both paths take as much longer. */
+Test(table, a_product_alone_keeps_the_path_of_its_entry)
+{
+    struct prs_fused ctx = four_h200();
+    struct prs_table_found found = find(&ctx, product(PRS_GEMM_ALONE, 1400, 4096, 4096, 1));
+    cr_assert_eq(found.tuning[0].path, PRS_GEMM_PATH_FUSED);
+    cr_assert_float_eq(found.us[0], 50 * 1400 / 1024.0, 0.01);
+    cr_assert_float_eq(found.ratio[0], 1.2, 1e-5);
 }
 
 Test(table, the_file_wins_over_the_library_where_both_are_as_near)
