@@ -15,8 +15,8 @@
 enum {
     ACCEPT_EVERY = 64,     /* progress calls between two polls of the listener, which cost a system call */
     LOOK_EVERY = 256,      /* rounds of progress between two times at which silent peers may be due for a look */
-    LOOK_ROUNDS = 1 << 14, /* a peer is looked at once in so many rounds, or in a few, where those take long; ... */
-    LOOK_NS = 100000000,   /* ... then once in this time */
+    LOOK_ROUNDS = 1 << 14, /* each peer is looked at once in so many rounds, ... */
+    LOOK_NS = 100000000,   /* ... and at least once in this time, where rounds are slow */
     CONNECT_NS = 1000000,  /* a round makes no more connections after this time */
 };
 

@@ -9,8 +9,8 @@
 
 struct prs_ofi_endpoint;
 
-/* End them, and accept no more, under the lock of the endpoint. Return whether there were any: then the provider must
- * see it, by readings of the completion queue, before this is called again. When there is none, the endpoint may be
+/* End them, and accept no more, under the lock of the endpoint. Return whether there were any: then read the completion
+ * queue, by which the provider sees that they have ended, and call this again. When there were none, the endpoint may be
  * closed. *listening is -1 at the first call. */
 bool prs_ofi_hang_up(struct prs_ofi_endpoint *endpoint, int *listening);
 
