@@ -45,7 +45,7 @@ struct prs_peer {
     bool unlisted;                   /* there is a list, and it is not in it */
     bool shares;                     /* its thread polls shared completion queues for it */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
-    uint32_t idle_polls; /* who sets it to PRS_PEER_IDLE_POLLS gets a check at the next poll */
+    uint32_t idle_polls;             /* who sets it to PRS_PEER_IDLE_POLLS gets a check at the next poll */
     uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
     struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;

@@ -10,8 +10,8 @@
 struct prs_ofi_endpoint;
 
 /* End them, and accept no more, under the lock of the endpoint. Return whether there were any: then read the completion
- * queue, by which the provider sees that they have ended, and call this again. When there were none, the endpoint may be
- * closed. *listening is -1 at the first call. */
+ * queue, by which the provider sees that they have ended, and call this again. When there were none, the endpoint may
+ * be closed. *listening is -1 at the first call. */
 bool prs_ofi_hang_up(struct prs_ofi_endpoint *endpoint, int *listening);
 
 #endif
