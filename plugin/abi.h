@@ -53,8 +53,8 @@ enum {
 typedef void net_log_fn(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 typedef net_result net_profile_fn(void **event, int type, void *parent, int64_t plugin, void *extra);
 
-/* Arguments of net_profile_fn, v10 on. The layout of an event is that of NCCL's own IB transport, so that profilers
- * which know that one need not know this plugin. */
+/* Arguments of net_profile_fn, v10 on. The layout of an event is that of NCCL's own IB transport, so that profilers for
+ * that transport work with this plugin, too. */
 enum {
     NET_PROFILE_START = 0,
     NET_PROFILE_STOP = 1,
@@ -66,7 +66,7 @@ struct net_profile_ib_v1 {
     struct {
         int device;
         uint64_t id;
-        int opcode; /* of verbs; 0 of a receive */
+        int opcode; /* opcode of verbs; 0: a receive */
         int queue;
         size_t length_bytes;
     } transfer; /* in NCCL a member of a union, hence its alignment */

@@ -19,8 +19,8 @@ enum {
 
 /* Flags of regMrSym. */
 enum gin_memory_flags {
-    GIN_MEMORY_STRICT = 1,      /* signals are in it: no relaxed PCI ordering */
-    GIN_MEMORY_NEVER_RESET = 2, /* a hint: counters in it only grow */
+    GIN_MEMORY_STRICT = 1,      /* it holds signals: no relaxed PCI ordering */
+    GIN_MEMORY_NEVER_RESET = 2, /* a hint: its counters only grow */
 };
 
 /* Flags of transfers, RMA v15 on. */

@@ -33,7 +33,7 @@ struct comm {
     struct prs_rail_set rails;
     struct prs_peer *peer; /* NULL for a listener */
     struct metrics_source metrics;
-    net_profile_fn *profile;       /* NULL: NCCL's profiler is not told */
+    net_profile_fn *profile;       /* NULL: NCCL's profiler gets no events */
     struct profile_events *events; /* made at the first request that has one */
 };
 
@@ -77,7 +77,7 @@ struct send_comm {
     struct request *free;
     struct cts_record *ring; /* CTS_RING records, strict memory */
     struct prs_region *ring_region;
-    struct prs_keys keys;            /* of the record whose put is being posted */
+    struct prs_keys keys;            /* keys of the record whose put is being posted */
     struct prs_connector *connector; /* while connecting */
     struct plugin_context *context;  /* this comm is in its list; NULL when connected */
     struct send_comm *next;
@@ -96,15 +96,15 @@ struct announcement {
 struct recv_comm {
     struct comm base;
     uint64_t next;      /* number of the entry that the next irecv makes */
-    uint64_t announced; /* first whose record was not written to the sender */
+    uint64_t announced; /* first entry whose record was not written to the sender yet */
     uint64_t tail;      /* all before it have arrived */
-    uint64_t written;   /* the records of all before it have left the mirror */
-    uint64_t signaled;  /* all before it are covered by a write that asks for a completion */
+    uint64_t written;   /* the records of all earlier entries have left the mirror */
+    uint64_t signaled;  /* a write that asks for a completion covers all earlier entries */
     uint64_t arrived;   /* FIRST_SEQUENCE plus the number of entries that have arrived, in any order */
     bool has_long;      /* a waiting record is for a long message */
     uint32_t misses;    /* calls that found no event since the last check of the peer */
     uint32_t announce_head, announce_tail; /* of announcement[]; they only grow */
-    int error;                             /* -errno: on_notify was called for what no receive expects */
+    int error;                             /* -errno: on_notify was called for an entry that no receive expects */
     struct request *free;
     struct cts_record *mirror; /* CTS_RING records: what the sender's ring will hold */
     struct prs_region *mirror_region;

@@ -21,9 +21,10 @@ static net_result init_only_context(net_log_fn *log, net_profile_fn *profile)
     void *context;
     net_result result;
 
-    /* These tables have no finalize either, and NCCL calls init once each time it loads the plugin. A second init may
-     * come from another NCCL of this process: then the context stays, since the first one's comms need its devices. Or
-     * it comes from an NCCL that has unloaded and reloaded the plugin: then the old context is freed now. */
+    /* These tables have no finalize either, and NCCL calls init once each time it loads the plugin. A second init
+     * may come from another NCCL of this process. Then the context stays, because the comms of the first NCCL need
+     * its devices. Or it comes from an NCCL that has unloaded and reloaded the plugin. Then the old context is freed
+     * now. */
     if (only_context && connect_has_comms() && device_reuse(only_context, log))
         return NET_SUCCESS;
     connect_finalize(only_context);
@@ -44,7 +45,7 @@ net_result compat_init_v10(net_log_fn *log, net_profile_fn *profile)
     return init_only_context(log, profile);
 }
 
-/* Four members fit: of a wider device, which only v12 can have made, the first four. */
+/* Four members fit. A wider device, which only v12 can have made, is cut to its first four. */
 static struct net_vdevice_v9 narrow(const struct net_vdevice_v12 *wide)
 {
     struct net_vdevice_v9 narrowed = {.count = wide->count < NET_VDEVICE_MAX_V9 ? wide->count : NET_VDEVICE_MAX_V9};

@@ -16,7 +16,7 @@ enum {
     INFO_MAGIC = 0x47524550, /* "PERG" */
     INFO_VERSION = 2,
     REPORT_MS = 60000,
-    SPIN_MS = 1000, /* after that sleep NAP_NS between two polls, which leaves the core to others */
+    SPIN_MS = 1000, /* after that, sleep NAP_NS between two polls, so that others can use the core */
     NAP_NS = 100000,
 };
 
@@ -97,7 +97,7 @@ int gather_connect(struct gather *g, struct prs_team *team)
     return 0;
 }
 
-/* For error and log texts: waits for `what` rank `rank`. */
+/* What a wait is for, for error and log texts. */
 struct wait {
     const char *what;
     uint32_t rank;

@@ -31,10 +31,11 @@ struct gather {
     uint64_t round;
     uint64_t right_base;
     struct prs_keys right_keys;
-    struct prs_op data, flag; /* of the current step; after a failed one they are in use until the peer is closed */
-    int error;                /* sticky: after a failed round the ranks are no longer in the same round */
+    /* ops of the current step; after a failed step they stay in use until the peer is closed */
+    struct prs_op data, flag;
+    int error; /* sticky, because ranks are no longer in the same round after a failed one */
     uint32_t timeout_ms;
-    uint32_t report_ms;   /* between two warnings of a rank that waits */
+    uint32_t report_ms;   /* time between two warnings of a rank that waits */
     pthread_mutex_t lock; /* any thread may call regMrSym */
 };
 
@@ -43,9 +44,9 @@ int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct p
                 uint32_t ranks, uint32_t timeout_ms, struct gather_info *info);
 /* Collective: connect the ring. Blocks for a limited time. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/* Collective, in the same order on every rank; all[] gets GATHER_BYTES from each (NULL: the caller has failed, and only
- * tells the others). Blocks until all ranks have called
- * it, for timeout_ms at most. Fails at once if a neighbour has died or closed, and always after one failure. */
+/* Collective, in the same order on every rank. all[] gets GATHER_BYTES from each rank. mine NULL: the caller has
+ * failed, and only tells the others. Blocks until all ranks have called it, for timeout_ms at most. Fails at once if a
+ * neighbour has died or closed, and always after one failure. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
 /* Call it after the team was closed. */
 void gather_fini(struct gather *gather);

@@ -13,10 +13,11 @@
 #include "plugin/metrics.h"
 
 enum {
-    GIN_MAX_OPS = 512,       /* in flight to one rank in one context; further transfers wait in the queue */
-    GIN_CONNECT_MS = 60000,  /* all ranks connect at about the same time */
-    GIN_GATHER_MS = 1800000, /* but they register when their programs do, which may load or compile first */
-    GIN_HOLD_NS = 500,       /* the CTAs of a GPU signal one after the other, each by a write over PCIe */
+    GIN_MAX_OPS = 512,      /* requests in flight to one rank in one context; further ones wait in the queue */
+    GIN_CONNECT_MS = 60000, /* limit for connecting, which all ranks do at about the same time */
+    /* limit for registering, which ranks may do later, since their programs may load or compile first */
+    GIN_GATHER_MS = 1800000,
+    GIN_HOLD_NS = 500, /* the CTAs of a GPU signal one after the other, each by a write over PCIe */
     GIN_MAX_HELD = 16,
     GIN_PROMPT_BYTES = 8192, /* a put this long does not wait for others to share a doorbell */
 };
@@ -43,7 +44,7 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
-    uint32_t hold_ns;     /* of sets whose caller does not say that more requests follow */
+    uint32_t hold_ns;     /* used for sets whose caller does not say that more requests follow */
     bool relaxed;         /* some rail registers data with relaxed ordering */
     bool signal_flushes;  /* as signal_flushes_all_puts of struct rma_properties_v16 */
     bool raises;          /* this process raises the signals that arrive */
@@ -56,7 +57,7 @@ struct gin_comm {
 struct gin_remote {
     uint64_t base, bytes;
     struct prs_keys keys;        /* data */
-    struct prs_keys signal_keys; /* strict; equal to keys if that region is strict */
+    struct prs_keys signal_keys; /* keys of the strict registration; equal to `keys` if that region is strict */
 };
 
 struct gin_memory {
@@ -80,7 +81,7 @@ struct gin_request {
     uint8_t kind; /* enum gin_kind */
     bool has_signal, strong;
     bool more;        /* another request to this rank follows at once */
-    bool data_posted; /* the data is posted, the signal may wait for room */
+    bool data_posted; /* the data is posted; the signal may still wait for room */
 };
 
 /* The transfers to one rank in one context, in order. */
@@ -103,12 +104,12 @@ struct gin_set {
     uint32_t asked;           /* atomic: number of the last question */
     uint32_t answered;        /* atomic: number of the last question answered with yes */
     uint32_t rounds;          /* atomic: how often progress was called */
-    uint32_t gave_up_at;      /* value of rounds when a question found no answer; comm's lock */
+    uint32_t gave_up_at;      /* value of `rounds` when a question got no answer; under the comm's lock */
     pthread_t driver;         /* atomic: the thread that called progress; 0: none yet */
     struct gin_queue *queues; /* [contexts][ranks] */
     struct gin_queue *waiting;
     struct gin_request *free;
-    const void *tested;             /* the last request that was tested and not done: only compared */
+    const void *tested;             /* the last request that was tested and not done; it is only compared */
     uint32_t idle_tests;            /* tests of unfinished requests since the last progress */
     uint32_t new_requests;          /* since progress was last called */
     uint32_t held;                  /* requests that wait for others to share a doorbell with */
@@ -121,7 +122,7 @@ struct gin_set {
 /* The comm or the set of a handle, which is a comm or a set; NULL if it is neither. */
 struct gin_comm *gin_comm_of(void *handle);
 struct gin_set *gin_set_of(void *handle);
-/* Keep the first error of the comm. Return NCCL's result for this one. */
+/* Keep the first error of the comm. Return NCCL's result for this error. */
 net_result gin_fail(struct gin_comm *comm, int error);
 net_result gin_comm_error(void *handle, bool *has_error);
 
@@ -151,8 +152,8 @@ rma_reg_dmabuf_fn rma_memory_reg_dmabuf;
 net_result gin_memory_release(void *coll_comm, void *mhandle);
 
 /* gin_raise.c */
-/* Call it before memory of the comm is released: raises all signals whose senders know that they are done. Waits for
- * the thread that drives the comm's sets, for a short time at most; if the caller is that thread, calls `progress`. */
+/* Call it before memory of the comm is released: raises all signals that their senders know to be done. Waits for the
+ * thread that drives the comm's sets, for a short time at most; if the caller is that thread, calls `progress`. */
 void gin_raise_arrived(struct gin_comm *comm, gin_progress_fn *progress);
 /* For the driver. gin_raise_asked() before a round of progress: the question that the round may answer. Then
  * gin_raise_answer(), with the number of events that the round has handled. */

@@ -56,7 +56,7 @@ static void learn_of_rails(struct gin_comm *comm)
     struct prs_rail_info info;
 
     comm->raises =
-        prs_fabric_receiver_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
+        prs_fabric_receiver_raises(comm->fabric, &comm->rails) == 1; /* errors are reported when peers connect */
     /* A word that the CPU raises flushes nothing, and a NIC does not flush the writes of another. */
     comm->signal_flushes = !comm->raises && comm->rails.count == 1;
     for (int i = 0; i < comm->rails.count; i++) {
@@ -224,7 +224,8 @@ net_result gin_set_create(void *coll_comm, const struct gin_set_options *options
         free(set);
         return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
     }
-    /* The contexts connect when they are first used. Those of older sets that connect from now on get it, too. */
+    /* Contexts connect when they are first used, so contexts of older sets that connect from now on also get this
+     * class. */
     prs_team_set_traffic_class(comm->team, traffic_class);
     /* Every rank creates the same sets in the same order, so the numbers agree. A number is never used again, since
      * other ranks may not have destroyed the old set. */

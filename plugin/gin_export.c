@@ -55,7 +55,7 @@ static net_result connect_v12(void *context, void *handles[], int ranks, int ran
                               void *listen_comm, void **coll_comm)
 {
     (void)context;
-    (void)queue_depth; /* requests without room wait in their queue */
+    (void)queue_depth; /* not needed: requests without room wait in their queue */
     return gin_comm_connect(handles, ranks, rank, connections > 0 ? connections : 1, listen_comm, coll_comm);
 }
 

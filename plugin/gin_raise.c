@@ -12,10 +12,12 @@
 #include "transport/util/log.h"
 
 enum {
-    MAX_ROUNDS = 1000, /* if traffic never pauses: signals older than the question have been raised by then */
+    MAX_ROUNDS = 1000, /* limit if traffic never pauses: signals older than the question have been raised by then */
     WAIT_MS = 100,     /* for an answer */
-    IDLE_MS = 20,      /* for a first round; without one no thread drives the set, and nothing is raised */
-    LOOK_NS = 1000000, /* most that one look is charged: while this thread is off its core, the other may be so too */
+    /* limit for the first round; if there is none, no thread drives the set, and nothing is raised */
+    IDLE_MS = 20,
+    /* one look counts as at most this long: if this thread is off its core, the other one may be, too */
+    LOOK_NS = 1000000,
 };
 
 uint32_t gin_raise_asked(const struct gin_set *set)
@@ -46,7 +48,7 @@ static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
     bool is_driver = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
     uint64_t last_ns = prs_clock_ns(), waited_ns = 0;
 
-    if (first == set->gave_up_at) /* no thread has driven the set since, or ever (0) */
+    if (first == set->gave_up_at) /* no thread has driven the set since then (0: or ever) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {

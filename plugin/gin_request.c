@@ -12,8 +12,9 @@
 
 enum {
     BLOCK_REQUESTS = 256,
-    MAX_IDLE_TESTS = 64, /* in a row, each of another request, without a call of progress */
-    /* When a group is used again, its first request has long completed. If not, both are ordered more than needed. */
+    MAX_IDLE_TESTS = 64, /* idle tests in a row, each of another request, without a call of progress */
+    /* When a group number is used again, its first request has completed long ago. If it has not, both requests are
+     * ordered more than needed. */
     WEAK_GROUPS = 1 << 15,
 };
 
@@ -82,7 +83,8 @@ static int post_data(struct gin_queue *queue, struct gin_request *request)
     default: {
         struct prs_put put = {.len_bytes = request->size, .group = request->group};
 
-        if (!request->size) { /* only a signal, or nothing: the data is done when the request is posted, in its order */
+        /* there is only a signal, or nothing: the data counts as done when the request is posted, in its order */
+        if (!request->size) {
             request->data.status = 0;
             return 0;
         }
@@ -136,7 +138,7 @@ static int post_request(struct gin_queue *queue, struct gin_request *request)
         prs_peer_begin_batch(queue->peer);
     r = post_parts(queue, request);
     if (request->more)
-        return r; /* if nothing follows after all, progress posts it */
+        return r; /* if no request follows, progress posts it */
     posted = prs_peer_end_batch(queue->peer);
     return r ? r : posted;
 }
@@ -369,7 +371,7 @@ net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t 
     if (r < 0)
         return result_from_errno(r);
     if (!memory->is_device || memory->bytes == 0)
-        return NET_SUCCESS; /* the CPU sees what a NIC has written: done, without a request */
+        return NET_SUCCESS; /* the CPU sees what a NIC has written, so nothing is to be done */
     request = alloc_request(set);
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
@@ -418,7 +420,7 @@ net_result gin_request_test(void *coll_comm, void *handle, int *done)
 
     (void)coll_comm;
     *done = 0;
-    if (!request) { /* from a flush of host memory */
+    if (!request) { /* NULL: a flush of host memory */
         *done = 1;
         return NET_SUCCESS;
     }

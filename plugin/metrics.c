@@ -36,7 +36,7 @@ static struct {
     uint32_t rows;
     pthread_t writer; /* runs while there is a source */
     bool is_writing;
-    uintptr_t generation; /* of the writer: one that finds a newer number ends */
+    uintptr_t generation; /* generation of the writer: a writer that finds a newer number ends */
     bool has_failed;
     char written[600]; /* the file, once there is one */
 } metrics = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -65,7 +65,7 @@ static const struct counter counters[] = {
     COUNTER(merged_signals, "signals that joined an earlier one"),
 };
 
-/* What NICs count of retries and losses, if their drivers say it. */
+/* Counters of retries and losses that some NICs have, by their drivers' names. */
 static const char *const nic_counters[] = {"local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err",
                                            "out_of_sequence",       "retrans_pkts",   "retrans_timeout_events"};
 
@@ -148,8 +148,8 @@ static void write_rows(FILE *file, const struct prs_stats *sums)
             write_nic_counters(file, metrics.row[r].rail[i]);
 }
 
-/* A new file of our own: others may write to the folder, too, and what they have put there under this name is neither
- * followed nor changed. */
+/* A new file of our own: others may write to the folder, too. A file or link that they have put there under this name
+ * is neither followed nor changed. */
 static FILE *create_file(const char *path)
 {
     FILE *file;
@@ -195,7 +195,8 @@ static void write_file_locked(void)
     }
 }
 
-/* Once the process has ended, its counters are those of nobody. One that is killed leaves its file. */
+/* The file is removed when the process ends, because its counters then belong to no process. A killed process leaves
+ * its file. */
 static __attribute__((destructor)) void remove_file(void)
 {
     if (metrics.owner == getpid() && metrics.written[0])
@@ -250,7 +251,7 @@ static uint32_t find_row_locked(const struct row *wanted)
     return ++metrics.rows;
 }
 
-/* Waits by a clock that nobody sets. */
+/* Lets waits use a clock that nobody can set. */
 static void init_changed(void)
 {
     pthread_condattr_t attr;
@@ -270,7 +271,7 @@ void metrics_add(struct metrics_source *source, const char *table, const struct 
         return;
     name_rails(&row, fabric, rails);
     pthread_mutex_lock(&metrics.lock);
-    if (metrics.owner != getpid()) { /* at first, and in a forked child: what there was is the parent's */
+    if (metrics.owner != getpid()) { /* at first, and in a forked child, where the old state belongs to the parent */
         metrics.owner = getpid();
         metrics.sources = NULL;
         metrics.rows = 0;

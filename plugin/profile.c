@@ -5,7 +5,7 @@
 
 #include "plugin/comm.h"
 
-/* What the profiler has returned for each buffer of each request; NULL: it does not want to know. */
+/* What the profiler has returned for each buffer of each request; NULL: it wants no events for it. */
 struct profile_events {
     void *event[COMM_REQUESTS][COMM_MAX_RECVS];
 };
@@ -37,7 +37,7 @@ void profile_start(struct request *request, int index, void *parent, int opcode,
     if (!comm->events)
         return; /* the profile has a gap */
     event = &comm->events->event[index_of(request)][index];
-    *event = NULL; /* NCCL leaves it so when no profiler listens */
+    *event = NULL; /* NCCL does not change it if there is no profiler */
     comm->profile(event, NET_PROFILE_START, parent, NET_PROFILE_IB_V1, &data);
     if (*event)
         request->profiled = true;

@@ -137,7 +137,7 @@ static PRS_OUTLINED int check_recv_health(struct recv_comm *comm, bool for_sende
     return for_sender ? prs_peer_check_remote(comm->base.peer) : 0;
 }
 
-/* for_sender: the caller still expects data. A flush does not: the sender may have closed. Return 1 if there were
+/* for_sender: the caller still expects data. A flush does not, since the sender may have closed. Return 1 if there were
  * events, 0 if there were none, so that no request has changed, or -errno. */
 static inline int progress_recv(struct recv_comm *comm, bool for_sender)
 {
@@ -484,7 +484,7 @@ static inline net_result retire_send(struct request *request, int *done, int *si
     return retire(request, &((struct send_comm *)request->comm)->free, done);
 }
 
-/* Slow path: progress, then check again. Out of line, so that finished requests stay cheap. */
+/* Slow path: progress, then check again. Out of line, so that tests of finished requests stay cheap. */
 static PRS_OUTLINED net_result drive_recv(struct request *request, int *done, int *sizes)
 {
     int r = progress_recv((struct recv_comm *)request->comm, true);

@@ -41,9 +41,9 @@ struct prs_attention_shape {
     uint32_t seq;                      /**< of the whole sequence; a multiple of W, causal with W > 1: of 2 W */
     uint32_t causal, heads_first;
     float scale; /**< 0: 1 / sqrt(head_dim) */
-    /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter ones divide work more
-     * evenly among the ranks, longer ones travel better: good is the longest up to 512 of which a rank has 32. 0: not
-     * striped, and window, packed and soft_cap are 0. */
+    /** Rows of a stripe: a power of two, 128 at least; seq is a multiple of 2 W of them. Shorter stripes divide work
+     * more evenly among the ranks; longer ones need fewer bytes. A good choice is the longest up to 512 of which a
+     * rank has 32. 0: not striped, and window, packed and soft_cap are 0. */
     uint32_t stripe;
     /** A query meets only keys of positions that differ by less than this from its own (with `causal`, only keys up to
      * itself). 0: no window. */
@@ -51,9 +51,9 @@ struct prs_attention_shape {
     /** 1: a launch packs sequences into the positions of one batch (cu_seqlens); batch is 1. Each attends to itself
      * only. Their lengths, and how many there are, belong to a launch. */
     uint32_t packed;
-    float soft_cap; /**< a score x counts as soft_cap * tanh(x / soft_cap), after the scale; 0: as x */
-    /** The head_dim of v and out; 0: head_dim. Built are 64, 96, 128 and 256 for both, and 128 with a head_dim of 192
-     * (DeepSeek's MLA, prefill). Striped, between nodes and backward: 64 and 128 only. */
+    float soft_cap; /**< a score x, after the scale, becomes soft_cap * tanh(x / soft_cap); 0: it stays x */
+    /** The head_dim of v and out; 0: head_dim. There are kernels for 64, 96, 128 and 256 for both, and for 128 with a
+     * head_dim of 192 (DeepSeek's MLA, prefill). Striped, between nodes and backward: 64 and 128 only. */
     uint64_t value_dim;
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
@@ -66,7 +66,7 @@ PRS_API int prs_attention_positions(const struct prs_attention_shape *shape, uin
 enum prs_attention_mode {
     PRS_ATTENTION_ALONE = 1,    /**< one rank: nothing travels */
     PRS_ATTENTION_RESIDENT = 2, /**< memory for the keys and values of all other ranks */
-    PRS_ATTENTION_RING = 3      /**< memory for two steps of them: senders wait for credit */
+    PRS_ATTENTION_RING = 3      /**< memory for two steps of these: senders wait for credit */
 };
 
 /** A field that is 0 is chosen by the plan. The same on all ranks. */
@@ -74,11 +74,11 @@ struct prs_attention_tuning {
     uint32_t mode;           /**< enum prs_attention_mode */
     uint32_t ctas;           /**< SMs that work */
     uint32_t heads_per_step; /**< (batch, KV head) pairs that travel, and are worked on, together */
-    uint32_t slab_rows;      /**< by CTAs: positions that share one arrival counter, a multiple of 64 */
+    uint32_t slab_rows;      /**< if CTAs move the data: positions that share one arrival counter, a multiple of 64 */
     uint32_t spread;         /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
     uint32_t block_rows;     /**< keys multiplied at a time: 176 (head_dim 128 on one node only) or 128 */
-    /** 3: the softmax runs under products, of its own warpgroup and of the other one. 7 (one node only): also, results
-     * are rescaled only when probabilities could exceed 2^8. */
+    /** 3: the softmax overlaps products of its own warpgroup and of the other one. 7 (one node only): in addition,
+     * results are rescaled only when probabilities could exceed 2^8. */
     uint32_t overlap;
     uint32_t mover;                        /**< enum prs_mover; copy engines need one node and PRS_ATTENTION_RESIDENT */
     uint64_t workspace_limit;              /**< bytes; default: half of what is free on the fullest GPU */
@@ -91,9 +91,11 @@ struct prs_attention_plan;
 struct prs_attention_info {
     struct prs_attention_tuning tuning; /**< all fields decided */
     uint64_t workspace_bytes;           /**< device memory of this plan on this rank, in addition to the tensors */
-    uint64_t shared_bytes;              /**< what it shares with other plans of the context: counted in each of them */
+    uint64_t shared_bytes;              /**< memory that it shares with other plans of the context, counted in each of
+                                         * them */
     uint64_t sent_bytes;                /**< per launch over NVLink, from this rank */
-    double predicted_us;                /**< a model: the start of the pipeline, and the longer of compute and travel */
+    double predicted_us;                /**< by a model: the start of the pipeline, and the longer of compute and
+                                         * transfer */
     const char *reason;                 /**< why the mode was chosen; static text */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
@@ -114,12 +116,12 @@ struct prs_attention_operands {
     void *out;
     float *lse; /**< 4-byte aligned, or NULL */
     /** Packed sequences: where they begin in the whole sequence, in ascending order, and where the last one ends;
-     * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured graph
-     * may be replayed with fewer. Rows that no sequence has attend to themselves. */
+     * `sequences` + 1 numbers in device memory, the same on all ranks. Empty sequences are allowed, so a captured
+     * graph may be replayed with fewer. Rows outside of all sequences attend to themselves. */
     const int32_t *cu_seqlens;
     uint32_t sequences;
-    /** Striped attention: a score for each query head that has no value, and so only makes its probabilities smaller
-     * (fp32, [heads_q], device memory). It is in lse. NULL: none. */
+    /** Striped attention: a further score for each query head (fp32, [heads_q], device memory). It has no value, so it
+     * only makes the other probabilities smaller. lse includes it. NULL: none. */
     const float *sinks;
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
@@ -133,12 +135,13 @@ PRS_API int prs_attention_launch(struct prs_attention_plan *plan, const struct p
 struct prs_attention_backward_plan;
 
 /** *Collective.* A plan of the backward pass, for results of a forward launch of the same shape: every shape that the
- * forward pass takes whose heads have 64 or 128 columns. Of the tuning, `block_rows`, `overlap` and `mover` have one
- * value here (0, or what the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the queries and
- * gradients that other ranks send. What other ranks send lies in memory that the context's plans of attention share,
- * forward and backward. A plan also has sums of gradients of the queries of all ranks, whatever the limit: 4 bytes an
- * element, in memory that all plans of the context share; and 2 bytes an element for those that other ranks send, and
- * for those that go to other nodes. However the ranks are divided into nodes, the gradients have the same bits.
+ * forward pass takes whose heads have 64 or 128 columns. In the tuning, `block_rows`, `overlap` and `mover` have only
+ * one possible value here (0, or what the query says). `heads_per_step` counts KV heads; `workspace_limit` is for the
+ * queries and gradients that other ranks send. What other ranks send lies in memory that the context's plans of
+ * attention share, forward and backward. A plan also has sums of gradients of the queries of all ranks, whatever the
+ * limit: 4 bytes an element, in memory that all plans of the context share; and 2 bytes an element for those that
+ * other ranks send, and for those that go to other nodes. However the ranks are divided into nodes, the gradients have
+ * the same bits.
  *
  * -EINVAL: a shape or tuning that cannot run; the text says what is wrong. -ENOTSUP: other heads, stripes between
  * nodes, or the kernels do not fit this GPU. -ENOMEM: not even two steps fit the limit. -EIO. */
@@ -170,10 +173,10 @@ struct prs_attention_gradients {
 };
 
 /** Enqueues one backward launch, by the rules of launches (fused.h). Four kernels: one waits for the other plans'
- * launches, one makes sum(out * dout) of each row, one makes dk, dv and what this rank's keys add to the dq of all
- * ranks, and one adds up dq (packed sequences, sinks: one more each). P and dS are rounded to bf16 for the products;
- * each gradient is summed in fp32 in a fixed order, and rounded once; dq also once for each other rank that has keys
- * for it. Results repeat bit by bit. */
+ * launches, one computes sum(out * dout) of each row, one computes dk, dv and the parts of all ranks' dq that this
+ * rank's keys contribute, and one adds up dq. Packed sequences and sinks take one more kernel each. P and dS are
+ * rounded to bf16 for the products; each gradient is summed in fp32 in a fixed order, and rounded once; a part of dq
+ * from another rank is rounded once more. Results repeat bit by bit. */
 PRS_API int prs_attention_backward_launch(struct prs_attention_backward_plan *plan,
                                           const struct prs_attention_gradients *operands, struct CUstream_st *stream);
 

@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/** How a rank exchanges data with the others; it keeps its meaning in later versions. The calls below run the allgather
- * on the calling thread. */
+/** How a rank exchanges data with the others. Later versions do not change this structure. The calls below run the
+ * allgather on the calling thread. */
 struct prs_bootstrap {
     prs_allgather_fn *allgather;
     void *user;

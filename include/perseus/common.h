@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * What all public headers share.
+ * Definitions that all public headers share.
  *
- * Time limits. A field `timeout_ms` is the limit of each single wait for another rank. 0: the default, which depends on
- * where the wait is. The host waits for what the other side does at once, a connection for example: as long as
- * PERSEUS_TIMEOUT_MS says, else PRS_TIMEOUT_MS. A kernel waits for data that another rank may have to compute or to
- * load first: PRS_KERNEL_TIMEOUT_MS.
+ * Time limits. A field `timeout_ms` is the limit of each single wait for another rank. 0: the default, which depends
+ * on where the wait is. The host waits for things that the other side does at once, for example a connection. The
+ * default there is PERSEUS_TIMEOUT_MS, else PRS_TIMEOUT_MS. A kernel waits for data that another rank may first have
+ * to compute or load. The default there is PRS_KERNEL_TIMEOUT_MS.
  *
  * Growing. Structures of options, operands and results end in `reserved` words, which later versions turn into fields.
  * A caller sets them to 0, and a library refuses a word that is not 0, by the name of its structure. */
@@ -22,8 +22,8 @@ extern "C" {
 
 enum {
     PRS_RESERVED_WORDS = 8,        /**< room for the fields of later versions */
-    PRS_TIMEOUT_MS = 30000,        /**< of a wait on the host */
-    PRS_KERNEL_TIMEOUT_MS = 600000 /**< of a wait in a kernel: as long as torch lets NCCL wait */
+    PRS_TIMEOUT_MS = 30000,        /**< limit of a wait on the host */
+    PRS_KERNEL_TIMEOUT_MS = 600000 /**< limit of a wait in a kernel: as long as torch lets NCCL wait */
 };
 
 /**

@@ -49,8 +49,8 @@ static __device__ __forceinline__ bool prs_put_mapped(const struct prs_device *d
     return true;
 }
 
-/** Is the put in range, so that the peer may be looked up in the map? What is not goes to the call for one thread,
- * which refuses it with a report. */
+/** Is the put in range, so that the peer may be looked up in the map? A put out of range goes to the call for one
+ * thread, which refuses it with a report. */
 static __device__ __forceinline__ bool prs_put_is_mappable(const struct prs_device *dev,
                                                            const struct prs_device_put *put)
 {
@@ -65,7 +65,8 @@ static __device__ __forceinline__ int prs_put_warp(const struct prs_device *dev,
 
     __syncwarp();
     if (prs_put_is_mappable(dev, put) && prs_put_mapped(dev, put, prs_warp_lane(), 32))
-        r = prs_device_error(dev); /* lane 0's is returned, since the device may fail while the lanes read it */
+        r = prs_device_error(dev); /* read again, so that all lanes return lane 0's error, since the device may fail
+                                    * while they read it */
     else if (prs_warp_lane() == 0)
         r = prs_put(dev, put, NULL);
     return prs_warp_result(r);

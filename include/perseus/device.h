@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Puts and signals that the threads of a kernel start. Everything here also compiles for the host, where threads play
- * blocks. device.cuh adds what only a GPU has: the same calls for a warp and for a block.
+ * Puts and signals that the threads of a kernel start. Everything here also compiles for the host, where a thread
+ * stands for a block. device.cuh adds the same calls for a warp and for a block, which exist only on a GPU.
  *
  * Memory is named by window and offset (heap.h, proxy.h). A window has the same size on every rank. A peer whose
  * windows are mapped here (same node) is reached by plain stores, any other by a command to the proxy of this rank.
  *
- * Order. A signal is seen only after the bytes of the puts of its group that were started before it. These are the puts
- * of the same thread, and those of threads that are ordered before it by an arrival counter or another release/acquire
- * chain. Puts are not ordered among each other. What a put reads must be written by the calling thread, or be ordered
- * before the call by a barrier.
+ * Order. A signal is seen only after the bytes of the puts of its group that were started before it. These are the
+ * puts of the same thread, and those of threads that are ordered before it by an arrival counter or another
+ * release/acquire chain. Puts are not ordered among each other. The data that a put reads must have been written by
+ * the calling thread, or be ordered before the call by a barrier.
  *
  * Threads. Any number of threads may call any function at the same time, unless its comment says otherwise.
  *
@@ -17,7 +17,7 @@
  * until prs_flush() or prs_quiet() says that the put is complete.
  *
  * Returns. 0 (or a positive value where said), or a negative prs_device_code. The first error of a device is sticky:
- * every later call fails at once, and the report (ring.h) says to the CPU what was awaited. Every wait has the limit
+ * every later call fails at once, and the report (ring.h) tells the CPU what was awaited. Every wait has the limit
  * prs_device.timeout_ns and ends early when the proxy fails or is closed. */
 #ifndef PERSEUS_DEVICE_H
 #define PERSEUS_DEVICE_H
@@ -29,7 +29,7 @@
 #include <perseus/sync.h>
 
 /** What a kernel needs to know: plain data, to be passed by value or kept in device memory. prs_proxy_start() fills it
- * in. It and what it points to live until the proxy is closed. */
+ * in. It, and the memory that it points to, live until the proxy is closed. */
 struct prs_device {
     struct prs_cmd *slots;            /* the command ring, [slot_count] */
     struct prs_ring_control *control; /* of the ring, in host memory */
@@ -38,7 +38,7 @@ struct prs_device {
     const uint64_t *bytes;            /* [windows] */
     uint64_t slot_count;              /* power of two */
     uint64_t timeout_ns;              /* limit of each wait */
-    uint32_t epoch;                   /* names the proxy, so that a kernel that outlived it is found out */
+    uint32_t epoch;                   /* names the proxy, so that a kernel that outlived it is detected */
     uint32_t rank;                    /* this one */
     uint32_t world;                   /* number of ranks */
     uint32_t windows;
@@ -64,7 +64,7 @@ struct prs_device_signal {
     uint32_t window;
     uint32_t group;
     uint16_t add;    /* 0: set the word to value; 1: add value to it */
-    uint16_t strong; /* 1: after every earlier command to that peer, not only those of the group */
+    uint16_t strong; /* 1: it follows every earlier command to that peer, not only those of the group */
 };
 
 /* ---- errors and bounded waits ---- */
@@ -91,7 +91,7 @@ PRS_HD int prs_device_fail(const struct prs_device *dev, enum prs_device_code co
         prs_store_relaxed(&report->want, want);
         prs_store_relaxed(&report->have, have);
         prs_store_relaxed(&report->thread, prs_device_thread());
-        /* [device-report] The report is whole before its code is seen. Pairs with prs_ring_report(),
+        /* [device-report] The report is complete before its code is seen. Pairs with prs_ring_report(),
          * transport/gpu/ring.c. */
         prs_store_release_sys(&report->code, (uint64_t)code);
     }
@@ -105,8 +105,8 @@ PRS_HD int prs_device_error(const struct prs_device *dev)
 }
 
 /** How often waiting threads read the state of the proxy, which all of them cache in struct prs_ring_local. A look is
- * one or two reads of host memory, more than 1 us each. Reads of one line of host memory are served one after the
- * other, and a copy engine or a NIC that reads there waits among them. So looks must be few, however many threads
+ * one or two reads of host memory, more than 1 us each. Reads of one cache line of host memory are served one after
+ * the other, and reads of a copy engine or a NIC queue among them. So there must be few looks, however many threads
  * wait. */
 enum {
     PRS_LOOK_NS = 2000,        /* minimum age of the cached state for a thread that waits for credit or completion */
@@ -125,7 +125,7 @@ PRS_HD void prs_ring_look(const struct prs_device *dev, uint64_t now, uint64_t e
     if (looked == PRS_LOOKING || now < looked + every_ns)
         return;
     /* [look-lock] From here to the last store only this thread reads host memory and writes the cached state. So the
-     * state only grows. Pairs with that store of the thread before. */
+     * state only grows. Pairs with that store of the previous thread. */
     if (prs_compare_and_swap_gpu(&local->looked_ns, looked, PRS_LOOKING) != looked)
         return;
     prs_add_relaxed_gpu(&local->looks, 1);
@@ -268,7 +268,8 @@ PRS_HD int prs_device_in_window(const struct prs_device *dev, uint32_t window, u
     return window < dev->windows && offset <= dev->bytes[window] && bytes <= dev->bytes[window] - offset;
 }
 
-/** Check all fields of a put. Return 0 or -PRS_DEVICE_MISUSE; the report then has what was allowed and what came. */
+/** Check all fields of a put. Return 0 or -PRS_DEVICE_MISUSE; the report then has the allowed value and the actual
+ * one. */
 PRS_HD int prs_device_check_put(const struct prs_device *dev, const struct prs_device_put *put)
 {
     if (put->peer >= dev->world)
@@ -395,7 +396,7 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
     uint64_t at = 0;
     int r;
 
-    /* What is out of range goes to the calls that refuse it with a report. */
+    /* Values out of range go to the calls that refuse them with a report. */
     if (put->peer >= dev->world || put->dst_window >= dev->windows ||
         prs_device_map(dev, put->dst_window, put->peer) != 0) {
         r = prs_put(dev, put, ticket);
@@ -511,7 +512,7 @@ PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_a
     uint64_t position, round;
     int r;
 
-    if (!counter->expected) /* any arrival is one too many */
+    if (!counter->expected) /* the counter expects none, so any arrival is an error */
         return prs_device_fail(dev, PRS_DEVICE_MISUSE, PRS_WAIT_ARRIVAL, counter->group, 0, 1);
     position = prs_add_relaxed_gpu(&counter->deposited, 1);
     round = position / counter->expected;

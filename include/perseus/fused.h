@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The context of fused kernels for Hopper GPUs: matrix products (gemm.h), MoE (moe.h) and attention (attention.h), each
- * fused with its communication. A launch is a few kernels in which every SM computes while data travels; ranks of one
- * node reach each other's memory over NVLink, nodes are connected by RDMA.
+ * The context of fused kernels for Hopper GPUs: matrix products (gemm.h), MoE (moe.h) and attention (attention.h),
+ * each fused with its communication. A launch is a few kernels in which every SM computes while data travels; ranks of
+ * one node reach each other's memory over NVLink, nodes are connected by RDMA.
  *
  * Terms. W = world, the number of ranks; one rank = one GPU. A node holds up to PRS_MAX_LOCAL_RANKS ranks, and all
  * nodes hold as many. All matrices are row-major; sums are fp32 on a rank.
@@ -13,23 +13,23 @@
  * Launches. A launch is enqueued on `stream` and the call returns. Every rank must launch a plan the same number of
  * times, at any relative timing, without host synchronisation in between. A launch may be captured into a CUDA graph
  * and replayed. What it reads must not change, and what it writes must not be read, until it is done in stream order.
- * The struct of operands is copied. -EINVAL: a wrong pointer or size. -EIO: CUDA refuses the launch. The error of an
- * earlier launch on this context, when one has failed: then results are not valid, see prs_fused_poll_error().
+ * The struct of operands is copied. -EINVAL: a wrong pointer or size. -EIO: CUDA refuses the launch. If an earlier
+ * launch on this context has failed, its error is returned, and results are not valid (see prs_fused_poll_error()).
  *
- * The launches of a context run one after the other on each rank, in one stream or with events between streams, because
- * plans share memory; and all ranks enqueue them in the same order, like calls on an NCCL communicator. For launches
- * that shall overlap open a context each.
+ * The launches of a context run one after the other on each rank, in one stream or with events between streams,
+ * because plans share memory; and all ranks enqueue them in the same order, like calls on an NCCL communicator. To let
+ * launches overlap, open a context for each.
  *
  * Returns. 0 or -errno. An error is logged where it is found; prs_fused_error_text() returns the text.
  *
- * Threads. A context and its plans must be used by one thread at a time, but for prs_fused_poll_error() and
+ * Threads. A context and its plans must be used by one thread at a time, except for prs_fused_poll_error() and
  * prs_fused_abort(). Different contexts are independent; ranks may be threads of one process or processes of one host.
  * Calls marked *collective* must be made by all ranks in the same order; they block in the caller's allgather. If one
- * rank fails, or passes a value that differs from the other ranks' where all must be equal, the call fails on all
- * ranks. The text names the rank and what differs. Functions make the context's device current while they run and
- * restore the caller's device.
+ * rank fails, or passes a value that must be equal on all ranks but differs, the call fails on all ranks. The text
+ * names the rank and what differs. Functions make the context's device current while they run and restore the caller's
+ * device.
  *
- * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. Where
+ * Memory. A context has arenas of device memory, which grow when a plan or an allocation needs more than is free. If
  * there is room, opening a plan costs one allgather, no cudaMalloc() and no synchronisation of the device. Closing a
  * plan and freeing memory are local and wait for nobody. The memory can be used again when all ranks have closed it,
  * which they learn in the next collective call, and goes back to CUDA when the context is closed.
@@ -68,7 +68,7 @@ struct prs_fused_config {
     /** The most SMs that fused kernels of this context take, so that other kernels run at the same time; equal on all
      * ranks. 0: all. */
     uint32_t max_sms;
-    /** 1: prs_fused_sleep() can give the context's memory back. One node only; equal on all ranks. */
+    /** 1: prs_fused_sleep() may give the context's memory back. One node only; equal on all ranks. */
     uint64_t sleeps;
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
@@ -81,18 +81,18 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
 /** Plans and symmetric memory of the context must have been released, and none of its launches may run. NULL does
  * nothing.
  *
- * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for them
- * for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (but not for a
- * number of rows on the device that cannot be), or prs_fused_abort(), the call is local and waits for no rank: after a
- * lost rank the others close, and open a smaller world. Memory that could not be freed is freed at exit, or when a
- * context is opened on the same device. For that, all ranks of the old context on this node must have closed it, or
- * their processes must have ended. Ranks that have seen no error call prs_fused_abort() first. */
+ * Memory that other ranks can write is freed when they have closed the context too. On one node the call waits for
+ * them for 5 s at most; several nodes: *collective*. After an error that prs_fused_poll_error() reports (other than an
+ * impossible number of rows on the device), or after prs_fused_abort(), the call is local and waits for no rank. So
+ * after a lost rank the others can close, and open a smaller world. Memory that could not be freed is freed at exit,
+ * or when a context is opened on the same device. For that, all ranks of the old context on this node must have closed
+ * it, or their processes must have ended. Ranks that have seen no error call prs_fused_abort() first. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Zeroed device memory that every rank of the node maps; the same size on all ranks. Results of
  * ALLREDUCE must lie in such memory, or in imported memory, at the same offset on every rank, unless shape.c_anywhere
- * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations in
- * a context; a plan of a product that has no tuning of the caller's may count as up to 7 (gemm.h). */
+ * is set. Free it with prs_fused_free(), not with cudaFree(). -ENOMEM: also for more than 4095 plans and allocations
+ * in a context. A plan of a product without a tuning of the caller's may count as up to 7 (gemm.h). */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
 /** *Collective.* Use memory of the caller's that all ranks of the node have mapped: for example a buffer of torch's
  * symmetric memory, VMM handles, or a part of NVSHMEM's heap. at[i] is the address at which kernels of this rank reach
@@ -118,9 +118,9 @@ enum prs_activation {
 
 /** The type of a matrix's elements. */
 enum prs_dtype {
-    PRS_DTYPE_DEFAULT = 0, /**< the default that the field's comment names */
+    PRS_DTYPE_DEFAULT = 0, /**< the default in the comment of the field */
     PRS_DTYPE_BF16 = 1,
-    PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; what is above 65504 rounds to infinity */
+    PRS_DTYPE_FP16 = 2, /**< IEEE binary16, with subnormal numbers; larger numbers than 65504 round to infinity */
     PRS_DTYPE_FP32 = 3,
     PRS_DTYPE_E4M3 = 4 /**< FP8, as OCP defines it: up to 448, no infinity; A and B of scaled products (gemm.h) */
 };
@@ -128,7 +128,7 @@ enum prs_dtype {
 /** Which numbers of A and B share a scale. A number of type e4m3 stands for itself times its scale; scales are fp32. */
 enum prs_scaling {
     PRS_SCALING_NONE = 0,
-    /** One for A, one for B. ALLGATHER: that of A is the same on all ranks. */
+    /** One for A, one for B. ALLGATHER: A's scale is the same on all ranks. */
     PRS_SCALING_TENSOR = 1,
     PRS_SCALING_ROWS = 2, /**< one for each row of A, and for each column of B (row of [n, k]) */
     /** One for 1 row x 128 columns of A, and for 128 x 128 of B. 128 divides k; 256 divides n of a gated product. */
@@ -151,9 +151,10 @@ PRS_API const char *prs_fused_version(void);
  * read layouts and functions from it. */
 PRS_API const char *prs_fused_header(void);
 
-/** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
+/** The first error of a context: what a kernel of this rank stopped waiting for or found wrong, or how the network
+ * between nodes failed. */
 struct prs_fused_error {
-    /** 0; -ETIMEDOUT; -EINVAL: a number of rows that cannot be, or ranks that made different launches; -ECANCELED:
+    /** 0; -ETIMEDOUT; -EINVAL: an impossible number of rows, or ranks that made different launches; -ECANCELED:
      * prs_fused_abort(), or another rank of this node gave up in a launch that this rank took part in, so that what it
      * sent may be wrong; or the network's -errno: waits end with it, and the next four fields are 0 where no kernel
      * waited. */
@@ -162,7 +163,8 @@ struct prs_fused_error {
     uint32_t flag, want, seen;
     uint64_t waited_ns;
     char text[256];
-    uint64_t blamed; /**< the rank to blame, plus one: of a failed network, that of the connection; 0: not known */
+    uint64_t blamed; /**< the rank to blame, plus one; if the network failed, the rank at the other end of the
+                      * connection; 0: not known */
     uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
@@ -183,12 +185,12 @@ PRS_API void prs_fused_abort(struct prs_fused *ctx);
 /** Ranks of this node that can write nothing any more: their processes have ended, or they have closed their contexts.
  * Bit r stands for rank r. 0 with several nodes. Does not block; from any thread. */
 PRS_API uint64_t prs_fused_lost(const struct prs_fused *ctx);
-/** Layers of MoE as one kernel (PRS_MOE_PATH_ONE) go on without these ranks, also launches that run and graphs that
- * were captured: a choice of an expert of theirs counts as one of an absent expert (prs_moe_status). The call is for
- * this rank; every rank that goes on makes it. A launch that waits ends within milliseconds; its tokens may lack a part
- * of a lost expert's result. All other launches, and calls that are collective, are refused from then on (-ECANCELED).
- * Closing the context waits for no rank. A rank comes back in a new context. Does not block, and makes no call of CUDA;
- * from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
+/** Layers of MoE as one kernel (PRS_MOE_PATH_ONE) continue without these ranks, including running launches and captured
+ * graphs: a choice of one of their experts counts as a choice of an absent expert (prs_moe_status). The call affects
+ * this rank only, so every rank that continues must make it. A launch that waits ends within milliseconds; its tokens
+ * may lack a part of a lost expert's result. All other launches, and collective calls, are refused from then on
+ * (-ECANCELED). Closing the context waits for no rank. A rank comes back in a new context. Does not block, and makes
+ * no call of CUDA; from any thread. -EINVAL: prs_fused_lost() does not name the rank. -EOPNOTSUPP: several nodes. */
 PRS_API int prs_fused_leave_out(struct prs_fused *ctx, uint64_t ranks);
 
 /** Device memory of this rank's context. */
@@ -197,43 +199,44 @@ struct prs_fused_memory {
      * and memory is allocated. */
     uint64_t held;
     uint64_t used;  /**< by plans and allocations that are open, or were closed since the last collective call */
-    uint64_t saved; /**< bytes of host memory that keep what survives, while the context is asleep */
+    uint64_t saved; /**< bytes of host memory that keep the surviving data while the context is asleep */
     uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
-/** What plans take is known when they are open: a server that opens all of them first takes no more later. */
+/** The memory of a plan is known once it is open. A server that opens all plans first takes no more memory later. */
 PRS_API void prs_fused_memory(const struct prs_fused *ctx, struct prs_fused_memory *memory);
 
-/** *Collective*, of a context that was opened with `sleeps`. Gives the device memory of the context back to CUDA, for
- * other uses of the GPUs while a server has nothing to do. All addresses stay, so plans stay open, and graphs that hold
- * their launches can be replayed after prs_fused_wake(). Symmetric memory of prs_fused_alloc() keeps its content, by a
- * copy in host memory. What a launch left in a plan for a later call is lost: rows of a dispatch that was not combined,
- * and what gradients need of a forward pass. Imported memory stays as it is.
+/** *Collective*, of a context that was opened with `sleeps`. Gives the device memory of the context back to CUDA, so
+ * that GPUs can be used otherwise while a server has nothing to do. All addresses stay, so plans stay open, and graphs
+ * that hold their launches can be replayed after prs_fused_wake(). Symmetric memory of prs_fused_alloc() keeps its
+ * content, by a copy in host memory. Data that a launch left in a plan for a later call is lost: rows of a dispatch
+ * that was not combined, and what gradients need of a forward pass. Imported memory stays as it is.
  *
- * Waits for all work of the device, and then for the other ranks, for timeout_ms at most. -ETIMEDOUT: a rank did not
- * come, which the text names; then no rank is asleep. -EALREADY: it is asleep. -EOPNOTSUPP: opened without `sleeps`.
- * -ENOMEM: no host memory. The error of an earlier launch, when one has failed.
+ * Waits for all work of the device, and then for the other ranks, for timeout_ms at most. -ETIMEDOUT: a rank, which
+ * the text names, did not make the call; then no rank is asleep. -EALREADY: it is asleep. -EOPNOTSUPP: opened without
+ * `sleeps`. -ENOMEM: no host memory. The error of an earlier launch, when one has failed.
  *
- * Until prs_fused_wake() launches and collective calls are refused (-EBUSY). A graph with launches of this context must
- * not be replayed, and symmetric memory of it must not be touched: both fault. Plans, memory and the context may be
- * closed. */
+ * Until prs_fused_wake() launches and collective calls are refused (-EBUSY). A graph with launches of this context
+ * must not be replayed, and symmetric memory of it must not be touched: both fault. Plans, memory and the context may
+ * be closed. */
 PRS_API int prs_fused_sleep(struct prs_fused *ctx);
-/** *Collective.* Takes the memory again. -ENOMEM: it is not free on some rank, which the text names; then all ranks
- * are still asleep, and it may be tried again. -ETIMEDOUT, likewise: a rank did not come. -EINVAL: it is not asleep. */
+/** *Collective.* Takes the memory again. -ENOMEM: some rank, which the text names, has not enough free memory; all
+ * ranks are then still asleep, and may try again. -ETIMEDOUT, likewise: a rank did not make the call. -EINVAL: it is
+ * not asleep. */
 PRS_API int prs_fused_wake(struct prs_fused *ctx);
 
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {
     uint32_t nodes;
-    uint32_t rails; /**< that this rank uses: those nearest to its GPU, divided among the ranks of the node */
+    uint32_t rails; /**< rails that this rank uses: those nearest to its GPU, divided among the ranks of the node */
     uint64_t puts, signals;
-    uint64_t fences; /**< of the NIC, or waits for all completions, by the ordering policy (PERSEUS_ORDER) */
+    uint64_t fences; /**< fences of the NIC, or waits for all completions, by the ordering policy (PERSEUS_ORDER) */
     uint64_t bytes;
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
-/** Exact while no launch is in flight, but for the last signals of a launch of MoE or of an unfused product, which say
- * that it has ended: they may be counted some microseconds later. */
+/** Exact while no launch is in flight, with one exception: the last signals of a launch of MoE or of an unfused
+ * product, which say that it has ended, may be counted some microseconds later. */
 PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic);
 
 #ifdef __cplusplus

@@ -10,22 +10,22 @@
  *
  * B may instead be given as [n, k], its transpose, which is how torch.nn.Linear keeps weights.
  *
- * Sums. A rank's partial product is rounded to shape.sum_dtype once to travel; the owner adds its own fp32 sum and the
- * others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
+ * Sums. A rank's partial product is rounded to shape.sum_dtype once, to be sent; the owner adds its own fp32 sum and
+ * the others' in a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
  *
- * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A rank
- * multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
- * different ones. The unfused path needs an n and a k that are multiples of 16, with scales of blocks an n of 128.
- * With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its scales are the A
- * and scale_a of a product with PRS_SCALING_BLOCKS.
+ * FP8. A and B of type e4m3 have scales (enum prs_scaling); B is [n, k], and bias and sums that travel are bf16. A
+ * rank multiplies its own sum by its own scales, in fp32 and before any other rounding, so the ranks of a sum may have
+ * different scales. The unfused path needs an n and a k that are multiples of 16, with scales of blocks an n of 128.
+ * With c_dtype e4m3 the launch quantises C, of fp32 sums (unfused: of sums in bf16), so that C and its scales are the
+ * A and scale_a of a product with PRS_SCALING_BLOCKS.
  *
  * Epilogue, in fp32: C = activation(sum + bias) + residual; for a gated product see struct prs_gemm_shape.
  *
- * Norm. With shape.norm a launch also writes the rows of C divided by their root mean square, which the next layer of a
- * transformer reads, and C is its residual stream. On one node, and for few rows, the kernel that adds up over the
+ * Norm. With shape.norm a launch also writes the rows of C divided by their root mean square, which the next layer of
+ * a transformer reads, and C is its residual stream. On one node, and for few rows, the kernel that adds up over the
  * ranks does it, before the sum is rounded.
  *
- * No product. With k = 0 a REDUCE_SCATTER or ALLREDUCE adds up rows that are there: A is [m, n], and there is no B.
+ * No product. With k = 0 a REDUCE_SCATTER or ALLREDUCE adds up existing rows: A is [m, n], and there is no B.
  */
 #ifndef PERSEUS_GEMM_H
 #define PERSEUS_GEMM_H
@@ -38,15 +38,15 @@ extern "C" {
 
 enum prs_gemm_op { PRS_GEMM_ALONE = 0, PRS_GEMM_REDUCE_SCATTER = 1, PRS_GEMM_ALLGATHER = 2, PRS_GEMM_ALLREDUCE = 3 };
 
-/** What is made of finished rows of C, in addition to C: the row / sqrt(mean(row^2) + eps), times a weight for each
- * column. */
+/** What is computed from finished rows of C, in addition to C: the row / sqrt(mean(row^2) + eps), times a weight for
+ * each column. */
 enum prs_norm { PRS_NORM_NONE = 0, PRS_NORM_RMS = 1 };
 
 /** A product that a rank takes part in; see the table at the top. The same on all ranks. */
 struct prs_gemm_shape {
     enum prs_gemm_op op;
     /** W divides m for REDUCE_SCATTER and ALLGATHER. k may be 0 for REDUCE_SCATTER and ALLREDUCE, but not of e4m3 or
-     * gated: A is [m, n] then, of sum_dtype, without gaps, and what the rank adds to the sum. */
+     * gated: A is then [m, n], of sum_dtype, without gaps, and the rank adds A itself to the sum. */
     uint32_t m, n, k;
     uint32_t b_transposed; /**< B is [n, k] */
     uint32_t activation;   /**< enum prs_activation */
@@ -60,26 +60,25 @@ struct prs_gemm_shape {
     /** 1: the C of an ALLREDUCE may lie in any device memory, without gaps. Except for few rows on one node, the ranks
      * then store the result into memory that all plans of the context share, and a copy from there ends the launch. */
     uint32_t c_anywhere;
-    /** enum prs_dtype, each apart; the kernels have no other combinations.
-     * dtype: of A, B, bias and gathered. Default: bf16; fp16; e4m3, with a bias of bf16.
-     * sum_dtype: of partial sums that travel between ranks. Default: as dtype; bf16 for e4m3.
-     * c_dtype: of C and residual. Default: as sum_dtype. fp32: for weight gradients and logits; with residual = C a
-     * launch adds to what is there. The plan takes the unfused path. Not for an ALLREDUCE between nodes.
-     * e4m3: of ALONE and ALLGATHER where dtype is e4m3, without a norm or residual; 128 divides the columns of C. */
+    /** enum prs_dtype, each apart; the kernels have no other combinations. dtype: of A, B, bias and gathered. Default:
+     * bf16; fp16; e4m3, with a bias of bf16. sum_dtype: of partial sums that travel between ranks. Default: as dtype;
+     * bf16 for e4m3. c_dtype: of C and residual. Default: as sum_dtype. fp32: for weight gradients and logits; with
+     * residual = C a launch adds to C. The plan takes the unfused path. Not for an ALLREDUCE between nodes. e4m3: of
+     * ALONE and ALLGATHER where dtype is e4m3, without a norm or residual; 128 divides the columns of C. */
     uint32_t dtype, sum_dtype, c_dtype;
     uint32_t scaling; /**< enum prs_scaling; of e4m3 only, which needs it */
     /** e4m3: 1: sums stay in the tensor cores, which keep about 14 bits of them, so errors grow with k. 0: they are
      * promoted to fp32 every 128 of k. Between nodes the fused path promotes them anyway. Not with
      * PRS_SCALING_BLOCKS. */
     uint32_t fast_accumulation;
-    /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144.
-     * Roundings. Where one kernel adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of
-     * sums, ALLREDUCE of so few rows that every rank adds up all of them), sums are normalised as they are, in fp32:
-     * from there C, `normed` and `quantised` are rounded once each. Otherwise a kernel behind reads C: `normed` and
-     * `quantised` are then made from what was rounded. All ranks of an ALLREDUCE get the same bits. */
+    /** enum prs_norm. Not for ALLGATHER. The columns of C are a multiple of 8, at most 262144. Roundings. Where one
+     * kernel adds up and normalises (unfused path, one node: REDUCE_SCATTER of up to 16 MB of sums, ALLREDUCE of so
+     * few rows that every rank adds up all of them), sums are normalised as they are, in fp32: C, `normed` and
+     * `quantised` are then rounded once each. Otherwise a further kernel reads C, so `normed` and `quantised` are
+     * computed from rounded numbers. All ranks of an ALLREDUCE get the same bits. */
     uint32_t norm;
-    /** A hint: launches have at least so many rows. With fewer they are right, and may be slower. The same on all
-     * ranks. */
+    /** A hint: launches have at least so many rows. Launches with fewer rows give right results, but may be slower. The
+     * same on all ranks. */
     uint64_t fewest_m;
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
@@ -96,7 +95,7 @@ struct prs_gemm_tuning {
     uint32_t clusters; /**< pairs of SMs that work, at most half the SMs */
     uint32_t band;     /**< row pairs (256 rows) that are communicated together */
     uint32_t mover;    /**< ALLGATHER: enum prs_mover; 0 in a plan of another operation */
-    uint32_t segments; /**< ALLGATHER by copy engines: pieces along k in which a band travels */
+    uint32_t segments; /**< ALLGATHER by copy engines: number of pieces along k in which a band is sent */
     uint32_t spread;   /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
     uint32_t paced;    /**< enum prs_gemm_pace */
     /** Between nodes: tiles of 64 KB, of one band, that travel in one put with one signal. */
@@ -117,8 +116,8 @@ struct prs_gemm_info {
      * Unfused: their sum. ALLGATHER on one node: the schedule simulated step by step, or an estimate for pushing. If a
      * near shape was measured: its measured time, scaled by the ratio of m n k. */
     double predicted_us;
-    const char *reason;    /**< where the tuning is from, or why the path was chosen; static text */
-    uint64_t shared_bytes; /**< device memory that it shares with other plans of the context: counted in each of them */
+    const char *reason;    /**< where the tuning comes from, or why the path was chosen; static text */
+    uint64_t shared_bytes; /**< device memory that it shares with other plans of the context, counted in each of them */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
@@ -128,12 +127,11 @@ struct prs_gemm_plan;
  * rank 0 or in the library's table, if one is near (doc/fused.md); else what opening measures now, for as long as
  * PERSEUS_FUSED_MEASURE_MS of rank 0 says (it then waits for all work of the device, and allocates A, B and C for that
  * time); else the model's choice. A shape takes the unfused path (cuBLASLt, then separate communication) where the
- * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says what
- * was chosen, and why.
- * With tuning NULL, on one node, a plan has both paths where the other one is faster for some numbers of rows that
- * launches may have, and each launch takes the faster one of its rows: by what was measured for the nearest shapes of
- * shape.m rows, of half as many and so on, between two of these by both, and below them by the model. On the fused path
- * a launch takes the tuning that was measured for the nearest of these numbers of rows.
+ * fused kernel would be slower, or cannot run it because n or k is not a multiple of 8. prs_gemm_plan_query() says
+ * what was chosen, and why. With tuning NULL, on one node, a plan has both paths if the other one is faster for some
+ * numbers of rows, and each launch takes the path that is faster for its rows. That is decided by what was measured
+ * for the nearest shapes of shape.m rows, of half as many, and so on; between two of these by both, and below them by
+ * the model. On the fused path a launch takes the tuning that was measured for the nearest of these numbers of rows.
  * -EINVAL: no path can run it, or the path that the tuning forces cannot. -ENOMEM, -EIO. */
 PRS_API int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                                const struct prs_gemm_tuning *tuning, struct prs_gemm_plan **out);
@@ -151,17 +149,17 @@ struct prs_gemm_operands {
     void *c;           /**< not A */
     /** [n], added once to every row of the product; or NULL. ALLREDUCE: the same on all ranks. */
     const void *bias;
-    /** As many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
-     * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
+    /** As many rows and columns as C on this rank, with the row stride of C; or NULL. Without an activation it may be C
+     * itself, so that the launch adds to C. ALLREDUCE: the same on all ranks. */
     const void *residual;
     /** ALLGATHER: [m, k] without gaps, to which the launch also writes the A of all ranks, stacked, for the gradient
      * of B for example; or NULL. */
     void *gathered;
     /** Rows of this launch, the same on all ranks, at most shape.m: A, C and the transfers are then as for a shape of m
-     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path the
-     * kernels of a node compare it, and the plan: prs_fused_poll_error() returns -EINVAL where ranks differ, and
-     * nothing more is launched. On the unfused path nobody does, nor where the ranks' rows belong to different
-     * paths. */
+     * rows. The rules for shape.m and W hold for m too. 0: shape.m, or the number at m_on_device. On the fused path
+     * the kernels of a node compare it, and the plan: prs_fused_poll_error() returns -EINVAL where ranks differ, and
+     * nothing more is launched. On the unfused path, and if the ranks' rows belong to different paths, differences are
+     * not found. */
     uint32_t m;
     /** NULL, or device memory from which the kernel reads the number of rows M when it starts, so that a captured graph
      * serves any M. The field m is then 0, and the plan takes the fused path. A and C have the size for shape.m rows,
@@ -184,15 +182,16 @@ struct prs_gemm_operands {
     const void *norm_weight; /**< [columns of C], of sum_dtype; or NULL: ones. ALLREDUCE: the same on all ranks */
     /** The normed rows, of sum_dtype; or NULL. With k = 0 it may be A. */
     void *normed;
-    /** The normed rows as e4m3, or NULL: not rounded before, each number divided by its scale. They and their scales
-     * are what a product takes as a and scale_a. */
+    /** The normed rows as e4m3, or NULL: each unrounded number divided by its scale. A product takes them and their
+     * scales as a and scale_a. */
     void *quantised;
     /** fp32. PRS_SCALING_TENSOR: one, which the launch reads. PRS_SCALING_ROWS: one for each row, PRS_SCALING_BLOCKS:
      * [columns / 128][rows], rows contiguous, quantised_scale_pitch floats from one block to the next; the launch
      * writes these: the largest magnitude / 448, at least 2^-126. Where c_dtype is e4m3 these are the scales of C,
      * which need quantised_scaling PRS_SCALING_BLOCKS; `quantised` is NULL. */
     float *quantised_scale;
-    uint64_t quantised_scale_pitch; /**< 0: the rows of C on this rank in this launch, with m_on_device the most */
+    uint64_t quantised_scale_pitch; /**< 0: the rows of C on this rank in this launch; with m_on_device, the largest
+                                     * number of rows */
     uint32_t quantised_scaling;     /**< enum prs_scaling; with `quantised` */
     float norm_eps;                 /**< added to the mean; finite, not negative */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
@@ -203,9 +202,9 @@ PRS_API int prs_gemm_launch(struct prs_gemm_plan *plan, const struct prs_gemm_op
                             struct CUstream_st *stream);
 
 /** *Collective.* Times the candidates for this shape, the unfused path too, on the given operands (C is overwritten),
- * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is decided, fields that are 0 are
- * the plan's. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches. Errors: those
- * of prs_gemm_plan_open() and prs_gemm_launch(). */
+ * `rounds` launches each, and returns the one whose slowest rank is fastest; its path is set, and the plan chooses
+ * fields that are 0. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. Waits for the launches.
+ * Errors: those of prs_gemm_plan_open() and prs_gemm_launch(). */
 PRS_API int prs_gemm_autotune(struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                               const struct prs_gemm_operands *operands, uint32_t rounds, struct CUstream_st *stream,
                               struct prs_gemm_tuning *best);

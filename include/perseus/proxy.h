@@ -26,7 +26,7 @@ struct prs_proxy_options {
     struct prs_team *team; /* must outlive the proxy; at most 65536 ranks */
     uint32_t context_id;   /* of the team; nobody else may use it while the proxy is open */
     uint32_t ring_slots;   /* power of two; 0: 1024 */
-    uint32_t timeout_ms;   /* of each wait on the device (common.h) */
+    uint32_t timeout_ms;   /* limit of each wait on the device (common.h) */
     bool stepped;          /* without a thread: the caller runs prs_proxy_step() */
     bool cuda;             /* the device of the current CUDA context maps the ring and holds its local part */
     int numa_node;         /* where the thread runs; -1: anywhere */
@@ -37,8 +37,8 @@ struct prs_proxy_options {
 /** Make a proxy. Kernels can use it after prs_proxy_start(). Return 0, -EINVAL or -ENOMEM. */
 PRS_API int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out);
 /** End every wait on the device, stop the thread, let the transfers in flight end, and free. Takes 1 s at most and
- * takes no further command. A rank to which some commands remain can no longer be reached in this context: its peer
- * fails with -ECANCELED. The team and the memory of the windows must still be there. NULL is allowed. */
+ * takes no further command. If commands to a rank are left, the rank can no longer be reached in this context: its
+ * peer fails with -ECANCELED. The team and the memory of the windows must still be there. NULL is allowed. */
 PRS_API void prs_proxy_close(struct prs_proxy *proxy);
 
 /** What a window may be used for, besides data. */
@@ -76,9 +76,9 @@ PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_op
  * barrier of all ranks, then drop and release. One call at a time. Return 0, -ETIMEDOUT or the sticky error. */
 PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
 /** Drop a window; every rank must do so. A command that names it and still waits, left by a kernel that gave up, ends
- * in the sticky error and touches nothing. The index may be given again. One call at a time. Return 0, -EINVAL or
- * -ETIMEDOUT: the proxy's thread did not run for 5 s. Then the window goes when the thread runs again, until when its
- * region must stay; the next call, for this window or another, waits for that first. */
+ * in the sticky error and touches nothing. The index may be used again. One call at a time. Return 0, -EINVAL or
+ * -ETIMEDOUT: the proxy's thread did not run for 5 s. The window is then dropped when the thread runs again; its
+ * region must stay until then. The next call, for this window or another, first waits for that. */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
 /** Start the thread, and fill in what kernels (or threads of the host) need: valid until close, also for later
  * windows. */

@@ -8,9 +8,9 @@
  * how far apart, the words arrive: a torn command is never taken. A put takes one slot (32 bytes); a put with its
  * signal takes two that were claimed together (64 bytes).
  *
- * Positions are 64 bit and never wrap. A producer claims positions by one atomic add, and may write them when
- * position < credit + slots. The proxy raises credit when it has copied a slot out, and done when everything below has
- * completed. */
+ * Positions are 64 bit and never wrap. A producer claims positions by one atomic add, and may write them when position
+ * < credit + slots. The proxy raises credit when it has copied a slot out, and done when everything below that
+ * position has completed. */
 #ifndef PERSEUS_RING_H
 #define PERSEUS_RING_H
 
@@ -91,7 +91,7 @@ enum prs_device_code {
 struct prs_device_report {
     uint64_t code;  /* enum prs_device_code */
     uint64_t kind;  /* enum prs_wait_kind */
-    uint64_t index; /* position, address of the signal word, group or peer, by kind */
+    uint64_t index; /* position, address of the signal word, group or peer, depending on kind */
     uint64_t want;
     uint64_t have;
     uint64_t thread; /* block << 32 | thread */
@@ -121,7 +121,7 @@ struct prs_ring_local {
     uint64_t claim; /* next position to claim */
     uint64_t pad[7];
     uint64_t failed;      /* sticky: not 0 after the first error */
-    uint64_t credit_seen; /* this and the next: as last read from host memory; they only grow */
+    uint64_t credit_seen; /* this and the next one: the values last read from host memory; they only grow */
     uint64_t done_seen;
     uint64_t abort_seen;
     uint64_t looked_ns; /* when the last look began, or PRS_LOOKING */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The few memory operations that GPU, CPU and NIC agree on. Each has one name, which compiles for the device (PTX) and
- * for the host (compiler builtins), so that threads of a CPU can run the device protocol.
+ * The few memory operations by which GPU, CPU and NIC communicate. Each function compiles for the device (PTX) and for
+ * the host (compiler builtins), so that threads of a CPU can run the device protocol.
  *
- * "sys": ordered for the CPU, the NIC and other GPUs too; "gpu": for the threads of this GPU only. On the host both are
- * the same. */
+ * "sys": ordered for the CPU, the NIC and other GPUs too; "gpu": for the threads of this GPU only. On the host both
+ * are the same. */
 #ifndef PERSEUS_SYNC_H
 #define PERSEUS_SYNC_H
 
@@ -49,7 +49,7 @@ PRS_HD uint64_t prs_load_acquire_sys(const uint64_t *word)
     return value;
 #elif defined(__aarch64__)
     uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-    __asm__ volatile("dmb oshld" ::: "memory"); /* an acquire orders what other CPUs have written */
+    __asm__ volatile("dmb oshld" ::: "memory"); /* the acquire alone orders only writes of other CPUs */
     return value;
 #else
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);

@@ -35,12 +35,13 @@ struct prs_team_options {
     uint32_t world;   /* the number of ranks */
     uint32_t max_ops; /* as in struct prs_peer_options */
     int queues_per_rail;
-    int traffic_class;     /* -1: the fabric's */
-    const char *policy;    /* as in struct prs_peer_options; copied */
-    bool exclusive_adds;   /* as in struct prs_peer_options */
-    uint32_t timeout_ms;   /* of prs_team_connect(), and of a connection if longer than the fabric's; 0: the fabric's */
-    const void *rank_info; /* what this rank tells about itself: copied; every rank that connects gets it */
-    uint32_t rank_info_bytes;              /* at most PRS_TEAM_RANK_INFO_BYTES */
+    int traffic_class;   /* -1: the fabric's */
+    const char *policy;  /* as in struct prs_peer_options; copied */
+    bool exclusive_adds; /* as in struct prs_peer_options */
+    /* limit of prs_team_connect(), and of a connection if longer than the fabric's; 0: the fabric's */
+    uint32_t timeout_ms;
+    const void *rank_info;    /* what this rank tells about itself: copied; every rank that connects gets it */
+    uint32_t rank_info_bytes; /* at most PRS_TEAM_RANK_INFO_BYTES */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
@@ -56,8 +57,8 @@ PRS_API void prs_team_set_traffic_class(struct prs_team *team, int traffic_class
 PRS_API bool prs_team_drains(const struct prs_team *team);
 
 /**
- * The peer to a rank in a context. The own rank has one too: a loop through the NIC. Return 0, PRS_AGAIN (connecting:
- * make progress and ask again) or -errno. */
+ * The peer to a rank in a context. This rank has one to itself, too: a loop through the NIC. Return 0, PRS_AGAIN
+ * (connecting: make progress and ask again) or -errno. */
 PRS_API int prs_team_peer(struct prs_team *team, uint32_t context_id, uint32_t rank, struct prs_peer **out);
 /** The rank_info of a rank that is connected in a context: rank_info_bytes bytes, or NULL. It came over the network:
  * check it. */
@@ -70,13 +71,13 @@ PRS_API int prs_team_progress(struct prs_team *team, uint32_t context_id);
  * Collective: connect to every other rank in a context, with one connection for each pair. Blocks, at most for the time
  * limit. Return 0, -ETIMEDOUT (the text names a missing rank) or another -errno. */
 PRS_API int prs_team_connect(struct prs_team *team, uint32_t context_id);
-/** As prs_team_connect(), but not to the `count` ranks from `first` on, which need not be there: those of the own node,
- * which are reached without a NIC. A connection to one of them is made when it is first used. */
+/** As prs_team_connect(), but not to the `count` ranks from `first` on, which need not be there: those of this rank's
+ * node, which are reached without a NIC. A connection to one of them is made when it is first used. */
 PRS_API int prs_team_connect_except(struct prs_team *team, uint32_t context_id, uint32_t first, uint32_t count);
 /** As prs_team_connect(), but only to the ranks before and after this one, modulo the world. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context_id);
-/** prs_peer_settle() of every peer of a context. Return 0 when all have settled, PRS_AGAIN (make progress and ask
- * again) or -errno. */
+/** Calls prs_peer_settle() for every peer of a context. Return 0 when all have settled, PRS_AGAIN (make progress and
+ * ask again) or -errno. */
 PRS_API int prs_team_settle(struct prs_team *team, uint32_t context_id);
 /**
  * Whether this rank is still raising signals that have arrived in a context together with all the puts that they
@@ -87,8 +88,8 @@ PRS_API bool prs_team_is_raising(struct prs_team *team, uint32_t context_id);
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out);
 /** The first error of the team, naming the rank; "" while there is none. */
 PRS_API const char *prs_team_error(const struct prs_team *team);
-/** The rank that the first error of the team is about. Return 0, or -ENOENT: there is no error, or it is about no
- * single rank. */
+/** The rank that the first error of the team is about. Return 0, or -ENOENT: there is no error, or it does not concern
+ * a single rank. */
 PRS_API int prs_team_failed_rank(const struct prs_team *team, uint32_t *rank);
 
 /** This rank, and the number of ranks. */

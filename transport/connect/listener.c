@@ -98,7 +98,7 @@ void prs_listener_hurry(struct prs_listener *listener, uint64_t until_ns)
     listener->until_ns = until_ns;
 }
 
-/* Is it time for the caller to do something else? Each handshake then had its turn, or has it at the next call. */
+/* Must prs_accept() return to its caller now? Each handshake has had its turn, or has it at the next call. */
 static bool is_late(const struct prs_listener *listener)
 {
     return listener->until_ns && prs_clock_ns() >= listener->until_ns;
@@ -112,7 +112,7 @@ static void drop(struct half_open *half)
     *half = (struct half_open){.stage = STAGE_FREE};
 }
 
-/* A port scan, or a job with an old handle, must not fill the log: one line for all strangers of a while. */
+/* A port scan, or a job with an old handle, must not fill the log: one line reports all strangers of REPORT_MS. */
 static void report_strangers(struct prs_listener *listener, uint64_t now_ns)
 {
     /* MUTANT(connect connect/many_strangers_are_few_lines_in_the_log)

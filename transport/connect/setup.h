@@ -19,7 +19,7 @@ struct prs_setup_options {
     bool replaces_rails;
     bool no_signals;
     uint32_t timeout_ms;
-    struct prs_cq_group *cqs; /* completion queues to share; NULL: none */
+    struct prs_cq_group *cqs; /* completion queues to share; NULL: this peer shares none */
     struct prs_wire_private private_data;
 };
 
@@ -51,7 +51,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
 /* If the other side will send its signals as records, prepare to raise them. Return 0 or -errno. */
 int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote);
-/* Where the other side takes sizes of long messages, if it does. */
+/* Note where the other side wants the sizes of long messages, if it wants any. */
 void prs_setup_send_sizes(struct prs_peer *peer, const struct prs_wire_window *sizes);
 /* If our own signals go as records, send them to this memory. Return 0 or -errno. */
 int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records);

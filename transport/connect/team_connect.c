@@ -48,7 +48,7 @@ void prs_team_file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
     }
     if (prs_team_make_context_locked(team, hello.context, &context) < 0) {
         PRS_WARN("team rank %u: closed a connection of rank %u: %s", team->options.rank, hello.rank, prs_error_text());
-        goto close; /* the other connections are none the worse for it */
+        goto close; /* this failure does not concern the other connections */
     }
     /* MUTANT(connect team/peers_that_are_not_of_the_team_are_closed_and_the_others_stay)
      * a rank connects once in a context: delete */

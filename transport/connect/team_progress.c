@@ -86,7 +86,7 @@ static PRS_COLD int fail_sharers(const struct prs_team_context *context, const s
                    : prs_fail(error, "%s: completions cannot be taken: %s", cqs->rail->info.name, strerror(-error));
 }
 
-/* Completions that the NIC of one rail has for any peer. */
+/* Take the completions that the NIC of one rail has for any peer. */
 static int take_completions(struct prs_team *team, struct prs_team_context *context, uint32_t context_id,
                             struct prs_shared_cqs *cqs, int *did)
 {
@@ -160,7 +160,8 @@ static int progress_context(struct prs_team *team, struct prs_team_context *cont
     return r;
 }
 
-/* hurries: traffic on established peers must not wait for the queues of new ones. */
+/* hurries: make few connections in one call, because traffic on established peers must not wait for the queues of new
+ * ones. */
 static int progress(struct prs_team *team, uint32_t context_id, bool hurries)
 {
     struct prs_team_context *context = prs_team_find(team, context_id);
@@ -189,7 +190,7 @@ int prs_team_progress(struct prs_team *team, uint32_t context_id)
 
 /* ---- connect and wait ---- */
 
-/* Of a pair, the lower rank connects. */
+/* Of two ranks, the lower one connects. */
 static bool we_connect(const struct prs_team *team, uint32_t rank)
 {
     return team->options.rank < rank;

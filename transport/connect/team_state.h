@@ -79,7 +79,7 @@ static inline struct prs_team_context *prs_team_find(struct prs_team *team, uint
     return prs_team_find_key(team, context_id, context_id + 1ull);
 }
 
-/* Does a rank of this team say so? */
+/* Does this hello come from a rank of this team? */
 bool prs_team_is_hello(const struct prs_team *team, const struct prs_team_hello *hello);
 /* Find or create the context. Return 0, -ENOSPC (too many contexts) or -ENOMEM; then *out is NULL. */
 int prs_team_make_context_locked(struct prs_team *team, uint32_t context_id, struct prs_team_context **out);

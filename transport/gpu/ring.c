@@ -70,7 +70,7 @@ void prs_ring_done(struct prs_ring *ring, uint64_t position)
     if (ring->done == position)
         return;
     ring->done = position;
-    /* [ring-done] The effects of the commands come before. Pairs with prs_ring_look(). */
+    /* [ring-done] The effects of the commands are visible before this store. Pairs with prs_ring_look(). */
     prs_store_release_sys(&ring->control->done, position);
 }
 

@@ -73,8 +73,8 @@ static bool reaches_comm_id(const struct prs_config *config, const struct ifaddr
     return true;
 }
 
-/* 0: unusable; higher is better. As NCCL chooses: IP over InfiniBand first, then the subnet of NCCL_COMM_ID, then any
- * other, but virtual ones, and those that hardly reach another host, last. */
+/* 0: unusable; higher is better. In NCCL's order: IP over InfiniBand first, then the subnet of NCCL_COMM_ID, then any
+ * other. Virtual interfaces, and those that hardly ever reach another host, are last. */
 static int interface_score(const struct prs_config *config, const struct ifaddrs *at)
 {
     static const char *const infiniband[] = {"ib", NULL};
@@ -92,7 +92,7 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         score += 64;
     score += family == AF_INET;
     if (is_link_local(at->ifa_addr))
-        score -= family == AF_INET ? 9 : 1; /* one of IPv6 needs a scope id, which differs between hosts */
+        score -= family == AF_INET ? 9 : 1; /* the scope id of IPv6 differs between hosts */
     if (config->ifname.count && !config->ifname.exclude)
         return score; /* named by the user: no further preference */
     if (at->ifa_flags & IFF_LOOPBACK)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a port or a queue of a NIC is, for its like at the other side. */
+/* The address of a port or a queue of a NIC, as sent to the other side. */
 #ifndef TRANSPORT_NIC_ADDRESS_H
 #define TRANSPORT_NIC_ADDRESS_H
 

@@ -6,7 +6,7 @@
 #include "transport/nic/verbs/verbs_nic.h"
 
 const struct prs_nic_ops *const prs_backends[] = {
-    &prs_nic_rc, /* lists all verbs devices; those that are EFAs turn out to be driven by prs_nic_srd */
+    &prs_nic_rc, /* lists all verbs devices; open_device() hands EFAs to prs_nic_srd */
     &prs_nic_ofi,
     NULL,
 };

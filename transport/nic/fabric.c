@@ -73,7 +73,7 @@ void prs_fabric_number_ports(struct prs_fabric *fabric)
 
             if (earlier->guid == info->guid && earlier->chip_port == info->chip_port) {
                 info->chip_port++;
-                k = -1; /* that number may be taken as well */
+                k = -1; /* this number may be taken too */
             }
         }
     }
@@ -90,7 +90,7 @@ static void add_device(void *arg, const struct prs_nic_device *device)
         return;
     }
     if (prs_domain_open(device, &domain))
-        return; /* logged; other devices may still work */
+        return; /* the failure is logged; other devices may still work */
     add_ports(fabric, device, domain);
     prs_domain_close(domain);
 }
@@ -109,7 +109,7 @@ int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *c
             continue;
         found = (*backends)->devices(&fabric->config, add_device, fabric);
         if (by_itself)
-            found = fabric->rail_count ? 0 : r; /* nobody has asked for its library */
+            found = fabric->rail_count ? 0 : r; /* nobody has asked for this back end's library */
         if (r)
             r = found;
     }

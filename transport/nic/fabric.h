@@ -13,15 +13,15 @@ struct prs_fabric {
     uint32_t refs;           /* likewise */
     pid_t owner;
     struct prs_config config;
-    int device_count; /* that back ends have found, usable or not */
+    int device_count; /* devices that back ends have found, usable or not */
     int rail_count;
     struct prs_rail rail[PRS_FABRIC_RAILS];
 };
 
 struct prs_nic_ops;
 
-/* Add the rails of all devices that these back ends find; NULL ends them. Return 0, or the error of the last: none of
- * them can look for devices. */
+/* Add the rails of all devices that these back ends find; NULL ends the list. Return 0, or the last back end's error if
+ * none of them can look for devices. */
 int prs_fabric_find_rails(struct prs_fabric *fabric, const struct prs_nic_ops *const *backends);
 
 /* Give each rail its info.chip_port. */
@@ -31,7 +31,7 @@ void prs_fabric_number_ports(struct prs_fabric *fabric);
  * `caller`. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller);
 
-/* Add the standby rail of a set of one: the nearest rail of another NIC that can do what it can, if
+/* Add the standby rail of a set of one: the nearest rail of another NIC with the same abilities, if
  * PERSEUS_STANDBY_RAIL asks for one and a lost rail can be replaced under this policy. The same set and settings always
  * give the same rail. Return true if it was added, at the end of *out. */
 bool prs_fabric_add_standby(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy policy,

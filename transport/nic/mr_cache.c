@@ -156,7 +156,7 @@ static int get_serial(struct prs_mr_cache *cache, const struct prs_mr_key *key, 
     }
     pthread_mutex_lock(&cache->lock);
     if (mr->registered.remote_key > UINT32_MAX)
-        __atomic_store_n(&cache->wide, true, __ATOMIC_RELAXED); /* before anybody can be told the key */
+        __atomic_store_n(&cache->wide, true, __ATOMIC_RELAXED); /* this precedes any use of the key */
     insert_locked(cache, mr);
     pthread_mutex_unlock(&cache->lock);
     *out = mr;
@@ -181,7 +181,7 @@ void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_rele
         int r;
 
         pthread_mutex_lock(&cache->lock);
-        remove_locked(cache, mr); /* from here on nobody uses it */
+        remove_locked(cache, mr); /* nobody uses it from here on */
         pthread_mutex_unlock(&cache->lock);
         r = release(arg, &mr->registered);
         if (r)

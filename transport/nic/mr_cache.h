@@ -26,11 +26,12 @@ struct prs_mr {
 
 struct prs_mr_cache {
     pthread_mutex_t serial; /* held while memory is registered or released, which may take seconds; taken first */
-    /* Held for a moment only: signals look registrations up. Changes of what follows hold both locks. */
+    /* Held for a short time only, because signals look up registrations under it. Whoever changes the members below
+     * holds both locks. */
     pthread_mutex_t lock;
     struct prs_mr **entry; /* sorted by key.start */
     uint32_t count, room;
-    bool wide; /* atomic: there was a remote key of more than 32 bits */
+    bool wide; /* atomic: a remote key has had more than 32 bits */
 };
 
 /* Register or deregister memory for the cache. Return 0 or -errno; a failure to register is logged. */

@@ -41,14 +41,15 @@ struct prs_link {
     const struct prs_nic_ops *ops;
     const struct prs_rail *rail;
     struct prs_rail_address own;
-    const bool *overrun;        /* its completion queue has lost completions. The event thread sets it */
-    struct prs_shared_cqs *cqs; /* that it shares with other links; NULL: none */
+    const bool *overrun;        /* whether its completion queue has lost completions; the event thread sets it */
+    struct prs_shared_cqs *cqs; /* completion queues that it shares with other links; NULL: none */
     /* the object that takes its completions, where completion queues are shared; NULL: none yet */
     void *user;
     bool stopped; /* by stop() or kill() */
-    /* the NIC did not take a queue to the error state: it may continue, or complete nothing any more */
+    /* the NIC did not move a queue to the error state: the queue may go on working, or complete nothing more */
     bool unflushed;
-    int stream_fd;     /* when it is closed: the TCP stream, which ends when the other side has closed; -1: none */
+    /* set when the link is closed: the TCP stream, which ends when the other side has closed; -1: none */
+    int stream_fd;
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
@@ -57,18 +58,19 @@ struct prs_link {
 
 struct prs_link_options {
     const struct prs_rail *rail;
-    const struct prs_rail_address *own; /* of the rail, as the other side was told */
+    const struct prs_rail_address *own; /* the rail's address, as the other side was told */
     const struct prs_config *config;
     int traffic_class;
     int service_level;
     uint32_t queues;
     const uint32_t *ids; /* one for each queue */
     const struct prs_nic_address *remote_port;
-    const struct prs_nic_address *remote; /* of the other side's queues, by id; NULL: it knows ours first */
-    uint32_t depth;                       /* send slots of each queue; a power of two */
-    uint32_t loopback_depth;              /* of the loopback queue */
-    uint32_t receive_depth;               /* of each queue: arrivals that may wait to be polled */
-    struct prs_shared_cqs *shared;        /* completion queues for all links of a thread; NULL: its own */
+    /* addresses of the other side's queues, by id; NULL: not known yet, since the other side learns ours first */
+    const struct prs_nic_address *remote;
+    uint32_t depth;                /* send slots of each queue; a power of two */
+    uint32_t loopback_depth;       /* of the loopback queue */
+    uint32_t receive_depth;        /* of each queue: arrivals that may wait to be polled */
+    struct prs_shared_cqs *shared; /* completion queues for all links of a thread; NULL: its own */
 };
 
 enum prs_event_kind { PRS_EVENT_DONE, PRS_EVENT_ARRIVAL, PRS_EVENT_ERROR };
@@ -79,7 +81,7 @@ struct prs_event {
     uint32_t value;    /* DONE: position; ARRIVAL: immediate */
     uint32_t bytes;    /* ARRIVAL */
     int error;         /* ERROR, like the members below: -errno */
-    int status;        /* the back end's number of it */
+    int status;        /* the back end's own number for the error */
     uint32_t vendor;   /* the vendor's code */
     const char *text;  /* name of the status */
     const char *cause; /* usual cause */
@@ -89,21 +91,22 @@ enum { PRS_POLL_MOST = 16, PRS_NIC_NAME_BYTES = 8 };
 
 struct prs_nic_ops {
     /* ---- properties ---- */
-    char name[PRS_NIC_NAME_BYTES]; /* of its kind of queues, also for the other side: unlike kinds do not connect */
-    const char *network;           /* of all its ports; NULL: probe() says it of each */
-    bool chip_guids;               /* what its devices report as a guid is that of a chip */
-    bool in_order;                 /* see above */
-    bool fails_over;               /* a lost rail can be replaced: stop(), taken() and drained() are there */
-    bool fails_early;              /* a request to a peer that has closed fails before its farewell comes */
-    bool fence;                    /* a request can be held until earlier ones of its queue are complete */
-    bool adds;                     /* supports PRS_WR_ADD; see prs_domain.adds */
-    bool shares_cqs;               /* links of one thread can share completion queues: open_cqs() to poll_shared() */
-    /* PERSEUS_PROVIDER chooses among its devices: with it no other back end is asked, without it this one only where
-     * the others have found no device, since one that is passed over has a reason for it. */
+    /* names the kind of its queues, also for the other side: different kinds do not connect */
+    char name[PRS_NIC_NAME_BYTES];
+    const char *network; /* the kind of network of all its ports; NULL: probe() tells it for each port */
+    bool chip_guids;     /* the guid that its devices report is that of a chip */
+    bool in_order;       /* see above */
+    bool fails_over;     /* a lost rail can be replaced: stop(), taken() and drained() are there */
+    bool fails_early;    /* a request to a peer that has closed fails before the peer's farewell arrives */
+    bool fence;          /* a request can be held until earlier ones of its queue are complete */
+    bool adds;           /* supports PRS_WR_ADD; see prs_domain.adds */
+    bool shares_cqs;     /* links of one thread can share completion queues: open_cqs() to poll_shared() */
+    /* PERSEUS_PROVIDER chooses among its devices. If that is set, no other back end is asked. If not, this back end is
+     * asked only where the others have found no device: a device that they passed over had a reason. */
     bool has_providers;
 
     /* ---- devices ---- */
-    /* Call fn for each device that it finds. Return 0 or -errno, logged: it cannot look for any. */
+    /* Call fn for each device that the back end finds. Return 0, or -errno (logged) if it cannot look for devices. */
     int (*devices)(const struct prs_config *config, prs_nic_device_fn *fn, void *arg);
     /* Fill in what struct prs_domain says, and report events by prs_domain_lose() and prs_domain_set_port() until the
      * close. domain->nic may become another table, which drives the device. Return 0 or -errno, logged. */
@@ -123,7 +126,7 @@ struct prs_nic_ops {
     void (*address_text)(const struct prs_nic_address *port, char *text, size_t text_bytes);
 
     /* ---- memory. Any thread ---- */
-    /* Return 0 or -errno, not logged. What is registered ends before its domain. */
+    /* Return 0 or -errno, not logged. Registrations end before their domain. */
     int (*register_memory)(struct prs_domain *domain, const struct prs_memory_range *range,
                            struct prs_registration *out);
     /* When it returns, the NIC does not use the memory any more. Return 0 or -errno, not logged. */
@@ -132,31 +135,33 @@ struct prs_nic_ops {
     /* ---- queues ---- */
     /* Create the queues, ready to be connected. Return 0 or -errno, as connect() does. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
-    /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */
+    /* Flush, wait until the NIC no longer uses any memory of the link, and free the link. The driver bounds the
+     * wait. */
     void (*close)(struct prs_link *link);
-    /* Put all queues into the error state; the loopback queue too where it cannot be kept, which it then reports. What
-     * is not complete will not take effect, and nothing of the other side does any more. */
+    /* Put all queues into the error state. If the loopback queue cannot be kept, it enters the error state too, and
+     * reports that. Incomplete requests will not take effect, and neither will any request of the other side. */
     void (*stop)(struct prs_link *link);
-    /* Let nothing that this side has posted take effect any more, on the loopback queue neither. Where connections
-     * share queues, nothing is reported from then on. */
+    /* Let no request that this side has posted take effect from now on, not even on the loopback queue. Where
+     * connections share queues, nothing is reported after this. */
     void (*kill)(struct prs_link *link);
     /* What the other side's connect() needs. */
     void (*address)(const struct prs_queue *queue, struct prs_nic_address *out);
-    /* Return 0, PRS_AGAIN (the network is not ready: try later; *error is the cause, an errno) or -errno; -EPROTO: an
-     * address that no such back end tells. */
+    /* Return 0, PRS_AGAIN (the network is not ready: try later; *error is the cause, an errno) or -errno; -EPROTO: no
+     * such back end sends this address. */
     int (*connect)(struct prs_queue *queue, const struct prs_nic_address *address, const struct prs_nic_address *port,
                    int *error);
     /* A queue of the link that is connected to itself, made at first use. Its events carry id. */
     int (*loopback)(struct prs_link *link, uint32_t id, struct prs_queue **out);
     /* Post ring[first] ... ring[first + count - 1] (modulo mask + 1) behind one doorbell. Return 0 or -errno, not
-     * logged; -EKEYREJECTED: no such NIC has a remote key like one of these, which prs_error_last() names. */
+     * logged; -EKEYREJECTED: a remote key is impossible for this kind of NIC; prs_error_last() names it. Positions are
+     * consecutive, but while nothing is in flight, first may be any position. */
     int (*post)(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count);
     /* How many writes with immediate of the queue have been polled since it was connected. */
     uint32_t (*taken)(const struct prs_queue *queue);
     /* After stop(): have all receives been polled, so that taken() is final? */
     bool (*drained)(const struct prs_link *link);
-    /* Only where links may be unflushed, and for such a link: destroy its queue pairs, which returns when the NIC uses
-     * no memory of theirs. Nothing is polled any more, so taken() is final. */
+    /* Called only for an unflushed link, so NULL where there are none. Destroy the link's queue pairs; on return the
+     * NIC uses none of their memory. Nothing more is polled, so taken() is final. */
     void (*end)(struct prs_link *link);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);
@@ -165,10 +170,10 @@ struct prs_nic_ops {
     /* Return 0 or -ENOMEM. The caller has a reference; each link takes another. */
     int (*open_cqs)(const struct prs_rail *rail, struct prs_shared_cqs **out);
     void (*drop_cqs)(struct prs_shared_cqs *cqs);
-    /* user takes the completions of this link from now on, earlier ones included. Return 0 or -ENOMEM. */
+    /* From now on user takes the completions of this link, including earlier ones. Return 0 or -ENOMEM. */
     int (*adopt)(struct prs_shared_cqs *cqs, struct prs_link *link, void *user);
-    /* Take at most PRS_POLL_MOST events of any one link that has a user. *link is that link, also of an error; NULL: of
-     * all. *more: others wait. Return how many, or -errno. */
+    /* Take at most PRS_POLL_MOST events of any one link that has a user. *link is that link, also for an error; NULL:
+     * the error concerns all links. *more: further events wait. Return how many, or -errno. */
     int (*poll_shared)(struct prs_shared_cqs *cqs, struct prs_link **link, struct prs_event *events, bool *more);
 };
 

@@ -15,7 +15,7 @@ struct prs_domain;
 struct prs_own_memory {
     void *addr; /* NULL: none */
     size_t bytes;
-    const char *what; /* it is for, in error texts */
+    const char *what; /* what the memory is for, in error texts */
     struct prs_own_registration {
         struct prs_domain *domain; /* NULL: not registered */
         struct prs_registration registered;
@@ -27,7 +27,7 @@ int prs_own_memory_init(struct prs_own_memory *memory, size_t bytes, const char 
 /* Register all of it with a domain, unless index `at` is. Return 0 or -errno. */
 int prs_own_memory_register(struct prs_own_memory *memory, uint32_t at, struct prs_domain *domain,
                             enum prs_access access);
-/* End the registrations and unmap it. Memory that is zeroed, or of which init failed, has nothing to end. */
+/* End the registrations and unmap it. Does nothing if the struct is zeroed or init failed. */
 void prs_own_memory_fini(struct prs_own_memory *memory);
 
 static inline uint32_t prs_own_memory_local_key(const struct prs_own_memory *memory, uint32_t at)

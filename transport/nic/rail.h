@@ -21,7 +21,8 @@ struct prs_rail {
 int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
                    char *why, size_t why_bytes);
 
-/* Read where the rail is now; if that fails, because its port is down for example, where it was. */
+/* Read the rail's present address. If that fails, for example because its port is down, return the address that it
+ * had. */
 void prs_rail_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out);
 
 #endif

@@ -7,7 +7,8 @@
 #include "transport/order/wire.h"
 #include "transport/util/error.h"
 
-/* The queue of a path that takes the next long message: the one with the least backlog, and of equal ones the next. */
+/* Choose the queue of a path for the next long message: the one with the least backlog, and among equal ones the next
+ * in turn. */
 static uint32_t take_turn(struct prs_order *order, uint32_t path)
 {
     uint32_t each = order->data_queues / order->path_count, last = order->path[path].turn, best = 0;

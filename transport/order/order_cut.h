@@ -25,7 +25,7 @@ int prs_order_check_parts(const struct prs_order *order, const char *what, uint6
 
 /* Cut a message over the queues, by speed and backlog, or give all to only_queue (-1: any). A stripe longer than
  * max_part_bytes becomes several parts, and each part takes `slots` slots. Return the number of parts; 0 when a queue
- * has no room for its own now. */
+ * has no room for its parts now. */
 uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, uint32_t slots,
                        struct prs_stripe *stripes);
 

@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 struct prs_order_drain {
-    /* By rank, one bit a group: it has puts that no signal has waited for. A rank's is NULL until its first put. All is
-     * NULL under another policy, where nothing waits here. */
+    /* [rank], one bit for each group: set while the group has puts that no signal has waited for. A rank's entry is
+     * NULL until its first put. The array is NULL under another policy, where nothing waits here. */
     uint64_t **unfenced;
     uint32_t rank_count;
     uint32_t group_count;
@@ -32,20 +32,21 @@ void prs_order_drain_fini(struct prs_order_drain *drain);
 int prs_order_drain_admit_put(struct prs_order_drain *drain, uint32_t rank, uint32_t group);
 int prs_order_drain_admit_signal(struct prs_order_drain *drain, uint32_t rank, uint32_t group, uint64_t position);
 
-/* Return 0: post it. Or -ENOMEM: the first put to a rank needs memory for its groups. */
+/* Return 0 if the put may be posted now, or -ENOMEM: the first put to a rank needs memory for its groups. */
 static inline int prs_order_drain_put(struct prs_order_drain *drain, uint32_t rank, uint32_t group)
 {
     return drain->unfenced ? prs_order_drain_admit_put(drain, rank, group) : 0;
 }
 
-/* Return 0: post it. Or PRS_BUSY: it waits; admit nothing more until prs_order_drain_release() lets it go. */
+/* Return 0 if the signal may be posted now. Return PRS_BUSY if it must wait: admit nothing more until
+ * prs_order_drain_release() returns true. */
 static inline int prs_order_drain_signal(struct prs_order_drain *drain, uint32_t rank, uint32_t group,
                                          uint64_t position)
 {
     return drain->unfenced ? prs_order_drain_admit_signal(drain, rank, group, position) : 0;
 }
 
-/* All commands below this position are complete. Return true when that lets the waiting signal go: post it. */
+/* All commands below this position are complete. Return true if the waiting signal may be posted now. */
 bool prs_order_drain_release(struct prs_order_drain *drain, uint64_t completed);
 
 #endif

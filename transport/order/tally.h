@@ -17,7 +17,7 @@
 
 enum {
     PRS_RECORDS = 512,       /* slots of the receiver's record ring; a slot number fits the tag field of an immediate */
-    PRS_TAGS = 512,          /* tag 0 means none; each waits for a record, so more would be of no use */
+    PRS_TAGS = 512,          /* tag 0 means none; each tag in use waits for a record, so more tags would be of no use */
     PRS_RECORD_CREDIT = 256, /* raised records after which the receiver returns credits */
     PRS_TALLY_SLOTS = 32,    /* group slots: as many as the order engine has */
 };
@@ -64,12 +64,12 @@ struct prs_tally {
     const uint64_t *credit_word; /* here the receiver writes how many records it has raised */
     uint32_t fresh_tag;          /* this tag and all above it were never used */
     uint32_t free_count;
-    /* Entries are written before they are read. */
+    /* Entries are written before they are read, so they need no initial value. */
     uint16_t closed_by[PRS_RECORDS]; /* the tag that each record closed; free again when its credit comes */
     uint16_t free_tag[PRS_TAGS];
 };
 
-/* One that never has room, nor a tag, for all who send no signals: nothing writes to it. */
+/* A tally that never has room or a tag. All peers that send no signals share it, since nothing writes to it. */
 extern struct prs_tally prs_tally_full;
 
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word);
@@ -81,21 +81,22 @@ bool prs_tally_room(struct prs_tally *tally, uint32_t records);
 void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *record);
 /* Is the last record a PRS_RECORD_ASK? */
 bool prs_tally_asked(const struct prs_tally *tally);
-/* Has the receiver, in addition, raised all records up to it? */
+/* Has the receiver answered it, having raised all records up to it? */
 bool prs_tally_answered(struct prs_tally *tally);
 
 enum prs_slot_state { PRS_SLOT_EMPTY, PRS_SLOT_WAITS, PRS_SLOT_RAISED };
 
 struct prs_counts {
-    uint32_t upto;              /* all records below this number are here */
-    uint32_t raised;            /* all records below this number are raised */
-    uint32_t waiting;           /* records here that are not raised */
-    uint8_t state[PRS_RECORDS]; /* enum prs_slot_state, by slot. A raised one is empty when all before it are raised */
+    uint32_t upto;    /* all records below this number are here */
+    uint32_t raised;  /* all records below this number are raised */
+    uint32_t waiting; /* records here that are not raised */
+    /* enum prs_slot_state, by slot. A raised slot becomes empty when all records before it are raised */
+    uint8_t state[PRS_RECORDS];
     uint32_t arrived[PRS_TAGS];
-    struct prs_record record[PRS_RECORDS]; /* by slot; of an empty one it may be anything */
+    struct prs_record record[PRS_RECORDS]; /* by slot; the entry of an empty slot is undefined */
 };
 
-/* No record has come, and nothing has arrived. */
+/* Start with no records and no arrivals. */
 void prs_counts_init(struct prs_counts *counts);
 /* Count arrivals of a tag. Return 0 or -EPROTO: no such tag. */
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals);

@@ -102,8 +102,8 @@ struct prs_wire_queues {
     uint32_t reserved;
     struct prs_nic_address queue[PRS_ORDER_MAX_DATA_QUEUES];
     struct prs_wire_window credit;
-    struct prs_wire_window records; /* present if the other side said `counted` before */
-    struct prs_wire_window sizes;   /* 8 bytes an id: for sizes of messages that arrive as plain writes */
+    struct prs_wire_window records; /* present if the other side has said `counted` */
+    struct prs_wire_window sizes;   /* 8 bytes for each id, for the sizes of messages that arrive as plain writes */
 };
 
 struct prs_wire_ready {
@@ -156,7 +156,7 @@ int prs_stream_flush(struct prs_stream *stream);
 /* Return 0, or -errno, not logged: the connection has ended, and nothing waits to be read. */
 int prs_stream_lost(const struct prs_stream *stream);
 /* Return 0 (a frame of that type is in stream->in, until the next call), PRS_AGAIN, -EPROTO (an unexpected frame),
- * -ECONNRESET (the other side has closed) or the error of the other side's REFUSE. */
+ * -ECONNRESET (the other side has closed) or the error in the other side's REFUSE. */
 int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type);
 
 void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address, struct prs_handle *out);
@@ -172,7 +172,7 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);
-/* Check the values of a received frame, but for addresses, which the back ends check. Return 0 or -EPROTO. */
+/* Check the values of a received frame, except for addresses, which the back ends check. Return 0 or -EPROTO. */
 int prs_wire_check_hello(const struct prs_wire_hello *hello, const char *remote);
 int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails, const char *remote);
 

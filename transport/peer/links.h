@@ -11,8 +11,8 @@ struct prs_peer;
 struct prs_rail_address;
 struct prs_wire_queues;
 
-/* Slots of a loopback queue, where the data queues have `depth`. It raises signals and flushes: the caller of a full
- * one tries again. */
+/* Slots of a loopback queue, if the data queues have `depth`. It raises signals and flushes; when it is full, the
+ * caller tries again. */
 static inline uint32_t prs_links_loopback_depth(uint32_t depth)
 {
     return depth < 64 ? depth : 64;

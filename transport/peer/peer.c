@@ -22,7 +22,8 @@ static PRS_COLD int fail_post(struct prs_peer *peer, const struct prs_chain *cha
                          chain->count, chain->queue, strerror(-error));
 }
 
-/* Of a peer with several rails. The thread of watch.c may be destroying the queue pairs of a NIC that has died. */
+/* Begin a batch of a peer with several rails. Meanwhile the thread of watch.c may destroy the queue pairs of a NIC that
+ * has died. */
 static PRS_COLD uint64_t begin_measured(struct prs_peer *peer)
 {
     prs_peer_lock(peer);
@@ -41,7 +42,7 @@ int prs_peer_post(struct prs_peer *peer)
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
 
         if (unlikely(now_ns) && peer->link[queue->path]->unflushed)
-            continue; /* its queue pairs may be gone: what was to leave over them is replayed */
+            continue; /* its queue pairs may be gone; its requests are replayed */
         r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
         if (unlikely(r)) {
             r = fail_post(peer, &chain, r);
@@ -105,7 +106,7 @@ static inline bool region_fits(const struct prs_peer *peer, const struct prs_reg
     return region && !(peer->rail_mask & ~region->rail_mask);
 }
 
-/* BUSY would never end for a side that said it sends no signals. */
+/* A peer whose caller said that it sends no signals would get PRS_BUSY for ever, so return an error. */
 static PRS_COLD int refuse_signal(const struct prs_peer *peer, int r)
 {
     if (r != PRS_BUSY || !peer->no_signals)
@@ -135,7 +136,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
     if (unlikely((put->len_bytes && !put->dst) || put->notify_id >= PRS_NOTIFY_IDS))
         return bad_put(peer, put);
     if (unlikely(!put->len_bytes && !(put->flags & PRS_PUT_NOTIFY))) {
-        op->status = 0; /* nothing to write or to notify */
+        op->status = 0; /* there is nothing to write or to notify */
         return 0;
     }
     post_now = posts_at_once(peer) || (put->len_bytes >= PRS_ORDER_PROMPT_BYTES && !peer->batching);

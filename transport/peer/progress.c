@@ -89,7 +89,7 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
                 return prs_peer_fail(peer, r, "completion of request %u on queue %u, which is not in flight",
                                      event->value, event->queue);
         } else if (event->queue < peer->queues && prs_peer_lost_path(peer, peer->order.queue[event->queue].path)) {
-            continue; /* flushed: the other side says what has arrived */
+            continue; /* the request was flushed; the other side will say what has arrived */
         } else if (event->queue >= peer->queues && peer->failover &&
                    (r = prs_failover_lose_loopback(peer, event->queue - peer->queues)) != PRS_AGAIN) {
             if (r)
@@ -130,7 +130,8 @@ static PRS_COLD int check_health(struct prs_peer *peer)
 /* Return 0 or -errno. */
 static PRS_COLD int check_health_if_due(struct prs_peer *peer)
 {
-    bool asked = peer->idle_polls > PRS_PEER_IDLE_POLLS; /* such a check may be at each poll, and reads its own clock */
+    /* a check that was asked for may come at each poll, and reads the clock itself */
+    bool asked = peer->idle_polls > PRS_PEER_IDLE_POLLS;
 
     if (!asked) {
         uint64_t now_ns = prs_clock_ns();
@@ -150,7 +151,7 @@ static inline int count_idle_poll(struct prs_peer *peer)
     return unlikely(++peer->idle_polls >= PRS_PEER_IDLE_POLLS) ? check_health_if_due(peer) : 0;
 }
 
-/* There were events: do what they have made possible. Return 0 or -errno. */
+/* There were events: post and raise what they have made possible. Return 0 or -errno. */
 static inline int follow_events(struct prs_peer *peer)
 {
     peer->idle_polls = peer->idle_start;
@@ -162,7 +163,8 @@ static inline int follow_events(struct prs_peer *peer)
     }
     if (unlikely(peer->idle_start)) /* a busy peer may never be idle */
         return check_health(peer);
-    return peer->order.dirty ? prs_peer_post(peer) : 0; /* signals that were held, and puts that on_notify started */
+    /* there may be signals that were held, and puts that on_notify started */
+    return peer->order.dirty ? prs_peer_post(peer) : 0;
 }
 
 /* Return 0 or -errno. count may be the -errno of polling. */
@@ -203,7 +205,7 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, struct prs_event *
 
 /* ---- progress ---- */
 
-/* Compiled into both callers: a call would be a part of what an idle peer costs. */
+/* Compiled into both callers: a call would add to the cost of an idle peer. */
 static PRS_SPECIALIZED int progress(struct prs_peer *peer)
 {
     struct prs_event events[PRS_POLL_MOST]; /* on the stack, which is in a cache */
@@ -224,7 +226,7 @@ static PRS_SPECIALIZED int progress(struct prs_peer *peer)
 static PRS_COLD int take_kept_events(struct prs_peer *peer)
 {
     struct prs_failover *failover = peer->failover;
-    /* take_events() leaves it as it is: the paths of these events are given up, so a failure of theirs is no news */
+    /* take_events() does not change it: the paths of these events are given up, so their failures are ignored */
     struct prs_event first = {.kind = PRS_EVENT_DONE};
     int count = (int)failover->kept_count, r;
 
@@ -276,13 +278,13 @@ int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct
 
         if (r)
             return r;
-        /* It began to connect to a context with the same id that has been closed meanwhile? */
+        /* Did it begin to connect to an earlier context with the same id, which has been closed meanwhile? */
         shares &= prs_cq_group_has(cqs, peer->link[i]->cqs);
     }
     peer->shares = shares;
     peer->list = list;
     peer->unlisted = true;
-    prs_peer_want_progress(peer); /* it may have been used already */
+    prs_peer_want_progress(peer); /* it may have been used before */
     return 0;
 }
 
@@ -291,7 +293,7 @@ int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct p
     int r;
 
     if (unlikely(peer->error))
-        return 0; /* what is flushed is no news */
+        return 0; /* flushed requests need no handling */
     r = handle_events(peer, link, events, count);
     r = r ? r : follow_events(peer);
     if (unlikely(wants_checks(peer)))
@@ -329,7 +331,7 @@ int prs_peer_look(struct prs_peer *peer)
         return 0; /* it is in the list */
     if (peer->idle_polls)
         r = check_health(peer);
-    peer->idle_polls = peer->idle_polls ? peer->idle_polls : 1; /* an event sets it to 0 */
+    peer->idle_polls = peer->idle_polls ? peer->idle_polls : 1; /* any event sets it to 0 */
     if (wants_checks(peer))
         prs_peer_want_progress(peer);
     return r;

@@ -118,7 +118,7 @@ static int fail_on_other_rail(struct prs_peer *peer, uint32_t path, uint64_t add
                          (unsigned long long)addr, peer->link[path]->rail->domain->name);
 }
 
-/* With atomics: our own NIC writes it. The rail must be one that both sides have not given up. */
+/* The NIC has atomics, so it writes the word itself. Neither side may have given up its rail. */
 static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record, uint64_t key)
 {
     uint32_t path = peer->order.self_path;
@@ -130,13 +130,13 @@ static int raise_by_nic(struct prs_peer *peer, const struct prs_record *record, 
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
     if (prs_peer_lost_path(peer, path))
-        return PRS_AGAIN; /* its last requests are still in flight */
+        return PRS_AGAIN; /* the last requests of that rail are still in flight */
     if (path && !prs_mr_cache_device_key(&domain->mrs, record->addr, sizeof(record->value), &wr.remote_key))
         return fail_on_other_rail(peer, path, record->addr);
     return prs_order_self(&peer->order, NULL, &wr) ? PRS_AGAIN : 0;
 }
 
-/* Sets that were in flight on the lost rail leave over this path next: they show the keys of its rail. */
+/* Sets that were in flight on the lost rail will leave over this path, so give them the keys of its rail. */
 static int show_keys(struct prs_peer *peer, uint32_t path)
 {
     struct prs_domain *domain = peer->link[path]->rail->domain;
@@ -164,7 +164,8 @@ int prs_raise_over_living_rail(struct prs_peer *peer)
         return r;
     /* Another rail raises from now on, so its writes no longer follow the data of the previous rail by themselves. */
     records->unordered++;
-    memset(records->ready_at, 0, PRS_RECORDS * sizeof(*records->ready_at)); /* there, since there are several paths */
+    /* not NULL, since there are several paths */
+    memset(records->ready_at, 0, PRS_RECORDS * sizeof(*records->ready_at));
     return 0;
 }
 
@@ -184,7 +185,8 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
     if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
         return PRS_AGAIN;
     prs_raise_finish(raise);
-    if (raise->stage == PRS_RAISE_READING) { /* nobody has added since the read: the word is claimed */
+    /* nobody has added to the word since the read, because this peer claims it */
+    if (raise->stage == PRS_RAISE_READING) {
         if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, raise->key))
             return PRS_AGAIN;
         raise->stage = PRS_RAISE_WRITING;

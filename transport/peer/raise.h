@@ -36,8 +36,8 @@ struct prs_raise {
  * has failed). */
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record);
 
-/* Where rails can be replaced: from now on, let the first rail that works raise the signals in device memory, unless
- * requests of the previous one are in flight. Sets that were in flight on a rail that is lost are raised again. Return
+/* Where rails can be replaced: let the first working rail raise the signals in device memory from now on, unless
+ * requests of the previous rail are in flight. Sets that were in flight on a rail that is lost are raised again. Return
  * 0 or -errno (the peer has failed). */
 int prs_raise_over_living_rail(struct prs_peer *peer);
 

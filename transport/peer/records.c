@@ -15,7 +15,7 @@
 
 enum {
     RING_BYTES = PRS_RECORDS * (int)sizeof(struct prs_record),
-    LANDING_AT = RING_BYTES + 64, /* not next to the credits, which the peer writes */
+    LANDING_AT = RING_BYTES + 64, /* not next to the word for credits, which the peer writes */
     MEMORY_BYTES = RING_BYTES + 128,
 };
 
@@ -37,7 +37,7 @@ int prs_records_open(struct prs_peer *peer)
     memset(records, 0, offsetof(struct prs_records, counts));
     prs_counts_init(&records->counts);
     peer->records = records;                            /* from here on prs_records_close() cleans up */
-    if (peer->path_count > 1 || !peer->nic->in_order) { /* arrivals of data may be unordered */
+    if (peer->path_count > 1 || !peer->nic->in_order) { /* arrivals may come in any order */
         records->ready_at = calloc(PRS_RECORDS, sizeof(*records->ready_at));
         if (!records->ready_at)
             return prs_fail(-ENOMEM, "no memory for signal records");
@@ -128,8 +128,8 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint64_t first_key)
 /* Before a signal in device memory, make data visible that arrived over other rails. Their completions are in host
  * memory and say nothing about bytes on their way to the device; only bytes of the rail that writes the signal are sure
  * to precede it, if that rail keeps order. So each other rail first reads from the device: a read does not overtake
- * earlier writes. Host memory needs no flush, since data and completions take the same way. Return 0 (the signal may be
- * raised), PRS_AGAIN or -errno (the peer has failed). */
+ * earlier writes. Host memory needs no flush, since data and completions take the same path. Return 0 (the signal may
+ * be raised), PRS_AGAIN or -errno (the peer has failed). */
 static int flush_before(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_records *records = peer->records;
@@ -194,7 +194,7 @@ int prs_records_raise(struct prs_peer *peer)
     int r;
 
     prs_raise_finish(&records->raise);
-    r = unlikely(peer->failover) ? prs_raise_over_living_rail(peer) : 0; /* even if no record waits, sets may */
+    r = unlikely(peer->failover) ? prs_raise_over_living_rail(peer) : 0; /* sets may wait even if no record does */
     if (unlikely(r))
         return r;
     while (counts->waiting) {

@@ -19,13 +19,13 @@ struct prs_records {
     bool credits_wanted; /* the peer waits for credits, even for a few */
     struct prs_raise raise;
     /* Flushing: reads that make data visible before a signal in device memory (see flush_before()). */
-    uint64_t unordered;             /* arrivals of data that needs it */
-    uint64_t flushed, flush_covers; /* how many of them are visible; how many will be when the flush is done */
+    uint64_t unordered;             /* arrivals of data that needs a flush */
+    uint64_t flushed, flush_covers; /* how many of these are visible now, and how many will be when the flush is done */
     uint64_t *ready_at; /* [PRS_RECORDS]: unordered + 1 when the record was first found complete; 0: not yet */
     uint64_t flushes;
     bool flushing;
     struct prs_op flush;
-    struct prs_counts counts; /* last: most of it is not touched before it is used */
+    struct prs_counts counts; /* last member, since most of its pages are not touched until they are used */
 };
 
 /* Allocate and register what this side needs to send or receive records, unless done. Return 0 or -errno. */
@@ -34,7 +34,7 @@ void prs_records_close(struct prs_peer *peer);
 /* The memory that the peer may write. */
 void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *records, struct prs_wire_window *credit);
 
-/* A put has arrived over that path and counts for its tag, or a record has arrived. Return 0 or -EPROTO. */
+/* Handle a counted put, or a record, that has arrived over that path. Return 0 or -EPROTO. */
 int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_t path);
 /* Raise all signals that are ready. Return 0 or -errno (the peer has failed). */
 int prs_records_raise(struct prs_peer *peer);

@@ -12,9 +12,9 @@
 #include "transport/util/log.h"
 
 enum {
-    LOOK_CALLS = 16, /* of progress between two looks at the clock */
-    LOOK_MS = 1,     /* between two looks at the paths */
-    /* after a failed attempt the delay is this many times that after the loss; it doubles each time */
+    LOOK_CALLS = 16, /* progress calls between two looks at the clock */
+    LOOK_MS = 1,     /* time between two looks at the paths */
+    /* the delay after a failed attempt is so many times the delay after the loss; it doubles each time */
     AGAIN = 10,
     DOUBLED_MOST = 5,  /* times */
     CONNECT_MS = 2000, /* limit for the network to become ready */
@@ -60,7 +60,7 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
     case PRS_NOTE_DOWN:
         /* MUTANT(peer) only known queues are given up: s/&& is_accepted(at)// */
         return is_next && is_accepted(at);
-    case PRS_NOTE_OFFER: /* it may come before we have replayed, or drained */
+    case PRS_NOTE_OFFER: /* it may arrive before this side has replayed, or drained */
         /* MUTANT(peer) an offer is for the next queues: s/is_next &&// */
         /* MUTANT(peer) one side offers: s/!peer->offers &&// */
         /* MUTANT(peer) an offer comes after the loss: s/at->told &&// */
@@ -72,7 +72,7 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
         /* MUTANT(peer) an answer follows an offer: s/at->attempt == PRS_ATTEMPT_OFFERED &&// */
         /* MUTANT(peer) an answer can be connected: s/&& can_connect// */
         return is_next && peer->offers && at->attempt == PRS_ATTEMPT_OFFERED && !at->accepted && can_connect;
-    case PRS_NOTE_READY: /* we may have given the queues up meanwhile */
+    case PRS_NOTE_READY: /* this side may have given the queues up meanwhile */
         /* MUTANT(peer) a path in use is not made ready: s/&& at->stage != PRS_PATH_UP// */
         /* MUTANT(peer) a path without queues is not made ready: s/&& at->stage != PRS_PATH_DOWN// */
         return note->epoch == at->epoch && !peer->offers && !at->confirmed && at->stage != PRS_PATH_UP &&
@@ -82,7 +82,8 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
     }
 }
 
-/* Nothing of the other side has come over queues that are not used here, and nothing was sent that counts. */
+/* Say that nothing was taken: nothing has arrived over queues that this side does not use yet, and nothing that counts
+ * was sent. */
 static void tell_nothing_taken(struct prs_peer *peer, uint32_t path, const char *why)
 {
     struct prs_wire_note note = {
@@ -149,13 +150,13 @@ static bool port_is_up(const struct prs_peer *peer, uint32_t path)
     return prs_fabric_check_rail(peer->fabric, peer->path[path].local_rail, 0) == 0;
 }
 
-/* Is nothing left that belongs to the old queues? */
+/* Are all requests of the old queues done or replayed? */
 static bool is_over(const struct prs_peer *peer, uint32_t path)
 {
     return prs_order_probe_idle(&peer->order, path) && prs_order_path_is_empty(&peer->order, path);
 }
 
-/* Make new queues, and one to this side itself where the path had one. Return 0 or -errno. */
+/* Make new queues, and a new loopback queue where the path had one. Return 0 or -errno. */
 static int open_next(struct prs_peer *peer, uint32_t path)
 {
     struct prs_failover_path *at = path_of(peer, path);
@@ -191,7 +192,8 @@ static int connect_next(struct prs_peer *peer, struct prs_failover_path *at)
     return 0;
 }
 
-/* A failure of the old queues says nothing of the new ones. Those of other paths still wait for a farewell. */
+/* Forget the failure of the old queues, which does not concern the new ones. Failures of other paths still wait for a
+ * farewell. */
 static void forget_failure(struct prs_peer *peer, uint32_t path)
 {
     bool others = false;
@@ -296,7 +298,7 @@ static void offer(struct prs_peer *peer, uint32_t path)
 {
     struct prs_failover_path *at = path_of(peer, path);
 
-    if (at->failures && !port_is_up(peer, path)) { /* once it is up, things have changed */
+    if (at->failures && !port_is_up(peer, path)) { /* the next attempt after the port is up may succeed */
         at->failures = 0;
         wait_ms(at, (uint32_t)peer->fabric->config.recovery_ms);
     }

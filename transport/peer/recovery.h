@@ -21,7 +21,7 @@
 
 #include "transport/peer/failover.h"
 
-/* The path is given up at both sides: it may come back. */
+/* Both sides have given the path up: allow it to come back. */
 void prs_recovery_allow(struct prs_peer *peer, uint32_t path);
 
 /* May the other side send this note now? Its path exists. */
@@ -29,9 +29,10 @@ bool prs_recovery_expects(const struct prs_peer *peer, const struct prs_wire_not
 /* Keep an expected note. Return false: it is a DOWN about queues that are or were used. */
 bool prs_recovery_take(struct prs_peer *peer, const struct prs_wire_note *note);
 
-/* For the owner, while paths may come back. Is the time to look after them? Then read the stream and make a step. */
+/* For the owner, while paths may come back: is it time to look at them? If so, read the stream and call
+ * prs_recovery_step(). */
 bool prs_recovery_is_due(struct prs_peer *peer);
-/* Go on with them. Return 0 or -errno (the peer has failed). */
+/* Continue with the paths that may come back. Return 0 or -errno (the peer has failed). */
 int prs_recovery_step(struct prs_peer *peer);
 
 /* Close the queues that are not used yet. */

@@ -38,7 +38,7 @@ PRS_RENEW_IN_CHILD(lock, watch.lock)
 
 /* ---- a peer, under its lock ---- */
 
-/* Can the thread take this note? The owner takes the others: they end the peer, or say that it ends. */
+/* Can the thread take this note? The owner takes the others, which end the peer or say that it ends. */
 static bool is_for_thread(const struct prs_peer *peer, const struct prs_wire_note *note)
 {
     const struct prs_failover *failover = peer->failover;
@@ -117,7 +117,7 @@ static bool attend_due(void)
     bool again = false;
     int count;
 
-    pthread_mutex_lock(&watch.lock); /* so that a peer that is ready is still in the list */
+    pthread_mutex_lock(&watch.lock); /* under the lock, so that each peer that is ready is still in the list */
     while ((count = epoll_wait(watch.epoll_fd, ready, READY_MOST, 0)) > 0)
         for (int i = 0; i < count; i++)
             ((struct prs_watched *)ready[i].data.ptr)->due = true;
@@ -149,7 +149,7 @@ static int start(void)
 {
     int r = 0;
 
-    if (watch.owner) { /* in a forked child: those of the parent */
+    if (watch.owner) { /* in a forked child: close the parent's descriptors */
         close(watch.epoll_fd);
         close(watch.stop_fd);
         watch.owner = 0;
@@ -187,7 +187,7 @@ static void stop(void)
 void prs_watch_add(struct prs_peer *peer)
 {
     struct prs_watched *watched = &peer->failover->watched;
-    /* Once for each change: what the thread leaves to the owner does not wake it again. */
+    /* Edge-triggered, so that a note that the thread leaves to the owner does not wake it again. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = watched};
     int r;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hints to the compiler, by what they mean here. Use one only where a measurement shows that it helps. */
+/* Hints to the compiler, named by their meaning here. Use one only where a measurement shows that it helps. */
 #ifndef PRS_UTIL_COMPILER_H
 #define PRS_UTIL_COMPILER_H
 

@@ -9,7 +9,7 @@
 
 enum { BITS = 64, FEWEST = 16 /* words of the table, at first */ };
 
-/* The lock is held while a descriptor is made or closed, so no child begins in between. */
+/* The lock is held while a descriptor is made or closed, so no fork happens in between. */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *table; /* a bit for each descriptor */
 static int words;
@@ -71,14 +71,14 @@ static void unlock_table(void)
     pthread_mutex_unlock(&table_lock);
 }
 
-/* close(), never shutdown(): the connections are the parent's. */
+/* Use close(), never shutdown(), because the connections belong to the parent. */
 static void close_in_child(void)
 {
     for (int i = 0; i < words; i++) {
         for (; table[i]; table[i] &= table[i] - 1)
             close(i * BITS + __builtin_ctzll(table[i]));
     }
-    unlock_table(); /* locked by this very thread before the fork */
+    unlock_table(); /* this thread locked it before the fork */
 }
 
 static __attribute__((constructor)) void watch_forks(void)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a forked child inherits and must not keep.
  *
- * Mutexes that other threads hold, without those threads: it would wait for ever.
+ * Mutexes that other threads hold: those threads do not exist in the child, so it would wait for ever.
  *
- * Descriptors of connections and listeners: the kernel ends a connection when nobody has it. Else other ranks would
- * wait for ever for one that has died while its forked child lives, and connect to it without an answer. */
+ * Descriptors of connections and listeners: the kernel ends a connection only when no process has its descriptor.
+ * Otherwise other ranks would wait for ever for a rank that has died while its forked child lives, and would connect to
+ * it without getting an answer. */
 #ifndef UTIL_FORK_H
 #define UTIL_FORK_H
 
@@ -23,8 +24,8 @@
         pthread_atfork(NULL, NULL, renew_##name);                                                                      \
     }
 
-/* Make a descriptor between these two: socket(), accept(). A forked child closes it. prs_fork_end() returns fd, or -1
- * with errno. Keep what comes between short: forks wait for it. */
+/* Make a descriptor (socket(), accept()) between these two calls; forked children then close it. prs_fork_end() returns
+ * fd, or -1 with errno. Do little in between, because forks wait for it. */
 void prs_fork_begin(void);
 int prs_fork_end(int fd);
 /* Close it. In a forked child, where it is closed already and its number may be in use again, do nothing. */

@@ -8,10 +8,10 @@
 
 #include "transport/util/spin.h"
 
-/* All zero is free. */
+/* All zero: the lock is free. */
 struct prs_light_lock {
     uint32_t held;
-    uint32_t depth;   /* of the holder: how often it has taken the lock again */
+    uint32_t depth;   /* how often the holder has taken the lock again */
     pthread_t holder; /* a thread finds its own id here only while it is the holder; 0: nobody */
 };
 

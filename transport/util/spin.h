@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A lock that is held for a few hundred instructions, by each message once or twice: a mutex of the C library would
  * cost a large part of that. A thread that finds it taken yields, since the holder may wait for a processor. 0 is free.
- * It needs a word of its own: gcc reads adjacent flags in one load. */
+ * It needs a word of its own, because gcc may read adjacent flags with one load. */
 #ifndef TRANSPORT_UTIL_SPIN_H
 #define TRANSPORT_UTIL_SPIN_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads of a library inside a program: those of the transport and of the software NIC. */
+/* Threads that a library starts inside a program: used by the transport and the software NIC. */
 #ifndef UTIL_THREAD_H
 #define UTIL_THREAD_H
 

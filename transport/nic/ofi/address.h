@@ -21,7 +21,7 @@ struct prs_ofi_port {
     uint32_t protocol;
     uint16_t protocol_version, format;
     char provider[PRS_OFI_PROVIDER_BYTES];
-    uint8_t host[16]; /* its IP address, for texts; IPv4 is mapped, zeros: it has none */
+    uint8_t host[16]; /* the port's IP address, for texts; IPv4 is mapped; zeros: it has no IP address */
 };
 
 static inline uint64_t prs_ofi_landing(const struct prs_ofi_port *port)

@@ -42,7 +42,7 @@ static bool has_name(int fd, const union name *wanted)
     return !getsockname(fd, &name.any, &bytes) && is_same(&name, wanted);
 }
 
-/* Return whether the provider must read on: to see that the connection ends, or what was asked on it. */
+/* Return whether the provider must read again, to see that the connection has ended or what was requested on it. */
 static bool hang_up(int fd, int *listening)
 {
     struct tcp_info info = {0};
@@ -51,7 +51,7 @@ static bool hang_up(int fd, int *listening)
 
     if (fd == *listening || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes))
         return false;
-    if (info.tcpi_state == LISTEN) { /* another thread may have made the provider accept one more, until now */
+    if (info.tcpi_state == LISTEN) { /* meanwhile another thread may have made the provider accept one more */
         *listening = fd;
         return !shutdown(fd, SHUT_RDWR);
     }

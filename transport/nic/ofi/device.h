@@ -19,9 +19,9 @@ struct prs_ofi_device {
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     bool gpu_memory; /* the NIC reads and writes it */
-    bool offsets;    /* without rows */
+    bool offsets;    /* remote addresses are offsets; then there are no rows */
     struct prs_ofi_rows rows;
-    /* Of all links, where registrations belong to it; NULL: each has its own. */
+    /* Where registrations belong to an endpoint: the endpoint that all links use. NULL: each link has its own. */
     struct prs_ofi_endpoint *endpoint;
     uint32_t next_key; /* atomic. Where the provider lets us choose keys */
     /* Requests of no bytes name this memory of the other side, since providers check the key of those too. */
@@ -87,7 +87,8 @@ static inline bool prs_ofi_uses_ip(const struct fi_info *info)
            info->addr_format == FI_SOCKADDR_IN6;
 }
 
-/* One for each set of promises: bits of the index. prs_nic_ofi finds devices, and one of these drives each. */
+/* Tables by the promises of the provider, which are the bits of the index. prs_nic_ofi finds the devices; one of these
+ * tables drives each. */
 enum { PRS_OFI_IN_ORDER = 1, PRS_OFI_FENCE = 2, PRS_OFI_FAILS_OVER = 4 };
 extern const struct prs_nic_ops prs_ofi_tables[8];
 

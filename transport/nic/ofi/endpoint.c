@@ -128,7 +128,7 @@ int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link
 static void forget(struct prs_ofi_endpoint *endpoint, fi_addr_t *address)
 {
     if (*address != FI_ADDR_UNSPEC)
-        (void)fi_av_remove(endpoint->av, address, 1, 0); /* a provider that cannot keeps it until the end */
+        (void)fi_av_remove(endpoint->av, address, 1, 0); /* a provider that cannot remove it keeps it until the end */
 }
 
 bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link)

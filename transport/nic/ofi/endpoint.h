@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An endpoint of libfabric, with its completion queue and address vector. A link has one of its own, so that all that
- * arrives there is of its peer. Where registrations belong to an endpoint (FI_MR_ENDPOINT), all links of a device share
- * one. Each link has a place there, and an arrival carries the number of that place. A thread that polls keeps the
- * events of other links for their owners. */
+/* An endpoint of libfabric, with its completion queue and address vector. A link has one of its own, so everything that
+ * arrives there comes from its peer. Where registrations belong to an endpoint (FI_MR_ENDPOINT), all links of a device
+ * share one. Each link has a place there, and an arrival carries the number of that place. A thread that polls keeps
+ * the events of other links for their owners. */
 #ifndef TRANSPORT_OFI_ENDPOINT_H
 #define TRANSPORT_OFI_ENDPOINT_H
 
@@ -15,11 +15,12 @@
 struct prs_ofi_device;
 struct prs_ofi_link;
 
-/* Of a request in flight: what libfabric asks us to keep for it. */
+/* What libfabric requires us to keep for a request in flight. */
 struct prs_ofi_request {
-    struct fi_context2 space;    /* first; the provider's */
-    struct prs_ofi_link *link;   /* NULL: the device's own, of which only the completion counts */
-    struct prs_ofi_queue *queue; /* NULL: no request of a queue, but what it needs first: rows.h, a fence */
+    struct fi_context2 space;  /* first; the provider's */
+    struct prs_ofi_link *link; /* NULL: a request of the device itself, of which only the completion matters */
+    /* NULL: not a request of a queue, but one that must precede it: the read of a row (rows.h), or a fence */
+    struct prs_ofi_queue *queue;
     uint32_t position;
     uint64_t number; /* of its link, in the order of posting */
 };
@@ -51,7 +52,7 @@ struct prs_ofi_endpoint {
 };
 
 enum { PRS_OFI_PLACE_BITS = 16 };
-#define PRS_OFI_OWN_NUMBER UINT32_MAX /* of no link: of the device's own requests */
+#define PRS_OFI_OWN_NUMBER UINT32_MAX /* number of the device's own requests, which belong to no link */
 
 /* completions: that may wait to be read. Return 0 or -errno, logged. */
 int prs_ofi_endpoint_open(struct prs_ofi_device *device, bool shared, uint32_t completions,
@@ -61,8 +62,8 @@ void prs_ofi_endpoint_close(struct prs_ofi_endpoint *endpoint);
 
 /* Give the link a place. Return 0 or -ENOMEM; *number is what arrivals for it name. */
 int prs_ofi_endpoint_join(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link, uint32_t *number);
-/* Nothing more is kept for the link, and its addresses are forgotten, the one by which it reaches itself, too. Return
- * false: the provider still has requests of it, so the endpoint frees it. */
+/* Keep nothing more for the link, and forget its addresses, including the one by which it reaches itself. Return false:
+ * the provider still has requests of it, so the endpoint frees it. */
 bool prs_ofi_endpoint_leave(struct prs_ofi_endpoint *endpoint, struct prs_ofi_link *link);
 /* Under the lock. Return NULL: the link has left. */
 static inline struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_endpoint *endpoint, uint32_t number)
@@ -74,7 +75,7 @@ static inline struct prs_ofi_link *prs_ofi_endpoint_find(const struct prs_ofi_en
     return endpoint->place[at].link;
 }
 
-/* Its address: at most `room` bytes. Return their number; 0: it has none any more. */
+/* Write the endpoint's address, at most `room` bytes. Return how many; 0: it has no address any more. */
 size_t prs_ofi_endpoint_name(struct prs_ofi_endpoint *endpoint, uint8_t *out, size_t room);
 /* Name another endpoint. Return 0 or -errno, logged. */
 int prs_ofi_endpoint_insert(struct prs_ofi_endpoint *endpoint, const uint8_t *name, fi_addr_t *out);

@@ -15,9 +15,9 @@
 #include "transport/util/log.h"
 
 enum {
-    KEY_BYTES = 8,     /* of a remote key, at most */
-    OWN_KEY_BYTES = 4, /* of one that we choose: each is used once */
-    DATA_BYTES = 8,    /* that come with a write: the immediate and the size */
+    KEY_BYTES = 8,     /* most bytes of a remote key */
+    OWN_KEY_BYTES = 4, /* bytes of a remote key that we choose: each is used once */
+    DATA_BYTES = 8,    /* bytes of data with a write: the immediate and the size */
 };
 
 /* Can this back end use what the provider offers? Return false with the reason in why. */
@@ -25,7 +25,7 @@ static bool is_usable(const struct fi_info *info, char *why, size_t why_bytes)
 {
     const struct fi_domain_attr *domain = info->domain_attr;
 
-    /* libfabric gives it up, too. Seen with 1.17: a signal record was not there when its completion data came. */
+    /* libfabric has deprecated it, too. Seen with 1.17: a signal record was not there when its completion data came. */
     if (!strcmp(info->fabric_attr->prov_name, "sockets"))
         snprintf(
             why, why_bytes,
@@ -53,9 +53,9 @@ struct wish {
     int mr_mode;
 };
 
-/* Virtual addresses; else keys of the provider, since cxi delivers completion data to those only (rows.h), or keys that
- * we choose, which then say where a registration begins (device.h). Software providers have virtual addresses only
- * together with all else that FI_MR_BASIC says. */
+/* First wish: virtual addresses. Then keys of the provider, since cxi delivers completion data to those only (rows.h).
+ * Then keys that we choose, which say where a registration begins (device.h). Software providers have virtual addresses
+ * only together with all else that FI_MR_BASIC says. */
 static const int modes[] = {PRS_OFI_MR_BASIC, FI_MR_VIRT_ADDR | FI_MR_PROV_KEY, 0};
 enum { MODES = sizeof(modes) / sizeof(*modes), WISHES = 8 * MODES };
 
@@ -67,7 +67,7 @@ static struct wish wish_at(int i)
                          .mr_mode = modes[i % MODES]};
 }
 
-/* Where the CPU moves the bytes, it would do so by calls of CUDA. They wait for kernels that run, and those of NCCL and
+/* Where the CPU moves the bytes, it would do so by CUDA calls. Those wait for running kernels, but NCCL's kernels and
  * the fused ones wait for the bytes. */
 static bool moves_by_itself(const struct fi_info *info)
 {
@@ -83,7 +83,7 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
     struct fi_ep_attr ep = {.type = FI_EP_RDM};
     struct fi_domain_attr domain = {.threading = FI_THREAD_SAFE, .resource_mgmt = FI_RM_ENABLED};
     struct fi_fabric_attr fabric = {.prov_name = provider[0] ? provider : NULL};
-    /* Who names a provider may want one that reaches only this host. */
+    /* A user who names a provider may want one that reaches only this host. */
     uint64_t reach = provider[0] ? 0 : FI_LOCAL_COMM | FI_REMOTE_COMM;
     struct fi_info hints = {.caps = FI_RMA | reach | (wish->fence ? FI_FENCE : 0) | (wish->gpu_memory ? FI_HMEM : 0),
                             .mode = FI_CONTEXT | FI_CONTEXT2,
@@ -103,8 +103,8 @@ static int ask(const struct wish *wish, char *provider, struct fi_info **out)
     return prs_ofi.getinfo(PRS_OFI_VERSION, NULL, NULL, 0, &hints, out);
 }
 
-/* The first wish of which something is usable; else the last that was fulfilled at all. The caller frees *out, which
- * may be NULL. Return 0 or the last error. */
+/* Get the interfaces of the first wish that has a usable one; else those of the last wish that found any. The caller
+ * frees *out, which may be NULL. Return 0 or the last error. */
 static int find(const struct prs_config *config, struct fi_info **out)
 {
     char provider[sizeof(config->provider)], why[128];
@@ -116,7 +116,7 @@ static int find(const struct prs_config *config, struct fi_info **out)
         struct wish wish = wish_at(i);
         struct fi_info *found;
 
-        /* A fence may cost speed, so only who wants one asks for it. */
+        /* A fence may cost speed, so ask for it only if the policy needs it. */
         if (wish.fence && config->policy != PRS_POLICY_NIC_FENCE)
             continue;
         r = ask(&wish, provider, &found);

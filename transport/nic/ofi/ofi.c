@@ -14,8 +14,9 @@
 
 struct prs_ofi prs_ofi;
 
-/* With the versions of libfabric 1.13. Later ones have others beside them, whose structures have more at their ends:
- * what we pass may be longer, and of what we get, only what 1.13 has is read. */
+/* The symbol versions of libfabric 1.13. Later libraries also have newer versions, whose structures have more members
+ * at the end. So structures that we pass may be longer than 1.13's, and of those that we get, only the members of 1.13
+ * are read. */
 static const struct {
     const char *name, *version;
     size_t slot;

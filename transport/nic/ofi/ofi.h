@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libfabric, opened at run time. All else that it has is reached through the objects that it returns. */
+/* libfabric, opened at run time. All other functions are reached through the objects that these return. */
 #ifndef TRANSPORT_OFI_H
 #define TRANSPORT_OFI_H
 

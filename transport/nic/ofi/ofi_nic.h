@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The back end for libfabric, as the list of all knows it. */
+/* The table of the libfabric back end, for the list of back ends. */
 #ifndef TRANSPORT_OFI_NIC_H
 #define TRANSPORT_OFI_NIC_H
 

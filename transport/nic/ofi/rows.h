@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys where memory is addressed by offsets and the provider chooses the keys. Everybody else names virtual addresses
- * and keys of 64 bits, which have no room for both the provider's key and where its registration begins. So the key
- * that others are told names a row of a table: it is in memory that they may read, whose own key the port tells. A
- * sender reads a row before it first uses the key, and keeps it. */
+/* Keys where memory is addressed by offsets and the provider chooses the keys. The other back ends use virtual
+ * addresses and 64-bit keys, which have no room for both the provider's key and the start of its registration. So the
+ * key that is sent to others names a row of a table. The table is in memory that they may read; the port's address has
+ * its key. A sender reads a row before it first uses the key, and keeps it. */
 #ifndef TRANSPORT_OFI_ROWS_H
 #define TRANSPORT_OFI_ROWS_H
 
@@ -22,8 +22,8 @@ struct prs_ofi_row { /* part of the wire format */
 
 enum {
     PRS_OFI_TABLE_ROWS = 1 << 15, /* cxi has room for 2^15 registrations with completion data */
-    PRS_OFI_ROW_BITS = 20,        /* of a key that is told: which row. The others count its uses */
-    PRS_OFI_ROW_READS = 64,       /* at a time, of a device */
+    PRS_OFI_ROW_BITS = 20,        /* bits of a told key that name the row; the other bits count the uses of the row */
+    PRS_OFI_ROW_READS = 64,       /* reads of rows at a time, for each device */
 };
 
 /* ---- the table of this side ---- */
@@ -32,7 +32,7 @@ struct prs_ofi_rows {
     bool used;
     struct prs_own_memory table; /* struct prs_ofi_row [PRS_OFI_TABLE_ROWS] */
     struct fid_mr *registered;
-    struct prs_own_memory slots; /* for rows of other sides, as they are read */
+    struct prs_own_memory slots; /* for rows that are being read from other sides */
     uint64_t busy;               /* a bit for each slot. Atomic: endpoints share the slots */
     struct prs_ofi_request request[PRS_OFI_ROW_READS];
     uint64_t asked[PRS_OFI_ROW_READS]; /* key */
@@ -57,7 +57,7 @@ struct prs_ofi_known {
 int prs_ofi_rows_aim(struct prs_ofi_link *link, bool loopback, const struct prs_wr *wr, struct fi_rma_iov *out);
 /* A request without queue has completed; does it read a row? */
 void prs_ofi_rows_arrive(struct prs_ofi_endpoint *endpoint, struct prs_ofi_request *request, bool read);
-/* The endpoint of this link has closed: none of its reads arrives any more. */
+/* The endpoint of this link has closed: none of its reads will arrive. */
 void prs_ofi_rows_leave(struct prs_ofi_link *link);
 
 #endif

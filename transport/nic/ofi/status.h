@@ -5,7 +5,7 @@
 
 #include "transport/nic/nic.h"
 
-/* -errno of a positive error of libfabric, which are those of the system and a few more. 0 stays 0. */
+/* The -errno of a positive libfabric error. libfabric has the system's errors and a few more. 0 stays 0. */
 int prs_ofi_errno(int error);
 
 /* Fill in an error event. error: positive, of libfabric; provider_error: the provider's own number. */

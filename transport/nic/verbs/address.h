@@ -15,7 +15,7 @@ struct prs_verbs_port {
     uint8_t reads; /* reads and atomics of the other side that a queue serves at a time */
 };
 
-/* Our own, with what does not leave this host. */
+/* The address of a port of this host, with members that are not sent to the other side. */
 struct prs_verbs_own_port {
     struct prs_verbs_port port;
     int gid_index;
@@ -26,7 +26,7 @@ struct prs_verbs_queue {
     uint32_t number;
     uint32_t start; /* RC: first sequence number; SRD: the key that a request must show */
     /* RC: what both NICs could do beyond the standard (congestion control, adaptive routing, selective repeat). The
-     * listener's queues name it, the connector's accept what they can of it. vendor 0: nothing. */
+     * listener's queues offer it; the connector's queues accept what they support. vendor 0: nothing. */
     struct {
         uint32_t vendor, options, mask;
     } ece;

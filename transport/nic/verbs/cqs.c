@@ -9,7 +9,7 @@
 #include "transport/nic/verbs/device.h"
 #include "transport/util/log.h"
 
-enum { FIRST_NAMES = 32 /* enough for a link with a completion queue of its own: the table does not move */ };
+enum { FIRST_NAMES = 32 /* enough for a link with a completion queue of its own, so its table never moves */ };
 static_assert((int)FIRST_NAMES > (int)PRS_ORDER_MAX_QUEUES_PER_RAIL, "its queues and the loopback queue");
 
 struct prs_queue prs_cqs_silent;
@@ -89,7 +89,7 @@ static struct prs_cq *new_cq(struct prs_cqs *cqs, uint32_t entries)
         free(cq);
         return NULL;
     }
-    cq->room = entries; /* the device may have made more of them */
+    cq->room = entries; /* the device may have made more entries than were asked for */
     return cq;
 }
 
@@ -137,7 +137,8 @@ static struct prs_cq *find_room(struct prs_cqs *cqs, uint32_t entries)
     return cqs->first && grow(cqs, cqs->first, entries) ? cqs->first : NULL;
 }
 
-/* Another one: the last cannot grow. Where none can, their sizes do, so that few are to be polled. */
+/* Add a completion queue, because the last one cannot grow. If the device resizes none, each new one is larger than the
+ * last, so that few must be polled. */
 static struct prs_cq *add_cq(struct prs_cqs *cqs, uint32_t entries)
 {
     uint32_t twice = cqs->fixed ? doubled(cqs, cqs->first->room) : 0;
@@ -293,7 +294,7 @@ int prs_cqs_adopt(struct prs_cqs *cqs, struct prs_link *link, void *user)
         if (cqs->held_count)
             memcpy(cqs->wc + cqs->count, cqs->held, cqs->held_count * sizeof(*cqs->held));
         cqs->count += cqs->held_count;
-        cqs->held_count = 0; /* those of other links will be held back again */
+        cqs->held_count = 0; /* completions of other links will be held back again */
     }
     prs_spin_unlock(&cqs->locked);
     return has_room ? 0 : prs_nic_fail(cqs->base.rail, ENOMEM, "completions");

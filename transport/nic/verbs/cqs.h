@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completion queues of one rail, for the links of one thread (decisions/0017).
  *
- * All peers of a team context share those of each rail: one, which grows with the number of queue pairs, and another
- * only where the device allows no more entries. A link that belongs to no team context has one to itself.
+ * All peers of a team context share the completion queues of each rail. There is one, which grows with the number of
+ * queue pairs; another is added only where the device allows no more entries. A link that belongs to no team context
+ * has a completion queue of its own.
  *
  * The upper half of wr_id, without PRS_ARRIVAL_BIT, is a name that these queues give to each queue pair. Whoever polls
- * takes what the NIC has completed for any of them. What is for others stays in wc[], in order, until the owner of all
- * comes to it. A queue pair gives up its name only when nothing of it is left.
+ * takes the completions of all of them. Completions for others stay in wc[], in order, until the thread that polls all
+ * handles them. A queue pair gives up its name only when none of its completions is left.
  *
  * One thread polls, but others make and close queue pairs: those of connections that are not made yet. */
 #ifndef TRANSPORT_CQS_H
@@ -39,14 +40,14 @@ struct prs_cqs {
     uint32_t names;
     struct ibv_wc *wc; /* polled; [at, count) is not taken yet */
     uint32_t at, count, room;
-    struct ibv_wc *held; /* of links that nobody has adopted yet */
+    struct ibv_wc *held; /* completions of links that nobody has adopted yet */
     uint32_t held_count, held_room;
 };
 
 /* Return 0 or -ENOMEM. The caller has a reference; each link takes another. */
 int prs_cqs_open(const struct prs_rail *rail, bool shared, struct prs_cqs **out);
 void prs_cqs_hold(struct prs_cqs *cqs);
-/* The last one frees the completion queues. NULL is allowed. */
+/* Drop a reference; the last drop frees the completion queues. NULL is allowed. */
 void prs_cqs_drop(struct prs_cqs *cqs);
 
 /* Find or create a completion queue with this many free entries, and reserve them. Return 0 or -errno, logged. */
@@ -55,7 +56,7 @@ void prs_cqs_release(struct prs_cqs *cqs, struct prs_cq *cq, uint32_t entries);
 
 /* Return 0 or -ENOMEM. */
 int prs_cqs_name(struct prs_cqs *cqs, struct prs_queue *queue, uint32_t *name);
-/* From now on nothing of the queue is reported. Then destroy the queue pair, then give the name back. */
+/* Report nothing more of the queue. Then destroy the queue pair, then give the name back. */
 void prs_cqs_silence(struct prs_cqs *cqs, uint32_t name);
 void prs_cqs_unname(struct prs_cqs *cqs, uint32_t name);
 

@@ -32,7 +32,7 @@ void prs_verbs_close_device(struct prs_domain *domain);
 
 /* Reads and atomics that may be in flight on a queue, given the device's limit. */
 uint8_t prs_verbs_limit_reads(int most);
-/* How many of the other side a queue serves at a time. */
+/* How many reads and atomics of the other side a queue serves at a time. */
 uint8_t prs_verbs_reads(const struct prs_verbs_device *device);
 
 /* The half of a table that is the same for all kinds of queues. */

@@ -46,7 +46,7 @@ uint16_t prs_gid_flid(const uint8_t raw[16])
 bool prs_gid_same_subnet(const uint8_t a[16], const uint8_t b[16])
 {
     if (prs_gid_flid(a) || prs_gid_flid(b))
-        return !memcmp(a, b, 4) && !memcmp(a + 6, b + 6, 2); /* the FLID is no part of the subnet's number */
+        return !memcmp(a, b, 4) && !memcmp(a + 6, b + 6, 2); /* the FLID is not part of the subnet's number */
     return !memcmp(a, b, 8);
 }
 

@@ -48,7 +48,7 @@ int prs_verbs_refuse_key(const struct prs_queue *queue, const struct prs_wr *rin
     const struct prs_wr *wr;
     char text[320];
 
-    do { /* one of them has such a key */
+    do { /* the caller has found such a key, so the loop ends */
         wr = &ring[first++ & mask];
     } while (wr->remote_key <= UINT32_MAX);
     snprintf(

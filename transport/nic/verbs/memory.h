@@ -9,8 +9,8 @@ int prs_verbs_register_memory(struct prs_domain *domain, const struct prs_memory
                               struct prs_registration *out);
 int prs_verbs_release_memory(struct prs_domain *domain, struct prs_registration *registered);
 
-/* Remote keys come from the wire and have 64 bits there; those of verbs have 32. post() has found one that has more,
- * among these requests from the first on. Return -EKEYREJECTED, with a text. */
+/* Remote keys have 64 bits on the wire, but 32 in verbs. post() has found a longer one among these requests. Return
+ * -EKEYREJECTED, with a text that names it. */
 int prs_verbs_refuse_key(const struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first)
     __attribute__((cold));
 

@@ -14,8 +14,8 @@
 #include "transport/util/log.h"
 
 enum {
-    /* 0.08 ms, in which a running receiver replenishes its queue. With 0.64 ms, a sender of counted puts that is faster
-     * than its receiver transfers only a quarter of the time. */
+    /* 0.08 ms: a running receiver replenishes its queue in that time. With 0.64 ms, a sender of counted puts that is
+     * faster than its receiver would transfer only a quarter of the time. */
     MIN_RNR_TIMER = 6,
     RNR_FOREVER = 7, /* a slow receiver is not an error */
 };
@@ -31,8 +31,8 @@ static void prepare_flags(struct rc_queue *queue)
                       (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u));
 }
 
-/* Drivers that are told which requests will come make the send ring as large as these need: for mlx5 a quarter of what
- * all kinds of requests need. Posting is the same. Drivers that cannot be told it get the other call. */
+/* A driver that knows which kinds of requests will be posted makes the send ring only as large as these need; for mlx5
+ * that is a quarter of what all kinds need. Posting is the same. Drivers without this call get the older one. */
 static struct ibv_qp *create_sized(struct prs_verbs_device *device, struct ibv_qp_init_attr *attr)
 {
     struct verbs_context *extended = verbs_get_ctx_op(device->context, create_qp_ex);
@@ -68,7 +68,7 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t dept
         .qp_type = IBV_QPT_RC,
     };
 
-    /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
+    /* All queues of a link must be like the first: its inline limit decided whether inline payloads are registered. */
     if (link->base.queue_count && !link->base.queue[0]->takes_inline)
         attr.cap.max_inline_data = 0;
     queue->qp = create_sized(device, &attr);
@@ -381,7 +381,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
 
 /* ---- the end of a connection ---- */
 
-/* A dead device or a failed command of its firmware may refuse it. EINVAL: it is in that state already. */
+/* A dead device or a failed command of its firmware may refuse it. EINVAL: the queue is in that state already. */
 static void kill_queue(struct prs_queue *base)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};

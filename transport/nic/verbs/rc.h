@@ -24,9 +24,9 @@ struct rc_queue {
 static_assert(offsetof(struct rc_queue, receives) <= PRS_LINE, "one cache line");
 
 struct rc_link {
-    /* What a poll and a request use comes first, on one cache line: these two and base.rail. */
+    /* The members that each poll and each request use come first, on one cache line with base.rail. */
     struct ibv_cq *own_cq;           /* NULL: shared */
-    struct prs_queue *const *queues; /* cqs->queue, which then does not move */
+    struct prs_queue *const *queues; /* cqs->queue, which does not move while the link has its own completion queue */
     struct prs_link base;
     const struct prs_config *config;
     int traffic_class;
@@ -35,7 +35,7 @@ struct rc_link {
     struct prs_receive_sizes receives;
     struct prs_cqs *cqs;
     struct prs_cq *cq;   /* one of them */
-    uint32_t cq_entries; /* of it: room for everything that may complete at once */
+    uint32_t cq_entries; /* entries of the completion queue: room for all completions that may wait at once */
 };
 
 static inline struct rc_link *to_rc_link(struct prs_link *link)

@@ -20,7 +20,7 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
                                       [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
 
     out->wr_id = queue->wr_id_high | position;
-    out->next = out + 1; /* of the last one: NULL, below */
+    out->next = out + 1; /* the last request's next becomes NULL below */
     out->sg_list = sge;
     out->num_sge = in->len_bytes != 0;
     out->opcode = opcodes[in->opcode];
@@ -44,7 +44,8 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
 
 int prs_rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
-    /* On the stack: the driver copies requests, and with many peers memory of each would not be in a cache. */
+    /* On the stack, because the driver copies requests, and with many peers an array of each peer would not be in a
+     * cache. */
     struct ibv_send_wr wr[PRS_RC_POST_MOST];
     struct ibv_sge sge[PRS_RC_POST_MOST];
     struct rc_queue *queue = to_rc_queue(base);
@@ -113,7 +114,7 @@ static PRS_OUTLINED int fill_events(struct rc_link *link, const struct ibv_wc *w
 
 /* ---- shared completion queues ---- */
 
-/* Take what is there for this link, and leave the rest. Return how many events, or -errno. */
+/* Take the completions of this link, and leave the others. Return how many events, or -errno. */
 static int take_own_locked(struct prs_cqs *cqs, const struct prs_link *link, struct prs_event *events)
 {
     uint32_t kept = cqs->at;

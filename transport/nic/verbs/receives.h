@@ -9,7 +9,7 @@
 
 enum { PRS_RECEIVES_BATCH = 64 /* largest batch */ };
 
-/* Set in the wr_id of receives; the rest of the upper half is then the name that prs_receives_open() got. */
+/* Set in the wr_id of receives; the rest of the upper half is the name that prs_receives_open() got. */
 #define PRS_ARRIVAL_BIT (1ull << 63)
 
 /* Equal for all queues of a link. */
@@ -31,8 +31,8 @@ struct prs_receives {
 
 struct prs_receive_sizes prs_receives_sizes(uint32_t most);
 
-/* Post the first receives; none when depth is 0. name: what their completions say. sge: memory that each of them names,
- * which must live as long as they do; NULL: none. Return 0 or -errno, logged. */
+/* Post the first receives; none when depth is 0. name: the name that their completions carry. sge: memory that each of
+ * them names, which must live as long as they do; NULL: none. Return 0 or -errno, logged. */
 int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp, uint32_t name,
                       const struct prs_receive_sizes *sizes, struct ibv_sge *sge);
 

@@ -19,8 +19,8 @@
 #include "transport/util/log.h"
 
 enum {
-    /* For a connection that ends: a peer that answers completes its requests sooner, and EFA gives up one that does
-     * not. What is left waits for receives of a peer that does not poll. */
+    /* Limit for the requests of a connection that ends. A peer that answers completes them sooner, and EFA gives up on
+     * a peer that does not answer. Only requests that wait for receives of a peer that does not poll take longer. */
     STOP_MS = 5000,
 };
 
@@ -202,7 +202,7 @@ static struct prs_srd_end *end_at(const struct srd_link *link, uint32_t i)
     return prs_srd_end_of(i < link->base.queue_count ? link->base.queue[i] : link->base.loopback);
 }
 
-/* Return the requests of the link that the queue pair has; *alone: no other link uses it. */
+/* Return how many requests of the link are in flight on the queue pair. *alone: no other link uses the queue pair. */
 static uint32_t count_in_flight(const struct srd_link *link, const struct prs_srd_qp *qp, bool *alone)
 {
     uint32_t count = 0;
@@ -219,9 +219,9 @@ static uint32_t count_in_flight(const struct srd_link *link, const struct prs_sr
     return count;
 }
 
-/* Nobody may be left to whom late requests of this link do harm: neither their source nor their target is its own any
- * more. A queue pair that nobody else uses enters the error state. So does one where they do not end: then its other
- * connections fail too, which is better than wrong bytes. */
+/* Late requests of this link could do harm, since their source and target may be reused after this. A queue pair that
+ * no other link uses enters the error state. So does one whose requests do not end: its other connections then fail
+ * too, which is better than wrong bytes. */
 static void stop_use(struct srd_link *link, struct prs_srd_qp *qp)
 {
     uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;

@@ -19,7 +19,7 @@ struct srd_link {
     struct prs_link base;
     struct prs_srd_pool *pool;
     uint32_t loopback_depth;
-    bool overrun;             /* of one of its completion queues */
+    bool overrun;             /* one of its completion queues has lost completions */
     uint32_t use_count, turn; /* turn: the use that was polled first last time */
     struct srd_use use[PRS_ORDER_MAX_QUEUES_PER_RAIL];
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names that may not be used yet: those of connections that we have closed, and the other side perhaps not. It may
- * still send, and what arrives would be taken for another connection's. All are called under the lock of the pools. */
+/* Names that may not be used again yet: those of connections that this side has closed, but the other side perhaps has
+ * not. It may still send, and its arrivals would be taken for those of another connection. All are called under the
+ * lock of the pools. */
 #ifndef TRANSPORT_SRD_LINGER_H
 #define TRANSPORT_SRD_LINGER_H
 
@@ -13,8 +14,8 @@ struct prs_srd_linger {
     int stream_fd; /* ends when the other side has closed; -1: unknown, so the name is never used again */
 };
 
-/* Remember the name of the end that leaves, in its end->linger. stream_fd: it ends when the other side has closed; -1:
- * none. */
+/* Keep the name of an end that leaves in its end->linger. stream_fd: the stream that ends when the other side has
+ * closed; -1: none. */
 void prs_srd_linger_keep_locked(struct prs_srd_qp *qp, const struct prs_srd_end *end, int stream_fd);
 /* May something still arrive from that queue, of a connection of the queue pair that has closed? */
 bool prs_srd_linger_has_locked(struct prs_srd_qp *qp, const uint8_t gid[16], uint32_t number);

@@ -308,8 +308,8 @@ static bool is_usable_locked(struct prs_srd_qp *qp)
     return usable;
 }
 
-/* For the listener: the fewest connections to that rail. n queue pairs hold n connections each before there is one
- * more, so that the connector, too, needs no more than n. */
+/* For the listener: take the queue pair with the fewest connections to that rail. A further queue pair is made only
+ * when each of n holds n connections, so that the connector, too, needs no more than n. */
 static struct prs_srd_qp *choose_to_accept_locked(const struct prs_srd_pool *pool, const struct prs_srd_handle *to)
 {
     struct prs_srd_qp *best = NULL;
@@ -329,7 +329,8 @@ static struct prs_srd_qp *choose_to_accept_locked(const struct prs_srd_pool *poo
     return best_ends < count ? best : NULL;
 }
 
-/* For the connector: none to that queue, and the fewest connections. */
+/* For the connector: take a queue pair without a connection to that queue, and of those the one with the fewest
+ * connections. */
 static struct prs_srd_qp *choose_to_connect_locked(const struct prs_srd_pool *pool, const struct prs_srd_handle *to,
                                                    uint32_t number)
 {
@@ -366,8 +367,8 @@ static void rename_ends(struct prs_srd_qp *qp)
             entry_of(qp, qp->end[i])->end = qp->end[i];
 }
 
-/* Every message takes the lock that is held here, so the table is not built anew: what follows the entry moves up, as
- * far as a search from its first entry still comes to it. */
+/* Every message takes the lock that is held here, so the table is not rebuilt. Instead, each following entry moves up
+ * if a search for it still finds it there. */
 static void unname_locked(struct prs_srd_qp *qp, struct prs_srd_end *end)
 {
     uint32_t mask = qp->name_mask, hole = (uint32_t)(entry_of(qp, end) - qp->name);
@@ -538,7 +539,7 @@ int prs_srd_connect(struct prs_srd_end *end, const struct prs_verbs_queue *remot
         end->ah = end->to->ah;
         end->remote_number = remote->number;
         end->remote_key = remote->start;
-        /* What arrives from the queue itself has no immediate. */
+        /* Requests of the queue to itself carry no immediate. */
         r = remote->number == qp->queue.number && remote->start == qp->key ? 0 : give_name_locked(end);
         prs_srd_unlock(qp);
     }

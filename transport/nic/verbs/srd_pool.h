@@ -21,7 +21,7 @@ enum { PRS_SRD_NONE = 0xffffffff };
 
 struct prs_srd_pool; /* of one rail */
 
-/* Another rail, or our own, as the NIC knows it. One for all connections to it. */
+/* The address handle of another rail, or of our own. All connections to that rail share it. */
 struct prs_srd_handle {
     struct prs_srd_handle *next;
     uint32_t refs;
@@ -47,25 +47,27 @@ struct prs_srd_end {
     uint64_t wr_id_high; /* slot in prs_srd_qp.end */
     uint32_t in_flight;  /* requests that the NIC has */
     bool closed;         /* takes no requests: stopped, or its queue pair was killed */
-    bool stopped;        /* by its owner: nothing is reported any more, either */
-    /* What waits for the owner: completions in reorder, and, if kept, arrivals or a failure. */
-    uint64_t *mail; /* one bit for each end of a link on this queue pair, read without the lock, too. NULL: a new end */
-    uint64_t bit;   /* ours */
+    bool stopped;        /* by its owner, so nothing more is reported, either */
+    /* What waits for the owner: completions in reorder, and, if kept, arrivals or a failure. `mail` has a bit for each
+     * end of a link on this queue pair, and is also read without the lock. NULL: the end is new. */
+    uint64_t *mail;
+    uint64_t bit; /* of this end */
     bool kept;
     struct prs_reorder reorder;
     uint32_t first, last;     /* arrivals, by index; PRS_SRD_NONE: none */
     struct prs_event failure; /* kind is PRS_EVENT_ERROR, if there is one */
     int broken;               /* 0, or a -errno that polling returns */
-    /* In line: requests that were posted, but for which the NIC has no room: from next up to upto in the ring. */
+    /* Requests that were posted, but for which the NIC has no room yet: from next up to upto in the ring. */
     const struct prs_wr *ring;
     uint32_t ring_mask, next, upto;
     struct prs_srd_end *behind; /* the next end that waits for room */
     bool in_line;
     /* Under the lock of the pools. */
     struct prs_srd_handle *to;
-    struct prs_srd_linger *linger; /* NULL: the other side chose last; else what remembers the name after the close */
-    bool to_itself;                /* a loopback queue: connected to the queue pair itself */
-    bool named;                    /* arrivals find it */
+    /* keeps the name after the close; NULL: not needed, since the other side chose last */
+    struct prs_srd_linger *linger;
+    bool to_itself; /* a loopback queue: connected to the queue pair itself */
+    bool named;     /* arrivals find it */
 };
 
 struct prs_srd_name { /* entry of a hash table; end NULL: free */
@@ -80,7 +82,7 @@ struct prs_srd_qp {
     struct prs_srd_linger *linger;
     bool accepts; /* used by connections that this process accepts, else by those that it makes */
     uint32_t end_count;
-    uint32_t key;              /* that a sender to it must show */
+    uint32_t key;              /* key that senders to this queue pair must show */
     uint32_t locked;           /* by prs_srd_lock(); protects all below */
     bool killed;               /* in the error state: nothing takes effect any more, and nobody may join */
     bool failed;               /* its receives were flushed, and all ends have been told */
@@ -89,7 +91,7 @@ struct prs_srd_qp {
     struct ibv_qp_ex *ex; /* qp, for posting */
     struct ibv_cq *cq;
     bool overrun;         /* it has lost completions. The event thread sets it */
-    struct prs_link link; /* for receives; stopped is that of the queue pair */
+    struct prs_link link; /* stands for the queue pair where functions of receives.h need a link */
     struct prs_queue queue;
     struct prs_receives receives;
     struct ibv_sge dummy_sge;
@@ -99,7 +101,7 @@ struct prs_srd_qp {
     struct prs_srd_name *name; /* [name_mask + 1] */
     uint32_t name_mask;
     struct prs_srd_arrival *arrival;
-    uint32_t free_arrival; /* first of those that are free */
+    uint32_t free_arrival; /* first free arrival */
     struct ibv_wc wc[PRS_POLL_MOST];
 };
 
@@ -107,18 +109,19 @@ struct prs_srd_qp {
 int prs_srd_pool_open(const struct prs_rail *rail, int gid_index, uint16_t pkey_index, struct prs_srd_pool **out);
 void prs_srd_pool_close(struct prs_srd_pool *pool);
 
-/* Give the end, of which base and bit are filled in, a place on a queue pair, for a connection to the rail with
- * this GID. remote: the queue that it will connect to, or NULL: the other side chooses next. depth: send slots. Return
- * 0 or -errno, logged. */
+/* Give the end, whose base and bit are filled in, a place on a queue pair, for a connection to the rail with this GID.
+ * remote: the queue that it will connect to, or NULL: the other side chooses next. depth: send slots. Return 0 or
+ * -errno, logged. */
 int prs_srd_join(struct prs_srd_pool *pool, struct prs_srd_end *end, const uint8_t gid[16],
                  const struct prs_verbs_queue *remote, uint32_t depth);
-/* Likewise on this queue pair, connected to itself. */
+/* Give the end a place on this queue pair, connected to itself. */
 int prs_srd_join_self(struct prs_srd_qp *qp, struct prs_srd_end *end, const uint8_t own_gid[16], uint32_t depth);
 /* From now on the end can send, and arrivals from the remote queue find it. Return 0, or -errno: not logged where no
  * address handle could be made, which may pass. */
 int prs_srd_connect(struct prs_srd_end *end, const struct prs_verbs_queue *remote);
-/* Give up the place of a stopped end. Nothing of it is in flight, or its queue pair was killed. stream_fd: that ends
- * when the other side has closed too, or -1: if the other side knows the connection, its name is not used again. */
+/* Give up the place of a stopped end. Nothing of it is in flight, or its queue pair was killed. stream_fd: the stream
+ * that ends when the other side has closed too. With -1 the name is never used again, if the other side knows the
+ * connection. */
 void prs_srd_leave(struct prs_srd_end *end, int stream_fd);
 
 /* The lock of a queue pair. Each message takes it twice. */
