@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/attention/copies.h"
 
-/* What one copy moves: as many pairs as one 2D copy can (rows of equal length at equal distance). */
+/* The pairs that one copy moves: as many as one 2D copy can (rows of equal length at equal distance). */
 struct run {
     uint64_t begin; /* in the tensor; this and the next two in bytes */
     uint64_t pitch, bytes;
     uint32_t rows, pairs;
 };
 
-/* The pairs from `pair` on, up to `end` at most. */
+/* The run that begins at `pair` and ends at `end` at the latest. */
 static struct run run_at(const struct prs_attention_args *a, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
@@ -30,7 +30,7 @@ static struct run run_at(const struct prs_attention_args *a, uint32_t pair, uint
     return run;
 }
 
-/* Of the keys of one rank. */
+/* Bytes of the keys of one rank. */
 static uint64_t tensor_bytes(const struct prs_attention_args *a)
 {
     const struct prs_attention_schedule *s = &a->schedule;
@@ -54,8 +54,9 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
 
 /* The rank before this one reads this slice first, so it gets it first. All ranks get the whole slice, also the half
  * that a causal rank never reads. So all ranks send the same amount to each rank, and no two of them send to the same
- * rank at the same time. Sending less would not help: the rank with the most to send sets the time. It took 787 to 838
- * us instead of 690 when ranks with less to send got in its way (4 x H200, 8192 keys). */
+ * rank at the same time. Sending less would not help, because the rank that sends most sets the time. When ranks sent
+ * only what was needed, their copies met those of that rank, and it took 787 to 838 us instead of 690 (4 x H200, 8192
+ * keys). */
 int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_attention_args *a, const void *k,
                                  const void *v)
 {

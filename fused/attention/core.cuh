@@ -112,8 +112,8 @@ PRS_DEVICE void mask_step(float (&s)[E::block / 2], const struct prs_attention_a
     mask_ranges<false>(s, rows);
 }
 
-/* A task's state, all in registers. p: probabilities that are not multiplied by their values yet. So o is one block
- * late, and must be multiplied by shrink before that product is added. */
+/* A task's state, all in registers. p: probabilities that are not multiplied by their values yet. So o lacks the last
+ * block, and must be multiplied by shrink before that product is added. */
 template <class E> struct attention_state {
     struct prs_attention_walk walk;
     bool more; /* the walk is at a block whose scores are not computed yet */
@@ -149,8 +149,9 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
     x->more = E::striped ? !last : prs_attention_next(&args.schedule, &t, &x->walk);
 }
 
-/* Goes from the probabilities of one block to those of the next. The products of both run together: the next block's
- * softmax starts when its scores are complete, while the product with the values still runs. */
+/* Goes from the probabilities of one block to those of the next. The product of the first block with its values and the
+ * scores of the next one run at the same time: the next block's softmax starts when its scores are complete, while the
+ * product with the values still runs. */
 template <class E>
 PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct attention_memory &m,
                              const struct prs_attention_task &t, struct attention_consumer *c,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring attention, warp 2: counts the pieces that have been read, and gives the senders credit for a group when all its
- * pieces have been. A thread of its own, because each count takes as long as a step. */
+ * pieces have been read. A thread of its own, because each count takes as long as a step. */
 #ifndef PERSEUS_FUSED_ATTENTION_CREDIT_CUH
 #define PERSEUS_FUSED_ATTENTION_CREDIT_CUH
 

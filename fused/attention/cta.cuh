@@ -41,12 +41,13 @@ struct attention {
     static constexpr bool striped = STRIPED != 0; /* stripes.h; with caps and sinks */
     static constexpr int adds = 0;                /* buffers for sums in memory (backward/add.cuh) */
     static constexpr bool mirrored = false;       /* segments are numbered backwards (backward/schedule.h) */
-    static constexpr bool terms = false;          /* rows cross with what the backward pass knows of them (far.cuh) */
+    /* rows cross together with their terms of the backward pass (far.cuh) */
+    static constexpr bool terms = false;
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes; /* one position of one head */
     static constexpr int value_bytes = VALUE_DIM * element<TYPE>::bytes;
-    /* In stages a row has whole stage rows; what is beyond the tensor is zero. */
+    /* In a stage, a row takes whole stage rows; columns beyond the tensor are zero. */
     static constexpr int block_bytes = BLOCK * stage_bytes(row_bytes);
     static constexpr int values_bytes = BLOCK * stage_bytes(value_bytes);
     static constexpr uint32_t piece_rows = rows_of_piece(row_bytes > value_bytes ? row_bytes : value_bytes);
@@ -77,7 +78,8 @@ struct attention_memory {
     uint64_t *pushed;                              /* [PRS_ATTENTION_PUSH_SLOTS] */
     /* [PRS_ATTENTION_PIECE_SLOTS]: a piece is claimed; all roles know it; all its keys and values have been read. */
     uint64_t *piece_full, *piece_empty, *piece_read;
-    uint64_t *sum_full, *sum_empty;   /* [2], backward only: what the warpgroups have for the sums in memory */
+    /* [2], backward only: a buffer of columns to be added to the sums is full, or empty */
+    uint64_t *sum_full, *sum_empty;
     uint32_t *piece;                  /* its index */
     struct prs_attention_step *steps; /* [PRS_ATTENTION_STAGES], striped only */
 };
@@ -144,7 +146,7 @@ PRS_DEVICE uint32_t claim_piece(const struct prs_attention_args &args)
     return atomicAdd(&args.claims->pieces, 1u);
 }
 
-/* One thread calls it. turn: pieces before. */
+/* One thread calls it. turn: how many pieces came before. */
 PRS_DEVICE void pass_piece(const struct attention_memory &m, uint32_t turn, uint32_t piece)
 {
     uint32_t slot = turn % PRS_ATTENTION_PIECE_SLOTS, phase = turn / PRS_ATTENTION_PIECE_SLOTS & 1;

@@ -8,7 +8,8 @@
 #include "transport/util/error.h"
 
 enum {
-    PIECE_STEPS = 2, /* cost of a piece beyond its steps: nothing overlaps its first and last product (H200) */
+    /* cost of a piece in addition to its steps, because nothing overlaps its first and last product (H200) */
+    PIECE_STEPS = 2,
     LEAST_STEPS = 2, /* smaller pieces are not worth it */
     MOST_PARTS = 8,  /* of a task: merging reads 64 KB for each part */
     TRIES = 5
@@ -99,7 +100,8 @@ static void deal_all(struct dealer *d, uint64_t limit)
         deal_task(d, task);
 }
 
-/* Cuts nothing if that is as good; else takes the limit whose longest CTA ends first, which only dealing shows. */
+/* Cuts nothing if that is as good. Otherwise takes the limit with which the last CTA ends first; it must deal to find
+ * that. */
 static void deal_best(struct dealer *d)
 {
     uint64_t best = UINT64_MAX, least;

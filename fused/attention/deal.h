@@ -17,7 +17,7 @@ struct prs_attention_deal {
 /* Cuts the last tasks so that `ctas` CTAs end together if each claims its next piece when it has finished one. The same
  * schedule always gives the same result. 0 or -ENOMEM. */
 int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas);
-/* The same without a cut: of striped attention, whose tasks have as many steps as a launch says. */
+/* The same without cuts, for striped attention, where the launch decides how many steps a task has. */
 int prs_attention_deal_whole(struct prs_attention_deal *deal, const struct prs_attention_schedule *s);
 void prs_attention_deal_fini(struct prs_attention_deal *deal);
 

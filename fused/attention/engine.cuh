@@ -2,7 +2,7 @@
 /* The attention engine. A CTA computes one task at a time (schedule.h): 128 or 192 query rows of one head against the
  * keys and values of all ranks. In a CTA:
  *   warp 0         load_tasks       fills the stages of keys and values, waits for other ranks' data
- *   warp 1         push_slice       sends the own keys and values to the other ranks
+ *   warp 1         push_slice       sends this rank's keys and values to the other ranks
  *   warp 2         count_pieces     gives credit for groups that have been read
  *   warps 4 and up attend_tasks     consumer warpgroups, 64 query rows each
  * Consumers never wait for another GPU, except through the stages. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention between nodes: puts slabs of the own slice to the counterparts, and gives the counterparts credit for
- * what they put here. The functions that put or signal run rarely, are out of line and take plain numbers, so that they
- * cost the roles no registers. */
+/* Ring attention between nodes: puts slabs of this rank's slice to the counterparts, and gives the counterparts credit
+ * for what they put here. The functions that put or signal run rarely, are out of line and take plain numbers, so that
+ * they cost the roles no registers. */
 #ifndef PERSEUS_FUSED_ATTENTION_FAR_CUH
 #define PERSEUS_FUSED_ATTENTION_FAR_CUH
 
@@ -16,8 +16,8 @@ PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_
 }
 
 /* ---- backward: the terms of a slab's queries travel with it, before it is signalled or counted [terms] ---- */
-/* The place of the terms of rows from `row` on, in bytes from the beginning of staging memory: at the rank whose rows
- * they are, and at all ranks that get them, too. */
+/* The offset in staging memory of the terms of rows from `row` on. It is the same at the rank that has the rows and at
+ * all ranks that receive them. */
 PRS_DEVICE uint64_t terms_place(const struct prs_attention_args &args, uint32_t epoch, uint32_t rank, uint32_t pair,
                                 uint32_t segment, uint32_t row)
 {
@@ -26,7 +26,8 @@ PRS_DEVICE uint64_t terms_place(const struct prs_attention_args &args, uint32_t 
     return prs_attention_staged_bytes(s, args.row_bytes) + term * sizeof(struct prs_backward_term);
 }
 
-/* Bytes of those that travel with so many rows: with a segment's last ones also the zeros that fill its last tile. */
+/* Bytes of the terms that travel with so many rows. With the last rows of a segment, the zeros that fill its last tile
+ * travel too. */
 PRS_DEVICE uint32_t terms_bytes(const struct prs_attention_args &args, uint32_t row, uint32_t rows)
 {
     uint32_t end = row + rows == args.schedule.segment_rows ? prs_backward_term_rows(&args.schedule) : row + rows;

@@ -28,7 +28,7 @@ static constexpr struct instance make(void)
 
 enum { OVERLAP_BOTH = OVERLAP_BLOCKS | OVERLAP_WARPGROUPS };
 
-/* Where the tuning leaves a choice open, the first kernel that fits is taken. */
+/* If the tuning leaves a choice open, the first kernel that fits is used. */
 static const struct instance instances[] = {
     make<PRS_DTYPE_BF16, 128, 176, 2, OVERLAP_BOTH>(),
     make<PRS_DTYPE_BF16, 128, 128, 2, OVERLAP_BOTH>(),

@@ -56,22 +56,23 @@ enum prs_attention_step_flags {
     PRS_STEP_MASKED = 2 /* some row does not meet some row of the block */
 };
 
-/* What the CTAs of a rank claim and count. Zero between launches, except `before`. */
+/* Counters by which the CTAs of a rank claim work. Zero between launches, except `before`. */
 struct prs_attention_claims {
     uint32_t pieces, messages;
     uint32_t unused;
-    uint32_t before; /* epoch of this plan's launch before */
+    uint32_t before; /* epoch of this plan's previous launch */
 };
 
 struct prs_attention_args {
-    CUtensorMap q, k, v;  /* own, in boxes of 64 rows and of a block */
+    CUtensorMap q, k, v;  /* this rank's tensors, in boxes of 64 rows (q) and of a block (k, v) */
     CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied */
     CUtensorMap push_k, push_v; /* own, in pieces of messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
-    /* [p]: of neighbour p (geometry.h), 0 this rank. */
+    /* Neighbour 0 is this rank (geometry.h). */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
-    /* [p]: arrival counters at neighbour p, in two banks of arrival_words, zero between launches; or, copied, flags. */
+    /* [p]: arrival counters at neighbour p, in two banks of arrival_words, zero between launches. If copy engines move
+     * the data: flags. */
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
     uint32_t *credits[PRS_MAX_LOCAL_RANKS]; /* [p]: credits given to neighbour p */
     struct prs_attention_claims *claims;
@@ -89,8 +90,8 @@ struct prs_attention_args {
     struct prs_attention_strides out_strides;
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
-    uint32_t row_bytes;      /* of one position of one head, of the wider tensor */
-    uint32_t planes;         /* size of a copied tensor in the last dimension; 0: pushed */
+    uint32_t row_bytes;      /* bytes of one position of one head, of the wider tensor */
+    uint32_t planes;         /* size of a copied tensor in the last dimension; 0: CTAs push the data */
     uint32_t pieces_count, arrival_words, push_gap;
     /* Striped attention only. */
     struct prs_attention_stripes stripes;

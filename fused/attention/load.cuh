@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, warp 0: loads queries, keys and values, and waits there for what other ranks send. */
+/* Ring attention, warp 0: loads queries, keys and values, and waits there for data from other ranks. */
 #ifndef PERSEUS_FUSED_ATTENTION_LOAD_CUH
 #define PERSEUS_FUSED_ATTENTION_LOAD_CUH
 
@@ -47,7 +47,7 @@ template <> struct walk_of<true> {
     typedef struct prs_stripe_walk type;
 };
 
-/* Tells the consumers of the block that is loaded next. One thread calls it. */
+/* Tells the consumers about the block that is loaded next. One thread calls it. */
 PRS_DEVICE void tell_step(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t stage,
                           struct prs_stripe_walk w)
 {
@@ -59,7 +59,8 @@ PRS_DEVICE void tell_step(const struct prs_attention_args &args, const struct at
 
 /* ---- waiting ---- */
 /* Waits, and returns how many slabs have arrived, counted from `slab`; at least 1. Each lane reads one counter, so a
- * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. WHAT: of which tensors. */
+ * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. WHAT: which tensors'
+ * slabs. */
 template <uint32_t WHAT>
 PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
                                 uint32_t kind, uint32_t span, uint32_t slab)
@@ -110,8 +111,8 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
-/* The same for a striped walk. A segment is a slab. Those that the task reads of a slice are consecutive; others may
- * never come. *ready: the first segment, counted over slices and their heads, that may not have arrived. */
+/* The same for a striped walk. A segment is a slab. The segments of a slice that the task reads are consecutive; others
+ * may never arrive. *ready: the first segment that may not have arrived, counted over slices and their heads. */
 template <uint32_t WHAT>
 PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
                             const struct prs_stripe_walk &w, uint32_t *ready)
@@ -227,7 +228,7 @@ template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &a
             if (more)
                 load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);
             else if (claims)
-                piece = claim_piece(args); /* comes while the last values are awaited */
+                piece = claim_piece(args); /* claimed now, so that it arrives while the last values are awaited */
             if (first)
                 load_queries<E>(args, m, t, turn & 1);
             else

@@ -12,7 +12,7 @@ PRS_DEVICE uint32_t warp_of_task(void)
     return threadIdx.x / 32 - 4;
 }
 
-/* What one thread leaves, with a stride of 32 floats: its part of the result, then its struct row_state. */
+/* Where one thread leaves its part of the result and then its struct row_state, with a stride of 32 floats. */
 template <class E> PRS_DEVICE float *partial_of(const struct prs_attention_args &args, uint32_t part)
 {
     return args.partial + (uint64_t)part * prs_attention_partial(E::tile_rows, E::value_dim) +
@@ -53,7 +53,8 @@ PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, f
         o[i] = o[i] * keep[i >> 1 & 1] + from[i * 32] * take[i >> 1 & 1];
 }
 
-/* True for the last part: o and rows are then those of the whole task, added up in the same order in every run. */
+/* Returns true for the last part. o and rows then belong to the whole task, and were added up in the same order as in
+ * every run. */
 template <class E>
 PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::value_dim / 2],
                             struct row_state *rows)

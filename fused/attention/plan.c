@@ -18,7 +18,7 @@ struct prs_attention_plan {
     struct prs_attention_shape shape;
     struct prs_attention_info info;
     struct prs_attention_kernel kernel;
-    struct prs_attention_args args; /* all but what each launch brings */
+    struct prs_attention_args args; /* arguments of the kernel, except those that differ from launch to launch */
     const void *k, *v;              /* of the launch that is being enqueued */
     const int32_t *cu_seqlens;      /* the same; packed sequences */
     uint32_t sequences;
@@ -42,7 +42,7 @@ static int encode_tensor(const struct prs_attention_plan *p, const void *base, u
     return prs_attention_encode(&p->shape, &p->args.schedule, base, 1, heads, box, map);
 }
 
-/* Copied: the tensors of all other ranks. */
+/* If copy engines move the data: encodes the tensors of all other ranks. */
 static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
@@ -57,8 +57,8 @@ static int encode_received(struct prs_attention_plan *p)
                                 p->shape.heads_kv, box, &p->args.received);
 }
 
-/* One piece of memory: pieces, claims, parts, the parts' counters, finished groups, pieces of each group, and the
- * sequence of each position. And what plans share: partial results of parts. */
+/* Takes one piece of memory for pieces, claims, parts, the parts' counters, finished groups, pieces of each group, and
+ * the sequence of each position; and memory that plans share, for partial results of parts. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
@@ -217,7 +217,7 @@ static void fill_args(struct prs_attention_plan *p)
     prs_attention_set_scale(&p->shape, a);
     prs_attention_set_stripes(&p->shape, a);
     if (a->cap != 0)
-        a->scale = 0.69314718f; /* lse is made of capped scores, in log2 */
+        a->scale = 0.69314718f; /* lse is computed from capped scores, which are in log2 */
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides =
         prs_attention_strides_of(&p->shape, &a->schedule, p->shape.heads_q, prs_attention_value_dim(&p->shape));

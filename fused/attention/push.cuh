@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, warp 1: sends the own keys and values to the other ranks, once they have given credit for the
+/* Ring attention, warp 1: sends this rank's keys and values to the other ranks, once they have given credit for the
  * buffers. */
 #ifndef PERSEUS_FUSED_ATTENTION_PUSH_CUH
 #define PERSEUS_FUSED_ATTENTION_PUSH_CUH
 
 #include "fused/attention/far.cuh"
 
-/* The last message that was sent, as long as it is not counted at its receiver. */
+/* The last message that was sent, until it is counted at its receiver. */
 struct push_state {
     uint32_t pending, peer, index; /* pending: 1 when there is one */
     uint32_t forwards;             /* 0, or 1 + the group of rows of another node */
@@ -111,7 +111,7 @@ template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention
     return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * row_bytes_of<E>(x);
 }
 
-/* Where a row of a message lies in staging memory. Stages have room for the wider tensor. */
+/* Where a row of a message lies in staging memory. Each segment there has room for the wider tensor. */
 template <class E>
 PRS_DEVICE uint64_t place_of_row(const struct prs_attention_args &args, uint32_t stage,
                                  const struct prs_attention_message &x, uint32_t row)
@@ -121,7 +121,8 @@ PRS_DEVICE uint64_t place_of_row(const struct prs_attention_args &args, uint32_t
     return staging_place(args, stage, 0) + row * E::value_bytes;
 }
 
-/* Where the rows of a message end. The terms that go with a counterpart's queries are one more piece. */
+/* The number of the message's last row, plus one. The terms that travel with a counterpart's queries count as one more
+ * piece. */
 template <class E> PRS_DEVICE uint32_t end_of(const struct prs_attention_message &x)
 {
     if (E::terms && x.way != 0 && x.kind == PRS_KEYS)
@@ -129,7 +130,7 @@ template <class E> PRS_DEVICE uint32_t end_of(const struct prs_attention_message
     return x.rows;
 }
 
-/* Fetches the terms that go with a message. */
+/* Fetches the terms that travel with a message. */
 template <class E>
 PRS_DEVICE void fetch_terms(const struct prs_attention_args &args, uint32_t epoch, uint8_t *to, uint64_t *full,
                             const struct prs_attention_message &x)
@@ -142,8 +143,8 @@ PRS_DEVICE void fetch_terms(const struct prs_attention_args &args, uint32_t epoc
               bytes, full);
 }
 
-/* Fetches the piece that begins at row `row` of the message into its push slot: own rows, or a counterpart's, which lie
- * in staging memory in the layout of messages. number: of the piece, counted over the launch. */
+/* Fetches the piece that begins at row `row` of the message into its push slot: rows of this rank, or of a counterpart,
+ * which lie in staging memory in the layout of messages. number: how many pieces of the launch came before. */
 template <class E>
 PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
                             uint32_t number, const struct prs_attention_message &x, uint32_t row)
@@ -169,7 +170,8 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
 
-/* Stores a piece that has been fetched. to: of the message's first row at the receiver, which is neighbour `peer`. */
+/* Stores a piece that has been fetched. to: address of the message's first row at the receiver, which is neighbour
+ * `peer`. */
 template <class E>
 PRS_DEVICE void store_piece(const struct prs_attention_args &args, uint32_t epoch, const uint8_t *from,
                             const struct prs_attention_message &x, uint32_t peer, uint8_t *to, uint32_t row)
@@ -227,7 +229,7 @@ PRS_DEVICE void announce_message(const struct prs_attention_args &args, uint32_t
     add_relaxed_sys(arrival_at(args, 0, epoch, index), 1);
 }
 
-/* Waits for what a message needs before it may be sent. *credited: the last buffer for which credit was found. */
+/* Waits until a message may be sent. *credited: the last buffer for which credit was found. */
 template <class E>
 PRS_DEVICE void await_message(const struct prs_attention_args &args, const struct prs_attention_message &x,
                               uint32_t epoch, struct push_state *p, uint32_t *credited)
@@ -241,8 +243,8 @@ PRS_DEVICE void await_message(const struct prs_attention_args &args, const struc
     *credited = buffer;
 }
 
-/* In the order of messages, each waits only for messages before it, of any rank, and for pieces that need only those.
- * So the next one may be claimed while one is sent. */
+/* Each message waits only for earlier messages, of any rank, and for pieces that need only those. So the next message
+ * may be claimed while one is sent. */
 PRS_DEVICE uint32_t claim_message(const struct prs_attention_args &args)
 {
     return atomicAdd(&args.claims->messages, 1u);

@@ -4,9 +4,9 @@
  *
  * The ranks divide the sequence evenly. A rank's slice is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
- * task is one tile of query rows of one head. It reads the keys and values of all ranks: the own slice first, then that
- * of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in registers.
- * Only the last few tasks are cut into pieces, so that all CTAs end together.
+ * task is one tile of query rows of one head. It reads the keys and values of all ranks: this rank's slice first, then
+ * that of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in
+ * registers. Only the last few tasks are cut into pieces, so that all CTAs end together.
  *
  * Striped (stripes.h), a slice has many segments, also not causal, and its ranks are dealt otherwise. A task then walks
  * by the rules of that header; groups, messages, slabs and staging memory are as here.
@@ -32,9 +32,9 @@
 /* What its flags stand for (core/sync.h). */
 enum prs_attention_awaited {
     PRS_AWAIT_KEYS = 8,      /* a slab of keys or values */
-    PRS_AWAIT_CREDIT = 9,    /* room for a group of what is sent */
-    PRS_AWAIT_QUERIES = 10,  /* backward: a slab of queries or of gradients of results */
-    PRS_AWAIT_GRADIENTS = 11 /* backward: what another rank adds to dq */
+    PRS_AWAIT_CREDIT = 9,    /* room for a group at the receiver */
+    PRS_AWAIT_QUERIES = 10,  /* backward pass: a slab of queries or of gradients of results */
+    PRS_AWAIT_GRADIENTS = 11 /* backward pass: another rank's part of dq */
 };
 
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };
@@ -43,7 +43,7 @@ struct prs_attention_schedule {
     struct prs_place place;
     uint32_t batch, heads_q, heads_kv;
     uint32_t causal;
-    uint32_t segments;     /* of a rank's slice: 1 or 2 */
+    uint32_t segments;     /* segments of a rank's slice: 1 or 2, or more if striped */
     uint32_t segment_rows; /* positions in a segment */
     uint32_t tile_rows;    /* query rows of a task */
     uint32_t block_rows;   /* keys of one step of a task */
@@ -68,7 +68,7 @@ struct prs_attention_task {
 struct prs_attention_slice {
     uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's slice */
     uint32_t nodes;                                  /* 0: 1 */
-    uint32_t stripe; /* rows of a segment, of which a slice then has any number (stripes.h); 0: not striped */
+    uint32_t stripe; /* rows of a segment; a slice may then have any number of segments (stripes.h). 0: not striped */
 };
 
 /* Call this after tile, block, group, depth, chunk and slab sizes, and `backwards`, have been set. */
@@ -131,7 +131,7 @@ struct prs_attention_walk {
     uint32_t span;     /* order of the slice * segments + segment */
     uint32_t block;    /* of the segment */
     uint32_t blocks;   /* that the task reads there */
-    uint32_t left;     /* of the piece, this one included */
+    uint32_t left;     /* steps of the piece that are left, this one included */
     uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
 };
 
@@ -205,8 +205,8 @@ PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const
     return true;
 }
 
-/* The last step, not after this one, at which a piece may begin. There every query row may attend to the step's first
- * key, so every row always has a finite maximum. Step 0, of the own rank's first segment, always qualifies. */
+/* The last step up to this one at which a piece may begin. At such a step every query row may attend to the first key,
+ * so every row always has a finite maximum. Step 0, in this rank's first segment, always qualifies. */
 PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                       uint32_t step)
 {
@@ -229,11 +229,14 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 /* ---- messages ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    uint32_t turn; /* messages come turn by turn; forwarded rows are of its group, own rows may be of the next group */
+    /* the turn in which the message comes. Forwarded rows belong to the group of the turn, this rank's rows perhaps to
+     * the next */
+    uint32_t turn;
     uint32_t group;
-    uint32_t way; /* 0: the own slice; else the received slice of the counterpart `way` nodes after this one */
-    /* To the rank `distance` places before this one in its node. 0: to this rank: the own slice goes to the relay slot;
-     * another slice is here already, and is only counted. */
+    /* 0: this rank's slice; else the slice that the counterpart `way` nodes after this one has put here */
+    uint32_t way;
+    /* To the rank `distance` places before this one in its node. 0: this rank itself. Its own slice goes to the relay
+     * slot; another slice is already here, and is only counted. */
     uint32_t distance;
     uint32_t pair, kind, segment;
     uint32_t slab, row, rows;
@@ -258,7 +261,7 @@ PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
-/* Segments of a slice that travel this way. */
+/* How many segments of a slice go this way. */
 PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     uint32_t to = prs_place_neighbour(&s->place, s->place.local_ranks - distance);
@@ -267,7 +270,7 @@ PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s,
     return prs_attention_interest(s, prs_place_in_order(&s->place, way * s->place.local_ranks), to);
 }
 
-/* How many ranks of the own node receive messages, including this rank when there are several nodes. */
+/* How many ranks of this rank's node receive messages, including this rank when there are several nodes. */
 PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule *s)
 {
     return s->place.local_ranks - (s->place.nodes > 1 ? 0 : 1);
@@ -279,8 +282,8 @@ PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
     return s->segments * s->slabs * s->group * 2 * s->slab_chunks;
 }
 
-/* 1 between nodes with more than one buffer: a group then crosses while this rank waits for the group before it and
- * forwards that. With one buffer, the credit to send would itself need that forwarding. */
+/* 1 between nodes with more than one buffer: a group then crosses while this rank waits for the previous group and
+ * forwards it. With one buffer, the credit to send would itself need that forwarding. */
 PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
 {
     /* MUTANT(model attention) nothing goes ahead with one buffer: s/&& s->depth > 1// */
@@ -303,9 +306,9 @@ PRS_SHARED uint32_t prs_attention_forwards(const struct prs_attention_schedule *
     return segments * prs_attention_group_pairs(s, group) * 2 * prs_ceil_div(s->segment_rows, s->chunk_rows);
 }
 
-/* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. The own slice goes first
- * to the relay slot, because that way is the longest. If it goes ahead, it goes just before the slices of other nodes
- * of the previous group. */
+/* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. This rank's slice goes
+ * first to the relay slot, because the way to other nodes is the longest. If it is sent ahead, it goes just before the
+ * previous group's slices of other nodes. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
 {
@@ -326,8 +329,8 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     return m->group < s->groups;
 }
 
-/* Gives message `at`, of all that a whole slice would be; false: there is none at this position. Messages come lot by
- * lot, segment by segment, slab by slab and pair by pair, the chunks of keys before those of values. */
+/* Gives message `at` of those that a complete slice would have; false: there is no message at this position. Messages
+ * come lot by lot, segment by segment, slab by slab and pair by pair, the chunks of keys before those of values. */
 PRS_SHARED bool prs_attention_any_message(const struct prs_attention_schedule *s, uint32_t at,
                                           struct prs_attention_message *m)
 {
@@ -346,7 +349,7 @@ PRS_SHARED bool prs_attention_any_message(const struct prs_attention_schedule *s
     return any && m->pair < s->pairs && m->row < s->segment_rows;
 }
 
-/* The same of what is sent; not for striped attention. */
+/* The same for the messages that are sent; not for striped attention. */
 PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
                                          struct prs_attention_message *m)
 {
@@ -366,7 +369,7 @@ PRS_SHARED uint32_t prs_attention_arrival_words(const struct prs_attention_sched
     return prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
 }
 
-/* Its value when all messages of the slab have come. */
+/* The counter's value when all messages of the slab have arrived. */
 PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *s, uint32_t slab)
 {
     uint32_t left = prs_ceil_div(s->segment_rows, s->chunk_rows) - slab * s->slab_chunks;
@@ -408,7 +411,7 @@ PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 }
 
 /* ---- parts of a task ---- */
-/* Floats that a part leaves: the columns of each row in fp32, and the row's maximum and sum from each of the four
+/* How many floats a part leaves: the columns of each row in fp32, and the row's maximum and sum from each of the four
  * threads that share it. */
 PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t value_dim)
 {
@@ -447,7 +450,7 @@ PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s,
     return (distance - 1) * s->groups + group;
 }
 
-/* The group that was in this group's buffer before; *earlier: in the previous launch. */
+/* The group whose buffer this group takes over; *earlier: it was in the previous launch. */
 PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
 {
     /* MUTANT(model attention) credit of the launch before: s/</<=/ */

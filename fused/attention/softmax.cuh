@@ -11,7 +11,7 @@
  * row. */
 struct row_state {
     float top[2]; /* largest score so far, before scaling, or a slightly smaller value: see soften() */
-    float sum[2]; /* of this thread's probabilities, relative to top */
+    float sum[2]; /* sum of this thread's probabilities, relative to top */
 };
 
 PRS_DEVICE float quad_max(float x)
@@ -43,15 +43,15 @@ struct key_range {
     int32_t from, to;
 };
 
-/* Masks the scores of keys that a row does not meet. With PROBABILITIES s has these instead of scores, and they become
- * 0. */
+/* Masks the scores of keys that a row does not meet. With PROBABILITIES, s holds probabilities instead of scores, and
+ * masked ones become 0. */
 template <bool PROBABILITIES, int N> PRS_DEVICE void mask_ranges(float (&s)[N], const struct key_range (&rows)[2])
 {
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
     uint32_t from[2] = {(uint32_t)(rows[0].from - shift), (uint32_t)(rows[1].from - shift)};
     uint32_t count[2] = {(uint32_t)(rows[0].to - rows[0].from), (uint32_t)(rows[1].to - rows[1].from)};
 #pragma unroll
-    for (int i = 0; i < N; i++) /* below `from` the difference is huge */
+    for (int i = 0; i < N; i++) /* below `from` the unsigned difference is huge */
         if ((uint32_t)(i / 4 * 8 + (i & 1)) - from[i >> 1 & 1] >= count[i >> 1 & 1])
             s[i] = PROBABILITIES ? 0 : -INFINITY;
 }
@@ -170,9 +170,9 @@ PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int hal
     }
 }
 
-/* Writes straight from the registers: shared memory has room only where the queries are, and by then those are the next
- * task's. No branch stands between the shuffles, because each shuffle would then wait for the previous one. first: row
- * of this warp's first row in the segment. */
+/* Writes directly from registers: shared memory has room only where the queries are, and the next task's queries are
+ * there by now. No branch stands between the shuffles, because each shuffle would then wait for the previous one.
+ * first: row of this warp's first row in the segment. */
 template <int TYPE, int N>
 PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
                            const float (&o)[N], const struct row_state &rows)

@@ -24,7 +24,7 @@ struct prs_span {
 };
 
 struct prs_attention_stripes {
-    uint32_t log_rows;            /* a stripe has 2^log_rows rows; 0: not striped */
+    uint32_t log_rows;            /* log2 of the rows of a stripe; 0: not striped */
     uint32_t before, after;       /* a row meets no position that is farther from it */
     const struct prs_span *parts; /* [position]: its sequence; NULL: there is one */
     uint32_t positions;
@@ -52,7 +52,7 @@ PRS_SHARED uint32_t prs_stripe_rows_before(const struct prs_attention_stripes *x
     return (number << x->log_rows) + within;
 }
 
-/* The positions of the sequence of `position` that are not farther from it. */
+/* The positions of `position`'s sequence that it may attend to. */
 PRS_SHARED struct prs_span prs_stripe_cut(const struct prs_attention_stripes *x, uint32_t position, uint32_t before,
                                           uint32_t after)
 {
@@ -73,14 +73,15 @@ PRS_SHARED struct prs_span prs_stripe_meets(const struct prs_attention_stripes *
     return prs_stripe_cut(x, position, x->before, x->after);
 }
 
-/* The other way: the rows that meet this position of the stream. */
+/* The reverse: the rows that meet this position of the stream. */
 PRS_SHARED struct prs_span prs_stripe_met_by(const struct prs_attention_stripes *x, uint32_t position)
 {
     return prs_stripe_cut(x, position, x->after, x->before);
 }
 
-/* The sequence of a position: the one that ends first after it, since empty ones may begin and end there. Positions
- * that no sequence has are sequences of one, so every row meets a key. bounds: [sequences + 1], ascending. */
+/* The sequence of a position: the first one that ends after it, since empty sequences may begin and end there. A
+ * position outside of all sequences is a sequence of its own, so every row meets a key. bounds: [sequences + 1],
+ * ascending. */
 PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t sequences, uint32_t position,
                                            uint32_t positions)
 {
@@ -96,7 +97,7 @@ PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t seque
     }
     s.from = low == 0 ? position : (uint32_t)bounds[low - 1];
     s.to = (uint32_t)bounds[low];
-    /* Whatever the bounds are, a span has its position, and ends where the sequence does. */
+    /* Even with wrong bounds, a span contains its position, and ends within the packed sequence. */
     if (low == 0 || s.from > position || s.to <= position || s.to > positions) {
         s.from = position;
         s.to = position + 1;
@@ -105,8 +106,8 @@ PRS_SHARED struct prs_span prs_stripe_part(const int32_t *bounds, uint32_t seque
 }
 
 /* ---- what travels ---- */
-/* Whether rank `to` has a row that meets stripe `number` of this rank's slice of the stream. Then it is sent there; a
- * rank never waits for others. */
+/* Whether rank `to` has a row that meets stripe `number` of this rank's slice of the stream. Only then is the stripe
+ * sent there; a rank never waits for others. */
 PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const struct prs_place *place, uint32_t to,
                                   uint32_t number)
 {
@@ -117,8 +118,8 @@ PRS_SHARED bool prs_stripe_wanted(const struct prs_attention_stripes *x, const s
     return prs_stripe_rows_before(x, place->world, to, from) < prs_stripe_rows_before(x, place->world, to, end);
 }
 
-/* Message `at`; false: there is none. As prs_attention_message_at(), but stripe by stripe, the last one first, and of
- * each to one rank after the other: so tasks have what they read in the order in which they are claimed. */
+/* Message `at`; false: there is none. As prs_attention_message_at(), but stripe by stripe, the last stripe first, and
+ * each stripe to one rank after the other. So data arrives in the order in which the tasks that read it are claimed. */
 PRS_SHARED bool prs_stripe_message_at(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
                                       uint32_t at, struct prs_attention_message *m)
 {
@@ -135,11 +136,13 @@ PRS_SHARED bool prs_stripe_message_at(const struct prs_attention_stripes *x, con
  * Slice by slice in the order of the ring, and in a slice head by head (the pass for keys: query heads that share a KV
  * head; else one), block by block. */
 struct prs_stripe_walk {
-    struct prs_attention_walk at; /* blocks: of this slice and head, that are left; diagonal: some row does not meet
-                                   * some row of the block */
-    struct prs_span all, each;    /* what some row of the tile meets, and what every row does; each.to may be less */
+    /* at.left: blocks of this slice and head that are left; at.diagonal: some row does not meet some row of the
+     * block */
+    struct prs_attention_walk at;
+    /* what some row of the tile meets, and what every row meets; each.to may be less than each.from */
+    struct prs_span all, each;
     uint32_t order, head, heads;
-    uint32_t end; /* of the slice's segments that the task reads */
+    uint32_t end; /* end of the slice's segments that the task reads */
 };
 
 /* Goes to the first block of a slice and head, if there is one. */
@@ -175,7 +178,8 @@ PRS_SHARED uint32_t prs_stripe_tile(const struct prs_attention_stripes *x, const
     return prs_stripe_position(x, s->place.world, s->place.rank, t->segment) + t->tile * s->tile_rows;
 }
 
-/* The first step of a task, which has one at least: every row meets itself. heads: of the stream that it reads. */
+/* Goes to the first step of a task. There is at least one, because every row meets itself. heads: how many heads of the
+ * stream the task reads. */
 PRS_SHARED void prs_stripe_begin(const struct prs_attention_stripes *x, const struct prs_attention_schedule *s,
                                  const struct prs_attention_task *t, uint32_t heads, struct prs_stripe_walk *w)
 {
@@ -189,7 +193,7 @@ PRS_SHARED void prs_stripe_begin(const struct prs_attention_stripes *x, const st
         prs_stripe_enter(x, s, w, order);
         steps += w->at.blocks * heads;
     }
-    w->at.left = steps; /* the walk is in the own slice now, which has the tile's own rows */
+    w->at.left = steps; /* the walk is now in this rank's slice, which has the tile's own rows */
 }
 
 /* Goes to the next step; false when there is none. */

@@ -34,7 +34,7 @@ void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs
     a->scale_log2 = (float)(scale * LOG2_E);
 }
 
-/* A capped score is in log2, so no other scale comes after the cap. */
+/* A capped score is in log2, so no further scale follows the cap. */
 static void set_cap(const struct prs_attention_shape *shape, struct prs_attention_args *a)
 {
     double cap = (double)shape->soft_cap;
@@ -125,8 +125,8 @@ uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const str
     return shape->batch * (shape->heads_first != 0 ? heads : s->segments);
 }
 
-/* How a row of a head lies for the copy engine: whole stage rows, each a part, are loaded by one box. Else a box has
- * one of them, and the last box of a row ends beyond the tensor. */
+/* How the copy engine sees a row of a head. If the row is whole stage rows, one box loads all of them. Otherwise each
+ * box has one stage row, and the last box of a row ends beyond the tensor. */
 struct columns {
     uint32_t all, size, parts, box;
 };

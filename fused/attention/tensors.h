@@ -8,11 +8,11 @@
 #include "fused/attention/layout.h"
 #include "fused/core/plan.h"
 
-/* What is loaded or fetched at one time. */
+/* The part of a tensor that is loaded or fetched at a time. */
 struct prs_attention_box {
     uint32_t rows;
     bool swizzled;
-    bool values; /* of a tensor that has values' columns */
+    bool values; /* the tensor has the columns of values */
 };
 
 /* Names the flags of the family (core/sync.h). */
@@ -21,8 +21,8 @@ const char *prs_attention_awaited(uint32_t what);
 /* Sets what the scores are multiplied by. */
 void prs_attention_set_scale(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
-/* What the kernels of striped attention know of the shape; of a launch they get the sequences and sinks. Nothing for
- * other shapes. Call it after prs_attention_set_scale(). */
+/* Sets what the kernels of striped attention need to know of the shape; each launch adds sequences and sinks. Does
+ * nothing for other shapes. Call it after prs_attention_set_scale(). */
 void prs_attention_set_stripes(const struct prs_attention_shape *shape, struct prs_attention_args *a);
 
 /* Adds the fields of striped attention to those in which the ranks' plans must agree. */
@@ -31,7 +31,7 @@ void prs_attention_striped_terms(struct prs_plan *p, const struct prs_attention_
 /* Bytes of prs_span for each position of packed sequences; 0: not packed. */
 uint64_t prs_attention_parts_bytes(const struct prs_attention_shape *shape);
 
-/* What a launch says of sequences and sinks, checked. 0 or -EINVAL. */
+/* Checks the sequences and sinks of a launch. 0 or -EINVAL. */
 int prs_attention_check_striped(const struct prs_attention_shape *shape, const int32_t *cu_seqlens, uint32_t sequences,
                                 const float *sinks);
 
@@ -44,13 +44,14 @@ struct prs_attention_strides prs_attention_strides_of(const struct prs_attention
 uint32_t prs_attention_planes(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                               uint32_t heads);
 
-/* A tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. 0, -EINVAL or
- * -ENOTSUP, as prs_tensor_view_encode(). */
+/* Encodes a tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. 0,
+ * -EINVAL or -ENOTSUP, as prs_tensor_view_encode(). */
 int prs_attention_encode(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                          const void *base, uint32_t count, uint32_t heads, struct prs_attention_box box,
                          CUtensorMap *map);
 
-/* Staging memory of what is pushed: segments of one head of one rank, one after the other, each without gaps. */
+/* Encodes the staging memory of pushed data: segments of one head of one rank, one after the other, each without
+ * gaps. */
 int prs_attention_encode_stages(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s,
                                 const void *base, struct prs_attention_box box, CUtensorMap *map);
 

@@ -7,19 +7,19 @@
 #include "fused/core/machine.h"
 #include "transport/util/error.h"
 
-/* bf16, on all SMs of an H200: cuDNN at head_dim 128 (21 November 2026), the aim here. */
+/* bf16, on all SMs of an H200: the rate of cuDNN at head_dim 128 (21 November 2026), which is the aim here. */
 static const double FLOPS_PER_US = 650e6;
-/* head_dim 64 reaches less: the exponentials, not the tensor cores, are its limit. */
+/* head_dim 64 reaches only this share, because exponentials limit it, not the tensor cores. */
 static const double HALF_HEAD_SHARE = 0.75;
-/* The time of a copy in addition to its bytes. Measured: 2.6, or as long as the host takes to enqueue it. */
+/* The time of a copy in addition to its bytes. Measured: 2.6, or as long as the host takes to enqueue the copy. */
 static const double COPY_US = 5;
-/* Larger ones change no score that bf16 inputs have, and would cost precision. */
+/* Larger caps change no score of bf16 inputs, and would cost precision. */
 static const double MAX_SOFT_CAP = 1e4;
 
 enum {
     DEFAULT_SLAB_ROWS = 512,
     FAR_SLAB_ROWS = 2048,
-    STRIPE_SLAB_ROWS = 256, /* so many rows are a multiple of a message of any head_dim */
+    STRIPE_SLAB_ROWS = 256, /* a multiple of the rows of a message, for any head_dim */
     SPREAD = 60,            /* percent of the time to push in */
     SPREAD_BUSY = 90,       /* where links are busy */
     MOST_COPIED_GROUPS = 8,
@@ -100,8 +100,8 @@ bool prs_attention_tuning_plain(const struct prs_attention_shape *a)
     return (a->head_dim == 64 || a->head_dim == 128) && prs_attention_value_dim(a) == a->head_dim;
 }
 
-/* The fastest on H200. Larger steps make a better pipeline, but waste more of a causal tile on masked keys, which
- * counts where there are few keys. Between nodes, and of most head_dims, only one kernel is compiled. */
+/* The fastest block_rows on H200. Larger steps make a better pipeline, but waste more of a causal tile on masked keys,
+ * which matters where there are few keys. Between nodes, and for most head_dims, only one kernel is compiled. */
 uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     if (place->nodes > 1 || !prs_attention_tuning_plain(a))
@@ -109,9 +109,9 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const s
     return a->head_dim == 64 || (a->causal != 0 && a->seq / place->world < LARGE_CAUSAL_ROWS) ? 128 : 176;
 }
 
-/* Keeping an earlier maximum saves rescaling of the result, the more the more keys there are. Probabilities up to 2^8
- * cost no more precision than the products' own rounding, from TOP_KEPT_KEYS keys on: 1.05 times cuDNN's worst error at
- * 16384 and a head of 128, 1.24 at 8192. */
+/* Keeping an earlier maximum avoids rescaling of the result; the more keys there are, the more that saves. From
+ * TOP_KEPT_KEYS keys on, probabilities up to 2^8 cost no more precision than the rounding of the products: the worst
+ * error is 1.05 times cuDNN's for 16384 keys and a head of 128; for 8192 keys it is 1.24 times. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
@@ -123,7 +123,7 @@ uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const
     return (uint64_t)prs_attention_stages(s) * s->segment_rows * prs_attention_row_bytes(a);
 }
 
-/* Products of this rank: all ranks have the same, half of them when causal. */
+/* The time of this rank's products: all ranks have as many; causal, half of them. */
 static double compute_us(const struct prs_attention_shape *a, uint32_t world, uint32_t ctas)
 {
     double columns = a->head_dim + (double)prs_attention_value_dim(a);
@@ -146,16 +146,17 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
     info->predicted_us = PRS_START_US + (compute > travel ? compute : travel);
 }
 
-/* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
+/* Bytes that the busiest rank sends: causal, the rank whose segments all others read. */
 static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
     return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * 2 * s->segment_rows *
            prs_attention_row_bytes(a);
 }
 
-/* Where the fullest link is busy for more than half of the time, nearly all of it: causal 16384 on 4 H200 2007 us, with
- * 60 % 2284. Elsewhere what comes late holds up the end: 16384 on 2 6950 us, with 90 % 7290. Between nodes no pause:
- * what is to cross should be on its way soon. */
+/* The share of the compute time over which messages are spread. If the busiest link is busy for more than half of the
+ * time, nearly all of it: causal attention of 16384 keys on 4 H200 then takes 2007 us, and 2284 with 60 %. Otherwise 60
+ * %, because late messages delay the end: 16384 keys on 2 GPUs take 6950 us, and 7290 with 90 %. Between nodes there is
+ * no pause, because data for other nodes should leave soon. */
 static uint32_t default_spread(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                                uint32_t ctas)
 {
@@ -164,9 +165,9 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
     return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->place.world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
 }
 
-/* How long a launch takes when copy engines move `groups` groups. Either the copies are the limit: after the last group
- * has arrived its tasks remain, except for a first wave, which has only waited for the last slice. Or the products are:
- * their first wave waits for all of the first group. */
+/* How long a launch takes when copy engines move `groups` groups. If the copies are the limit, the tasks of the last
+ * group remain after it has arrived, except for a first wave, which waits only for the last slice. If the products are
+ * the limit, their first wave waits for all of the first group. */
 static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                         const struct prs_attention_tuning *t, uint32_t groups)
 {
@@ -187,9 +188,10 @@ static double pushed_us(const struct prs_attention_shape *a, const struct prs_at
     return (compute > alone ? compute : alone) + 0.3 * both + (s->heads_per_kv > 1 ? 0.1 * compute : 0);
 }
 
-/* Chooses what moves keys and values, and for copy engines the groups, where the caller has not. Of the 18 shapes of
- * doc/results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three
- * sizes of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
+/* Chooses what moves keys and values, and for copy engines the groups, where the caller has not chosen. For the 18
+ * shapes of doc/results/attention-copies-4xH200.json, this choice took 0 to 2 % longer than the best of four (pushing,
+ * and copies with three sizes of groups), which differ by up to 2 times; for those of attention-copies-2xH200.json, 0
+ * to 7 %. */
 static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                           struct prs_attention_tuning *t, uint32_t asked)
 {
@@ -249,14 +251,15 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
     return 0;
 }
 
-/* What travels as one message, and what shares a counter; segment_rows: positions of a segment. */
+/* Chooses how many rows are one message, and how many messages share a counter. segment_rows: positions of a
+ * segment. */
 static int choose_slabs(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                         const struct prs_place *place, struct prs_attention_tuning *t, uint32_t segment_rows)
 {
     if (a->stripe != 0 && t->slab_rows != 0)
         return prs_fail(-EINVAL, "attention: slab_rows %u of the tuning: a slab of striped attention is a stripe",
                         t->slab_rows);
-    if (a->stripe != 0) /* one slab for each, of whole pieces */
+    if (a->stripe != 0) /* one slab for each segment, of whole pieces */
         t->slab_rows = a->stripe < STRIPE_SLAB_ROWS ? STRIPE_SLAB_ROWS : a->stripe;
     if (t->slab_rows == 0) /* between nodes each slab costs a put and a signal: long slabs take 0.69 of the time */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
@@ -291,7 +294,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     r = choose_slabs(a, s, place, t, slice.rows / segments);
     if (r)
         return r;
-    /* A step should have as many tasks as CTAs compute at a time, and no step much fewer than the others. */
+    /* A step should have as many tasks as CTAs run at a time, and no step should have much fewer than the others. */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(slice.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
     s->group = t->heads_per_step != 0 ? t->heads_per_step

@@ -9,7 +9,7 @@
 #include "fused/core/element.h"
 #include "fused/core/place.h"
 
-/* Of queries, keys, values and results. */
+/* The type of queries, keys, values and results. */
 enum { PRS_ATTENTION_TYPE = PRS_DTYPE_BF16 };
 
 /* Columns of a head of values and results. */
@@ -18,7 +18,7 @@ static inline uint32_t prs_attention_value_dim(const struct prs_attention_shape 
     return shape->value_dim != 0 ? (uint32_t)shape->value_dim : shape->head_dim;
 }
 
-/* Of one position of one head, of the wider tensor. */
+/* Bytes of one position of one head, of the wider tensor. */
 static inline uint32_t prs_attention_row_bytes(const struct prs_attention_shape *shape)
 {
     uint32_t values = prs_attention_value_dim(shape);

@@ -21,7 +21,7 @@ struct prs_arena {
     uint32_t chunks;
 };
 
-/* The first place that is large enough. 0, -ENOSPC (no chunk has room; not logged) or -ENOMEM. */
+/* Takes the first place that is large enough. 0, -ENOSPC (no chunk has room; not logged) or -ENOMEM. */
 int prs_arena_take(struct prs_arena *a, uint64_t bytes, struct prs_block **out);
 /* NULL does nothing. */
 void prs_arena_give_back(struct prs_arena *a, struct prs_block *block);

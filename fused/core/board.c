@@ -15,13 +15,14 @@
 #include "transport/util/clock.h"
 #include "transport/util/error.h"
 
-/* A process id may be given again, so a process is known by its start too, and both count in one namespace only. */
+/* A process id may be reused, so a process is identified by its start time too. Both are valid in one namespace
+ * only. */
 struct process {
     uint64_t namespace, start;
     uint32_t pid;
 };
 
-/* One line a rank, with one writer. */
+/* One cache line for each rank, written by that rank alone. */
 struct line {
     _Alignas(64) struct process process;
     uint32_t left;
@@ -44,8 +45,7 @@ struct prs_board {
     char name[48];
 };
 
-/* When a process began, in clock ticks since boot; 0: there is no such process, or it has ended and nobody has waited
- * for it. */
+/* When a process began, in clock ticks since boot; 0: there is no such process, or it has ended and is a zombie. */
 static uint64_t start_of(uint32_t pid)
 {
     char path[48], text[512];
@@ -54,7 +54,8 @@ static uint64_t start_of(uint32_t pid)
     unsigned long long start = 0;
     size_t got;
     FILE *f;
-    /* qemu-user answers /proc/PID/stat itself for its own process, with another start than all others see. */
+    /* qemu-user answers /proc/PID/stat itself for its own process, with a start time that differs from what other
+     * processes see. */
     (void)snprintf(path, sizeof(path), "/proc/./%u/stat", pid);
     f = fopen(path, "re");
     if (!f)
@@ -62,7 +63,7 @@ static uint64_t start_of(uint32_t pid)
     got = fread(text, 1, sizeof(text) - 1, f);
     (void)fclose(f);
     text[got] = '\0';
-    at = strrchr(text, ')'); /* the name before it may hold anything */
+    at = strrchr(text, ')'); /* the process name before it may contain anything */
     if (!at || sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
                       &state, &start) != 2)
         return 0;
@@ -79,7 +80,7 @@ static struct process this_process(void)
     return p;
 }
 
-/* False also where it cannot be told. */
+/* False if that cannot be found out. */
 static bool has_ended(const struct process *p, const struct process *own)
 {
     return p->namespace != 0 && p->namespace == own->namespace && start_of(p->pid) != p->start;

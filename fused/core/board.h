@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A page of host memory that all ranks of a node share. A rank says there that it will not touch the memory of the
- * others any more. Reading and writing it waits for nobody, so it serves where a rank may be lost. */
+/* A page of host memory that all ranks of a node share. In it a rank announces that it will no longer touch the memory
+ * of the others. Reading and writing it needs no other rank, so it also works when a rank is lost. */
 #ifndef PERSEUS_FUSED_BOARD_H
 #define PERSEUS_FUSED_BOARD_H
 
@@ -27,7 +27,7 @@ int prs_board_gather(struct prs_board *b, uint32_t timeout_ms, uint32_t *missing
 void prs_board_leave(struct prs_board *b);
 /* Whether the rank with this number in the node has left, or its process has ended. */
 bool prs_board_has_left(const struct prs_board *b, uint32_t rank);
-/* The same of all other ranks. */
+/* The same for all other ranks. */
 bool prs_board_all_left(const struct prs_board *b);
 
 #endif

@@ -16,7 +16,7 @@
 #include "transport/util/error.h"
 
 enum {
-    DEVICES_MAX = 64 /* one bit each; access to devices beyond is enabled every time */
+    DEVICES_MAX = 64 /* one bit each; access to devices with higher numbers is enabled every time */
 };
 
 /* What a rank tells about its new chunks. Inside a node the process id identifies the process. */
@@ -34,7 +34,7 @@ struct offers {
     struct offer of[PRS_SYMMETRIC_USES];
 };
 
-/* Files of a chunk that sleeps, while ranks of other processes map it. -1: none. */
+/* Files of a chunk in a context that sleeps, kept while ranks in other processes map them. -1: none. */
 struct gift {
     struct prs_fd_pass pass;
     int file;                     /* of this rank's memory */
@@ -78,7 +78,7 @@ static int check_offer(const struct prs_fused *ctx, uint64_t bytes, const struct
     return 0;
 }
 
-/* file: of the memory, if the context sleeps and the rank is another process. */
+/* file: the file of the memory, if the context sleeps and the rank is in another process. */
 static int map_peer(struct prs_fused *ctx, struct prs_chunk *c, uint32_t p, const struct offer *o, uint32_t peer,
                     int file)
 {
@@ -120,7 +120,7 @@ int prs_chunk_register(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symm
     return r;
 }
 
-/* What a rank opens so that others can map its memory. */
+/* Opens the file or handle by which other ranks can map this rank's memory. */
 static int offer_file(const struct prs_chunk *c, struct gift *g, struct offer *o)
 {
     int r = prs_span_export(&c->own, &g->file);
@@ -130,7 +130,8 @@ static int offer_file(const struct prs_chunk *c, struct gift *g, struct offer *o
     return r;
 }
 
-/* Chunks are whole CUDA blocks: small allocations share one, and an IPC handle opens the block, not the allocation. */
+/* Chunks are whole CUDA blocks, because small allocations share a block, and an IPC handle opens the block, not the
+ * allocation. */
 static int allocate_chunk(struct prs_fused *ctx, struct prs_chunk *c, enum prs_symmetric_use use, struct gift *g,
                           struct offer *o)
 {
@@ -162,7 +163,7 @@ void prs_chunk_unmap(const struct prs_fused *ctx, struct prs_chunk *c)
     c->remotes = NULL;
 }
 
-/* The ranks of this node in other processes, as p of prs_chunk.at[]. Returns how many. */
+/* Finds the ranks of this node in other processes, as indices p of prs_chunk.at[]. Returns how many. */
 static uint32_t find_apart(const struct prs_fused *ctx, const struct offers *all, enum prs_symmetric_use use,
                            uint32_t *apart)
 {
@@ -173,7 +174,7 @@ static uint32_t find_apart(const struct prs_fused *ctx, const struct offers *all
     return count;
 }
 
-/* Collective: gets the files of a chunk from the other processes. All of them come, because all have seen the same
+/* Collective: gets the files of a chunk from the other processes. All of them take part, because all have seen the same
  * offers. */
 static int exchange_files(const struct prs_fused *ctx, struct gift *g, enum prs_symmetric_use use,
                           const struct offers *all)

@@ -11,8 +11,8 @@ struct prs_keys;
 int prs_chunk_grow(struct prs_fused *ctx, const uint64_t *more);
 
 /* Collective: allocates the memory of these chunks, one of each use or NULL, and maps that of the other ranks. Chunks
- * that are asleep wake, at the addresses that they have. error: this rank has failed already. All ranks fail together;
- * then the caller undoes what is there. */
+ * that are asleep wake at their old addresses. error: this rank has failed already. All ranks fail together; the caller
+ * then undoes what was made. */
 int prs_chunk_make(struct prs_fused *ctx, struct prs_chunk *const *chunk, int error);
 /* Gives the memory back and keeps its addresses. No rank may use it. */
 int prs_chunk_sleep(const struct prs_fused *ctx, struct prs_chunk *c);

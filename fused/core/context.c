@@ -79,7 +79,7 @@ static int open_fault(struct prs_fused *ctx)
 /* What ranks tell each other first. */
 struct hello {
     uint64_t node, device; /* device: its PCI slot; CUDA's numbers differ between processes */
-    uint64_t name;         /* of the boards; that of rank 0 counts */
+    uint64_t name;         /* name of the boards; rank 0's name is used */
     int32_t error;         /* this rank failed: all ranks fail together */
     uint32_t sms, capability;
     char gpu[64], version[32];
@@ -109,7 +109,7 @@ static bool share_device(const struct hello *all, uint32_t world)
     return false;
 }
 
-/* Plans decide by these, so that ranks which differ would decide differently. */
+/* Plans decide by these properties, so ranks with different ones would decide differently. */
 static int check_machine(const struct prs_fused *ctx, const struct hello *mine, const struct hello *all)
 {
     for (uint32_t i = 0; i < ctx->config.world; i++) {
@@ -146,7 +146,7 @@ static void fill_hello(struct prs_fused *ctx, int mine, struct hello *h)
         h->name = prs_clock_ns() ^ (uint64_t)getpid() << 40;
 }
 
-/* Collective: finds out which ranks share a node. mine: what this rank's opening returned so far. */
+/* Collective: finds out which ranks share a node. mine: the result of this rank's opening so far. */
 static int find_place(struct prs_fused *ctx, int mine, uint64_t *name)
 {
     uint32_t world = ctx->config.world;
@@ -211,9 +211,9 @@ static int open_alarm(struct prs_fused *ctx)
     return prs_symmetric_hold(ctx, &need, &bytes, 1, &ctx->alarm, &holding);
 }
 
-/* Whether a launch failed so that other ranks may have ended, or may write at any time. The launch may be this rank's
- * or, as far as this rank knows, of another rank of the node. An abort by the caller counts too. Closing then waits for
- * no rank. */
+/* Whether a launch has failed in such a way that other ranks may have ended, or may write at any time. The launch may
+ * be this rank's or, as far as this rank knows, of another rank of the node. An abort by the caller counts too. Closing
+ * then waits for no rank. */
 static bool is_lost(struct prs_fused *ctx)
 {
     uint32_t alarm = 0;
@@ -264,16 +264,16 @@ static void release_kept(struct prs_fused *ctx)
     }
 }
 
-/* healthy: the others come too. The context's device is current. */
+/* healthy: the other ranks close too, so wait for them. The context's device is current. */
 static void release(struct prs_fused *ctx, bool healthy)
 {
     if (ctx->network) {
-        if (healthy) { /* the proxies of all ranks answer until the last rank has settled */
+        if (healthy) { /* the proxies of all ranks must run until the last rank has settled */
             prs_network_settle(ctx->network);
             healthy = prs_ranks_barrier(ctx) == 0;
         }
         prs_network_stop(ctx->network);
-        if (healthy) /* a team that closes while a peer still polls is an error at the peer */
+        if (healthy) /* closing a team while a peer still polls would be an error at the peer */
             healthy = prs_ranks_barrier(ctx) == 0;
     }
     prs_copy_stream_close(&ctx->copies);

@@ -16,7 +16,7 @@
 #include "fused/core/sync.h"
 #include "transport/util/error.h"
 
-enum { PRS_MOST_FAMILIES = 8 }; /* of kernels that give names to flags */
+enum { PRS_MOST_FAMILIES = 8 }; /* families of kernels that name their flags */
 
 struct prs_board;
 struct prs_kept;
@@ -39,10 +39,10 @@ struct prs_fused {
     uint32_t capability;
     uint32_t measure_ms; /* PERSEUS_FUSED_MEASURE_MS of rank 0 */
     char gpu[64];
-    struct prs_kept *kept; /* what families keep for all their plans */
+    struct prs_kept *kept; /* data that families keep for all their plans */
     prs_awaited_fn *awaited[PRS_MOST_FAMILIES];
     uint32_t plans;        /* that were opened so far */
-    uint32_t common_plans; /* of those, by all ranks together */
+    uint32_t common_plans; /* how many of those plans all ranks opened together */
     uint32_t scratch_of;   /* number of the plan that was the last to be launched with prs_plan.scratch; 0: none */
     bool parted;           /* an all-gather failed here: other ranks may have gone on */
     bool shared_device;    /* two ranks of one node, this one or another, use one GPU */
@@ -55,7 +55,8 @@ static inline uint32_t prs_context_clusters(const struct prs_fused *ctx, uint32_
     return most == 0 ? 1 : clusters < most ? clusters : most;
 }
 
-/* What a family keeps for all its plans until the context is closed, by the address `key`. NULL: nothing yet. */
+/* Returns what a family keeps for all its plans until the context is closed, by the address `key`. NULL: nothing is
+ * kept yet. */
 void *prs_context_kept(const struct prs_fused *ctx, const void *key);
 /* close(data) runs when the context is closed. 0 or -ENOMEM. */
 int prs_context_keep(struct prs_fused *ctx, const void *key, void *data, void (*close)(void *data));

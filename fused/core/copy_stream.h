@@ -13,8 +13,8 @@
 struct prs_copy_stream {
     cudaStream_t stream;
     cudaEvent_t forked, done;
-    /* Copies are enqueued before the kernel: with CUDA_LAUNCH_BLOCKING; and with CUDA_DEVICE_MAX_CONNECTIONS=1, where
-     * they could not start before all CTAs of a kernel that was enqueued before them. */
+    /* Copies are enqueued before the kernel if CUDA_LAUNCH_BLOCKING is set, or CUDA_DEVICE_MAX_CONNECTIONS=1: there
+     * they would start only after all CTAs of a kernel that was enqueued first. */
     bool go_first;
 };
 

@@ -64,7 +64,7 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
 {
     for (int i = 0; i < PRS_STAGES; i++) {
         mbarrier_init(&m->full[i], 1);
-        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* each CTA reads what any multicasts */
+        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* each CTA reads the data that any CTA multicasts */
     }
     for (int i = 0; i < E::slab_barriers; i++) {
         mbarrier_init(&m->c_full[i], 4);

@@ -17,7 +17,7 @@ int prs_cuda_check(cudaError_t e, const char *what)
 int prs_cuda_enter(struct prs_fused *ctx, int *before)
 {
     int r = prs_cuda_check(cudaGetDevice(before), "cudaGetDevice");
-    /* Also where the device is the same: a thread that has not used CUDA says device 0 and has no context, and
+    /* Also if the device is the same: a thread that has not used CUDA yet reports device 0 but has no context, and
      * cuTensorMapEncodeTiled() needs one. */
     return r ? r : prs_cuda_check(cudaSetDevice(ctx->config.device), "cudaSetDevice");
 }

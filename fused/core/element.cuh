@@ -12,7 +12,7 @@
 template <uint32_t BYTES> struct element_size {
     static constexpr uint32_t bytes = BYTES;
     static constexpr uint32_t in_vector = 16 / BYTES;         /* elements in a vector of 16 bytes */
-    static constexpr uint32_t in_row = PRS_STAGE_ROW / BYTES; /* and in a row of a stage, or of a slab */
+    static constexpr uint32_t in_row = PRS_STAGE_ROW / BYTES; /* elements in a row of a stage, or of a slab */
 };
 
 /* A type of elements. A type that products multiply has these members:
@@ -61,7 +61,7 @@ template <> struct element<PRS_DTYPE_BF16> : element_size<2> {
     {
         wgmma_m64n8k16_bf16<N_MAJOR>(d, a, b, add);
     }
-    /* A in registers, as pack() makes it of accumulators. */
+    /* A is in registers, as pack() makes it from accumulators. */
     template <int N_MAJOR> PRS_DEVICE void multiply(float (&d)[128], const uint32_t *a, uint64_t b, uint32_t add)
     {
         wgmma_m64n256k16_bf16_registers<N_MAJOR>(d, a[0], a[1], a[2], a[3], b, add);
@@ -130,7 +130,7 @@ template <> struct element<PRS_DTYPE_FP16> : element_size<2> {
     }
 };
 
-/* Of A and B only, which are K-major. */
+/* Only for A and B, which are K-major. */
 template <> struct element<PRS_DTYPE_E4M3> : element_size<1> {
     typedef uint8_t bits;
     static constexpr int sum = PRS_DTYPE_BF16;
@@ -186,7 +186,7 @@ template <int TYPE> PRS_DEVICE void store_element(void *to, uint64_t i, float x)
         ((uint16_t *)to)[i] = (uint16_t)element<TYPE>::pack(x, 0);
 }
 
-/* The in_vector elements of a vector of 16 bytes. */
+/* Unpacks the in_vector elements of a vector of 16 bytes. */
 template <int TYPE> PRS_DEVICE void unpack_vector(uint4 v, float *to)
 {
     uint32_t word[4] = {v.x, v.y, v.z, v.w};

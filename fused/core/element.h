@@ -16,7 +16,7 @@ struct prs_element {
     const char *name;
     uint32_t bytes;
     bool multiplies; /* A and B of a product may be of this type; the next field is only for such types */
-    uint32_t sum;    /* enum prs_dtype: to what partial sums are rounded to travel */
+    uint32_t sum;    /* enum prs_dtype: the type in which partial sums are sent */
     CUtensorMapDataType tensor;
     cudaDataType_t library; /* what cuBLASLt calls it */
 };
@@ -38,7 +38,7 @@ static inline uint32_t prs_element_bytes(uint32_t type)
     return prs_element_find(type)->bytes;
 }
 
-/* The elements of a vector of 16 bytes. Rows of a tensor map are so many, or a multiple. */
+/* The elements of a vector of 16 bytes. Rows of a tensor map have so many elements, or a multiple. */
 static inline uint32_t prs_element_vector(uint32_t type)
 {
     return 16 / prs_element_bytes(type);

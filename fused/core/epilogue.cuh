@@ -60,15 +60,15 @@ PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, float u
     return x[0] + (e.residual ? load_element<RESULT>(e.residual, row * e.residual_pitch + column) : 0);
 }
 
-/* Where a tile, or a quarter of it, lies in the rank's result, which has this number of rows and columns. columns: a
+/* Where a tile, or a quarter of it, lies in the rank's result, and the rows and columns of that result. columns: a
  * multiple of 8. */
 struct tile_place {
     uint32_t row, column, rows, columns;
 };
 
-/* A quarter of the sums of a warpgroup, 64 rows x 64 columns: thread t holds, of rows t / 32 * 16 + t % 32 / 4 and 8
- * further down, two columns of every eight. The quarter may be a gate, which is not the result yet, or be multiplied by
- * one. */
+/* A quarter of the sums of a warpgroup, 64 rows x 64 columns: thread t holds two columns of every eight, in row t / 32
+ * * 16 + t % 32 / 4 and in the row 8 further down. The quarter may be a gate, which is not the result yet, or it may be
+ * multiplied by a gate. */
 enum quarter_kind { QUARTER_ALONE, QUARTER_IS_GATE, QUARTER_HAS_GATE };
 
 template <int SUM>
@@ -110,7 +110,7 @@ PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], enu
 
 /* The sums of a warpgroup: 64 rows, and in the widest tile four quarters of 64 columns. Registers cannot be indexed at
  * run time: the tile turns by a quarter in each round, so that the code of a quarter exists once. The result of a gated
- * tile has half of the quarters, which are then there twice. */
+ * tile has half as many quarters, and each is there twice. */
 template <int SUM, int N>
 PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[N], const struct tile_place &tile)
 {
@@ -124,7 +124,7 @@ PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[N], const s
 #pragma unroll
         for (int i = 0; i < 32; i++)
             x[i] = d[i];
-        finish_quarter<SUM>(e, x, kind, &d[N / 2], at); /* half a turn ago it was the gate's turn */
+        finish_quarter<SUM>(e, x, kind, &d[N / 2], at); /* half a turn ago the gate was computed */
 #pragma unroll
         for (int i = 0; i < N - 32; i++)
             d[i] = d[i + 32];

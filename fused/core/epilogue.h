@@ -12,7 +12,7 @@
 
 /* A rank's rows of the result. Fields that are 0 have no effect. */
 struct prs_epilogue {
-    const void *bias;        /* of the type of sums that travel, one per column of the product */
+    const void *bias;        /* of the type in which sums are sent, one per column of the product */
     const void *residual;    /* of the type of C */
     uint64_t residual_pitch; /* elements from one row of the residual to the next */
     uint32_t activation;     /* enum prs_activation */

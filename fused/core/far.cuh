@@ -6,7 +6,7 @@
 
 #include "fused/core/network.cuh"
 
-/* from, to: offsets in the window here and in that of the peer. */
+/* from, to: offsets in this rank's window and in the peer's. */
 template <class Args>
 PRS_DEVICE void put_far(const Args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to, uint64_t bytes,
                         uint32_t group)
@@ -23,7 +23,7 @@ PRS_DEVICE void signal_far(const Args &args, uint32_t peer, uint32_t word, uint3
     network_signal(&args.sync, &args.far.device, signal);
 }
 
-/* The low half of a signal word: epochs have 32 bits. */
+/* The low half of a signal word, because epochs have 32 bits. */
 template <class Args> PRS_DEVICE const uint32_t *far_flag(const Args &args, uint32_t word)
 {
     return (const uint32_t *)(args.far.signals + word);

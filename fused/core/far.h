@@ -16,8 +16,9 @@
  * puts are complete. */
 struct prs_far {
     struct prs_device device;
-    uint64_t *signals;  /* own words; counterparts set them to the epoch; their low halves are awaited like flags */
-    uint32_t *counters; /* own; they tell which CTA is the last to arrive */
+    /* this rank's words; counterparts set them to the epoch; their low halves are awaited like flags */
+    uint64_t *signals;
+    uint32_t *counters;                   /* this rank's; they tell which CTA is the last to arrive */
     uint8_t *result[PRS_MAX_LOCAL_RANKS]; /* all-reduce: [p]: C of neighbour p */
     uint64_t result_offset;               /* of C in its window */
     uint32_t staging_window, signal_window, result_window;

@@ -90,20 +90,20 @@ PRS_SHARED uint32_t prs_place_neighbour_index(const struct prs_place *p, uint32_
     return prs_distance(p->local_rank, rank % p->local_ranks, p->local_ranks);
 }
 
-/* The counterpart on the node that comes `distance` after the own one. */
+/* The counterpart on the node that comes `distance` after this rank's node. */
 PRS_SHARED uint32_t prs_place_counterpart(const struct prs_place *p, uint32_t distance)
 {
     return prs_place_rank(p, (p->node + distance) % p->nodes, p->local_rank);
 }
 
-/* How far the node of `rank` comes after the own one. */
+/* How far the node of `rank` comes after this rank's node. */
 PRS_SHARED uint32_t prs_place_node_distance(const struct prs_place *p, uint32_t rank)
 {
     return prs_distance(p->node, rank / p->local_ranks, p->nodes);
 }
 
-/* The rank at position `order` (0 .. world - 1) of an order in which the own node comes first: the own rank and those
- * after it on its node, then node by node the counterpart and those after it. */
+/* The rank at position `order` (0 .. world - 1) of an order in which this rank's node comes first: this rank and those
+ * after it on its node, then, node by node, the counterpart and those after it. */
 PRS_SHARED uint32_t prs_place_in_order(const struct prs_place *p, uint32_t order)
 {
     uint32_t node = p->node + order / p->local_ranks, local_rank = p->local_rank + order % p->local_ranks;

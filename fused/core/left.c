@@ -19,7 +19,8 @@ void prs_left_free(struct prs_left *l)
     free(l);
 }
 
-/* Only of this device: freeing waits for the kernels of a device, and those of another rank may wait for this one. */
+/* Frees memory of this device only, because freeing waits for the kernels of a device, and kernels of another rank may
+ * wait for this rank. */
 void prs_left_sweep(int device)
 {
     struct prs_left *done = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory that the caller holds: allocated for it, or its own and imported. */
+/* Symmetric memory that the caller holds: allocated for the caller, or the caller's own memory, imported. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -44,14 +44,14 @@ static int check_import(const struct prs_fused *ctx, void *const *at, size_t byt
     return 0;
 }
 
-/* Collective, between nodes: what windows of the memory need. */
+/* Collective, between nodes: exchanges the keys that windows of the memory need. */
 static int exchange_keys(struct prs_fused *ctx, struct prs_chunk *c, const struct prs_keys *keys)
 {
     struct prs_window_remote mine = {.base = (uint64_t)(uintptr_t)c->at[0], .keys = *keys};
     return prs_ranks_allgather(ctx, &mine, c->remotes, sizeof(mine));
 }
 
-/* Collective, for memory that is mapped and registered, unless `error` says why not. */
+/* Collective. Holds memory that is mapped and registered; error: this rank failed to do that. */
 static int hold_import(struct prs_fused *ctx, struct prs_symmetric *s, const struct prs_keys *keys, int error)
 {
     static const char *const names[] = {"bytes"};
@@ -103,7 +103,7 @@ int prs_fused_free(struct prs_fused *ctx, void *ptr)
     for (uint32_t i = 1; i < PRS_MOST_HOLDINGS; i++) {
         const struct prs_symmetric *s = m->holding[i].piece[0];
         if (m->holding[i].used && !m->holding[i].closed && s && s->at[0] == ptr && s->lent) {
-            m->holding[i].piece[0]->lent = false; /* no launch may name it any more */
+            m->holding[i].piece[0]->lent = false; /* no launch may use the memory any more */
             prs_symmetric_drop(ctx, i);
             return 0;
         }

@@ -14,9 +14,9 @@ extern "C" {
 /* Loads kernels on the current device. 0 or -ENOTSUP. */
 typedef int prs_load_fn(void);
 
-/* Called by static initialisers, so that the core need not know its kernels. True. */
+/* Called by static initialisers, so that the core need not know the kernels. Returns true. */
 bool prs_load_add(prs_load_fn *load);
-/* Calls all that were added. 0 or -ENOTSUP (logged). */
+/* Calls all functions that were added. 0 or -ENOTSUP (logged). */
 int prs_load_all(int device);
 
 #ifdef __cplusplus

@@ -55,7 +55,7 @@ int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct
     return r ? r : prs_cuda_check(cudaStreamSynchronize(ctx->stream), "cudaMemset of workspace");
 }
 
-/* The smallest piece that is large enough, or NULL. *largest: of all. */
+/* The smallest piece that is large enough, or NULL. *largest: the size of the largest piece. */
 static struct prs_scratch *find_scratch(const struct prs_memory *m, uint64_t bytes, uint64_t *largest)
 {
     struct prs_scratch *best = NULL;

@@ -18,7 +18,7 @@ struct prs_local {
 
 /* The first `clean` bytes are zero. Not collective. */
 int prs_local_take(struct prs_fused *ctx, uint64_t bytes, uint64_t clean, struct prs_local *out);
-/* The same, of any content, and shared: all plans of a context that ask for such memory get the same piece, if it is
+/* The same with any content, and shared: all plans of a context that ask for such memory get the same piece, if it is
  * large enough. Their launches run one after the other. *whole: bytes of the piece. */
 int prs_local_share(struct prs_fused *ctx, uint64_t bytes, struct prs_local *out, uint64_t *whole);
 void prs_local_give_back(struct prs_fused *ctx, struct prs_local *l);

@@ -19,8 +19,9 @@ static const double PRS_PORT_BYTES_PER_US = 45e3;     /* less headers; not measu
 static const double PRS_ROW_PORT_BYTES_PER_US = 47e3; /* puts of many rows */
 
 static const double PRS_MEMORY_BYTES_PER_US = 4.3e6;
-static const double PRS_CLOCKS_PER_US = 1600; /* of an SM under full load; idle it is 1980 */
-static const double PRS_START_US = 8;         /* of a fused kernel: launch, first stages, last tile's store */
+static const double PRS_CLOCKS_PER_US = 1600; /* clock of an SM under full load; without load it is 1980 */
+/* fixed time of a fused kernel: launch, first stages, last tile's store */
+static const double PRS_START_US = 8;
 
 /* Microseconds for `flops` operations on `sms` SMs. flops_per_us: a family's figure, on all SMs. */
 static inline double prs_compute_us(double flops, double flops_per_us, double sms)

@@ -11,7 +11,8 @@
 #include "fused/core/symmetric.h"
 #include "transport/util/error.h"
 
-/* Refuses when a rank failed or makes another call. The own error comes first: its text is the more precise one. */
+/* Returns an error when a rank failed or makes another call. This rank's own error comes first, because its text is
+ * more precise. */
 static int check_calls(const struct prs_fused *ctx, const struct prs_call *mine, const struct prs_call *all)
 {
     for (uint32_t i = 0; i < ctx->config.world; i++)

@@ -7,10 +7,11 @@
 
 struct prs_fused;
 
-/* What a rank knows and others may not. Decisions that it leads to are made again when ranks decide differently. */
+/* What one rank knows and others may not know. When ranks decide differently because of it, they decide again with the
+ * same hint. */
 struct prs_hint {
-    uint32_t flags;      /* all take those of any rank */
-    uint32_t first[176]; /* all take those of rank 0 */
+    uint32_t flags;      /* all ranks take the flags of any rank */
+    uint32_t first[176]; /* all ranks take rank 0's values */
     uint64_t least;      /* all take the least */
 };
 
@@ -27,7 +28,7 @@ struct prs_call {
     int32_t error; /* this rank failed: all ranks fail together */
     struct prs_hint hint;
     uint64_t term[PRS_CALL_TERMS]; /* what must be the same on all ranks */
-    uint64_t need[PRS_CALL_NEEDS]; /* bytes of symmetric memory; all take the most */
+    uint64_t need[PRS_CALL_NEEDS]; /* bytes of symmetric memory; all ranks take the largest value */
     uint8_t closed[PRS_MOST_HOLDINGS / 8];
 };
 
@@ -42,8 +43,8 @@ static inline void prs_call_term(struct prs_call *c, uint64_t value)
 /* Positive result of prs_meet(): decide again, with the hint that *c now has. */
 enum { PRS_DECIDE_AGAIN = 1 };
 
-/* Collective. names: of the terms. On success *c has what all ranks take, and memory that all ranks have closed is
- * free. -errno: a rank failed or differs; the text names it. */
+/* Collective. names: of the terms. On success *c has the values that all ranks use, and memory that all ranks have
+ * closed is free. -errno: a rank failed or differs; the text names it. */
 int prs_meet(struct prs_fused *ctx, struct prs_call *c, const char *const *names);
 
 #endif

@@ -12,10 +12,11 @@ struct prs_chunk {
     size_t bytes;
     uint8_t *at[PRS_MAX_LOCAL_RANKS];
     struct prs_span own;                         /* at[0]; empty: imported */
-    struct prs_span mapped[PRS_MAX_LOCAL_RANKS]; /* [p]: of another process, where the context sleeps */
-    bool opened[PRS_MAX_LOCAL_RANKS];            /* [p]: by CUDA IPC from another process, where it does not */
-    struct prs_region *region;                   /* between nodes; NULL otherwise */
-    struct prs_window_remote *remotes;           /* between nodes: [world] */
+    struct prs_span mapped[PRS_MAX_LOCAL_RANKS]; /* [p]: memory of another process, if the context sleeps */
+    /* [p]: opened by CUDA IPC from another process, if the context does not sleep */
+    bool opened[PRS_MAX_LOCAL_RANKS];
+    struct prs_region *region;         /* between nodes; NULL otherwise */
+    struct prs_window_remote *remotes; /* between nodes: [world] */
 };
 
 /* What a plan or an allocation holds. */
@@ -34,12 +35,12 @@ struct prs_scratch {
 
 struct prs_memory {
     struct prs_arena arena[PRS_SYMMETRIC_USES];
-    struct prs_chunk **chunk[PRS_SYMMETRIC_USES]; /* [use]: one for each of the arena's */
+    struct prs_chunk **chunk[PRS_SYMMETRIC_USES]; /* [use]: one for each chunk of the arena */
     struct prs_symmetric *pieces;
     struct prs_symmetric *cleaning; /* released; zeros are being written. Free after the next collective call */
     struct prs_arena local;
     struct prs_span *local_chunk;
-    struct prs_saved *saved; /* while the context is asleep; of sleep.c */
+    struct prs_saved *saved; /* used by sleep.c while the context is asleep */
     bool asleep;
     struct prs_scratch *scratch;
     bool closes;                                   /* something was closed since the last collective call */

@@ -12,12 +12,12 @@
 template <int COLUMNS, int SUM> struct tile_columns {
     static constexpr int columns = COLUMNS;
     static constexpr int sum = SUM;
-    static constexpr int accumulators = COLUMNS / 2;              /* of a thread: 64 rows are 128 threads' */
+    static constexpr int accumulators = COLUMNS / 2;              /* per thread: 128 threads share 64 rows */
     static constexpr int stage_b = COLUMNS * PRS_STAGE_ROW;       /* bytes */
     static constexpr int slab_columns = element<SUM>::in_row;     /* of C */
     static constexpr int slabs_per_tile = COLUMNS / slab_columns; /* of a warpgroup */
     static_assert(COLUMNS <= PRS_TILE_N && COLUMNS % slab_columns == 0, "slabs are whole");
-    /* What an instance may have otherwise. */
+    /* Members that an instance may redefine. */
     static constexpr int stages = PRS_STAGES;
     static constexpr int slab_barriers = 4;            /* of each kind */
     static constexpr uint32_t slab_place = PRS_SMEM_C; /* where the store buffers are */
@@ -41,7 +41,7 @@ PRS_DEVICE void multiply_columns(float (&d)[N], const struct cta_memory &m, uint
     wgmma_commit();
 }
 
-/* Of the whole tile, when the stage is full. */
+/* The same for the whole tile, when the stage is full. */
 template <class E>
 PRS_DEVICE void multiply_stage(float (&d)[E::accumulators], const struct cta_memory &m, const struct pipeline &r,
                                uint32_t half, bool add)

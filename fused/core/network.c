@@ -19,7 +19,7 @@
 enum {
     RING_SLOTS = 4096, /* puts of a few milliseconds; an SM waits when the ring is full */
     CONTEXT = 0,
-    SETTLE_MS = 5000 /* a round trip, if the peers' processes run */
+    SETTLE_MS = 5000 /* takes a round trip, if the peers' processes run */
 };
 
 static void gpu_path(int device, char *path)
@@ -120,7 +120,7 @@ static int open_proxy(struct prs_fused *ctx, struct prs_network *n)
     options.cuda = is_device_memory(probe);
     (void)cudaFree(probe);
     options.timeout_ms = ctx->config.timeout_ms;
-    options.failed = &ctx->fault->abort; /* what other nodes have not sent will never come */
+    options.failed = &ctx->fault->abort; /* data that other nodes have not sent will never arrive */
     options.numa_node = prs_rail_query(n->fabric, n->rails.rail[0], &info) == 0 ? info.numa_node : -1;
     r = prs_proxy_open(&options, &n->proxy);
     return r != 0 ? r : prs_proxy_start(n->proxy, &n->device);
@@ -176,7 +176,7 @@ int prs_network_open(struct prs_fused *ctx, struct prs_network **out)
 
 void prs_network_settle(struct prs_network *n)
 {
-    (void)prs_proxy_settle(n->proxy, SETTLE_MS); /* which logs what has not settled */
+    (void)prs_proxy_settle(n->proxy, SETTLE_MS); /* this logs what has not settled */
 }
 
 void prs_network_stop(struct prs_network *n)

@@ -23,10 +23,10 @@ struct prs_network {
 
 /* Collective; the context's device is current. -ENODEV on every rank when one of them has no RDMA device. */
 int prs_network_open(struct prs_fused *ctx, struct prs_network **out);
-/* Closing a context without an error: settle, barrier, stop the proxy, barrier, release the regions, close. One that
- * has lost a rank: stop, release, close. To settle is to wait until all that was sent has taken effect. The proxies
- * of the other ranks must confirm it, so they must still run. The wait has a limit; what did not settle by then is
- * logged. */
+/* To close a context without an error: settle, barrier, stop the proxy, barrier, release the regions, close. To close
+ * one that has lost a rank: stop, release, close. To settle is to wait until everything that was sent has taken effect.
+ * The proxies of the other ranks must confirm that, so they must still run. The wait has a limit; what has not settled
+ * by then is logged. */
 void prs_network_settle(struct prs_network *n);
 void prs_network_stop(struct prs_network *n);
 /* NULL does nothing. */

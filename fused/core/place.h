@@ -8,8 +8,8 @@
 
 #include "fused/core/geometry.h"
 
-/* From the node ids of all ranks. 0, or -EINVAL when nodes differ in size, their ranks are scattered, or one has more
- * than PRS_MAX_LOCAL_RANKS. */
+/* Finds the place from the node ids of all ranks. 0, or -EINVAL when nodes differ in size, their ranks are scattered,
+ * or one has more than PRS_MAX_LOCAL_RANKS. */
 int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out);
 
 #endif

@@ -28,11 +28,11 @@ struct prs_plan_steps {
      * enqueues the copies on the copy stream, which runs beside the kernels of the launch. */
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
-    /* Launching, for plans with prs_plan_shares(): enqueues the kernel of plan_switch.cuh. */
+    /* Launching, for plans that call prs_plan_shares(): enqueues the kernel of plan_switch.cuh. */
     int (*switch_plan)(const struct prs_switch_args *args, cudaStream_t stream);
 };
 
-/* A part of a launch: enqueues a kernel or more. 0 or -errno. */
+/* A part of a launch: enqueues one kernel or more. 0 or -errno. */
 typedef int prs_launch_step_fn(struct prs_plan *p, cudaStream_t stream);
 
 struct prs_plan {
@@ -46,15 +46,16 @@ struct prs_plan {
     struct prs_need need[PRS_CALL_NEEDS];
     int refused; /* by prs_plan_need() */
     uint32_t holding;
-    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by number of the need; NULL: none, or of 0 bytes */
+    struct prs_symmetric *memory[PRS_CALL_NEEDS]; /* by the number of the need; NULL: no such need, or one of 0 bytes */
     struct prs_local words, own, scratch;
-    uint32_t number;                /* of all plans that the context had so far; from 1 on */
-    uint32_t common;                /* of those that all ranks opened: the same on all ranks; 0: a plan of one alone */
+    uint32_t number; /* counts all plans that the context has had; from 1 on */
+    /* counts the plans that all ranks opened, so it is the same on all ranks; 0: a plan of one rank alone */
+    uint32_t common;
     struct prs_copy_stream *copies; /* the context's; NULL: no copies */
     uint32_t switch_need;           /* number of a need; PRS_CALL_NEEDS: no memory that other ranks write is shared */
     struct prs_switch_args switching;
     uint64_t workspace_bytes; /* device memory of this plan on this rank */
-    uint64_t shared_bytes;    /* what it shares with other plans */
+    uint64_t shared_bytes;    /* memory that it shares with other plans */
 };
 
 /* A zeroed plan of `bytes` bytes, aligned for the tensor maps in it. The kernel's own fields are filled before
@@ -89,14 +90,14 @@ int prs_plan_copies(struct prs_plan *p);
  * prs_cuda_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
-/* Before the first kernel of a launch that prs_plan_launch() does not enqueue: refuses one that needs ranks that were
- * left out, and says whose p->scratch is. */
+/* Before the first kernel of a launch that prs_plan_launch() does not enqueue: refuses a launch that needs ranks that
+ * were left out, and notes which plan's data p->scratch holds. */
 int prs_plan_begin(struct prs_plan *p);
 
 /* Enqueues the steps of a launch, which end with NULL, and concurrently the copies if there are any. Later work of
  * `stream` waits for both. A launch of a plan that shares memory begins with the step of plan_switch.h. */
 int prs_plan_launch(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
-/* The same for a launch that reaches no other rank, and so may be one that other ranks do not make. */
+/* The same for a launch that uses no other rank, so that other ranks need not make it. */
 int prs_plan_launch_local(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);
 /* The same for a launch that uses no memory of prs_plan_shares() and prs_plan_scratch(), of a plan without copies. */
 int prs_plan_launch_own(struct prs_plan *p, prs_launch_step_fn *const *steps, cudaStream_t stream);

@@ -7,7 +7,7 @@
 #include "fused/core/launch.cuh"
 #include "fused/core/plan_switch.h"
 
-/* Tells all ranks that write here that this rank has finished the launches before. */
+/* Tells all ranks that write here that this rank has finished the earlier launches. */
 PRS_DEVICE void tell_switch(const struct prs_switch_args &args, uint32_t switches)
 {
     const struct prs_place *at = &args.place;
@@ -21,7 +21,7 @@ PRS_DEVICE void tell_switch(const struct prs_switch_args &args, uint32_t switche
                    switches, b);
 }
 
-/* Waits until all have told it. */
+/* Waits until all ranks have said so. */
 PRS_DEVICE void await_switch(const struct prs_switch_args &args, uint32_t switches)
 {
     const struct prs_place *at = &args.place;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging memory that plans share and other ranks write. A plan's own flags say when a rank may write there again: when
- * the receiver has read what came in the plan's last launch. They know nothing of the launches of other plans. So a
- * launch begins with a step: if the last launch that used the memory was another plan's, the rank waits until all ranks
- * that write to each other have come to this step, and so have finished that launch.
+ * the receiver has read the data of the plan's last launch. They do not cover launches of other plans. So a launch
+ * begins with a step. If the last launch that used the memory belonged to another plan, the rank waits until all ranks
+ * that write to each other have reached this step, and so have finished that launch.
  *
  * Ranks launch the plans of a context in the same order, so all see the same changes. The device compares, and not the
  * host: so the step holds for graphs, which may be replayed in any order.
@@ -50,7 +50,7 @@ struct prs_switch_args {
     struct prs_sync sync;
     struct prs_place place;
     uint32_t plan;                        /* its number in the context */
-    uint32_t always;                      /* 1: also when this plan was launched last */
+    uint32_t always;                      /* 1: wait also when this plan was launched last */
     uint64_t *words[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
     struct prs_far far;                   /* several nodes only */
 };

@@ -384,7 +384,7 @@ PRS_DEVICE float bf16_high(uint32_t v)
     return __uint_as_float(v & 0xffff0000u);
 }
 
-/* The same for f16x2; what is too large becomes infinite. */
+/* The same for f16x2; numbers that are too large become infinite. */
 PRS_DEVICE uint32_t pack_f16x2(float lo, float hi)
 {
     uint32_t v;
@@ -402,7 +402,7 @@ PRS_DEVICE float f16_high(uint32_t v)
     return f16_low(v >> 16);
 }
 
-/* The same for e4m3x2, in the low 16 bits; what is too large becomes 448, and infinities do. */
+/* The same for e4m3x2, in the low 16 bits; numbers that are too large, and infinities, become 448. */
 PRS_DEVICE uint32_t pack_e4m3x2(float lo, float hi)
 {
     uint16_t v;

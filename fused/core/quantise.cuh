@@ -13,7 +13,7 @@
 
 static constexpr float E4M3_MOST = 448, LEAST_SCALE = 0x1p-126f;
 
-/* The larger magnitude; that of a not-a-number is smaller than any. */
+/* The larger magnitude. Not-a-numbers do not count. */
 template <int N> PRS_DEVICE float largest_magnitude(const float (&x)[N])
 {
     float most = 0;
@@ -23,7 +23,8 @@ template <int N> PRS_DEVICE float largest_magnitude(const float (&x)[N])
     return most;
 }
 
-/* Of LANES lanes of a warp, a power of two, that begin at a multiple of it. All lanes of the warp call it. */
+/* The largest magnitude of LANES consecutive lanes of a warp. LANES is a power of two, and the first lane's number is a
+ * multiple of it. All lanes of the warp call it. */
 template <int LANES> PRS_DEVICE float largest_of_lanes(float most)
 {
 #pragma unroll
@@ -59,7 +60,7 @@ PRS_DEVICE uint2 quantise_blocks(const float (&x)[8], float *scale)
     return make_uint2(to[0], to[1]);
 }
 
-/* A warp takes 1024 columns of a row, so that few rows are many warps' work. */
+/* A warp takes 1024 columns of a row, so that many warps share the work of few rows. */
 enum { QUANTISE_STEP = 256, QUANTISE_STEPS = 4, QUANTISE_PART = QUANTISE_STEP * QUANTISE_STEPS };
 
 /* A warp quantises a part of a row of `columns` columns, a multiple of 128, from `first` on. load(column, x) gives

@@ -6,14 +6,14 @@
 
 #include "fused/core/quantise.cuh"
 
-/* Of a quad of lanes each has two columns of every eight: pair[i] are those of eight number i, of four that follow one
- * another. Gives each lane one of the eights. */
+/* Each lane of a quad has two columns of every eight: pair[i] is its pair in group i of four consecutive groups of
+ * eight columns. Gives each lane the eight columns of one group. */
 PRS_DEVICE uint2 gather_eight(const uint32_t (&pair)[4])
 {
     bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
     uint32_t low = pair[0] | pair[1] << 16, high = pair[2] | pair[3] << 16;
     uint32_t mine = upper ? high : low, across = __shfl_xor_sync(~0u, upper ? low : high, 2);
-    /* Now of two eights; `across`: the columns of the lane two further. */
+    /* Exchanges columns with the lane two further; `across`: its columns. */
     uint32_t keep = odd ? __byte_perm(mine, across, 0x7632) : __byte_perm(mine, across, 0x5410);
     uint32_t give = odd ? __byte_perm(mine, across, 0x5410) : __byte_perm(mine, across, 0x7632);
     uint32_t got = __shfl_xor_sync(~0u, give, 1);
@@ -22,8 +22,8 @@ PRS_DEVICE uint2 gather_eight(const uint32_t (&pair)[4])
     return upper ? make_uint2(other, own) : make_uint2(own, other);
 }
 
-/* 128 columns of a warpgroup's 64 rows, 64 numbers a thread. All threads call it. find(row): the row's place, or NULL
- * where it is none of the result's; store_scale(row, scale). */
+/* 128 columns of a warpgroup's 64 rows, 64 numbers for each thread. All threads call it. find(row) returns the row's
+ * place, or NULL if the result has no such row; store_scale(row, scale) stores a scale. */
 template <class Find, class StoreScale>
 PRS_DEVICE void store_quantised_rows(const float (&x)[64], Find find, StoreScale store_scale)
 {

@@ -12,11 +12,12 @@ enum { PRS_SCALE_BLOCK = 128 }; /* rows and columns of a block of B, columns of 
 
 struct prs_scales {
     const float *a, *b;
-    uint64_t a_pitch;        /* blocks: floats from the scales of one block of K to those of the next */
-    uint32_t a_step, b_step; /* floats from one row of A, or column of B, to the next; 0: one scale for all. Of blocks
-                              * only MoE has them, of A */
-    uint32_t k_blocks;       /* blocks: how many along K; 0: the finished sum is scaled */
-    uint32_t sent;           /* all-gather: how many scales travel with each row of A */
+    uint64_t a_pitch; /* scales of blocks: floats from the scales of one block of K to those of the next */
+    /* floats from one row of A, or column of B, to the next; 0: one scale for all. With scales of blocks, only MoE uses
+     * it, for A */
+    uint32_t a_step, b_step;
+    uint32_t k_blocks; /* how many blocks along K; 0: the finished sum is scaled */
+    uint32_t sent;     /* all-gather: how many scales travel with each row of A */
 };
 
 /* A result in e4m3 for the next product: a scale for each row and 128 columns. */

@@ -111,7 +111,7 @@ static int give_back_all(struct prs_fused *ctx)
     return r;
 }
 
-/* Collective. All ranks have as many chunks of each use. */
+/* Collective. All ranks have the same number of chunks of each use. */
 static int take_all(struct prs_fused *ctx)
 {
     struct prs_memory *m = ctx->memory;
@@ -161,7 +161,7 @@ static int gather(struct prs_fused *ctx, const char *call)
     return prs_fail(r, "fused: %s: rank %u did not call it within %u ms (timeout_ms)", call, rank, limit_ms);
 }
 
-/* Everything that this rank has enqueued has ended, and no launch has failed. */
+/* Waits until everything that this rank has enqueued has ended, and checks that no launch has failed. */
 static int finish(struct prs_fused *ctx)
 {
     int r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize before prs_fused_sleep()");

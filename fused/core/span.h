@@ -12,8 +12,8 @@ struct prs_span {
     uint8_t *at; /* NULL: none */
     size_t bytes;
     bool sleeps;     /* its memory can be given back and taken again */
-    size_t reserved; /* sleeps: bytes of addresses, a multiple of CUDA's granularity */
-    uint64_t handle; /* sleeps: of the memory; 0: it is given back */
+    size_t reserved; /* if it sleeps: bytes of address space, a multiple of CUDA's granularity */
+    uint64_t handle; /* if it sleeps: handle of the memory; 0: the memory is given back */
 };
 
 int prs_span_take(struct prs_span *s, size_t bytes, bool sleeps);
@@ -26,8 +26,8 @@ int prs_span_wake(struct prs_span *s, int device); /* new memory, at the same ad
 
 /* A file by which other processes get the memory; the caller closes it. */
 int prs_span_export(const struct prs_span *s, int *file);
-/* Memory of another process. A span that is asleep gets it at the addresses that it has. The file stays the
- * caller's. */
+/* Memory of another process. A span that is asleep gets the memory at the addresses that it has. The caller keeps the
+ * file. */
 int prs_span_import(struct prs_span *s, int file, size_t bytes, int device);
 /* Lets a device use memory of this process: a span that sleeps, all `reserved` bytes of it. */
 int prs_span_allow(uint8_t *at, size_t reserved, int device);

@@ -54,7 +54,7 @@ static void give_back(struct prs_fused *ctx, struct prs_symmetric *s)
     free(s);
 }
 
-/* The last holder is gone on all ranks. */
+/* Called when the last holder is gone on all ranks. */
 static void release_piece(struct prs_fused *ctx, struct prs_symmetric *s)
 {
     struct prs_memory *m = ctx->memory;
@@ -118,7 +118,7 @@ static struct prs_symmetric *find_shared(const struct prs_memory *m, const struc
     return best;
 }
 
-/* Takes what is there; adds to more[] what is missing. */
+/* Takes the pieces that there is room for; adds the missing bytes to more[]. */
 static int take_pieces(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint64_t *more)
 {
@@ -218,7 +218,7 @@ int prs_symmetric_report(struct prs_fused *ctx, uint8_t *closed)
     for (uint32_t i = 1; i < PRS_MOST_HOLDINGS; i++)
         if (m->holding[i].closed)
             closed[i / 8] |= (uint8_t)(1u << i % 8);
-    if (m->closes && ctx->network) /* signals that no kernel waited for may still be on their way */
+    if (m->closes && ctx->network) /* signals that no kernel waited for may still be in flight */
         prs_network_settle(ctx->network);
     m->closes = false;
     return !m->cleaning ? 0 : prs_cuda_check(cudaStreamSynchronize(ctx->stream), "cudaMemset of symmetric memory");
@@ -355,7 +355,7 @@ void prs_symmetric_close(struct prs_fused *ctx, uint32_t patience_ms)
     if (ctx->board)
         prs_board_leave(ctx->board);
     if (!left)
-        return; /* no host memory: what the others may still write to stays for ever */
+        return; /* no host memory: memory that other ranks may still write to is never freed */
     if (patience_ms != 0 && (!ctx->board || wait_for_others(ctx->board, patience_ms))) {
         prs_left_free(left);
         return;

@@ -27,7 +27,7 @@ struct prs_chunk;
 struct prs_symmetric {
     struct prs_symmetric *next;
     size_t bytes;
-    uint8_t *at[PRS_MAX_LOCAL_RANKS]; /* [p]: at rank (local + p) % locals of this node; [0] own */
+    uint8_t *at[PRS_MAX_LOCAL_RANKS]; /* [p]: at rank (local + p) % locals of this node; [0] is this rank */
     struct prs_chunk *chunk;
     struct prs_block *block; /* NULL: the whole of an imported chunk */
     enum prs_symmetric_use use;
@@ -41,7 +41,7 @@ struct prs_symmetric {
 /* What a call asks for. */
 struct prs_need {
     enum prs_symmetric_use use;
-    bool far; /* other nodes reach it: it gets a window. Without other nodes this says nothing */
+    bool far; /* other nodes reach it, so it gets a window. Without other nodes this has no effect */
     /* Holdings with needs of a pool of the same name share a piece that is large enough: plans run one after the other.
      * NULL: not shared. */
     const char *pool;
@@ -61,7 +61,7 @@ void prs_symmetric_release(struct prs_fused *ctx, const uint8_t *closed);
  * *holding names it, and is 0 on failure. */
 int prs_symmetric_hold(struct prs_fused *ctx, const struct prs_need *needs, const uint64_t *bytes, uint32_t count,
                        struct prs_symmetric **pieces, uint32_t *holding);
-/* The same for a piece that is no part of an arena. Its chunk has all keys. */
+/* The same for a piece that is not part of an arena. Its chunk has all keys. */
 int prs_symmetric_adopt(struct prs_fused *ctx, struct prs_symmetric *s);
 /* Local. 0 does nothing. */
 void prs_symmetric_drop(struct prs_fused *ctx, uint32_t holding);

@@ -81,7 +81,7 @@ static void blame_connection(const struct prs_fused *ctx, struct prs_fused_error
         error->blamed = (uint64_t)rank + 1;
 }
 
-/* The kernel was told to give up. The device API says so too, and a kernel may learn it there first. */
+/* The kernel was told to give up. The device API reports that too, and a kernel may find it there first. */
 static int describe_abort(const struct prs_fused *ctx, const struct prs_fault *f, struct prs_fused_error *error)
 {
     char *text = error->text;
@@ -150,7 +150,8 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
     char *text = error->text;
     size_t bytes = sizeof(error->text);
     uint32_t awaited = f->what & ~(uint32_t)PRS_FAULT_ABORTED;
-    /* The proxy fails with the device, and then the device is told to abort: what the device reports came first. */
+    /* When the device reports a failure, its proxy fails, and then the device is told to abort. So a report of the
+     * device other than the abort came first. */
     if (awaited == PRS_AWAIT_NETWORK && f->seen != PRS_DEVICE_ABORTED)
         return describe_network(ctx, f, error);
     if (awaited != f->what || awaited == PRS_AWAIT_NETWORK)
@@ -195,7 +196,7 @@ const char *prs_fused_error_text(void)
     return prs_error_last();
 }
 
-/* The error without a report of a kernel; 0: none. */
+/* The error when no kernel has reported one; 0: none. */
 static int describe_host(const struct prs_fused *ctx, struct prs_fused_error *error)
 {
     char *text = error->text;

@@ -12,7 +12,7 @@
 
 enum {
     SPINS_PER_CLOCK_READ = 256,
-    SPINS_PER_ABORT_READ = 2048, /* some 2 ms. It is a read of host memory, and many threads wait */
+    SPINS_PER_ABORT_READ = 2048, /* some 2 ms; rarely, because it is a read of host memory and many threads wait */
     EAGER_SPINS = 16,
     BACK_OFF_NS = 40
 };
@@ -40,7 +40,7 @@ PRS_DEVICE_OUTLINED void record_fault(const struct prs_sync *sync, uint32_t what
     *(volatile uint32_t *)&f->state = 2u;
 }
 
-/* The first wait that times out writes the fault report. After that no wait on this rank waits. */
+/* The first wait that times out writes the fault report. After that, no wait on this rank blocks. */
 PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
                                  uint32_t want, uint32_t seen, uint64_t waited)
 {
@@ -75,8 +75,8 @@ PRS_DEVICE void say_launch(const struct prs_sync *sync, const struct prs_place *
         *(volatile uint64_t *)&at[p]->said[number & 1][place->local_rank] = said;
 }
 
-/* Gives up, and tells the neighbours why: `other`, the word of the neighbour with number i in the node, differs from
- * `mine`. */
+/* Gives up, and tells the neighbours the reason: `other`, the word of the neighbour with number i in the node, differs
+ * from `mine`. */
 PRS_DEVICE_OUTLINED void refuse_word(const struct prs_sync *sync, uint32_t i, uint64_t mine, uint64_t other)
 {
     struct prs_difference *d = &sync->fault->difference;
@@ -157,7 +157,7 @@ PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uin
     }
 }
 
-/* The ranks that launches go on without, bit by bit, as far as the kernels of this rank know. */
+/* The ranks that launches continue without, one bit for each, as far as the kernels of this rank know. */
 PRS_DEVICE uint32_t absent_ranks(const struct prs_sync *sync)
 {
     return sync->alarm ? *(volatile uint32_t *)&sync->alarm->absent : 0;

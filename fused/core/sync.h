@@ -13,7 +13,7 @@
 struct prs_fused;
 struct prs_local;
 
-/* The text of a family's flag, "partial sums" for example; NULL: not one of its own. */
+/* The text of a family's flag, "partial sums" for example; NULL: the flag is not one of this family. */
 typedef const char *prs_awaited_fn(uint32_t what);
 
 /* What a flag stands for. Flags of its own a family numbers below 64, with numbers that no other family has (a test
@@ -31,17 +31,17 @@ enum prs_awaited {
     PRS_FAULT_ABORTED = 128
 };
 
-/* Added to an alarm: its ranks shall not wait for their limits. */
+/* Added to an alarm: ranks shall give up at once, not at their limits. */
 enum { PRS_ALARM_ABORT = 1u << 30 };
 
 /* Symmetric memory of a context, on each rank of a node. */
 struct prs_alarm {
     uint32_t raised;   /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to */
-    uint32_t launches; /* of this rank that have said a word, of all plans that the context has had */
+    uint32_t launches; /* launches of this rank that have written a word, over all plans of the context */
     /* The words of say_launch(), by the parity of the launch and the writer's number in the node. A rank writes a word
      * again two launches later, when the others have finished this one. */
     uint64_t said[2][PRS_MAX_LOCAL_RANKS];
-    uint32_t absent; /* what this rank's kernels know of prs_fault.absent. Only grows */
+    uint32_t absent; /* copy of prs_fault.absent for this rank's kernels; bits are only added */
 };
 
 /* Two ranks of a node said different words for one launch (say_launch()). */
@@ -59,12 +59,13 @@ struct prs_fault {
     uint32_t index; /* of the flag */
     uint32_t want, seen;
     uint64_t waited_ns;
-    uint32_t abort; /* 1: kernels shall give up, as the caller says or the network has failed. Never goes back to 0 */
-    uint32_t asked; /* 1: the caller says so; both of these are written by the host */
-    /* May be found after the launch was told to give up, and says more. */
+    /* 1: kernels shall give up, because the caller said so or the network has failed. Never reset to 0 */
+    uint32_t abort;
+    uint32_t asked; /* 1: the caller said so. The host writes both of these */
+    /* May be found after the launch was told to give up; it is more precise. */
     struct prs_difference difference;
-    /* Bit r: launches go on without rank r, which can write nothing any more (doc/decisions/0020). By the host; only
-     * grows. */
+    /* Bit r: launches go on without rank r, which can write nothing any more (doc/decisions/0020). Written by the host;
+     * bits are only added. */
     uint32_t absent;
 };
 static_assert(sizeof(struct prs_fault) == 72, "host and device share it while kernels run");
@@ -86,7 +87,7 @@ struct prs_plan_words {
      * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
     struct prs_alarm *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
-    uint64_t said;     /* the word of the launch that runs (say_launch()); 0: nothing is compared */
+    uint64_t said;                                    /* this launch's word (say_launch()); 0: nothing is compared */
     uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
 };
 
@@ -101,14 +102,14 @@ struct prs_sync {
 extern "C" {
 #endif
 
-/* Words for a plan, in *memory, which the plan gives back. 0, -ENOMEM or -EIO. */
+/* Allocates the words of a plan in *memory, which the plan frees. 0, -ENOMEM or -EIO. */
 int prs_sync_open(struct prs_fused *ctx, struct prs_sync *sync, struct prs_local *memory);
 
-/* Error texts name the flags of a family from now on. 0 or -ENOSPC. */
+/* From now on error texts name the flags of this family. 0 or -ENOSPC. */
 int prs_sync_name(struct prs_fused *ctx, prs_awaited_fn *awaited);
 
-/* Whether a kernel gave up, the network failed, or the caller aborted. False for what is wrong with the caller's data:
- * other ranks continue then. */
+/* Whether a kernel gave up, the network failed, or the caller aborted. False if the caller's data is wrong: other ranks
+ * then continue. */
 bool prs_sync_lost(const struct prs_fused *ctx);
 
 /* 0 when a launch may be enqueued; otherwise the error of a fault in an earlier launch on this context, which is

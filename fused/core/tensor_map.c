@@ -11,7 +11,7 @@
 /* Found through the runtime, so that the library loads without libcuda.so. */
 static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 fn; /* the same for every thread: a race stores the same value */
+    static PFN_cuTensorMapEncodeTiled_v12000 fn; /* every thread finds the same address, so a race is harmless */
     void *p = NULL;
     enum cudaDriverEntryPointQueryResult found;
     PFN_cuTensorMapEncodeTiled_v12000 have = __atomic_load_n(&fn, __ATOMIC_RELAXED);

@@ -13,7 +13,8 @@ struct prs_tensor {
     const void *base;
     uint32_t type; /* enum prs_dtype */
     uint64_t columns, rows, planes;
-    uint64_t pitch; /* elements from one row to the next, also from the last of a plane; 0: rows without gaps */
+    /* elements from one row to the next, also from the last row of a plane to the next plane; 0: rows without gaps */
+    uint64_t pitch;
     uint32_t box_rows;
     bool swizzled;
 };

@@ -10,15 +10,15 @@
 enum {
     PRS_TILE_M = 128,   /* rows of one CTA: two consumer warpgroups of 64 */
     PRS_TILE_N = 256,   /* columns, at most: the widest wgmma has the fewest shared-memory bytes per product */
-    PRS_NARROW_N = 192, /* three slabs, so never of a gated tile, which has two halves */
-    PRS_RASTER = 8,     /* units are taken in squares of 8 x 8: least traffic to L2 */
+    PRS_NARROW_N = 192, /* three slabs, so not for gated tiles, which have two halves */
+    PRS_RASTER = 8,     /* units are taken in squares of 8 x 8, which read least from L2 */
     PRS_THREADS = 384   /* producer warpgroup, then two consumer warpgroups */
 };
 
 /* Sizes in bytes. A row of a stage holds one step of K: how many elements that is depends on their type. */
 enum {
-    PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
-    PRS_STAGE_ROW = 128, /* of A, of B and of a slab: one swizzle row */
+    PRS_STAGES = 4,      /* 48 KB each; fewer stages cost ~2 % at large K, more leave no room for C */
+    PRS_STAGE_ROW = 128, /* bytes of a row of A, of B and of a slab: one swizzle row */
     PRS_STAGE_A = PRS_TILE_M * PRS_STAGE_ROW,
     PRS_STAGE_B = PRS_TILE_N * PRS_STAGE_ROW, /* room for the widest tile */
     PRS_STAGE = PRS_STAGE_A + PRS_STAGE_B,
@@ -35,7 +35,7 @@ enum {
     PRS_SMEM_C = PRS_SMEM_B + PRS_STAGES * PRS_STAGE_B,
     PRS_SMEM_PUSH = PRS_SMEM_C + 2 * PRS_SLAB,
     PRS_SMEM_BARRIERS = PRS_SMEM_C + 4 * PRS_SLAB,
-    PRS_SMEM_LAUNCH = PRS_SMEM_BARRIERS + 256, /* GEMM: what all roles know of the launch */
+    PRS_SMEM_LAUNCH = PRS_SMEM_BARRIERS + 256, /* GEMM: struct prs_launch */
     PRS_SMEM_BYTES = PRS_SMEM_LAUNCH + 128
 };
 

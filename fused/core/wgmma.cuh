@@ -89,8 +89,8 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n192k16_f16(float (&d)[96], uint
     PRS_WGMMA_M64N192K16("f16.f16");
 }
 
-/* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, both K-major. Within the instruction, and in d from one to the
- * next, the tensor cores keep about 14 bits. */
+/* d[64 x 256] (+)= A[64 x 32] * B[32 x 256] of e4m3, both K-major. The tensor cores keep about 14 bits of sums, within
+ * one instruction and in d between instructions. */
 PRS_DEVICE void wgmma_m64n256k32_e4m3(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
@@ -115,7 +115,7 @@ PRS_DEVICE void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b, ui
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* The same for as few columns as decoding has tokens. */
+/* The same for few columns: decoding has few tokens. */
 PRS_DEVICE void wgmma_m64n32k32_e4m3(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -190,7 +190,7 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16_bf16(float (&d)[88], uin
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
-/* The same for as few columns as decoding has tokens. */
+/* The same for few columns: decoding has few tokens. */
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"

@@ -26,8 +26,8 @@ static int copy_piece(struct prs_gemm_plan *p, const struct prs_copy *piece)
     return r ? r : prs_copy_stream_word(p->base.copies, flag, &args->sync.words->copying);
 }
 
-/* The scales that travel with all rows, before the first of them: copies are done in order, so every flag stands for
- * these, too. */
+/* Copies the scales of all rows before the first rows. Copies are done in order, so every flag also covers the
+ * scales. */
 static int copy_scales(struct prs_gemm_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All-gather by copy engine: the own block goes to one rank after the other, piece by piece. A flag follows each
+/* All-gather by copy engine: this rank's block goes to one rank after the other, piece by piece. A flag follows each
  * piece. */
 #ifndef PERSEUS_FUSED_GEMM_COPIES_H
 #define PERSEUS_FUSED_GEMM_COPIES_H

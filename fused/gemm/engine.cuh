@@ -27,11 +27,10 @@ struct engine : tile_columns<COLUMNS, element<TYPE>::sum> {
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr bool scaled = TYPE == PRS_DTYPE_E4M3;
     static constexpr bool promotes = PROMOTES;            /* scales.cuh */
-    static constexpr bool quantises = scaled && !reduces; /* its result may be e4m3, too */
+    static constexpr bool quantises = scaled && !reduces; /* the result may be e4m3, too */
     static constexpr bool told = PROMOTES;                /* unit.cuh */
-    /* Store buffers per warpgroup. An instance that promotes has no registers for what is left of a tile. Where sums
-     * travel, its buffers hold a whole tile in the place of the last stage, so that it need not wait for the
-     * network. */
+    /* Store buffers per warpgroup. An instance that promotes has no registers for the rest of a tile. If it sends sums,
+     * its buffers hold a whole tile, in place of the last stage, so that it need not wait for the network. */
     static constexpr bool buffers_tile = PROMOTES && reduces;
     static constexpr int slabs = buffers_tile ? 4 : gathers ? 1 : 2;
     static constexpr int stages = buffers_tile ? PRS_STAGES - 1 : PRS_STAGES;
@@ -91,7 +90,7 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    if (E::buffers_tile) { /* after A of the stages that it has */
+    if (E::buffers_tile) { /* after A of the stages that are left */
         m.c_full = (uint64_t *)(m.base + PRS_SMEM_A + E::stages * PRS_STAGE_A);
         m.c_empty = m.c_full + E::slab_barriers;
     }

@@ -6,16 +6,17 @@
 #include "fused/core/machine.h"
 
 /* Fitted to the times of whole launches of 2 and 4 x H200, ranks as threads (doc/results/allgather-pieces-2xH200.json,
- * allgather-choice-2xH200.json, allgather-turns-4xH200.json: test_gather_time.c has rows of each), and near what
- * programs found that had nothing else to do (doc/fused-notes.md): a copy engine 353 to 358 GB/s in large pieces, 4.3
- * to 5 us for a piece and its flag in addition to the bytes, a call of the host 2.5 to 3.2 us. Ranks that are processes
- * take 5 to 10 us longer here, pushed rows too: the bench's streams are idle then, and the launch is waited for. */
-static const double KERNEL_BEGINS_US = 11; /* after the one that waits for credit */
+ * allgather-choice-2xH200.json, allgather-turns-4xH200.json: test_gather_time.c has rows of each), and close to
+ * measurements of these parts alone (doc/fused-notes.md): a copy engine moves 353 to 358 GB/s in large pieces, a piece
+ * and its flag take 4.3 to 5 us in addition to the bytes, and a call of the host 2.5 to 3.2 us. If ranks are processes,
+ * launches take 5 to 10 us longer, with pushed rows too: the bench's streams are idle then, so the time of the launch
+ * itself counts. */
+static const double KERNEL_BEGINS_US = 11; /* after the kernel that waits for credit has begun */
 static const double CALLS_BEGIN_US = 5;    /* the kernel is launched before the first copy is enqueued */
 static const double CALL_US = 2.5;         /* two calls for each piece: rows, flag */
 static const double PIECE_US = 4.4;
 static const double END_US = 5;
-/* The more a product exceeds this, the lower the clock that the power limit allows. */
+/* The longer a product takes beyond this, the lower the clock that the power limit allows. */
 static const double COOL_US = 400;
 static const double HEAT = 0.05; /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
 /* The rows and columns of the units that run at the same time are read from memory once each: the cost of each row or
@@ -31,13 +32,14 @@ static const double CHUNK_US = 4.7;
 static const double PUSH_ENDS_US = 17; /* before the first chunk, and after the last */
 static const double PUSH_WAVE = 0.4;   /* of a unit's time is left when the last chunk has come */
 /* MUTANT(model gather) what is pushed holds loads up: s/.4// */
-static const double PUSH_STALL = 0.4; /* of the links' time, times the share of it in the product's: loads held up */
+/* delay of loads: this part of the links' time, times the ratio of the links' time to the product's */
+static const double PUSH_STALL = 0.4;
 
 static const double NEARLY = 1.01; /* times within this factor count as equal */
 
 enum {
     MOST_PLAYED = 8192, /* units times segments: 0.1 ms */
-    MOST_PIECES = 16,   /* of a block: a 16th arrives, and is done, soon enough */
+    MOST_PIECES = 16,   /* pieces of a block: a 16th of it arrives, and is computed, soon enough */
     MOST_SEGMENTS = 4
 };
 
@@ -54,15 +56,15 @@ static double step_us(const struct prs_schedule *s, uint32_t clusters)
     return step * (cool > 1 ? pow(cool, HEAT) : 1);
 }
 
-/* The time of a step in units of bands, relative to that in a square of units, which reads least. */
+/* The time of a step when units come in bands, relative to the time in a square of units, which reads least. */
 static double reading(const struct prs_schedule *s, uint32_t clusters)
 {
     double tall = fmin(clusters, fmax(s->band, (double)clusters / s->columns));
     return 1 + READ * (tall + clusters / tall - 2 * sqrt(clusters));
 }
 
-/* When a piece of a band of another rank's block arrives. All ranks do the same at the same time, so this is when the
- * own copy over the same distance is done. A stream's copies run in order, each when the engine is free and the host
+/* When a piece of a band of another rank's block arrives. All ranks do the same at the same time, so this is when this
+ * rank's copy over the same distance is done. A stream's copies run in order, each when the engine is free and the host
  * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
 /* MUTANT(model gather) blocks come one after the other:
  * s/prs_index_after(s->place.rank, u->block, s->place.world)/0/ */
@@ -152,7 +154,7 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, dou
                 prs_gather_product_us(s, clusters) + PUSH_STALL * links * links / product);
 }
 
-/* The size of a band of which a block has `bands`; 0: there is none. */
+/* The size of a band if a block has `bands` bands; 0: impossible. */
 static uint32_t band_of(const struct prs_schedule *s, uint32_t bands)
 {
     uint32_t band = prs_ceil_div(s->pairs, bands);
@@ -174,7 +176,7 @@ double prs_gather_best_pieces(const struct prs_schedule *shape, uint32_t cluster
     uint32_t given_band = *band, given_segments = *segments;
     if (given_band != 0 && given_segments != 0)
         return play_pieces(&s, clusters, given_band, given_segments);
-    /* A given band or number of segments is kept: all further pieces come from dividing the other. */
+    /* A given band or number of segments is kept: further pieces come only from dividing the other one. */
     for (uint32_t count = 1; count <= MOST_PIECES && best > enough; count++)
         for (uint32_t i = 1; i <= MOST_SEGMENTS && i <= s.k_steps && i <= count; i++) {
             uint32_t try_band = count % i == 0 ? band_of(&s, count / i) : 0;

@@ -6,8 +6,8 @@
 
 #include "fused/gemm/push.cuh"
 
-/* The own block, which needs no message, comes first; then the others in the order in which they arrive: by copy engine
- * one after the other, pushed all together. */
+/* This rank's block, which needs no message, comes first; then the others in the order in which they arrive: by copy
+ * engine one after the other, pushed all together. */
 PRS_DEVICE struct pushed_chunk find_kept(const struct prs_schedule *s, uint32_t at)
 {
     struct pushed_chunk k = {{0, 0}, s->place.rank};

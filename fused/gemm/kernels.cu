@@ -34,7 +34,8 @@ template <int TYPE> static kernel_fn kernel_of_type(uint32_t op, int b_n_major, 
     return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
-/* B is K-major. Between nodes sums are always promoted: three instances less, where the network decides the time. */
+/* B is K-major. Between nodes sums are always promoted. That saves three instances, and the network decides the time
+ * there anyway. */
 template <bool PROMOTES> static kernel_fn kernel_of_e4m3(uint32_t op, int b_n_major, bool far, uint32_t columns)
 {
     static const kernel_fn near_table[4] = {
@@ -94,7 +95,8 @@ static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 extern "C" int prs_kernels_prepare(const struct prs_gemm_shape *s, bool far, uint32_t *clusters)
 {
     int r = -ENOTSUP;
-    for (uint32_t i = 2; i-- > 0;) { /* the widest last: it always exists, and is asked how many clusters run */
+    /* the widest tile comes last: it always exists, and its kernel is asked how many clusters can run */
+    for (uint32_t i = 2; i-- > 0;) {
         kernel_fn kernel = kernel_of(s, far, widths[i]);
         r = kernel ? launch_prepare(kernel, &shape, clusters) : -ENOTSUP;
         if (kernel && r)

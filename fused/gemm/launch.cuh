@@ -28,7 +28,8 @@ PRS_DEVICE uint64_t staging_bank(const struct prs_kernel_args &args)
 
 PRS_DEVICE uint32_t rows_of_launch(const struct prs_kernel_args &args)
 {
-    /* Not `? :` of the two: that is one load from either address, and no address of a parameter can be loaded from. */
+    /* Not written as `? :`, which would be one load from either address, and the address of a parameter cannot be
+     * loaded from. */
     if (args.m_on_device)
         return *(volatile const uint32_t *)args.m_on_device;
     return args.m;
@@ -52,7 +53,9 @@ PRS_DEVICE void launch_compare(const struct prs_kernel_args &args, uint32_t lane
 {
     if (!args.turns[0])
         return;
-    __threadfence_system(); /* [both-say]: the own word, before the barrier of begin_roles(), before theirs */
+    /* [both-say]: this rank's word was written before the barrier of begin_roles(), and is ordered before the load of
+     * theirs */
+    __threadfence_system();
     refuse_difference(&args.sync, &args.schedule.place, lane);
 }
 
@@ -93,7 +96,8 @@ template <class E> PRS_DEVICE void launch_end(const struct prs_kernel_args &args
     /* MUTANT(emulator epochs_run_into_each_other) arrivals are counted from zero: s/count/0/ */
     for (uint32_t i = threadIdx.x; i < count; i += PRS_THREADS)
         args.flags[0][bank * args.flag_bank + i] = 0;
-    /* MUTANT(emulator epochs_run_into_each_other) broadcasts are counted from zero: s/+ 1 </+ 99 </ */
+    /* MUTANT(emulator a_launch_ends_when_its_results_are_there) broadcasts are counted from zero:
+     * s/+ 1 </+ 99 </ */
     if (E::broadcasts && threadIdx.x + 1 < s->place.local_ranks)
         args.done[0][bank * s->place.local_ranks + threadIdx.x] = 0;
 }

@@ -62,11 +62,12 @@ PRS_SHARED bool prs_promotes(const struct prs_gemm_shape *s)
 
 /* All plans of a context share staging memory, because their launches run one after the other, on all ranks in the same
  * order. These words say when it may be written again, so they count the launches of all fused products of the context.
- * They are symmetric memory; only the rank that has them changes the first two. */
+ * They are symmetric memory; only the rank that owns them changes the first two. */
 struct prs_turns {
     uint32_t launches; /* finished; the next launch uses the bank of its parity */
     uint32_t copied;   /* of those, by copy engines */
-    uint32_t credit[]; /* [world - 1], by the distance to the receiver: how many of its `copied` it has finished */
+    /* [world - 1], by the distance to the receiver: how many of the copied launches that rank has finished */
+    uint32_t credit[];
 };
 
 PRS_SHARED uint64_t prs_turns_bytes(uint32_t world)
@@ -85,14 +86,14 @@ static_assert(sizeof(struct prs_launch) <= PRS_SMEM_BYTES - PRS_SMEM_LAUNCH, "it
 
 struct prs_kernel_args {
     CUtensorMap a, b;
-    CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
-    CUtensorMap push_source;            /* all-gather: own A in chunks */
+    CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: this rank's result; all-reduce: [p]: the result of neighbour p */
+    CUtensorMap push_source;            /* all-gather: this rank's A in chunks */
     CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
     CUtensorMap keep_from;              /* the same, in chunks */
     CUtensorMap keep_to;                /* all-gather: the caller's memory for the gathered A, in chunks */
-    struct prs_schedule schedule;       /* of the most rows; kernels use launch_here()->schedule */
+    struct prs_schedule schedule;       /* for the largest number of rows; kernels use launch_here()->schedule */
     struct prs_sync sync;
-    /* [p]: at neighbour p (geometry.h), 0 this rank. */
+    /* [p]: at neighbour p (geometry.h); 0 is this rank. */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* partial sums or gathered A, both banks */
     uint64_t staging_bank_bytes;                  /* half of the staging memory; the plan may need less */
     struct prs_turns *turns[PRS_MAX_LOCAL_RANKS]; /* NULL: nothing is communicated */
@@ -119,10 +120,11 @@ struct prs_kernel_args {
     const uint32_t *m_on_device;
     uint32_t most_rows, row_step;
     /* 1: blocks are multiples of 64 rows, and c describes all rows as one plane: a slab never crosses into the next
-     * block, and what the ranks do not divide, or the device alone knows, needs no map of its own. */
+     * block, and numbers of rows that the ranks do not divide, or that only the device knows, need no map of their
+     * own. */
     uint32_t whole;
     uint32_t keeps;           /* 1: the gathered A is written to keep_to */
-    struct prs_scales scales; /* e4m3 only, and so is what follows */
+    struct prs_scales scales; /* used for e4m3 only, like the members that follow */
     struct prs_quantised_result quantised;
 };
 

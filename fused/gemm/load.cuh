@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warp 0: fills the stage pipeline, and waits there for what other ranks send. */
+/* Warp 0: fills the stage pipeline, and waits there for data from other ranks. */
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
@@ -94,7 +94,7 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
 }
 
-/* The other ranks' partial sums of a tile that is added up here. */
+/* Loads the other ranks' partial sums of a tile that is added up here. */
 template <class E>
 PRS_DEVICE void take_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
                               const struct cta_position &at, struct pipeline *r, const struct prs_unit &u)

@@ -23,7 +23,7 @@ int prs_norm_check_shape(const struct prs_gemm_shape *s)
     return 0;
 }
 
-/* Of C on this rank, in a launch of m rows. */
+/* Rows of C on this rank, in a launch of m rows. */
 static uint64_t rows_of(const struct prs_gemm_plan *p, uint32_t m)
 {
     return p->shape.op == PRS_GEMM_REDUCE_SCATTER ? m / p->args.schedule.place.world : m;

@@ -15,9 +15,9 @@ static enum prs_gemm_path faster_path(const struct prs_gemm_plan *p, uint32_t ro
                : PRS_GEMM_PATH_FUSED;
 }
 
-/* The most rows up to `limit` for which the path is faster; 0: there are none. A fused launch takes as long for all
- * rows of a step, and an unfused one longer for more rows: so the fewest and the most rows of a step say what holds in
- * it, and where it has rows that were measured, those. */
+/* The most rows up to `limit` for which the path is faster; 0: there are none. A fused launch takes the same time for
+ * all numbers of rows in a step; an unfused one takes longer for more rows. So it is enough to look at the fewest and
+ * the most rows of a step, and at numbers of rows in it that were measured. */
 static uint32_t most_rows(const struct prs_gemm_plan *p, enum prs_gemm_path path, uint32_t limit)
 {
     uint32_t world = p->args.schedule.place.world, step = world * PRS_PAIR_M;
@@ -47,7 +47,7 @@ static uint32_t class_rows(const struct prs_gemm_plan *p, uint32_t class)
     return class == 0 ? p->shape.m : (uint32_t)(HALF_WAY * (p->shape.m >> class)) / world * world;
 }
 
-/* Appends a plan of so many rows. Where memory or cuBLASLt lacks on some rank, no rank has it, which is no error. */
+/* Appends a plan of so many rows. If some rank lacks memory or cuBLASLt, no rank has the plan, and that is no error. */
 static int add(struct prs_gemm_plan *p, uint32_t rows, const struct prs_gemm_tuning *tuning,
                const struct prs_table_found *found)
 {
@@ -61,7 +61,7 @@ static int add(struct prs_gemm_plan *p, uint32_t rows, const struct prs_gemm_tun
     return r == -ENOMEM || r == -ENOTSUP ? 0 : r;
 }
 
-/* Of the same path, on one node, for blocks of so many pairs of row tiles. */
+/* Whether two tunings of the same path, on one node, are the same for blocks of so many pairs of row tiles. */
 static bool same_tuning(const struct prs_gemm_tuning *x, const struct prs_gemm_tuning *y, uint32_t pairs)
 {
     bool same_band = x->band == y->band || (x->band >= pairs && y->band >= pairs);
@@ -70,7 +70,7 @@ static bool same_tuning(const struct prs_gemm_tuning *x, const struct prs_gemm_t
 }
 
 /* The fused path's plans for the classes of fewer rows that have another tuning. A class without a tuning of its own
- * has that of the class before; the first one the model's. */
+ * has that of the class before; the first class then has the model's. */
 static int add_fused(struct prs_gemm_plan *p, const struct prs_table_found *found)
 {
     static const struct prs_gemm_tuning any = {.path = PRS_GEMM_PATH_FUSED};
@@ -128,7 +128,7 @@ struct prs_gemm_plan *prs_paths_plan(struct prs_gemm_plan *p, const struct prs_g
     enum prs_gemm_path path;
     if (!p->next)
         return p;
-    if (x->m_on_device) /* of any number of rows, and only the fused path reads it */
+    if (x->m_on_device) /* it may be any number of rows, and only the fused path reads it */
         return p;
     if (x->m == 0 || x->m >= p->shape.m)
         return p;

@@ -22,8 +22,8 @@
 
 #include "fused/gemm/plan.h"
 
-/* Opens the other plans of one that is open, if there are rows for them. Collective. Where memory or cuBLASLt lacks on
- * some rank, no rank has them, which is no error. 0 or -errno. */
+/* Opens the other plans of one that is open, if there are rows for them. Collective. If some rank lacks memory or
+ * cuBLASLt, no rank has them, and that is no error. 0 or -errno. */
 int prs_paths_open(struct prs_gemm_plan *p);
 
 /* The plan of a launch. */

@@ -20,7 +20,7 @@
 
 enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's coordinate in a tensor is a signed number */
 
-/* Bytes of one bank of what the other ranks write here. */
+/* Bytes of one bank of the memory that other ranks write here. */
 static uint64_t bank_bytes(const struct prs_gemm_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -28,7 +28,7 @@ static uint64_t bank_bytes(const struct prs_gemm_plan *p)
         return 0;
     if (s->op == PRS_GEMM_ALLGATHER && s->segments != 0 && p->args.scales.sent == 0)
         return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * prs_operand_bytes(&p->shape);
-    if (s->op == PRS_GEMM_ALLGATHER) { /* a bank of what scales need begins where one of stages does */
+    if (s->op == PRS_GEMM_ALLGATHER) { /* each bank of scales begins where a bank of stages begins */
         uint64_t bytes = prs_layout_scales(s, p->args.scales.sent, prs_schedule_gathered_slots(s), 0, 0);
         return (bytes + PRS_STAGE_A - 1) / PRS_STAGE_A * PRS_STAGE_A;
     }
@@ -78,7 +78,7 @@ static int need_workspace(struct prs_gemm_plan *p)
     fill_args(p);
     if (!p->args.staging_bank_bytes)
         return 0;
-    /* Copy engines cannot choose a bank by the turn, which the host does not know: they have one bank, and wait until
+    /* Copy engines cannot choose a bank by the turn, which the host does not know. So they use one bank, and wait until
      * the other ranks have read it. */
     if (s->segments != 0)
         prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, true, PRS_POOL_COPIED},
@@ -225,10 +225,10 @@ int prs_gemm_shape_check(const struct prs_fused *ctx, const struct prs_gemm_shap
 /* Flags of the hint. */
 enum { WITHOUT_LT = 1 }; /* cuBLASLt cannot run the shape on some rank */
 
-/* What rank 0 finds holds for all: it alone writes to the tuning file, and others may not see that file. */
+/* All ranks use what rank 0 finds: it alone writes to the tuning file, and others may not see that file. */
 static_assert(sizeof(struct prs_table_found) <= sizeof(((struct prs_hint *)NULL)->first), "what is found fits a hint");
 
-/* Without cuBLASLt a plan that only prefers the unfused path takes the fused one: it is slower, but right. */
+/* Without cuBLASLt, a plan that prefers the unfused path but does not need it takes the fused path, which is slower. */
 static int choose_path(struct prs_gemm_plan *p, const struct prs_hint *agreed)
 {
     bool demanded = p->wanted && p->wanted->path == PRS_GEMM_PATH_UNFUSED;
@@ -428,7 +428,7 @@ static int encode_inputs(struct prs_gemm_plan *p)
     return r;
 }
 
-/* A matrix that has the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
+/* Describes a matrix with the rows of the launch, in boxes of 64 rows: one plane for each block, or one for all. */
 static struct prs_tensor blocks_of(const struct prs_gemm_plan *p, void *base, uint32_t type, uint32_t columns,
                                    uint32_t pitch)
 {
@@ -505,7 +505,8 @@ static int check_rows(const struct prs_gemm_plan *p, const struct prs_gemm_opera
     return 0;
 }
 
-/* Blocks must be whole, for one map of C, where the host does not know the rows, or the ranks do not divide them. */
+/* Blocks must be whole, so that one map of C is enough, if the host does not know the number of rows or the ranks do
+ * not divide it. */
 static void set_rows(struct prs_gemm_plan *p)
 {
     struct prs_kernel_args *a = &p->args;

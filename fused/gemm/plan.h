@@ -11,7 +11,7 @@
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 
-/* Elements from one row to the next; ld: of the shape, 0 for rows without gaps. */
+/* Elements from one row to the next; ld: the shape's value, 0 for rows without gaps. */
 static inline uint64_t prs_pitch(uint32_t ld, uint32_t columns)
 {
     return ld != 0 ? ld : columns;
@@ -23,7 +23,7 @@ static inline uint32_t prs_result_columns(const struct prs_gemm_shape *s)
     return s->gated ? s->n / 2 : s->n;
 }
 
-/* Gives a caller's shape the types that it leaves open. All that follows takes shapes that have them. */
+/* Gives a caller's shape the types that it leaves open. All functions below take such filled shapes. */
 static inline void prs_gemm_shape_fill(struct prs_gemm_shape *s)
 {
     const struct prs_element *type;
@@ -78,7 +78,7 @@ static inline bool prs_has_gaps(const struct prs_gemm_shape *s)
            (s->ldc != 0 && s->ldc != prs_result_columns(s));
 }
 
-/* Whether k may be 0: A is then what the rank adds to the sum. */
+/* Whether k may be 0: the rank then adds A itself to the sum. */
 static inline bool prs_may_lack_product(const struct prs_gemm_shape *s)
 {
     return (s->op == PRS_GEMM_REDUCE_SCATTER || s->op == PRS_GEMM_ALLREDUCE) && !s->gated &&
@@ -113,14 +113,16 @@ struct prs_gemm_plan {
     struct prs_gemm_info info;
     const struct prs_gemm_tuning *wanted;   /* the caller's, while the plan is opened; or NULL */
     const struct prs_table_found *measured; /* for this plan, while it is opened; or NULL: look for an entry */
-    struct prs_kernel_args args;            /* all but the maps of A, B and C, which each launch fills */
-    struct prs_gemm_operands operands;      /* of the launch that is being enqueued */
-    uint32_t rows;                /* of that launch; while the plan is opened, and with m_on_device, the most */
+    /* the arguments of the kernel; each launch fills in the maps of A, B and C */
+    struct prs_kernel_args args;
+    struct prs_gemm_operands operands; /* of the launch that is being enqueued */
+    /* rows of that launch; while the plan is opened, and with m_on_device, the largest number */
+    uint32_t rows;
     struct prs_schedule schedule; /* of the launch that is being enqueued, as far as the host knows it */
     struct prs_lt *lt;            /* unfused path; else NULL */
     uint32_t inbox_rows;          /* unfused path: inboxes add up launches of at most this many rows */
-    /* paths.h: the next of the plans that share this one's launches, or NULL; whether they have both paths; and what
-     * was measured of both. */
+    /* paths.h: the next of the plans that share this plan's launches, or NULL; whether they have both paths; and what
+     * was measured for both. */
     struct prs_gemm_plan *next;
     bool both;
     struct prs_path_times times[PRS_TABLE_CLASSES];
@@ -131,7 +133,7 @@ int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *sh
                           const struct prs_gemm_tuning *tuning, const struct prs_table_found *measured,
                           struct prs_gemm_plan **out);
 
-/* What rank 0 found when the plan was opened. Other ranks may see another tuning file, and have agreed all the same. */
+/* What rank 0 found when the plan was opened. Other ranks may see another tuning file, but have agreed to use this. */
 static inline struct prs_table_found prs_gemm_plan_found(const struct prs_gemm_plan *p)
 {
     struct prs_table_found found;
@@ -139,7 +141,8 @@ static inline struct prs_table_found prs_gemm_plan_found(const struct prs_gemm_p
     return found;
 }
 
-/* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is none. */
+/* The symmetric memory that holds the first `bytes` bytes of an all-reduce's result; NULL: the caller's C is not
+ * symmetric memory. */
 static inline const struct prs_symmetric *prs_result_home(const struct prs_gemm_plan *p, uint64_t bytes)
 {
     const struct prs_symmetric *result = p->base.memory[PRS_GEMM_RESULT];

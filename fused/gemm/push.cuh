@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warp 3: pushes the own block of A to the other ranks (all-gather), or waits for their results (all-reduce). */
+/* Warp 3: pushes this rank's block of A to the other ranks (all-gather), or waits for their results (all-reduce). */
 #ifndef PERSEUS_FUSED_PUSH_CUH
 #define PERSEUS_FUSED_PUSH_CUH
 
 #include "fused/gemm/relay.cuh"
 
-/* A chunk of the own block, or of a counterpart's block that this rank forwards. */
+/* A chunk of this rank's block, or of a counterpart's block that this rank forwards. */
 struct pushed_chunk {
     struct prs_chunk c;
     uint32_t block;
 };
 
-/* The chunk at a position: the own block's, then the counterparts'. */
+/* The chunk at a position: first those of this rank's block, then the counterparts'. */
 template <class E> PRS_DEVICE struct pushed_chunk find_chunk(const struct prs_schedule *s, uint32_t at)
 {
     struct pushed_chunk k = {{0, 0}, s->place.rank};
@@ -23,7 +23,7 @@ template <class E> PRS_DEVICE struct pushed_chunk find_chunk(const struct prs_sc
     return k;
 }
 
-/* Two chunks are under way at any time. A chunk is signalled two chunks later, when it has landed everywhere. */
+/* Two chunks are in flight at any time. A chunk is signalled two chunks later, when it has landed everywhere. */
 struct pusher {
     uint32_t landed, before; /* positions of the older and the newer chunk that are not signalled yet */
     uint32_t pending, count; /* how many are not signalled; chunks so far in this launch */
@@ -37,8 +37,8 @@ PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, con
            c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
 }
 
-/* Stores the scales that travel with a chunk at the other ranks of the node, and where they are put to other nodes
- * from. They are signalled with it, and read when the stage that the chunk is part of is full. */
+/* Stores the scales of a chunk at the other ranks of the node, and in the memory from which they are put to other
+ * nodes. They are signalled with the chunk, and read when the chunk's stage is full. */
 template <class E> PRS_DEVICE void push_scales(const struct prs_kernel_args &args, const struct pushed_chunk &k)
 {
     const struct prs_schedule *s = &launch_here()->schedule;
@@ -103,14 +103,14 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct ct
     }
     if (E::far && k.block == s->place.rank)
         relay_chunk<E::scaled>(args, at.epoch, row_tile, strip);
-    else if (E::far) /* it came by the network; the loader counts its chunks as those of any other rank */
+    else if (E::far) /* the block came over the network; the loader counts its chunks like those of any other rank */
         add_relaxed_sys(
             arrivals_at(args, at.epoch, 0,
                         prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip)),
             1);
 }
 
-/* Waits until everything under way has landed, and signals it. */
+/* Waits until everything in flight has landed, and signals it. */
 template <class E>
 PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p)
 {
@@ -154,7 +154,7 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     p->pending = p->pending < 2 ? p->pending + 1 : 2;
 }
 
-/* Waits for a counterpart's chunk before it is forwarded. Signals everything under way first, because a rank may wait
+/* Waits for a counterpart's chunk before it is forwarded. Signals everything in flight first, because a rank may wait
  * for that before it puts the chunk. */
 template <class E>
 PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p,
@@ -179,8 +179,8 @@ PRS_DEVICE uint32_t claim_chunk(const struct prs_kernel_args &args)
     return atomicAdd(claim_counter(args, PRS_CLAIM_CHUNKS), 1u);
 }
 
-/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. Returns how many chunks
- * went through the push buffers. */
+/* Pushes this rank's block, and then the counterparts' blocks that were put here, to the other ranks of this node.
+ * Returns how many chunks went through the push buffers. */
 template <class E>
 PRS_DEVICE uint32_t push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
                                 const struct cta_position &at)

@@ -59,8 +59,8 @@ PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t
                epoch, g.index);
 }
 
-/* All-reduce: called when half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which
- * are contiguous, into the counterparts' C. */
+/* All-reduce: called when half a tile of this rank's block is in C. The CTA that completes a row tile puts its rows,
+ * which are contiguous, into the counterparts' C. */
 template <class E>
 PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
@@ -87,7 +87,7 @@ PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uin
     return prs_layout_gathered(s, slot, band * s->band * 2 + at / strips, at % strips * PRS_STRIP_STEPS);
 }
 
-/* Where the scales of that piece are, and so where those of all pieces before it in the band end. */
+/* Where the scales of that piece begin, which is where those of all earlier pieces in the band end. */
 PRS_DEVICE uint64_t strip_scales_place(const struct prs_schedule *s, uint32_t sent, uint32_t slot, uint32_t band,
                                        uint32_t at)
 {
@@ -95,8 +95,8 @@ PRS_DEVICE uint64_t strip_scales_place(const struct prs_schedule *s, uint32_t se
     return prs_layout_scales(s, sent, slot, step < sent ? step : sent, (band * s->band * 2 + at / strips) * PRS_TILE_M);
 }
 
-/* All-gather: called when a chunk of the own block has landed in the slot from which it is put. The last chunk of the
- * last strip of a group puts the group, and signals. */
+/* All-gather: called when a chunk of this rank's block has landed in the slot from which it is put. The last chunk of
+ * the last strip of a group puts the group, and signals. */
 template <bool SCALED>
 PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
                                      uint32_t strip)

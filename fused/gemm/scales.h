@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host does for the scales of an e4m3 product (core/scales.h): it checks them, and fills the kernel's
- * arguments. */
+/* The host's part of an e4m3 product's scales (core/scales.h): checks them, and fills the kernel's arguments. */
 #ifndef PERSEUS_FUSED_GEMM_SCALES_H
 #define PERSEUS_FUSED_GEMM_SCALES_H
 

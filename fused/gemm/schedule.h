@@ -48,7 +48,8 @@ struct prs_schedule {
     uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
     uint32_t group;      /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
     uint32_t units;      /* what this rank computes */
-    /* Of the most rows that a launch may have. Copies must find their destination without the number of rows. */
+    /* For the largest number of rows that a launch may have, because copies must find their destination without the
+     * actual number. */
     uint32_t most_pairs, most_bands;
     uint32_t wide; /* columns of a tile; for the host, since a kernel knows its own */
 };
@@ -71,7 +72,8 @@ PRS_SHARED void prs_schedule_rows(struct prs_schedule *s, uint32_t m, bool whole
     s->units = s->place.world * s->pairs * s->columns;
 }
 
-/* m: rows; columns: column tiles; the type of the elements and the tile of the kernel decide what n and k are here. */
+/* m: rows; columns: column tiles. How n and k become tiles and steps depends on the type of the elements and the tile
+ * of the kernel. */
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t rank, uint32_t world, uint32_t nodes,
                                   uint32_t m, uint32_t columns, uint32_t k_steps, uint32_t band)
 {
@@ -93,7 +95,7 @@ PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32
     return band + 1 < s->bands ? s->band : s->pairs - band * s->band;
 }
 
-/* Orders the own block, which needs no message, in rasters of PRS_RASTER rows. */
+/* Orders this rank's block, which needs no message, in rasters of PRS_RASTER rows. */
 PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = PRS_RASTER * s->columns, first = at / size * PRS_RASTER, rows = s->pairs - first;
@@ -181,9 +183,9 @@ PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t rou
 
 /* Reduce-scatter and all-reduce go round by round. Round r computes: band r of all blocks that other ranks of this node
  * add up; band r - 1 of the counterparts' blocks, because this node's partial sums for it have arrived; band r - 2 of
- * the own block (r - 1 on a single node), because the counterparts' sums have too. The mix keeps the links evenly busy.
- * The first rounds have no own band, the last rounds only that. Ranks cannot wait in a circle: a unit of round r waits
- * only for units of earlier rounds. */
+ * this rank's block (r - 1 on a single node), because the counterparts' sums have too. The mix keeps the links evenly
+ * busy. The first rounds have no band of this rank's block, the last rounds have only such a band. Ranks cannot wait in
+ * a circle: a unit of round r waits only for units of earlier rounds. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     uint32_t others = s->place.nodes * (s->place.local_ranks - 1), relays = s->place.nodes - 1, tall, relay, own, row,
@@ -251,15 +253,15 @@ PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sen
     return prs_index_after(sender, owner, s->place.world);
 }
 
-/* All-gather: one slot for the block of each other rank, and one from which the own block is put to other nodes. */
+/* All-gather: one slot for the block of each other rank, and one from which this rank's block is put to other nodes. */
 PRS_SHARED uint32_t prs_schedule_gathered_slots(const struct prs_schedule *s)
 {
     return s->place.world - (s->place.nodes > 1 ? 0 : 1);
 }
 
 /* Slots of a bank of partial sums, each for one block: first those that ranks of this node write, (locals - 1) for each
- * node whose block it is; then the counterparts' sums for the own block; then this node's sums for the counterparts'
- * blocks, which are put from there. */
+ * node whose block it is; then the counterparts' sums for this rank's block; then this node's sums for the
+ * counterparts' blocks, which are put from there. */
 PRS_SHARED uint32_t prs_schedule_slots(const struct prs_schedule *s)
 {
     return s->place.nodes * (s->place.local_ranks - 1) + 2 * (s->place.nodes - 1);
@@ -285,8 +287,8 @@ PRS_SHARED uint32_t prs_schedule_relay_slot(const struct prs_schedule *s, uint32
            prs_index_after(to, s->place.node, s->place.nodes);
 }
 
-/* How many sums of others are added to a tile of this block, which is the own block or a relayed one: first those of
- * this node, then those of other nodes. The slot order makes the sum repeatable bit by bit. */
+/* How many sums of others are added to a tile of this block, which is this rank's block or a relayed one: first those
+ * of this node, then those of other nodes. The slot order makes the sum repeatable bit by bit. */
 PRS_SHARED uint32_t prs_schedule_sources(const struct prs_schedule *s, uint32_t block)
 {
     return s->place.local_ranks - 1 + (block == s->place.rank ? s->place.nodes - 1 : 0);
@@ -311,9 +313,9 @@ PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, u
     return from;
 }
 
-/* The flag that says that this slot has warpgroup `half`'s half of this tile. A slot's flags lie where the most rows
- * would have them: each flag has one writer in all launches, which raises it to an epoch only after it has finished the
- * launch before. */
+/* The flag that says that this slot has warpgroup `half`'s half of this tile. The flags of a slot are placed as for the
+ * largest number of rows. So each flag has the same writer in all launches, which raises it to an epoch only after it
+ * has finished the previous launch. */
 PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint32_t slot, uint32_t tile, uint32_t half)
 {
     return (slot * s->most_pairs * 2 * s->columns + tile) * 2 + half;
@@ -321,7 +323,7 @@ PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint
 
 /* ---- pushed chunks: all-gather ---- */
 struct prs_chunk {
-    uint32_t row;  /* first row within the own block, a multiple of PRS_PUSH_ROWS */
+    uint32_t row;  /* first row within this rank's block, a multiple of PRS_PUSH_ROWS */
     uint32_t step; /* of K */
 };
 
@@ -367,7 +369,7 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
 
 struct prs_copy {
     uint32_t distance;      /* the copy goes to the rank `distance` places after this one */
-    uint32_t band, segment; /* of the own block */
+    uint32_t band, segment; /* of this rank's block */
 };
 
 PRS_SHARED uint32_t prs_schedule_copies(const struct prs_schedule *s)
@@ -482,8 +484,9 @@ PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t
     return prs_schedule_group_word(s, from, prs_schedule_groups(s) + row_tile);
 }
 
-/* This rank's own counters, which tell which arrival is the last. They count halves of each relayed tile and pieces of
- * each group, both by destination node; for an all-reduce also halves of tiles in each row tile of the own block. */
+/* This rank's own counters, which tell which arrival is the last. They count halves of each relayed tile and pieces
+ * of each group, both by destination node; for an all-reduce also halves of tiles in each row tile of this rank's
+ * block. */
 PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint32_t to, uint32_t tile)
 {
     return to * prs_schedule_tiles(s) + tile;
@@ -515,8 +518,8 @@ PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint3
     return prs_place_counterpart(&s->place, 1 + at % nodes);
 }
 
-/* All-gather: gives a chunk that a rank of another node put here for the own node, all nodes in turn. Returns the block
- * of the chunk. */
+/* All-gather: gives a chunk that a rank of another node put here for this rank's node, all nodes in turn. Returns the
+ * block of the chunk. */
 PRS_SHARED uint32_t prs_schedule_forward(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
     uint32_t nodes = s->place.nodes - 1;

@@ -8,7 +8,7 @@
 #include "fused/gemm/relay.cuh"
 #include "fused/gemm/unit.cuh"
 
-/* Where the rank of this node that adds up a block's sums keeps the sums of this rank. */
+/* The slot for this rank's sums, at the rank of this node that adds up a block's sums. */
 template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
 {
     if (E::far && prs_schedule_part(s, block) == PRS_PART_RELAY)

@@ -12,29 +12,29 @@
 #include "transport/util/error.h"
 
 static const double FLOPS_PER_US = 750e6; /* 16-bit types, on all SMs of an H200, large shapes */
-static const double PUSH_GAINS = 1.01;    /* CTAs push only where that is faster by this factor */
-static const double NARROW_GAINS = 1.05;  /* narrow tiles only where they are, which read B more often */
+static const double PUSH_GAINS = 1.01;    /* CTAs push only if that is faster by this factor */
+/* narrow tiles, which read B more often, are used only if they are faster by this factor */
+static const double NARROW_GAINS = 1.05;
 
 enum {
     MOST_SPREAD = 1000, /* percent */
     MOST_TILES_PER_SIGNAL = 1 << 16
 };
 
-/* How often an element of the product, or of A, goes to the rank that needs it. The result of an all-reduce goes
- * back. */
+/* How often an element of the product, or of A, is sent. The result of an all-reduce is sent back. */
 static double journeys(const struct prs_gemm_shape *shape)
 {
     return shape->op == PRS_GEMM_ALLREDUCE ? 1 + (double)prs_result_columns(shape) / shape->n : 1;
 }
 
-/* Of an element of what travels: rows of A, or sums. */
+/* Bytes of an element that is sent: of A, or of a sum. */
 static uint32_t travelling_bytes(const struct prs_gemm_shape *shape)
 {
     return shape->op == PRS_GEMM_ALLGATHER ? prs_operand_bytes(shape) : prs_sum_bytes(shape);
 }
 
-/* Bytes that one rank sends to the other ranks of its node. Reduced inside a node first, a matrix is sent
- * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
+/* Bytes that one rank sends to the other ranks of its node. A matrix that is first reduced inside a node is sent
+ * (locals - 1) / locals times. An all-gather sends this rank's block, and forwards those of the counterparts. */
 static double sent_bytes(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_GEMM_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
@@ -64,28 +64,32 @@ static double link_ratio(const struct prs_gemm_shape *shape, const struct prs_pl
 }
 
 /* Both paths on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
- * fused-path-4xH200.json), and sums by inboxes to 100 of 512 to 2048 rows (fused-path-inbox-4xH200.json). The path that
- * they choose is at most 1 % slower than the best one in the mean, and 17 % in one case (test_tuning.c). */
+ * fused-path-4xH200.json), and, for sums by inboxes, 100 shapes of 512 to 2048 rows (fused-path-inbox-4xH200.json). The
+ * path that these constants choose is on average at most 1 % slower than the best one, and 17 % slower in the worst
+ * case (test_tuning.c). */
 struct way_times {
     double unfused, fused; /* us: launches, barriers, first stages, last stores */
-    double inbox;          /* in place of unfused, for what is summed by inboxes */
-    double not_hidden;     /* fused: part of the shorter of product and travel */
-    double last_unit;      /* fused: part of a unit's time that comes after all others */
+    double inbox;          /* instead of unfused, for sums by inboxes */
+    double not_hidden;     /* fused path: product and transfer overlap; this part of the shorter one is not hidden */
+    double last_unit;      /* fused path: this part of a unit's time remains after everything else */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0, 0.5, 0}, REDUCE_TIMES = {24, 20, 16, 0.4, 0.4};
-/* From so many rows of all ranks on, the fused kernel was always the faster path in these measurements where the model
- * predicts nearly the same times. It is not where n is so small that a wave of units is not full: gradients of
+/* From so many rows of all ranks on, the fused kernel was the faster path in these measurements whenever the model
+ * predicted nearly the same times. An exception is an n so small that a wave of units is not full: gradients of
  * DeepSeek-V3's kv_b (8192 x 512 x 8192) and q_b (4096 x 1536 x 6144), doc/results/grid-4xH200.json. */
 static const uint32_t FEW_ROWS = 4096;
-static const double UNFUSED_GAINS = 1.1; /* so much faster must it be by the model, from there on */
+/* from there on the unfused path must be faster by this factor, by the model */
+static const double UNFUSED_GAINS = 1.1;
 
 static const struct way_times *way_times(const struct prs_gemm_shape *shape)
 {
     return shape->op == PRS_GEMM_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
 }
 
-static const double SECOND_HOP_US = 1;           /* of a sum by inboxes; 4 x H200: 0.2 to 1.1 */
-static const double MOST_INBOX_BYTES = 16 << 20; /* of a product: its inbox takes 2 to 4 times that, in fp32 up to 6 */
+/* time of the second hop of a sum by inboxes; on 4 x H200 it took 0.2 to 1.1 */
+static const double SECOND_HOP_US = 1;
+/* largest product; its inbox takes 2 to 4 times its bytes, in fp32 up to 6 times */
+static const double MOST_INBOX_BYTES = 16 << 20;
 
 static uint32_t at_most(double rows, const struct prs_gemm_shape *shape)
 {
@@ -104,7 +108,8 @@ uint32_t prs_tuning_inbox_rows(const struct prs_gemm_shape *shape, const struct 
 uint32_t prs_tuning_one_hop_rows(const struct prs_gemm_shape *shape, const struct prs_place *at)
 {
     uint32_t most = prs_tuning_inbox_rows(shape, at), rows;
-    /* What a second hop takes, compared with the first. A kernel that normalises behind it takes about as long. */
+    /* The time of a second hop, in units of the first. A kernel that normalises after it takes about as long as a
+     * hop. */
     double back = shape->norm ? 2 : 1;
     double more = (double)shape->n * prs_sum_bytes(shape) * (at->world - 1) * (1 - (1 + back) / at->world);
     if (shape->op != PRS_GEMM_ALLREDUCE || more <= 0)
@@ -128,9 +133,9 @@ static double unfused_us(const struct prs_gemm_shape *shape, const struct prs_pl
            compute_us(shape, clusters);
 }
 
-/* Of the time of a K step, where sums are promoted: fitted to 48 products of 128 to 2048 rows on 4 x H100
- * (doc/results/grid-fp8-4xH100.json). The path that is chosen is at most 1 % slower than the best one in the mean, and
- * 9 % in one case (test_tuning.c). */
+/* The time of a K step with promoted sums, relative to one without. Fitted to 48 products of 128 to 2048 rows on 4 x
+ * H100 (doc/results/grid-fp8-4xH100.json). The path that is chosen is on average at most 1 % slower than the best one,
+ * and 9 % slower in the worst case (test_tuning.c). */
 static const double PROMOTED_STEP = 1.25;
 
 bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct prs_place *at)
@@ -139,14 +144,14 @@ bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct p
            at->world > 1;
 }
 
-/* Of the row tiles of all blocks. */
+/* Pairs of row tiles of all blocks. */
 static double pairs_of(uint32_t rows, const struct prs_place *at)
 {
     return (double)at->world * prs_ceil_div(prs_ceil_div(rows, at->world), PRS_PAIR_M);
 }
 
-/* Units that the busiest cluster computes, with tiles of so many columns. A unit takes as long with few rows as with
- * many. */
+/* How many units the busiest cluster computes, with tiles of so many columns. A unit with few rows takes as long as one
+ * with many. */
 static double waves(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters, uint32_t columns)
 {
     return ceil(pairs_of(shape->m, at) * prs_column_tiles(shape, columns) / clusters);
@@ -162,7 +167,7 @@ static double tiled_us(const struct prs_gemm_shape *shape, const struct prs_plac
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
-/* With wide tiles: the measured times had no others. */
+/* With wide tiles, because only those were measured. */
 static double fused_us(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     return tiled_us(shape, at, clusters, PRS_TILE_N);
@@ -262,16 +267,16 @@ static uint32_t default_band(const struct prs_gemm_shape *shape, const struct pr
     /* Small bands spread the traffic, which busy links need; large bands read A and B less often. With few bands the
      * rounds in which only the links or only the tensor cores work cost more than either. */
     band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_GEMM_ALLREDUCE ? 2 : 1;
-    /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
-     * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
-     * 174, 136; 200, 184. */
+    /* In a round, clusters compute units while sums of the previous round travel. With less than two units for each
+     * cluster, they wait. 2 x H200, reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce
+     * 624, 631; 6144 x 4096 x 1376 174, 136; 200, 184. */
     if (band == 1 && 10 * world * columns < 19 * clusters)
         band = 2;
     return band > pairs ? pairs : band;
 }
 
-/* Chooses what moves an all-gather's blocks on a single node, and in which pieces: whatever is faster, by playing the
- * copies and estimating the CTAs. Returns the time of the choice. */
+/* Chooses what moves an all-gather's blocks on a single node, and in which pieces: whatever is faster. Copies are
+ * simulated, pushing CTAs estimated. Returns the time of the choice. */
 static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                              const struct prs_place *at, struct prs_gemm_tuning *t)
 {
@@ -296,9 +301,9 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_gemm_
     return copied;
 }
 
-/* Traffic is spread over the compute time that can hide it; a link that is the bottleneck is kept full. For an
- * all-gather whose link is busy most of the time bursts were better (8192: 422 us against 490), for one whose link is
- * mostly idle they were worse (16384: 3347 us against 2974). */
+/* Traffic is spread over the compute time that can hide it; a link that is the bottleneck is kept full. In an
+ * all-gather whose link is busy most of the time, bursts were better (8192: 422 us, spread 490). If the link is mostly
+ * idle, they were worse (16384: 3347 us, spread 2974). */
 static void default_pace(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
 {
     double ratio = link_ratio(shape, at, t->clusters);
@@ -401,7 +406,7 @@ bool prs_tuning_can_unfuse(const struct prs_gemm_shape *shape)
     return !only_fused(shape);
 }
 
-/* What was found for a shape near this one may not fit it. */
+/* Drops values that were found for a near shape and do not fit this one. */
 static void drop_misfits(const struct prs_gemm_shape *shape, const struct prs_place *at, struct prs_gemm_tuning *t)
 {
     if ((t->path == PRS_GEMM_PATH_FUSED && obstacle(shape, at->world)) ||
@@ -432,7 +437,7 @@ static int choose_path(const struct prs_gemm_shape *shape, const struct prs_plac
     return 0;
 }
 
-/* Limits absurd values of the caller or of a damaged file before derived quantities overflow. */
+/* Limits absurd values, from the caller or a damaged file, before derived quantities overflow. */
 static void limit(const struct prs_gemm_shape *shape, struct prs_gemm_tuning *t)
 {
     uint32_t steps = prs_k_steps(shape);
@@ -492,7 +497,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *
     if (t->segments == 0)
         t->segments = 1;
     if (t->tiles_per_signal == 0)
-        t->tiles_per_signal = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
+        t->tiles_per_signal = 16; /* 1 MB was best: 1077 us at 8192, where 8 tiles take 1128 and 32 take 1166 */
     predict(ctx, shape, at, gather_us, info);
     if (!wanted && found && found->us[0] > 0)
         info->predicted_us = found->us[0];

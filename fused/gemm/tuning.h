@@ -10,8 +10,8 @@
 struct prs_table_found;
 
 /* Decides every field of info->tuning, and predicts the time. wanted: the caller's values, or NULL. found: what was
- * measured, or NULL; without effect where the caller has values. clusters: how many can run at once. 0, or -EINVAL: a
- * field of wanted is wrong, or it forces a path that cannot run. */
+ * measured, or NULL; the caller's values override it. clusters: how many can run at once. 0, or -EINVAL: a field of
+ * wanted is wrong, or it forces a path that cannot run. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_gemm_shape *shape,
                       const struct prs_gemm_tuning *wanted, const struct prs_table_found *found, uint32_t clusters,
                       struct prs_gemm_info *info);
@@ -31,8 +31,8 @@ bool prs_tuning_can_be_narrow(const struct prs_gemm_shape *shape, const struct p
 
 /* What was measured of both paths for a class of rows (table.h). */
 struct prs_path_times {
-    float fused_us, unfused_us; /* of its most rows; 0: unknown */
-    float unfused_more;         /* by what to multiply the model's time of the unfused path; 0: nothing is known */
+    float fused_us, unfused_us; /* for the most rows of the class; 0: unknown */
+    float unfused_more;         /* factor by which to multiply the model's time of the unfused path; 0: unknown */
 };
 /* times: of PRS_TABLE_CLASSES classes. */
 void prs_tuning_path_times(const struct prs_gemm_shape *shape, const struct prs_place *at, uint32_t clusters,
@@ -44,8 +44,8 @@ bool prs_tuning_unfused_is_faster(const struct prs_gemm_shape *shape, uint32_t r
                                   uint32_t clusters, const struct prs_path_times *times);
 
 /* Carries the times of both paths (us, by enum prs_gemm_path; 0: unknown), of which t->path's was measured with t, from
- * one shape to a near one: by the model, and where there is none, alone and between nodes, both by the ratio of the
- * products. clusters: where t has none. */
+ * one shape to a near one: by the model. For one rank alone, and between nodes, there is no model: both times are then
+ * scaled by the ratio of the products. clusters: used if t has no value. */
 void prs_tuning_carry(const struct prs_gemm_shape *from, const struct prs_gemm_shape *to, const struct prs_place *at,
                       uint32_t clusters, const struct prs_gemm_tuning *t, double us[]);
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a unit lies. With E::told the thread that claims it finds that out, and says so to all roles: that costs many
- * divisions, which consumers would make between two tiles, while the tensor cores wait. In other instances each role
- * finds it out for itself. */
+/* Where a unit lies. That takes many divisions. With E::told the thread that claims the unit does them and tells all
+ * roles; otherwise consumers would do them between two tiles, while the tensor cores wait. In other instances each role
+ * does them for itself. */
 #ifndef PERSEUS_FUSED_GEMM_UNIT_CUH
 #define PERSEUS_FUSED_GEMM_UNIT_CUH
 
 #include "fused/core/units.cuh"
 #include "fused/gemm/launch.cuh"
 
-/* What a role takes: the number of a unit, and where it lies if that is told. */
+/* What a role takes: the number of a unit, and where it lies if E::told. */
 template <bool TOLD> struct unit_taken {
     typedef uint32_t unit;
 };

@@ -24,7 +24,7 @@ PRS_DEVICE float activation_slope(uint32_t activation, float x)
     case PRS_ACTIVATION_GELU:
         return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) +
                x * 0.3989422804014327f * exp2_fast(x * x * (-0.5f * log2_e));
-    case PRS_ACTIVATION_GELU_TANH: /* x s, with s = 1 / (1 + exp(-2 y)), as gelu_tanh() has it */
+    case PRS_ACTIVATION_GELU_TANH: /* x s, with s = 1 / (1 + exp(-2 y)), as in gelu_tanh() */
         y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
         s = divide_fast(1.0f, 1.0f + exp2_fast(y * (-2 * log2_e)));
         return s + x * s * (1.0f - s) * 2 * 0.7978845608028654f * (1.0f + 3 * 0.044715f * x * x);
@@ -36,8 +36,8 @@ PRS_DEVICE float activation_slope(uint32_t activation, float x)
     }
 }
 
-/* Where a row begins. vectors: in a row of the result. In a gated first product a row has those of the gate first, then
- * as many of up. */
+/* Where a row begins. vectors: vectors in a row of the result. A row of a gated first product has those of the gate
+ * first, then as many of up. */
 struct activation_row {
     uint64_t wide, narrow; /* bytes before the row, in [capacity, N] and in [capacity, I] */
     uint32_t vectors;
@@ -85,9 +85,9 @@ static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_
     }
 }
 
-/* A vector of columns of the result. x: of the gate, or of the product; up: 1 where there is no gate; u: the gradients.
- * They become the gradients of x and of up, and the result times the weight. Adds the product of result and gradients
- * to *sum. */
+/* One vector of columns of the result. x: the gate, or the product; up: 1 if there is no gate; u: the gradients of the
+ * result. On return x and up hold their gradients, and u the result times the weight. Adds the product of result and
+ * gradients to *sum. */
 template <uint32_t N>
 PRS_DEVICE void activation_vector_back(uint32_t activation, float weight, float (&x)[N], float (&up)[N], float (&u)[N],
                                        float *sum)

@@ -119,9 +119,9 @@ static double share_of(const struct packing *p, const struct prs_moe_loads *b, i
     return b->loads[expert] / p->count[expert];
 }
 
-/* All ranks with room hold the expert. Another replica moves to one of them from a full rank that does not hold it: the
- * one that is nearest in weight. There is one: the full rank holds more experts than the rank with room, and not this
- * one. */
+/* All ranks with room hold the expert. Another replica moves to one of them, from a full rank that does not hold the
+ * expert: the replica nearest in weight. Such a replica exists, because the full rank holds more experts than the rank
+ * with room, and does not hold this one. */
 static void exchange(struct packing *p, const struct prs_moe_loads *b, const struct heavy *x)
 {
     uint32_t to = lightest(p, NULL), best = 0, from;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The router's choices, and what the status says of them. */
+/* The router's choices, and what the status reports about them. */
 #ifndef PERSEUS_FUSED_CHOICES_CUH
 #define PERSEUS_FUSED_CHOICES_CUH
 

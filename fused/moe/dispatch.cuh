@@ -8,15 +8,15 @@
 #include "fused/core/element.cuh"
 #include "fused/moe/rows.cuh"
 
-/* Even warps send, odd warps place. Each has a buffer; the barriers come after all buffers. */
+/* Even warps send, odd warps place rows. Each has a buffer; the barriers come after all buffers. */
 enum {
     PRS_DISPATCH_WARPS = 16,
     PRS_DISPATCH_BARRIERS = PRS_DISPATCH_WARPS * PRS_PUSH_BYTES,
     PRS_DISPATCH_SHARED = PRS_DISPATCH_BARRIERS + PRS_DISPATCH_WARPS * 8
 };
 
-/* TYPE, here and below: of rows. Returns a vector of columns, times the weight, and adds their product with y to *sum.
- */
+/* TYPE, here and below: the type of rows. Returns a vector of columns, times the weight. Adds their product with y to
+ * *sum. */
 template <int TYPE> PRS_DEVICE uint4 weigh_vector(uint4 x, uint4 y, float weight, float *sum)
 {
     typedef element<TYPE> e;
@@ -72,8 +72,8 @@ template <int TYPE> PRS_DEVICE void weigh_rows(const struct prs_moe_args &args, 
     }
 }
 
-/* AGAIN: without routing, which is a barrier of all ranks. So a row may come to memory that its rank still reads in
- * the previous launch. */
+/* AGAIN: without routing, and so without its barrier of all ranks. A row could then arrive in memory that its receiver
+ * still reads in the previous launch, so the kernel waits for that. */
 template <int TYPE, bool FAR, bool AGAIN>
 __global__ void __launch_bounds__(PRS_DISPATCH_WARPS * 32, 1)
     dispatch_kernel(const __grid_constant__ struct prs_moe_args args)

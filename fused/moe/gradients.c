@@ -105,7 +105,7 @@ int prs_moe_return_values(struct prs_moe_plan *p, const struct prs_moe_values *x
                         (const void *)x->values, (const void *)x->rows, (void *)x->out);
     if ((uintptr_t)x->maps % 256 != 0)
         return prs_fail(-EINVAL, "fused: MoE values: maps %p must be 256-byte aligned", x->maps);
-    if (p->shape.hidden < PRS_MOE_VALUE_PARTS * p->shape.top_k) /* where rows have room, values do */
+    if (p->shape.hidden < PRS_MOE_VALUE_PARTS * p->shape.top_k) /* memory with room for rows also has room for values */
         return prs_fail(-EINVAL,
                         "fused: MoE values in a plan of hidden %u, top %u: hidden must be at least %d times top",
                         p->shape.hidden, p->shape.top_k, PRS_MOE_VALUE_PARTS);

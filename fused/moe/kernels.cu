@@ -41,7 +41,7 @@ template <int TYPE> static constexpr struct instances make(void)
             {{NULL, NULL}, {NULL, NULL}}};
 }
 
-/* With scales: weights K-major, without gradients. Rows move as bytes, and results are of type SUM. */
+/* With scales: weights K-major, without gradients. Rows are moved as bytes, and results have type SUM. */
 template <int TYPE> static constexpr struct instances make_scaled(void)
 {
     constexpr int SUM = element<TYPE>::sum;
@@ -139,7 +139,8 @@ extern "C" int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *ro
     int r;
     if (!k || !k->dispatch[nodes])
         return -ENOTSUP;
-    if (routing.shared_bytes < PRS_SMEM_BYTES) /* the limit is the kernel's, and serves all plans of the process */
+    /* this limit belongs to the kernel, and so to all plans of the process */
+    if (routing.shared_bytes < PRS_SMEM_BYTES)
         routing.shared_bytes = PRS_SMEM_BYTES;
     r = launch_prepare(route_kernel, &routing, &ctas);
     if (!r)
@@ -161,7 +162,8 @@ extern "C" int prs_moe_kernels_prepare(uint32_t type, const struct prs_route *ro
     return r;
 }
 
-/* Of kernels that move rows: no more than there can be rows, so that few rows are not claimed by thousands of warps. */
+/* CTAs of kernels that move rows: no more than there can be rows, so that thousands of warps do not claim a few
+ * rows. */
 static uint32_t row_ctas(const struct prs_moe_args *args, uint32_t ctas)
 {
     uint32_t rows = args->route.place.world * args->route.tokens;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Grouped products of a plan: tensor maps, launches, and those of rows of any width, which gradients need. */
+/* Grouped products of a plan: tensor maps and launches, also of the products of rows of any width that gradients
+ * need. */
 #include <errno.h>
 
 #include "fused/core/tensor_map.h"

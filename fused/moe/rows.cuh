@@ -115,7 +115,7 @@ PRS_DEVICE uint32_t claim_for_warp(uint32_t *counter)
 }
 
 /* ---- launches without routing ---- */
-/* Until every neighbour and counterpart has read what it was sent in the previous launch. */
+/* Waits until every neighbour and counterpart has read the rows that it was sent in the previous launch. */
 PRS_DEVICE void await_room(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -191,7 +191,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 
 /* ---- warp 3: other nodes ---- */
 /* Counts one of `all` rows for the node at distance n, stored in relay memory; puts and signals what is then complete.
- * back: on the way back. The last to come to a counter leaves it zero. */
+ * back: on the way back. The last arrival at a counter leaves it at zero. */
 PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row,
                                        uint32_t all, bool back)
 {
@@ -227,8 +227,8 @@ PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t
     network_signal(&args.sync, &far->device, signal);
 }
 
-/* Stores own rows for other nodes in relay memory, for all nodes in turn. It forwards nothing meanwhile: memory takes
- * rows ten times as fast as a link, and the command ring has room. */
+/* Stores this rank's rows for other nodes in relay memory, for all nodes in turn. Nothing is forwarded meanwhile:
+ * memory is ten times as fast as a link, and the command ring has room. */
 PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -431,8 +431,8 @@ PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch
     return __shfl_sync(~0u, here, wanted);
 }
 
-/* Calls act() for each of the delivery's target rows that are this lane's: those with number lane, lane + 32, ... row:
- * the first of them. */
+/* Calls act() for each of the delivery's target rows that belong to this lane: numbers lane, lane + 32, and so on. row:
+ * the first of these rows. */
 template <class Act>
 PRS_DEVICE void each_target(const struct prs_moe_args &args, const struct placed_row &delivery, uint32_t row, Act act)
 {
@@ -481,15 +481,15 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the first expert that needs them. Claimed lists are interlaced, one for each warp of the
- * grid that places rows, so the first blocks are complete first. Returns the first delivery of the list, whose next
- * ones follow at a distance of `warps`. */
+/* Deliveries are sorted by the first expert that needs them. The lists that warps claim are interlaced, one for each
+ * warp of the grid that places rows, so the first blocks are complete first. Returns the first delivery of the list;
+ * the next ones follow at a distance of `warps`. */
 PRS_DEVICE uint32_t first_delivery(uint32_t list, uint32_t warps)
 {
     return list / warps * warps * DELIVERIES_PER_CLAIM + list % warps;
 }
 
-/* warps: of the grid that place rows. */
+/* warps: how many warps of the grid place rows. */
 template <bool FAR>
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, struct row_buffer b, uint32_t epoch, uint32_t warps)
 {

@@ -8,13 +8,13 @@
 #include "fused/moe/activation.cuh"
 #include "fused/moe/route.cuh"
 
-/* How many warps `rows` rows are work for. */
+/* How many warps share the work of `rows` rows. */
 PRS_SHARED uint32_t scaled_parts(uint32_t rows, uint32_t columns)
 {
     return rows * prs_ceil_div(columns, QUANTISE_PART);
 }
 
-/* A part of a row, and the scales after it. load: as in quantise_part(). */
+/* Quantises a part of a row, and stores its scales after the row. load: as in quantise_part(). */
 template <class Load> PRS_DEVICE void make_scaled_part(uint32_t columns, uint32_t first, uint8_t *row, Load load)
 {
     quantise_part(
@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(PRS_ACTIVATION_THREADS, PRS_ACTIVATION_
 }
 
 /* ---- sums of the tensor cores ---- */
-/* Columns block * 128 ... of a warpgroup's 64 rows of a block of rows, 64 numbers a thread. */
+/* Stores 128 columns, from block * 128 on, of a warpgroup's 64 rows; each thread has 64 numbers. */
 PRS_DEVICE void store_scaled_rows(const struct prs_moe_args &args, const struct prs_route_unit &u, uint32_t block,
                                   uint32_t half, const float (&x)[64])
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Predicts the time of a launch, where all ranks have shape.tokens tokens and choices are even. Pure functions. */
+/* Predicts the time of a launch in which all ranks have shape.tokens tokens and the choices are spread evenly over
+ * experts. Pure functions. */
 #ifndef PERSEUS_FUSED_MOE_TIME_H
 #define PERSEUS_FUSED_MOE_TIME_H
 
@@ -9,14 +10,15 @@
 
 struct prs_moe_time {
     uint64_t sent_bytes; /* over NVLink, from a rank */
-    double product;      /* us, of the first or only product */
+    double product;      /* us; of the first product, or the only one */
     double all;          /* us */
 };
 
-/* A dispatch with its product, or a layer, of several kernels. row_bytes: of a token; element_bytes: of a number. */
+/* The time of a dispatch with its product, or of a layer, as several kernels. row_bytes: bytes of a token;
+ * element_bytes: of a number. */
 struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint32_t world, uint32_t row_bytes,
                                             uint32_t element_bytes);
-/* A layer as one kernel (few.h): us. */
+/* The time of a layer as one kernel (few.h), us. */
 double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes);
 
 #endif

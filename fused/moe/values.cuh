@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lies before and after the kernels that move rows: rows that only fill up; and values, one of each row, which
- * combine brings to their tokens.
+/* Kernels around those that move rows: they clear rows that only fill a block, and prepare values, one for each row,
+ * which combine brings back to their tokens.
  *
  * A value becomes a short row, with three bf16 columns for each slot of a token: those of its own slot are the value in
  * three parts of eight bits, all others are zero. Combine adds up the rows of a token, without weights. Each column has
@@ -28,8 +28,8 @@ static __global__ void __launch_bounds__(PRS_VALUE_THREADS)
     }
 }
 
-/* Part `part` of a value, the upper half of a word. Each takes the leading eight bits of what is left. What is not
- * finite has one part. */
+/* Part `part` of a value, the upper half of a word. Each part takes the leading eight bits of the rest. A value that is
+ * not finite has one part. */
 PRS_DEVICE uint32_t value_part(float value, uint32_t part)
 {
     uint32_t upper = 0xffff0000u;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrices to e4m3 and scales (core/quantise.cuh). Each number is read from memory once: what a scale needs stays in
- * registers, a row for which they are too few in the cache. */
+/* Matrices to e4m3 and scales (core/quantise.cuh). Each number is read from memory once: the numbers that share a scale
+ * stay in registers, or, if a row is too long for them, in the cache. */
 #include "fused/quantise/kernels.h"
 
 #include "fused/core/element.cuh"
@@ -47,7 +47,8 @@ PRS_DEVICE uint2 quantise_eight(const float (&x)[8], float inverse)
     return make_uint2(to[0], to[1]);
 }
 
-/* The largest of all threads of the CTA, for all of them. Called again, it waits until all have read the last one. */
+/* Returns the largest value of all threads of the CTA to all of them. A further call waits until all have read the last
+ * result. */
 PRS_DEVICE float largest_of_cta(float most)
 {
     volatile float *of_warp = (volatile float *)dynamic_shared();
@@ -138,7 +139,7 @@ static __global__ void __launch_bounds__(THREADS, CTAS) rows_kernel(const __grid
 }
 
 /* ---- a tensor: its scale, which is 0 before, then its numbers ---- */
-/* Scales are not negative, so that their bits are ordered as they are. */
+/* Scales are not negative, so their bit patterns are ordered like their values. */
 template <int TYPE>
 static __global__ void __launch_bounds__(THREADS, CTAS) largest_kernel(const __grid_constant__ struct quantise_args a)
 {

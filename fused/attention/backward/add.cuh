@@ -7,8 +7,8 @@
 #include "fused/attention/backward/load.cuh"
 #include "fused/attention/credit.cuh"
 
-/* Waits until the tasks before have added to this block. Not bounded: they run on this GPU, and wait only for what
- * bounded waits of their CTAs bring. */
+/* Waits until the tasks before have added to this block. This wait has no limit: those tasks run on this GPU, and wait
+ * only for data that bounded waits of their CTAs bring. */
 PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
 {
     while (prs_load_acquire_gpu(turn) < want) { /* [dq-turn]: what the task before has added */
@@ -16,7 +16,8 @@ PRS_DEVICE void await_turn(const uint64_t *turn, uint32_t want)
     fence_async_global(); /* the turn was read by an ordinary load, the sums are written by the copy engine */
 }
 
-/* The block of a walk: the number of its sum, and how many tasks add to it before this one. */
+/* For the block that a walk has reached: the number of its sum of dq, and how many tasks add to that sum before this
+ * one. */
 struct backward_turn {
     uint64_t sum;
     uint32_t want;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward pass, warps 4 and up: consumer warpgroups, 64 keys each, with their rows k, v and a block q, dout of the
- * stream:
+/* The backward pass, warps 4 and up: consumer warpgroups, 64 keys each. From their rows k and v, and a block q, dout of
+ * the stream:
  *
  *     P = exp(scale * k qT - lse)     dP = v doutT     dS = P * (dP - delta)
  *     dk += dS q                      dv += P dout     dq of the block += dST k, over the keys of both warpgroups
@@ -24,7 +24,7 @@ template <class E> struct backward_state {
     float query[E::head_dim / 4];              /* half of the columns of a block's part of dq */
 };
 
-/* Issues d = own rows x rows of the stream. */
+/* Issues d = rows of this warpgroup x rows of the stream. */
 template <class E> PRS_DEVICE void issue_rows(float (&d)[E::block / 2], uint32_t own, uint32_t stream)
 {
     typedef element<E::type> in;
@@ -78,7 +78,7 @@ PRS_DEVICE uint4 terms_of_stream(const struct attention_memory &m, const struct 
                           column * (uint32_t)sizeof(struct prs_backward_term));
 }
 
-/* Turns scores into P, but for capped ones (form_gradients()). Elements are ordered as in softmax.cuh. */
+/* Turns scores into P, except for capped scores (form_gradients()). Elements are ordered as in softmax.cuh. */
 template <class E>
 PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const struct attention_memory &m,
                                    struct backward_state<E> *x)
@@ -96,7 +96,7 @@ PRS_DEVICE void form_probabilities(const struct prs_backward_args &args, const s
     }
 }
 
-/* P is 0 where an own row does not meet a row of the stream. */
+/* Sets P to 0 where this task's row does not attend to a row of the stream. */
 template <class E>
 PRS_DEVICE void mask_probabilities(const struct prs_backward_args &args, const struct prs_attention_task &t,
                                    struct backward_state<E> *x)
@@ -139,7 +139,7 @@ PRS_DEVICE void mask_step_probabilities(const struct prs_backward_args &args, co
 }
 
 /* Turns dP into dS. Of a capped score y = cap * tanh(x), dS also has the factor dy / dx = 1 - tanh(x)^2; so scores
- * become P only here. A masked one is -INFINITY. */
+ * become P only here. A masked score is -INFINITY. */
 template <class E>
 PRS_DEVICE void form_gradients(const struct prs_backward_args &args, const struct attention_memory &m,
                                struct backward_state<E> *x)
@@ -207,7 +207,7 @@ template <class E> PRS_DEVICE void issue_queries(const struct attention_memory &
     wgmma_commit();
 }
 
-/* Gives its columns to the thread that adds them to the sums. */
+/* Gives this warpgroup's columns of dq to the thread that adds them to the sums. */
 template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m, const struct backward_state<E> *x)
 {
     uint32_t buffer = x->step % E::adds, phase = x->step / E::adds & 1;
@@ -224,9 +224,9 @@ template <class E> PRS_DEVICE void give_queries(const struct attention_memory &m
         mbarrier_arrive(&m.sum_full[buffer]);
 }
 
-/* One block: the caller has issued its scores and dP. Issues those of the next one before it returns true. Operands in
- * registers are written while no product runs, and the other warpgroup computes meanwhile: else the compiler serialises
- * all products (warnings C7513 and C7515). */
+/* One block: the caller has issued its scores and dP. Issues those of the next block before it returns true. Operands
+ * in registers are written while no product of this warpgroup runs; the other warpgroup computes meanwhile. Otherwise
+ * the compiler would serialise all products (warnings C7513 and C7515). */
 template <class E>
 PRS_DEVICE bool sum_block(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct prs_attention_task &t, struct backward_state<E> *x)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward pass of ring attention: the shape of its kernels. What the roles of a CTA share is the forward's
- * (fused/attention/cta.cuh): claimed pieces, here whole tasks; and stages, here of the two tensors of the stream. */
+/* The backward pass of ring attention: the shape of its kernels. The roles of a CTA share the same as in the forward
+ * pass (fused/attention/cta.cuh): claimed pieces, which are whole tasks here, and stages, which hold the two tensors of
+ * the stream. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_CTA_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_CTA_CUH
 
@@ -20,7 +21,8 @@ template <int TYPE, int HEAD_DIM, int STRIPED, int CAPPED, int FAR> struct backw
     static constexpr int adds = PRS_BACKWARD_SUMS; /* buffers for what is added to dq */
     static constexpr int threads = 128 * (warpgroups + 1);
     static constexpr int tile_rows = PRS_BACKWARD_TILE;
-    static constexpr int value_dim = HEAD_DIM; /* of gradients of results, which travel as values do */
+    /* columns of the gradients of results, which travel as values do in the forward pass */
+    static constexpr int value_dim = HEAD_DIM;
     static constexpr int row_bytes = HEAD_DIM * element<TYPE>::bytes;
     static constexpr int value_bytes = row_bytes;
     static constexpr int block_bytes = block * row_bytes;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward engine. A CTA computes one task at a time: 128 own rows of one head
- * against the stream. In a CTA:
+/* The backward engine. A CTA computes one task at a time: 128 rows of this rank, of one head, against the stream. In
+ * a CTA:
  *   warp 0         load_backward    fills the stages, waits for other ranks' data
- *   warp 1         push_and_send    sends the own slice of the stream to the other ranks (push_slice(), the forward's),
- *                                   then their parts of dq
+ *   warp 1         push_and_send    sends this rank's slice of the stream to the other ranks (push_slice(), as in the
+ *                                   forward pass), then their parts of dq
  *   warps 2 and 3  add_queries      add to dq in memory, in turns; warp 2 also gives credit for groups that have been
- *                                   read (count_piece(), the forward's)
- *   warps 4 and up sum_tasks        consumer warpgroups, 64 own rows each
+ *                                   read (count_piece(), as in the forward pass)
+ *   warps 4 and up sum_tasks        consumer warpgroups, 64 rows of the task each
  * Consumers never wait for another GPU, except through the stages. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_ENGINE_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_ENGINE_CUH

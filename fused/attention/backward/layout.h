@@ -15,36 +15,37 @@ enum {
     PRS_FINISH_THREADS = 256
 };
 
-/* What the pass needs of a query row. Rows that only fill a tile have zeros. */
+/* What the pass needs to know of a query row. In rows that only fill a tile, all is zero. */
 struct prs_backward_term {
     float lse;   /* times log2(e) */
     float delta; /* the sum of out * dout, less dlse */
 };
 static_assert(sizeof(struct prs_backward_term) == 8, "two of them are one vector");
 
-/* Where the pass adds to dq. */
+/* Memory in which the pass adds up dq. */
 struct prs_backward_sums {
     /* Of the queries of all ranks, in the order of the ring (prs_backward_sum()): 64 x head_dim elements each, as
      * sums.cuh says; and how many tasks have added to each, zero between launches. */
     float *sums;
     uint64_t *turns;
-    /* [p]: at neighbour p: what other ranks send, by their place in its order; and how many CTAs of each have sent,
-     * over all launches. */
+    /* [p]: at neighbour p: the parts of dq that other ranks send, in that rank's order of ranks; and how many CTAs of
+     * each rank have sent, over all launches. */
     uint16_t *parts[PRS_MAX_LOCAL_RANKS];
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
 };
 
-/* The same between nodes: what goes to ranks of other nodes lies in staging memory before it is put. */
+/* The same between nodes: sums for ranks of other nodes lie in staging memory before they are put. */
 struct prs_backward_far {
-    uint64_t parts, leaving; /* places in staging memory: of what arrives, and of what is put */
-    uint32_t *converted;     /* of each rank of another node and query head: sums that lie there; 0 between launches */
+    uint64_t parts, leaving; /* places in staging memory: of parts that arrive, and of parts that are put */
+    /* for each query head and rank of another node: how many sums lie there; 0 between launches */
+    uint32_t *converted;
 };
 
 /* The pass. */
 struct prs_backward_args {
-    /* What the roles of the forward pass work with: q is the first own tensor, k and v are the stream. */
+    /* The arguments of the forward pass's roles: q is this rank's first tensor, k and v are the stream. */
     struct prs_attention_args stream;
-    CUtensorMap second; /* own tensor */
+    CUtensorMap second; /* this rank's second tensor */
     struct prs_backward_shape shape;
     const struct prs_backward_term *terms; /* of all ranks, in two banks (prs_backward_term()) */
     uint32_t pairs_q;                      /* batch * query heads */
@@ -53,7 +54,7 @@ struct prs_backward_args {
     struct prs_backward_far far; /* several nodes only */
 };
 
-/* The kernel before it: computes the terms of the own queries and stores them at all ranks. */
+/* The kernel before the pass: computes the terms of this rank's queries, and stores them at all ranks. */
 struct prs_terms_args {
     struct prs_attention_schedule schedule; /* of the pass */
     struct prs_sync sync;
@@ -84,10 +85,10 @@ struct prs_finish_args {
     struct prs_far far; /* several nodes only */
 };
 
-/* Terms need no flag: a rank stores them before it sends queries, so what arrives of those says that they are here
- * [terms]. A rank writes a bank again two launches later. Then all have finished this launch, because the one between
- * needed what they sent in it, or, striped, began with a barrier. To other nodes they are put before the queries
- * (fused/attention/far.cuh). */
+/* Terms need no flag: a rank stores them before it sends queries, so the arrival of queries shows that their terms are
+ * here [terms]. A rank writes a bank again two launches later. All ranks have finished this launch then, because the
+ * launch between needed data from each of them or, in striped attention, began with a barrier. To other nodes they are
+ * put before the queries (fused/attention/far.cuh). */
 PRS_SHARED uint32_t prs_backward_bank(uint32_t epoch)
 {
     return epoch & 1;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backward pass, warp 0: loads the own tile of a task and the stream, and waits there for what other ranks send. */
+/* The backward pass, warp 0: loads a task's tile of this rank's tensors, and the stream, and waits there for data from
+ * other ranks. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_LOAD_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_LOAD_CUH
 
 #include "fused/attention/backward/cta.cuh"
 #include "fused/attention/load.cuh"
 
-/* Slabs of the span that are known to have arrived: of the two tensors of the stream. */
+/* How many slabs of the span are known to have arrived, for each of the two tensors of the stream. */
 struct backward_arrived {
     uint32_t first, second;
 };
@@ -68,7 +69,7 @@ PRS_DEVICE void await_step(const struct prs_backward_args &args, struct prs_atte
 }
 
 /* ---- loads ---- */
-/* One thread calls it. order: of the slice. */
+/* One thread calls it. order: the position of the slice. */
 template <class E, int KIND>
 PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct attention_memory &m,
                             const struct prs_attention_task &t, uint32_t block, uint32_t order, uint32_t segment,
@@ -95,7 +96,7 @@ PRS_DEVICE void load_stream(const struct prs_backward_args &args, const struct a
     }
 }
 
-/* Loads the walk's block of both tensors. step: how many came before. */
+/* Loads the walk's block of both tensors. step: how many blocks were loaded before. */
 template <class E>
 PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct attention_memory &m,
                           const struct prs_attention_task &task, const typename walk_of<E::striped>::type &walk,
@@ -118,7 +119,7 @@ PRS_DEVICE void load_step(const struct prs_backward_args &args, const struct att
     load_stream<E, PRS_VALUES>(args, m, t, w.block, order, span % s->segments, stage);
 }
 
-/* The rows of each warpgroup, of both own tensors. */
+/* Loads the rows of each warpgroup, of both of this rank's tensors. */
 template <class E>
 PRS_DEVICE void load_own(const struct prs_backward_args &args, const struct attention_memory &m,
                          const struct prs_attention_task &t, uint32_t phase)

@@ -12,11 +12,11 @@
 #include "transport/util/error.h"
 
 enum {
-    TILES_TOGETHER = 8, /* of a head, on one rank */
+    TILES_TOGETHER = 8, /* with one rank: so many tasks of a head run at a time */
     LEAST_HEADS = 3,
     LEAST_STRIPED = 2,
-    TASKS_OF_TWO = 96,  /* of a head: enough with those of one other, */
-    TASKS_OF_ONE = 192, /* and enough alone */
+    TASKS_OF_TWO = 96,  /* a head with so many tasks needs one other head beside it */
+    TASKS_OF_ONE = 192, /* a head with so many tasks needs no other */
 };
 
 struct prs_attention_backward_plan {
@@ -25,7 +25,7 @@ struct prs_attention_backward_plan {
     struct prs_attention_tuning wanted;
     struct prs_attention_info info; /* as of a forward plan with the stream as keys and values */
     struct prs_backward_kernel kernel;
-    struct prs_backward_args args; /* all but what each launch brings */
+    struct prs_backward_args args; /* arguments of the kernels, except those that differ from launch to launch */
     uint64_t staging_bytes;
     struct prs_terms_args terms;
     struct prs_sinks_args sinks;
@@ -79,12 +79,12 @@ static uint64_t terms_bytes(const struct prs_attention_backward_plan *p)
     return prs_backward_term(s, s->pairs, 2, 0, 0, 0) * sizeof(struct prs_backward_term);
 }
 
-/* How many KV heads are worked on together. Their tasks go head by head, so tasks of one head follow each other the
- * later the more heads there are. But the fewer of one head run together, the more often its sums come from memory; and
- * what other ranks get of a step's sums leaves when the step has ended. One rank: about 8 tasks of a head. Several: as
- * few heads as keep the tasks of the next step's later segment from overtaking (times by heads a step:
- * doc/results/attention-turns-4xH200.json); of long sequences fewer: what a head reads and adds to is more than L2 has
- * (attention-long-2xH200.json). No step is much smaller than the others. */
+/* How many KV heads are worked on together. Their tasks alternate between the heads, so the more heads there are, the
+ * longer the pause between two tasks of one head. But when fewer tasks of one head run together, its sums come from
+ * memory more often; and sums for other ranks leave only when the step has ended. One rank: about 8 tasks of a head run
+ * together. Several ranks: as few heads as keep the tasks of the next step's later segment from overtaking (times by
+ * heads a step: doc/results/attention-turns-4xH200.json). Long sequences: fewer, because the data of a head alone
+ * exceeds L2 (attention-long-2xH200.json). No step is much smaller than the others. */
 static uint32_t step_of(const struct prs_attention_backward_plan *p, uint32_t ctas)
 {
     uint32_t world = p->base.ctx->config.world, pairs = p->shape.batch * p->shape.heads_kv;
@@ -118,7 +118,7 @@ static int choose_stream(struct prs_attention_backward_plan *p, uint32_t ctas)
     p->staging_bytes = prs_attention_staged_bytes(s, prs_attention_row_bytes(&shape));
     info->tuning.heads_per_step /= shared;
     info->tuning.block_rows = PRS_BACKWARD_BLOCK;
-    info->predicted_us *= 2.5; /* five products of each pair of rows, where the forward pass has two */
+    info->predicted_us *= 2.5; /* five products for each pair of rows; the forward pass has two */
     return 0;
 }
 
@@ -152,7 +152,7 @@ static void fill_args(struct prs_attention_backward_plan *p)
     uint32_t before;
     prs_attention_set_scale(&p->shape, x);
     prs_attention_set_stripes(&p->shape, x);
-    before = x->stripes.before; /* a key meets the queries that meet it */
+    before = x->stripes.before; /* a key meets the queries that attend to it */
     x->stripes.before = x->stripes.after, x->stripes.after = before;
     x->heads_first = p->shape.heads_first != 0;
     x->out_strides = prs_attention_strides_of(&p->shape, &x->schedule, a->shape.heads, p->shape.head_dim);
@@ -198,15 +198,15 @@ static uint64_t sums_bytes(const struct prs_attention_backward_plan *p)
     return sums_of(p) * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(float);
 }
 
-/* Bytes of those for the queries of so many ranks, as they are sent. */
+/* Bytes of the sums for the queries of so many ranks, as they are sent. */
 static uint64_t part_bytes(const struct prs_attention_backward_plan *p, uint32_t ranks)
 {
     uint64_t world = p->terms.schedule.place.world;
     return sums_of(p) / world * ranks * PRS_BACKWARD_BLOCK * p->shape.head_dim * sizeof(uint16_t);
 }
 
-/* What is in this rank's own memory, in bytes from its beginning: tasks, claims, finished groups, how many tasks each
- * group has, turns, sums for other nodes that lie there, and the sequences of positions. */
+/* Offsets in the memory of this rank alone: of tasks, claims, finished groups, the number of tasks of each group,
+ * turns, counts of sums for other nodes, and the sequence of each position. */
 struct own {
     uint64_t claims, finished, tasks_of, turns, converted, parts, all;
 };
@@ -442,7 +442,8 @@ static int check_operands(const struct prs_attention_gradients *x)
     return prs_check_reserved(x, "struct prs_attention_gradients");
 }
 
-/* Own keys and values in tiles; the stream, queries and gradients of results, in blocks and in pieces of messages. */
+/* Encodes this rank's keys and values in tiles, and the stream (queries and gradients of results) in blocks and in
+ * pieces of messages. */
 static int encode(struct prs_attention_backward_plan *p, const struct prs_attention_gradients *g)
 {
     struct prs_attention_args *x = &p->args.stream;

@@ -2,11 +2,11 @@
 /* The backward pass of ring attention: which rank computes what, in which order. Plain C shared by the kernels, the
  * host and the tests.
  *
- * The kernel is a ring like the forward one. A task keeps one tile of the own keys and values, and reads the queries
- * and gradients of results of all ranks, the stream, which travels by the rules of fused/attention/schedule.h. It sums
- * dk and dv in registers, over all query heads that share the KV head. What it computes of dq it adds to sums in
- * memory, in turns, and a rank's sums of other ranks' queries go to these. Each gradient is summed in fp32, in a fixed
- * order.
+ * The kernel is a ring like the forward one. A task keeps one tile of this rank's keys and values. It reads the queries
+ * and gradients of results of all ranks: these are the stream, which travels by the rules of
+ * fused/attention/schedule.h. It sums dk and dv in registers, over all query heads that share the KV head. It adds its
+ * part of dq to sums in memory, in turn with other tasks. The sums for queries of other ranks are sent to those ranks.
+ * Each gradient is summed in fp32, in a fixed order.
  *
  * Causal: a query meets the keys before it, a key the queries after it. Without stripes the segments of every rank are
  * therefore numbered backwards ("mirrored"): chunk c of the 2 * world is then chunk 2 * world - 1 - c, a rank's slice
@@ -18,14 +18,14 @@
 
 #include "fused/attention/stripes.h"
 
-/* What is known in addition to the schedule of the stream, which is that of a forward pass with as many KV heads as
- * there are query heads. */
+/* The schedule of the stream is that of a forward pass with as many KV heads as there are query heads. This is what the
+ * backward pass needs in addition. */
 struct prs_backward_shape {
     uint32_t heads;  /* KV heads */
     uint32_t shared; /* how many query heads share one; a group of the stream has all of them */
 };
 
-/* The segment of the tensors that has this number, and the reverse. Not striped. */
+/* The segment of the tensors that has this number in the pass, and the reverse. Not for striped attention. */
 PRS_SHARED uint32_t prs_backward_segment(const struct prs_attention_schedule *s, uint32_t segment)
 {
     return s->segments - 1 - segment;
@@ -51,29 +51,31 @@ PRS_SHARED uint32_t prs_backward_heads(const struct prs_attention_schedule *s, c
     return prs_attention_group_pairs(s, group) / b->shared;
 }
 
-/* The group of task `at`; returns its number there. Group by group; but of two segments the tasks of the later one,
- * half of a group, come before those of the earlier one of the group before. These are shorter, and add after those of
- * their own group that came first (prs_backward_turn()), which have ended meanwhile. */
+/* Finds the group of task `at`; returns the task's number in the group. Tasks come group by group, with one exception:
+ * with two segments, a group's tasks of the later segment (half of the group) come before the previous group's tasks of
+ * the earlier segment. The latter are shorter. They add after the first tasks of their own group (prs_backward_turn()),
+ * which have ended by then. */
 PRS_SHARED uint32_t prs_backward_group_of(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                           uint32_t at, uint32_t *group)
 {
     uint32_t all = s->group / b->shared * s->segments * s->tiles, half = all / 2, later, pair;
     *group = at / all;
-    /* A group would wait for a task that has not been claimed: with one buffer; or with two between nodes, where it is
-     * forwarded after the message that needs the buffer of the group before. */
+    /* With one buffer a group would wait for a task that has not been claimed. So it would with two buffers between
+     * nodes, where a group is forwarded after the message that needs the previous group's buffer. */
     /* MUTANT(model attention) two buffers are too few between nodes: s/1 + prs_attention_ahead(s)/1/ */
     if (!s->causal || s->segments != 2 || s->groups == 1 || s->depth <= 1 + prs_attention_ahead(s) || at < half)
         return at % all;
     at -= half;
-    pair = at / all < s->groups - 2 ? at / all : s->groups - 2; /* its earlier segment, and the later of the next */
+    /* the earlier segment of group `pair`, with the later segment of the next group */
+    pair = at / all < s->groups - 2 ? at / all : s->groups - 2;
     at -= pair * all;
     later = prs_backward_heads(s, b, pair + 1) * s->tiles;
     *group = pair + (at < later || at >= later + half ? 1 : 0);
     return at < later ? at : at < later + half ? at - later + half : at - half;
 }
 
-/* In a group the last tiles come first, and of each the heads one after the other: so tasks of a head follow each other
- * at a distance. t->head is a KV head; t->pair is the first pair of the stream that it reads. */
+/* In a group the last tiles come first; for each tile, the heads come one after the other. So there is a distance
+ * between two tasks of one head. t->head is a KV head; t->pair is the first pair of the stream that it reads. */
 PRS_SHARED void prs_backward_task_at(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                      uint32_t at, struct prs_attention_task *t)
 {
@@ -97,22 +99,23 @@ PRS_SHARED uint32_t prs_backward_order(const struct prs_place *p, uint32_t rank)
     return prs_place_node_distance(p, rank) * p->local_ranks + prs_place_neighbour_index(p, rank);
 }
 
-/* Order of the slice * segments + segment. The ring turns backwards: after the own slice comes that of the rank before
- * this one, also where that is on another node: so dk and dv have the same bits however ranks are divided into nodes.
- * A tile of the later of two segments meets its own one last. So tiles of both segments begin with the same spans in
- * the same order, those which tiles of the earlier one meet, and add to them one after the other (prs_backward_turn()).
- * far: whether there are several nodes, which kernels know when they are compiled. */
+/* Order of the slice * segments + segment. The ring turns backwards: after this rank's slice comes that of the rank
+ * before this one, also where that is on another node: so dk and dv have the same bits however ranks are divided into
+ * nodes. A tile of the later of two segments meets its own segment last. So tiles of both segments begin with the same
+ * spans in the same order: those that tiles of the earlier segment meet. They add to them one after the other
+ * (prs_backward_turn()). far: whether there are several nodes, which kernels know when they are compiled. */
 PRS_SHARED uint32_t prs_backward_span(const struct prs_attention_schedule *s, const struct prs_backward_shape *b,
                                       const struct prs_attention_walk *w, bool far)
 {
     uint32_t at = w->span / b->shared, last = s->place.world * s->segments - 1;
     if (s->segments == 2 && at != 0)
         at = at == last ? 1 : at + 1;
-    /* MUTANT(model turns) the ring turns backwards: s/s->place.world - at/at/ */
+    /* MUTANT(model backward) between nodes the ring turns backwards: s/s->place.world - at/at/ */
     if (far && at >= s->segments)
         return prs_backward_order(&s->place, prs_place_after(&s->place, s->place.world - at / s->segments)) *
                    s->segments +
                at % s->segments;
+    /* MUTANT(model turns) the ring turns backwards: s/s->place.world - at/at/ */
     return at < s->segments ? at : (s->place.world - at / s->segments) * s->segments + at % s->segments;
 }
 
@@ -134,7 +137,7 @@ PRS_SHARED void prs_backward_enter(const struct prs_attention_schedule *s, const
         /* MUTANT(model backward) a tile of keys meets its first query: s/block_rows;/block_rows + 1;/ */
         w->block = t->tile * s->tile_rows / s->block_rows;
         w->blocks = prs_ceil_div(s->segment_rows, s->block_rows);
-        if (prs_backward_from_end(s)) /* `blocks` are left, down to the first query's */
+        if (prs_backward_from_end(s)) /* `blocks` are left, down to the block of the first query */
             w->blocks -= w->block, w->block += w->blocks - 1;
     }
 }
@@ -149,7 +152,7 @@ PRS_SHARED void prs_backward_begin(const struct prs_attention_schedule *s, const
         prs_backward_enter(s, b, t, w, span, far);
         steps += prs_backward_from_end(s) ? w->blocks : w->blocks - w->block;
     }
-    prs_backward_enter(s, b, t, w, 0, far); /* of the own slice: never empty */
+    prs_backward_enter(s, b, t, w, 0, far); /* the first step is in this rank's slice, so it is never empty */
     w->left = steps;
 }
 
@@ -201,8 +204,8 @@ PRS_SHARED uint32_t prs_backward_turn(const struct prs_attention_schedule *s, co
     return tiles - 1 - t->tile + (s->segments - 1 - t->segment) * s->tiles;
 }
 
-/* The same in striped attention, of the block at `position`: the tiles that meet it are consecutive ones, and the last
- * comes first. So no task waits for long: those before this one met the block's slice from a later block on. */
+/* The same in striped attention, of the block at `position`: the tiles that meet it are consecutive, and the last tile
+ * comes first. So no task waits for long: the tasks before this one began in the block's slice at a later block. */
 PRS_SHARED uint32_t prs_backward_stripe_turn(const struct prs_attention_stripes *x,
                                              const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                              uint32_t position)
@@ -220,7 +223,7 @@ PRS_SHARED uint32_t prs_backward_blocks(const struct prs_attention_schedule *s)
     return prs_ceil_div(s->segment_rows, s->block_rows);
 }
 
-/* The number of the sum of a block of queries. order: of the slice; pair: query head; of `pairs`. */
+/* The number of the sum of a block of queries. order: position of the slice; pair: the query head, one of `pairs`. */
 PRS_SHARED uint64_t prs_backward_sum(const struct prs_attention_schedule *s, uint32_t pairs, uint32_t order,
                                      uint32_t pair, uint32_t segment, uint32_t block)
 {
@@ -228,13 +231,13 @@ PRS_SHARED uint64_t prs_backward_sum(const struct prs_attention_schedule *s, uin
 }
 
 /* ---- parts of dq: what a rank adds to the queries of another one ---- */
-/* The place of those of rank `from` among the parts that rank `owner` gets: of all ranks, in the order of the ring. */
+/* The position of rank `from`'s parts among those that rank `owner` gets from all ranks, in the order of the ring. */
 PRS_SHARED uint32_t prs_backward_slot(const struct prs_place *place, uint32_t owner, uint32_t from)
 {
     return prs_index_after(from, owner, place->world);
 }
 
-/* The owner's signal word for those of a rank of another node, of a query head. */
+/* The owner's signal word for the parts of one query head from a rank of another node. */
 PRS_SHARED uint32_t prs_backward_far_part(const struct prs_attention_schedule *s, uint32_t slot, uint32_t pair)
 {
     return prs_attention_far_words(s) + slot * s->pairs + pair;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradients of sinks: a sink has the probability exp(sink - lse) in each row, and a value of zero. So its gradient
- * is the sum of -exp(sink - lse) * delta over the rows of its head, from the own terms. */
+ * is the sum of -exp(sink - lse) * delta over the rows of its head, computed from this rank's terms. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_SINKS_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_SINKS_CUH
 
@@ -10,7 +10,7 @@
 
 enum { SINK_THREADS = 256 };
 
-/* A CTA for each query head. Every run adds in the same order. */
+/* A CTA for each query head. The order of additions is the same in every run. */
 static __global__ void sum_sinks(const __grid_constant__ struct prs_sinks_args args)
 {
     const struct prs_attention_schedule *s = &args.terms.schedule;

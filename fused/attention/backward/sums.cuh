@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dq: what this rank's keys add goes to the owners of the queries, who add up what all ranks sent, in the order of the
- * ring, and round once.
+/* dq: the parts that this rank's keys add go to the owners of the queries. Each owner adds up the parts of all ranks,
+ * in the order of the ring, and rounds once.
  *
- * A sum is 64 queries of a head in two halves, of half the columns each. A half is as 128 threads hold the accumulators
- * of a product: vector i of thread t, of four elements, is number 128 i + t. */
+ * A sum is 64 queries of a head, in two halves of half the columns each. A half has the layout in which 128 threads
+ * hold the accumulators of a product: vector i of thread t, of four elements, is number 128 i + t. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_SUMS_CUH
 
@@ -18,7 +18,7 @@ PRS_DEVICE uint32_t sums_of_rank(const struct prs_attention_schedule *s, uint32_
 }
 
 /* ---- warp 1, when it has pushed: sends the sums of other ranks' queries, group by group ---- */
-/* Waits until all tasks of the group have added: two threads of each count. Not bounded, as await_turn(). */
+/* Waits until all tasks of the group have added: two threads of each task count. Has no limit, like await_turn(). */
 PRS_DEVICE void await_group(const struct prs_attention_args &args, uint32_t group)
 {
     const uint32_t *added = args.finished + args.schedule.groups + group;
@@ -29,8 +29,8 @@ PRS_DEVICE void await_group(const struct prs_attention_args &args, uint32_t grou
     __syncwarp();
 }
 
-/* Where sums for the rank at `order` go: to that rank, or, for one of another node, where they are put from. *slot: so
- * many slices of sums come before them there. */
+/* Where sums for the rank at `order` go: to that rank, or, if it is on another node, to the memory from which they are
+ * put. *slot: how many slices of sums come before them there. */
 template <class E> PRS_DEVICE uint16_t *find_parts(const struct prs_backward_args &args, uint32_t order, uint32_t *slot)
 {
     const struct prs_place *place = &args.stream.schedule.place;
@@ -43,8 +43,8 @@ template <class E> PRS_DEVICE uint16_t *find_parts(const struct prs_backward_arg
     return args.sums.parts[order];
 }
 
-/* Called when one of a head's sums for a rank of another node lies where it is put from. The call for the last one puts
- * all: those of a head that the rank's queries have here are consecutive. */
+/* Called when a sum of a head for a rank of another node lies in the memory from which it is put. The call for the last
+ * sum puts all of them: a head's sums for one rank are consecutive there. */
 template <class E>
 PRS_DEVICE_OUTLINED void put_parts(const struct prs_backward_args &args, uint32_t epoch, uint32_t order, uint32_t pair)
 {
@@ -65,7 +65,7 @@ PRS_DEVICE_OUTLINED void put_parts(const struct prs_backward_args &args, uint32_
     signal_far(args.stream, to, prs_backward_far_part(s, slot, pair), epoch, pair);
 }
 
-/* One sum to the rank at `order`. */
+/* Sends one sum to the rank at `order`. */
 template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args, uint32_t order, uint32_t number)
 {
     constexpr uint32_t elements = E::block * E::head_dim;
@@ -91,7 +91,7 @@ template <class E> PRS_DEVICE void send_sum(const struct prs_backward_args &args
     }
 }
 
-/* A whole warp of each CTA calls it. What goes to other nodes goes first, because that way is the longest. */
+/* A whole warp of each CTA calls it. Sums for other nodes go first, because they take longest. */
 template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &args)
 {
     const struct prs_attention_schedule *s = &args.stream.schedule;
@@ -122,12 +122,13 @@ template <class E> PRS_DEVICE void send_sums(const struct prs_backward_args &arg
 }
 
 /* ---- the kernel after the pass ---- */
-/* Each CTA of each rank of the node counts once in every launch, when its parts are there; a rank of another node
+/* Each CTA of each rank of the node counts once in every launch, when its parts have landed; a rank of another node
  * signals each query head. */
 template <bool FAR> PRS_DEVICE void await_parts(const struct prs_finish_args &args)
 {
     const struct prs_place *place = &args.schedule.place;
-    uint32_t want = *(volatile uint32_t *)&args.sync.words->epoch * gridDim.x; /* the pass has ended its epoch */
+    /* the pass has already ended this epoch */
+    uint32_t want = *(volatile uint32_t *)&args.sync.words->epoch * gridDim.x;
     for (uint32_t order = 1 + threadIdx.x; order < place->local_ranks; order += PRS_FINISH_THREADS)
         /* MUTANT(emulator attention_backward/several_ranks_are_right) parts are awaited: s/, want,/, 0,/ */
         wait_flag(&args.sync, args.sums.arrivals[0] + order - 1, want, PRS_AWAIT_GRADIENTS,
@@ -145,7 +146,7 @@ template <bool FAR> PRS_DEVICE void await_parts(const struct prs_finish_args &ar
     __syncthreads();
 }
 
-/* A warpgroup: half of sum `number` of the own queries. */
+/* One warpgroup finishes half of sum `number` of this rank's queries. */
 template <int TYPE, int HEAD_DIM, bool FAR>
 PRS_DEVICE void finish_sum(const struct prs_finish_args &args, uint32_t number, uint32_t half)
 {

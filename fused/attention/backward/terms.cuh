@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel before the backward pass: computes what it needs of each query row, and stores it at all ranks. Few
- * bytes: 8 a row, of the 512 that its query and gradient have. */
+/* The kernel before the backward pass: computes the terms of each query row, and stores them at all ranks. These are 8
+ * bytes for each row; its query and gradient have 512. */
 #ifndef PERSEUS_FUSED_ATTENTION_BACKWARD_TERMS_CUH
 #define PERSEUS_FUSED_ATTENTION_BACKWARD_TERMS_CUH
 

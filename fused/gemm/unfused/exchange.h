@@ -6,7 +6,8 @@
 
 #include "fused/gemm/schedule.h"
 
-enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: so that they have whole cache lines, and vectors of 16 bytes */
+/* alignment of slots, so that they have whole cache lines and vectors of 16 bytes */
+enum { PRS_EXCHANGE_ALIGNMENT = 256 };
 
 /* How the ranks divide a matrix of `all` elements, in rank order: `each` per rank, and the rest for the last ranks. */
 struct prs_slice {
@@ -61,8 +62,8 @@ PRS_SHARED uint64_t prs_slice_len(const struct prs_slice_bytes *s, uint32_t rank
     return prs_slice_offset(s, rank + 1) - prs_slice_offset(s, rank);
 }
 
-/* Sums need slots after the product: this node's sums for each counterpart, then those of each counterpart for the own
- * slice. to, from: prs_index_after() of its node. */
+/* Sums need slots after the product: this node's sums for each counterpart, then each counterpart's sums for this
+ * rank's slice. to, from: prs_index_after() of its node. */
 PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice_bytes *s)
 {
     return (s->each_bytes + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
@@ -81,8 +82,8 @@ PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice_bytes *s, uint3
 
 /* Kinds of signal words; there is one of each kind for every counterpart. */
 enum prs_exchange_words {
-    PRS_EXCHANGE_THERE, /* its sums for the own slice, or its rows of A, are here */
-    PRS_EXCHANGE_BACK,  /* its memory may be written again; all-reduce: its slice of the result is here */
+    PRS_EXCHANGE_THERE, /* the counterpart's sums for this rank's slice, or its rows of A, are here */
+    PRS_EXCHANGE_BACK,  /* the counterpart's memory may be written again; all-reduce: its slice of the result is here */
     PRS_EXCHANGE_WORDS
 };
 
@@ -94,7 +95,7 @@ PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kin
 }
 
 /* With slots: puts the slice of counterpart i from slot i at `source` into this rank's slot at `target` there. Without
- * slots: puts the own slice of the matrix at `source` to the same offset there. */
+ * slots: puts this rank's slice of the matrix at `source` to the same offset there. */
 struct prs_exchange {
     struct prs_slice_bytes slice;
     uint64_t source, target; /* in the window */
@@ -102,9 +103,9 @@ struct prs_exchange {
     uint32_t window;
     uint32_t word;   /* enum prs_exchange_words: kind of the signal */
     uint32_t what;   /* enum prs_awaited */
-    uint32_t credit; /* 1: nothing is put before PRS_EXCHANGE_BACK of the last launch has come */
-    /* What travels with the own slice, to the same offset there: each rank has so many bytes, in rank order from
-     * `beside` on; or 0. */
+    uint32_t credit; /* 1: nothing is put before PRS_EXCHANGE_BACK of the last launch has arrived */
+    /* Further data that is put with this rank's slice, to the same offset there: beside_bytes bytes of each rank, in
+     * rank order from `beside` on; or 0. */
     uint64_t beside, beside_bytes;
 };
 

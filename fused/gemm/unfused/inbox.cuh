@@ -11,8 +11,8 @@
 
 enum { SEND_AHEAD = 4 /* items that a thread loads before it stores them */ };
 
-/* One of `all` draws of a launch. The number is the launch in multiples of PRS_INBOX_LAUNCH plus that of the draw in
- * it. The last draw of a launch begins the next one. */
+/* Draws one of the `all` numbers of a launch: PRS_INBOX_LAUNCH times the launch, plus the draw's number in it. The last
+ * draw of a launch begins the next launch. */
 PRS_DEVICE uint32_t draw_one(uint32_t *drawn, uint32_t all)
 {
     uint32_t number = atomicAdd(drawn, 1u);
@@ -77,7 +77,7 @@ PRS_DEVICE uint4 *partial_at(const struct prs_unfused_inbox_sum &a, const struct
     return (uint4 *)(a.inbox[p] + share.bank) + (slot * share.items + i);
 }
 
-/* Vector v of `vectors` of the results of an item, after the partial sums. */
+/* Vector v of an item's `vectors` vectors of results, which come after the partial sums. */
 PRS_DEVICE uint4 *result_at(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t p,
                             uint32_t slot, uint32_t i, uint32_t v, uint32_t vectors)
 {
@@ -85,7 +85,8 @@ PRS_DEVICE uint4 *result_at(const struct prs_unfused_inbox_sum &a, const struct 
     return (uint4 *)(a.inbox[p] + share.bank) + ((slots + slot * vectors + v) * share.items + i);
 }
 
-/* Item k of those that a CTA exchanges with others: all with neighbour 1, then all with the next. */
+/* An item that a CTA exchanges with another rank. Item k: first all those of neighbour 1, then all of the next
+ * neighbour. */
 struct inbox_letter {
     uint32_t p, rank, i; /* rank: the local rank of neighbour p */
 };
@@ -126,8 +127,8 @@ PRS_DEVICE void send_partials(const struct prs_unfused_inbox_sum &a, const struc
     }
 }
 
-/* The partial sums of item i that each rank of the node sent, in rank order; x of this rank is there already. All are
- * read before one is waited for. */
+/* Waits for the partial sums of item i from each rank of the node, in rank order; this rank's x is already set. All are
+ * read once before the first wait. */
 PRS_DEVICE void await_partials(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
                                uint4 (&x)[PRS_MAX_LOCAL_RANKS])
 {
@@ -150,7 +151,7 @@ PRS_DEVICE void await_partials(const struct prs_unfused_inbox_sum &a, const stru
     }
 }
 
-/* [gave-up]: a neighbour gave up in an earlier launch, so that what it now sent may be wrong. It raised the alarm
+/* [gave-up]: if a neighbour gave up in an earlier launch, the data that it sends now may be wrong. It raised the alarm
  * before it sent this word, which the thread has read. */
 PRS_DEVICE void check_alarm(const struct prs_unfused_inbox_sum &a, const uint4 *word)
 {
@@ -186,7 +187,7 @@ PRS_DEVICE void add_partials(const struct prs_unfused_inbox_sum &a, const struct
             add_eight<TYPE>(s, received_vector(x[r]));
 }
 
-/* The second hop: item i of this rank's part to the others. */
+/* The second hop: sends item i of this rank's part to the others. */
 template <int RESULT>
 PRS_DEVICE void send_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t i,
                              const float (&s)[PRS_INBOX_ITEM])
@@ -205,8 +206,8 @@ PRS_DEVICE void send_results(const struct prs_unfused_inbox_sum &a, const struct
     }
 }
 
-/* The second hop: an item of another rank's part, which is awaited and cleared. one: a single thread of a CTA says so,
- * and looks for an alarm. */
+/* The second hop: waits for the results of an item of another rank's part, and clears them. one: true for one thread of
+ * the CTA, which also checks for an alarm. */
 template <int RESULT>
 PRS_DEVICE void receive_results(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share,
                                 const struct inbox_letter &l, bool one, float (&s)[PRS_INBOX_ITEM])
@@ -251,7 +252,7 @@ PRS_DEVICE void sum_item(const struct prs_unfused_inbox_sum &a, const struct inb
     store_eight<RESULT, WIDE>(a.c, at, s, count);
 }
 
-/* The second hop: item k of the others, to C. */
+/* The second hop: stores item k of the other ranks' parts in C. */
 template <int RESULT, bool WIDE>
 PRS_DEVICE void take_item(const struct prs_unfused_inbox_sum &a, const struct inbox_share &share, uint32_t k)
 {

@@ -39,7 +39,7 @@ struct prs_inbox {
 };
 enum { PRS_INBOX_LAUNCH = 256 };
 
-/* Items of `elements` elements; the last may be in part. */
+/* How many items `elements` elements are; the last may be incomplete. */
 PRS_SHARED uint64_t prs_inbox_items(uint64_t elements)
 {
     return (elements + PRS_INBOX_ITEM - 1) / PRS_INBOX_ITEM;
@@ -51,8 +51,8 @@ PRS_SHARED uint32_t prs_inbox_slot(uint32_t from, uint32_t to)
     return from < to ? from : from - 1;
 }
 
-/* Of a bank, for parts of `elements` elements. vectors: of 16 bytes for each item and rank; one of partial sums, and in
- * two hops those of a result, which may be fp32. */
+/* Bytes of a bank, for parts of `elements` elements. vectors: vectors of 16 bytes for each item and rank: one of
+ * partial sums, and with two hops those of a result, which may be fp32. */
 PRS_SHARED uint64_t prs_inbox_bank_bytes(uint32_t ranks, uint64_t elements, uint32_t vectors)
 {
     return (ranks - 1) * prs_inbox_items(elements) * vectors * 16;
@@ -64,7 +64,7 @@ PRS_SHARED uint64_t prs_inbox_bytes(uint64_t bank_bytes)
     return PRS_INBOX_BANKS + 2 * bank_bytes;
 }
 
-/* Where the second bank begins after the first, in memory of `bytes` bytes that plans of several sizes share. */
+/* The offset of the second bank from the first, in memory of `bytes` bytes that plans of several sizes share. */
 PRS_SHARED uint64_t prs_inbox_bank_step(uint64_t bytes)
 {
     return (bytes - PRS_INBOX_BANKS) / 2 / 16 * 16;

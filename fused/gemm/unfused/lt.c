@@ -16,8 +16,9 @@
 
 enum {
     FEWEST_ROWS = 32, /* from here to shape.m an algorithm is chosen for each number of rows that next_rows() gives */
-    /* Tiles have many heights, so the best algorithm depends on single rows: 1544 rows of depth 7168 and 8192 columns
-     * take 278 us with that of 1568, and 242 with their own (doc/results/products-4xH200.json). */
+    /* cuBLASLt's tiles have many heights, so the best algorithm may change with a few rows: 1544 rows of depth 7168 and
+     * 8192 columns take 278 us with the algorithm of 1568 rows, and 242 with their own
+     * (doc/results/products-4xH200.json). */
     STEPS_OF_OCTAVE = 128,
     LEAST_STEP = 8,
     MOST_SIZES = 23 * STEPS_OF_OCTAVE /* to 1024 rows, and from there to 2^32 */
@@ -60,7 +61,7 @@ static void keep_reason_locked(void)
 
 static void load_api_locked(void)
 {
-    /* First the version of the CUDA runtime inside. What is used here is the same in both. */
+    /* The version that belongs to the CUDA runtime comes first. The functions used here are the same in both. */
     static const char *const names[] = {CUDART_VERSION < 13000 ? "libcublasLt.so.12" : "libcublasLt.so.13",
                                         CUDART_VERSION < 13000 ? "libcublasLt.so.13" : "libcublasLt.so.12",
                                         "libcublasLt.so"};
@@ -115,8 +116,8 @@ static int set_scales(struct prs_lt *lt, const float *a, const float *b)
     return r ? r : set(lt, LT_DESC_SCALE_B, &a, sizeof(a));
 }
 
-/* Our B is its A. A tensor's scale is the default, which every version knows. The algorithms are chosen before there
- * are scales, which must not be NULL for that. */
+/* Our B is cuBLASLt's A. The scale of a tensor is the default mode, which every version knows. Algorithms are chosen
+ * before there are scales, but the pointers must not be NULL then. */
 static int describe_scales(struct prs_lt *lt, const struct prs_gemm_shape *s)
 {
     int32_t of_a = s->scaling == PRS_SCALING_ROWS ? LT_SCALE_ROWS : LT_SCALE_VECTORS;

@@ -15,13 +15,15 @@ struct prs_lt;
 
 enum { PRS_LT_WORKSPACE = 32 << 20 };
 
-/* Whether C is made of what cuBLASLt writes elsewhere, also where no other rank adds to it. */
+/* Whether cuBLASLt writes its product to other memory, from which another kernel makes C, even if no other rank adds to
+ * it. */
 static inline bool prs_lt_apart(const struct prs_gemm_shape *s)
 {
     return s->gated || s->c_dtype == PRS_DTYPE_E4M3;
 }
 
-/* The type of what cuBLASLt writes: sums that travel, and what C is made of, have that of sums. */
+/* The type of the product that cuBLASLt writes: the type of sums, if it is sent or another kernel makes C from it; else
+ * the type of C. */
 static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 {
     bool result = (s->op == PRS_GEMM_ALONE || s->op == PRS_GEMM_ALLGATHER) && !prs_lt_apart(s);
@@ -31,10 +33,10 @@ static inline uint32_t prs_lt_result(const struct prs_gemm_shape *s)
 /* What a product reads and writes. */
 struct prs_lt_operands {
     const void *a, *b;
-    const void *add; /* is added to the product, laid out like C, may be C; or NULL */
+    const void *add; /* added to the product; laid out like C, and may be C; or NULL */
     void *c;
-    /* Of e4m3, as struct prs_gemm_operands has them. Those of blocks of A are prs_lt_scale_pitch() floats apart, those
-     * of B prs_lt_block_pitch(). */
+    /* Scales of e4m3, as in struct prs_gemm_operands. Scales of blocks are prs_lt_scale_pitch() floats apart for A, and
+     * prs_lt_block_pitch() for B. */
     const float *scale_a, *scale_b;
 };
 
@@ -52,8 +54,8 @@ static inline uint64_t prs_lt_block_pitch(uint32_t k)
 
 /* For C [m, n] = A [m, k] B on the current device, with any m up to that of the shape. Loads all kernels that
  * prs_lt_run() may launch. *handle: NULL at first; all products of the device share it, and prs_lt_release() releases
- * it after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many it shall
- * take at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
+ * it after them. workspace: PRS_LT_WORKSPACE bytes that nothing else uses while a product runs. sms: how many SMs it
+ * may use at most; 0: all. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM, -EIO. */
 int prs_lt_open(void **handle, void *workspace, const struct prs_gemm_shape *shape, uint32_t sms, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
 void prs_lt_release(void *handle);

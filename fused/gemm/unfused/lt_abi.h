@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is used of cuBLASLt 12 and 13, declared here: it is opened at run time, and its header comes with libraries of
- * 500 MB, where the compiler comes as wheels. test/fused/test_lt.c compares all of it with the header. */
+/* The part of cuBLASLt 12 and 13 that is used, declared here: the library is opened at run time, and where CUDA is
+ * installed from wheels, its header comes with libraries of 500 MB. test/fused/test_lt.c compares all of it with the
+ * header. */
 #ifndef PERSEUS_FUSED_LT_ABI_H
 #define PERSEUS_FUSED_LT_ABI_H
 
@@ -11,7 +12,7 @@
 
 enum { LT_SUCCESS = 0, LT_TRANSPOSED = 1, LT_COMPUTE_32F = 68, LT_ADD_IN_COMPUTE_TYPE = 2, LT_LAYOUT_COLUMNS = 3 };
 
-/* Attributes of a product. Those of modes came with 12.9; an older library refuses them. */
+/* Attributes of a product. The attributes of scale modes came with 12.9; an older library refuses them. */
 enum {
     LT_DESC_TRANSPOSE_A = 3,
     LT_DESC_SMS = 15,

@@ -19,7 +19,7 @@ enum {
     ROW_BLOCK = PRS_SCALE_BLOCK / PRS_INBOX_ITEM /* items that share a scale */
 };
 
-/* Items of a row that a CTA has, but for the last ones: whole blocks. */
+/* How many items of a row each CTA has: whole blocks, except perhaps for the last CTAs. */
 static __host__ __device__ inline uint32_t row_step(uint32_t items, uint32_t ctas)
 {
     return prs_ceil_div(prs_ceil_div(items, ctas), ROW_BLOCK) * ROW_BLOCK;
@@ -66,7 +66,7 @@ PRS_DEVICE void keep_weights(const struct row_cta &c, const struct prs_row_norm 
 }
 
 /* ---- the cluster ---- */
-/* Begins a cluster whose CTAs draw one number together. Meanwhile the weights come. */
+/* Begins a cluster whose CTAs draw one number together. Meanwhile the weights are loaded. */
 PRS_DEVICE uint32_t begin_and_draw(const struct row_cta &c, const struct prs_row_norm &n, uint32_t *drawn)
 {
     uint32_t *shared = (uint32_t *)dynamic_shared(), number = 0;
@@ -197,7 +197,7 @@ PRS_DEVICE void finish_row(const struct prs_row_norm &n, struct row_cta *c, uint
 }
 
 /* ---- a sum by inboxes ---- */
-/* Rows of every rank's part that a cluster has at a time. */
+/* The rows of every rank's part that a cluster handles at a time. */
 struct row_range {
     uint32_t first, count;
 };

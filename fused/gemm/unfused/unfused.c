@@ -27,7 +27,7 @@ static struct prs_slice_bytes slice_bytes_of(const struct prs_gemm_plan *p)
     return prs_slice_scale(&slice, gathers ? prs_operand_bytes(&p->shape) : prs_sum_bytes(&p->shape));
 }
 
-/* The memory of a product of which the epilogue makes C. */
+/* Bytes of a product from which the epilogue makes C. */
 static uint64_t product_bytes(const struct prs_gemm_plan *p)
 {
     return prs_lt_apart(&p->shape) ? (uint64_t)p->shape.m * p->shape.n * prs_sum_bytes(&p->shape) : 0;
@@ -49,13 +49,14 @@ static uint64_t scales_bytes(const struct prs_gemm_plan *p, uint32_t each_row)
     return aligned(each_row * prs_lt_scale_pitch(p->shape.m) * sizeof(float));
 }
 
-/* Where such a product is: after both. */
+/* Where such a product lies: after the gathered A and its scales. */
 static uint64_t product_place(const struct prs_gemm_plan *p)
 {
     return scales_place(p) + scales_bytes(p, prs_scales_sent(&p->shape));
 }
 
-/* Between nodes: the scales of each rank's rows of A without gaps, as they travel. After these three. */
+/* Between nodes: where the scales of each rank's rows of A lie without gaps, as they are sent. They come after the
+ * other three. */
 static uint64_t beside_place(const struct prs_gemm_plan *p)
 {
     return product_place(p) + aligned(product_bytes(p));
@@ -123,7 +124,7 @@ static int open_lt(struct prs_gemm_plan *p)
     return r;
 }
 
-/* What a launch of `rows` rows adds up by inboxes. */
+/* How a launch of `rows` rows is added up by inboxes. */
 struct inbox_parts {
     uint32_t all, part, part_step; /* as in struct prs_unfused_inbox_sum */
     uint32_t hops, vectors;        /* vectors: prs_inbox_bank_bytes() */
@@ -168,7 +169,7 @@ static void need_inbox(struct prs_gemm_plan *p)
                   bytes > more ? bytes : more);
 }
 
-/* Copies of scales of blocks, as cuBLASLt takes them: those of A, then those of B. */
+/* Bytes for copies of scales of blocks in cuBLASLt's layout: those of A, then those of B. */
 static uint64_t scratch_bytes(const struct prs_gemm_plan *p)
 {
     uint32_t k_blocks = p->shape.k / PRS_SCALE_BLOCK, n_blocks = p->shape.n / PRS_SCALE_BLOCK;
@@ -188,8 +189,8 @@ int prs_unfused_open(struct prs_gemm_plan *p)
     if (s->place.world == 1 || r)
         return r;
     /* On one node every launch ends when all ranks have read what the others wrote, so that all plans of a context can
-     * use the same memory. Not so a sum by inboxes: there another rank may begin to gather rows before this one has
-     * read its own product, so products have memory of their own. Between nodes each plan awaits credit for its
+     * use the same memory. A sum by inboxes is different: another rank may begin to gather rows before this rank has
+     * read its own product. So products have memory of their own. Between nodes each plan awaits credit for its
      * memory. */
     pool = p->shape.op == PRS_GEMM_ALLGATHER ? PRS_POOL_GATHERED : PRS_POOL_PRODUCTS;
     prs_plan_need(&p->base, PRS_GEMM_STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, far, far ? NULL : pool},
@@ -225,8 +226,8 @@ static bool gathers_scales(const struct prs_gemm_plan *p)
     return p->args.schedule.place.world > 1 && prs_scales_sent(&p->shape) != 0;
 }
 
-/* The scales of a rank's rows of A, at `from`, to be copied to where `row` is the first of them. at, pitch: of the
- * scales there. */
+/* Describes a copy of the scales of a rank's rows of A from `from` to where row `row` is their first. at, pitch: the
+ * address and pitch of the scales there. */
 static struct prs_copied_scales scales_to(const struct prs_gemm_plan *p, const float *from, uint64_t from_step,
                                           uint8_t *const *at, uint32_t ranks, uint64_t row, uint64_t pitch)
 {
@@ -238,7 +239,7 @@ static struct prs_copied_scales scales_to(const struct prs_gemm_plan *p, const f
     return s;
 }
 
-/* The same, to where cuBLASLt reads them on all ranks of the node. */
+/* The same, to the place where cuBLASLt reads them, on all ranks of the node. */
 static struct prs_copied_scales scales_to_all(const struct prs_gemm_plan *p, const float *from, uint64_t from_step,
                                               uint32_t rank)
 {
@@ -250,8 +251,8 @@ static struct prs_copied_scales scales_to_all(const struct prs_gemm_plan *p, con
                      prs_lt_scale_pitch(p->rows));
 }
 
-/* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
- * counterparts, waits for theirs, and copies those to the neighbours. */
+/* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts this rank's slice to
+ * the counterparts, waits for theirs, and copies them to the neighbours. */
 static int spread(struct prs_gemm_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -280,7 +281,7 @@ static int keep(struct prs_gemm_plan *p, const void *gathered, cudaStream_t stre
               : 0;
 }
 
-/* Where cuBLASLt finds the scales of A: *at. It takes those of blocks at one distance only. */
+/* Sets *at to where cuBLASLt finds the scales of A. It accepts only one pitch for scales of blocks. */
 static int place_scales(struct prs_gemm_plan *p, const float **at, cudaStream_t stream)
 {
     struct prs_unfused_copy c = {.copies = 1};
@@ -314,7 +315,7 @@ static int place_scales_of_b(struct prs_gemm_plan *p, const float **at, cudaStre
     return launched(prs_unfused_copy(&c, stream), "a copy of scales");
 }
 
-/* This rank's rows of A, with their scales, to all ranks of the node. */
+/* Sends this rank's rows of A, with their scales, to all ranks of the node. */
 static int send_rows(struct prs_gemm_plan *p, const void *a, const struct prs_slice_bytes *slice, cudaStream_t stream)
 {
     const struct prs_place *at = &p->args.schedule.place;
@@ -388,7 +389,7 @@ static int add_slice(struct prs_gemm_plan *p, const struct prs_slice *slice, uin
     return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
 }
 
-/* Puts this node's sums to each counterpart, and waits for the counterparts' sums for the own slice. */
+/* Puts this node's sums to each counterpart, and waits for the counterparts' sums for this rank's slice. */
 static int cross_sums(struct prs_gemm_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -429,7 +430,7 @@ static uint8_t *summand_of(const struct prs_gemm_plan *p)
     return p->shape.k == 0 ? (uint8_t *)p->operands.a : p->args.staging[0];
 }
 
-/* On one node, after the product, nothing else is needed. */
+/* On one node this is all that is needed after the product. */
 static int sum_by_inbox(struct prs_gemm_plan *p, cudaStream_t stream)
 {
     const struct prs_symmetric *inbox = p->base.memory[PRS_GEMM_INBOX];
@@ -488,7 +489,8 @@ static int reduce(struct prs_gemm_plan *p, void *c, cudaStream_t stream)
     return r != 0 || !home || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
-/* The residual, if cuBLASLt can add it. It may then be C itself, which the product overwrites. */
+/* Returns the residual if cuBLASLt can add it, else NULL. The residual may be C itself, which the product
+ * overwrites. */
 static const void *added_by_lt(const struct prs_gemm_plan *p)
 {
     return p->shape.activation == PRS_ACTIVATION_NONE && !p->shape.gated ? p->operands.residual : NULL;
@@ -502,8 +504,8 @@ static void *product_of(const struct prs_gemm_plan *p)
     return p->args.schedule.place.world == 1 ? p->base.own.at : p->args.staging[0] + product_place(p);
 }
 
-/* Product, and where no other rank adds to it residual, of A or of what was gathered. Without a product A is copied to
- * where other ranks read it. */
+/* Multiplies A, or the gathered A, by B, and adds the residual if no other rank adds to the product. Without a product,
+ * copies A to where other ranks read it. */
 static int multiply(struct prs_gemm_plan *p, const void *a, const void *residual, void *to, cudaStream_t stream)
 {
     uint64_t bytes = (uint64_t)p->rows * p->shape.n * prs_sum_bytes(&p->shape);

@@ -93,7 +93,7 @@ static __global__ void finish_result(const __grid_constant__ struct prs_unfused_
     }
 }
 
-/* The same, and makes e4m3 with scales of it. A warp takes a part of a row. */
+/* The same, but the result is e4m3 with scales. A warp takes a part of a row. */
 template <int TYPE> static __global__ void quantise_result(const __grid_constant__ struct prs_unfused_finish a)
 {
     uint32_t parts = prs_ceil_div(a.columns, QUANTISE_PART), warps = gridDim.x * (blockDim.x / 32);
@@ -121,14 +121,14 @@ template <int TYPE> static __global__ void quantise_result(const __grid_constant
     }
 }
 
-/* The kernels for sums of one type and results of another, or of the same. [wide] */
+/* The kernels for sums of one type and results of another type, or of the same type. The index is `wide`. */
 struct instances {
     uint32_t type, result; /* enum prs_dtype */
     void (*sum[2])(const struct prs_unfused_sum);
     void (*inbox[2])(const struct prs_unfused_inbox_sum);
     void (*inbox_rows)(const struct prs_unfused_row_sum);
     void (*norm)(const struct prs_unfused_norm_rows);
-    void (*finish)(const struct prs_unfused_finish);     /* of a product of type `result` */
+    void (*finish)(const struct prs_unfused_finish);     /* for a product of type `result` */
     void (*finish_sum)(const struct prs_unfused_finish); /* of one of type `type` */
 };
 
@@ -322,8 +322,9 @@ static uint32_t row_bytes(const struct prs_row_norm *n, uint32_t ctas)
     return ROW_ITEMS + row_step(n->columns / PRS_INBOX_ITEM, ctas) * ROW_ITEM_BYTES;
 }
 
-/* Clusters of several CTAs where rows are few, so that a row takes less time, or where it does not fit one. Returns how
- * many clusters there are work for; they have at most `most` CTAs in all, if that is at least one cluster. */
+/* Chooses clusters of several CTAs if there are few rows, so that a row takes less time, or if a row does not fit one
+ * CTA. Returns how many clusters have work; together they have at most `most` CTAs, but there is at least one
+ * cluster. */
 static uint32_t choose_clusters(struct prs_row_norm *n, uint32_t rows, uint32_t most, struct launch_shape *shape)
 {
     enum { LEAST_ITEMS = 64 /* of a CTA */ };

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* For decide() of a plan whose args.schedule has rank and world: cuBLASLt, and what memory is needed. */
+/* For decide() of a plan whose args.schedule has rank and world: opens cuBLASLt, and says what memory is needed. */
 int prs_unfused_open(struct prs_gemm_plan *plan);
 int prs_unfused_launch(struct prs_gemm_plan *plan, cudaStream_t stream); /* of plan->operands */
 /* Whether the launch that is being enqueued adds up by inboxes: each rank then stores into its own C alone. */
@@ -29,8 +29,8 @@ static inline bool prs_unfused_has_inbox(const struct prs_gemm_plan *plan)
 {
     return plan->rows <= plan->inbox_rows;
 }
-/* Whether the kernel that adds up makes the norm of its rows, too: in one hop. With two, the second would carry fp32,
- * and a kernel behind it was faster. */
+/* Whether the kernel that adds up also computes the norm of its rows. It does so with one hop. With two hops the second
+ * would carry fp32, and a separate kernel after it was faster. */
 bool prs_unfused_norms(const struct prs_gemm_plan *plan);
 /* Enqueues a copy inside this rank's memory, of an even number of bytes. 0 or -EIO (logged). */
 int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream_t stream);
@@ -39,7 +39,7 @@ int prs_unfused_copy_rows(const void *from, void *to, uint64_t bytes, cudaStream
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 
-/* Scales of rows: `lines` times `each` of them, from_step and to_step floats apart. */
+/* Scales of rows to copy: `lines` lines of `each` scales; lines are from_step and to_step floats apart. */
 struct prs_copied_scales {
     const float *from;
     float *to[PRS_MAX_LOCAL_RANKS];
@@ -69,7 +69,7 @@ struct prs_unfused_sum {
     uint64_t elements;
     uint32_t near_count, far_count, copies;
     uint32_t type, result; /* enum prs_dtype: of the arrays, and of the sum */
-    /* Of the result: what is done to each sum, which one is the first here, and how many a row has. */
+    /* For the result: what is done to each sum, the first element here, and how many elements a row has. */
     struct prs_epilogue epilogue;
     uint64_t first;
     uint32_t columns;
@@ -131,7 +131,7 @@ struct prs_unfused_norm_rows {
     uint8_t *copy; /* NULL, or where the rows are copied to */
     uint64_t pitch;
     uint32_t rows;
-    const uint32_t *rows_on_device; /* NULL, or a number: that, divided by rows_divisor, limits `rows` */
+    const uint32_t *rows_on_device; /* NULL, or a number that, divided by rows_divisor, limits `rows` */
     uint32_t rows_divisor;
     uint32_t type, result; /* enum prs_dtype: of sums, and of the rows */
 };
@@ -139,7 +139,7 @@ struct prs_unfused_norm_rows {
 int prs_unfused_norm_rows(struct prs_unfused_norm_rows *a, cudaStream_t stream);
 
 /* Applies the epilogue to a matrix without gaps. `to` may be `from` unless the epilogue is gated. elements, columns: of
- * the result. quantised: where it goes instead of `to`, if it is e4m3; `from` and the bias are then bf16. 0 or -EIO. */
+ * the result. quantised: used instead of `to` if the result is e4m3; `from` and the bias are then bf16. 0 or -EIO. */
 struct prs_unfused_finish {
     struct prs_epilogue epilogue;
     const uint8_t *from;

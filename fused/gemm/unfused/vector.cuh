@@ -6,7 +6,7 @@
 
 #include "fused/core/epilogue.cuh"
 
-/* Elements at .. at + count of an array. Those that are missing are 0. */
+/* Elements at .. at + count of an array. Missing ones are 0. */
 template <int TYPE, bool WIDE> PRS_DEVICE uint4 load_eight(const void *from, uint64_t at, uint32_t count)
 {
     static_assert(element<TYPE>::in_vector == 8, "sums travel as elements of two bytes");
