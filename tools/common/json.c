@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of the UTF-8 character at text, which ends with a zero byte; 0 when it is none. */
+/* Bytes of the UTF-8 character at text, which ends with a zero byte; 0 when it is not one. */
 static int utf8_length(const unsigned char *text)
 {
     int length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
@@ -17,7 +17,7 @@ static int utf8_length(const unsigned char *text)
     for (int i = 1; i < length; i++)
         if ((text[i] & 0xc0) != 0x80)
             return 0;
-    /* Longer than it need be, a surrogate, or beyond U+10FFFF. */
+    /* An encoding that is too long, a surrogate, or beyond U+10FFFF. */
     if ((second >= 0xe000 && second < 0xe0a0) || (second >= 0xeda0 && second < 0xee00) ||
         (second >= 0xf000 && second < 0xf090) || second >= 0xf490)
         return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON by a format, as printf() has it. Usable from C and from C++. */
+/* JSON by a format string, like that of printf(). Usable from C and from C++. */
 #ifndef TOOLS_COMMON_JSON_H
 #define TOOLS_COMMON_JSON_H
 

@@ -201,7 +201,7 @@ int option_table_parse(const struct option_table *table, void *options, int argc
         rows[i] = (struct option){table->rows[i].name, table->rows[i].value_name ? 1 : 0, NULL, 0};
     rows[table->count] = (struct option){"help", 0, NULL, 'h'};
     rows[table->count + 1] = (struct option){"version", 0, NULL, 'v'};
-    optind = 0; /* getopt_long() starts again, with a program's second command line too */
+    optind = 0; /* getopt_long() starts again, also for a program's second command line */
     while ((c = getopt_long(argc, argv, ":h", rows, &index)) != -1) {
         if (c == 'h') {
             print_help(table);

@@ -38,8 +38,9 @@ struct option_row {
     const char *help;
     size_t field, bytes; /* OPTION_FIELD(); a number's has 1, 4 or 8 bytes; 0: none */
     uint64_t min, max;
-    const char *const *names;                       /* ends with NULL */
-    uint64_t factor;                                /* of a range FROM:TO without one; 0: it must have one */
+    const char *const *names; /* ends with NULL */
+    /* factor of a range FROM:TO that names none; 0: a range must name one */
+    uint64_t factor;
     bool (*parse)(void *options, const char *text); /* OPTION_PARSED */
 };
 
@@ -57,14 +58,14 @@ struct option_table {
  * are at the end of argv then. */
 int option_table_parse(const struct option_table *table, void *options, int argc, char **argv);
 
-/* Set one option as the command line would: for defaults. */
+/* Set one option as the command line would; used for defaults. */
 void option_table_set(const struct option_table *table, void *options, const char *name, const char *text);
 
-/* End the program with status 2. The text after "program: " says what is wrong and what is allowed. */
+/* End the program with status 2. The text follows "program: ", and says what is wrong and what is allowed. */
 void option_table_refuse(const struct option_table *table, const char *format, ...)
     __attribute__((noreturn, format(printf, 2, 3)));
 
-/* A number at *text, which moves past it. Return false when there is none. */
+/* Read a number at *text, which then points behind it. Return false when there is none. */
 bool option_number(const char **text, uint64_t *value);
 
 #ifdef __cplusplus

@@ -21,7 +21,7 @@ struct children {
     const struct rank_processes *processes;
     pid_t pids[RANK_PROCESSES_MAX]; /* 0: ended */
     uint32_t started, left;
-    int status;  /* of all: 0, RANK_SKIPPED or 1 */
+    int status;  /* status of all ranks: 0, RANK_SKIPPED or 1 */
     bool killed; /* by us */
     uint64_t progress, alive_ms;
 };
@@ -51,7 +51,7 @@ static void start(struct children *children)
 {
     const struct rank_processes *p = children->processes;
 
-    fflush(NULL); /* or each rank would print what is buffered here */
+    fflush(NULL); /* else each rank would print the buffered output again */
     for (; children->started < p->count; children->started++) {
         pid_t pid = fork();
 
@@ -60,7 +60,7 @@ static void start(struct children *children)
 
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             status = p->run(children->started, p->user);
-            if (stdout_is_lost(p->program) && !status) /* a rank ends without the checks of exit() */
+            if (stdout_is_lost(p->program) && !status) /* a rank ends without exit(), whose checks are made here */
                 status = 1;
             fflush(NULL);
             _exit(status);

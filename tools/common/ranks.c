@@ -15,7 +15,7 @@ enum { WAIT_SLICE_US = 300, GRACE_S = 5 };
 
 struct board {
     uint64_t words[RANKS_WORDS];
-    uint64_t arrived; /* at the barrier, over all its uses */
+    uint64_t arrived; /* arrivals at the barrier, over all its uses */
     uint64_t failed;  /* a rank has failed */
     uint8_t block[RANK_PROCESSES_MAX][RANKS_BLOCK_BYTES];
 };
@@ -44,7 +44,7 @@ int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*i
     uint64_t start = prs_clock_ms();
     uint64_t looks = 0;
 
-    /* Pairs with the release by the rank that raises the word: all that it wrote before is visible here. */
+    /* Pairs with the release by the rank that raises the word: everything that it wrote before is visible here. */
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < value) {
         int r = idle ? idle(user) : 0;
 
@@ -54,8 +54,8 @@ int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*i
             return -ECONNRESET;
         if (prs_clock_ms() - start > ranks->timeout_s * 1000ull)
             return -ETIMEDOUT;
-        /* Many ranks share few cores: yield at first, then sleep; but not while idle() has work, which a sender may be
-         * waiting for. */
+        /* Many ranks share few cores, so yield at first, and then sleep. Do not sleep while idle() has work, because a
+         * sender may be waiting for it. */
         looks = r > 0 ? 0 : looks + 1;
         if (looks < 3)
             sched_yield();

@@ -24,7 +24,7 @@ int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*i
 
 /* Fork size ranks, spread over `nodes` emulated nodes, and run body in each. RANK, WORLD_SIZE and, with several nodes,
  * SOFTNIC_NODE and PERSEUS_NODE are set in its environment. Return 0 when every body returned 0 within timeout_s, 77
- * when the first that did not returned 77, else 1; which rank failed, and how, is on stderr. */
+ * when the first other result was 77, else 1; which rank failed, and how, is on stderr. */
 int ranks_run(uint32_t size, uint32_t nodes, uint32_t timeout_s, int (*body)(struct ranks *ranks, void *user),
               void *user);
 

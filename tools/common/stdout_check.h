@@ -12,7 +12,7 @@
 
 static const char *stdout_program;
 
-/* Whether output was lost; then it says so. */
+/* Whether output was lost; if so, prints that. */
 static inline int stdout_is_lost(const char *program)
 {
     int error;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linked into every program and library of a build that measures coverage (tools/dev/coverage): each has counters of
- * its own, which it tells the preloaded library of. Not by dlsym(), which some tests replace. */
+ * its own, and tells the preloaded library about them. It does not use dlsym(), because some tests replace that. */
 void __gcov_dump(void);
 __attribute__((weak)) void coverage_counters(void (*dump)(void)); /* coverage_exit.c */
 

@@ -159,7 +159,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t va)
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find(va);
     if (range && !fake_has_access(range, fake_current()))
-        range = NULL; /* so it was on two H200 */
+        range = NULL; /* two H200 behave in this way */
     if (range) {
         *base = range->va;
         *bytes = range->bytes;

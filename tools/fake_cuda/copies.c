@@ -144,7 +144,8 @@ int cuMemcpyBatchAsync_v2(uint64_t *dst, uint64_t *src, size_t *bytes, size_t co
     return r;
 }
 
-/* Of the operations only a write of 64 bits, without flags, into memory that is mapped for the stream's device. */
+/* The only operation supported is a write of 64 bits, without flags, into memory that is mapped for the stream's
+ * device. */
 int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct fake_mem_op *ops, unsigned flags)
 {
     struct stream *s = stream;

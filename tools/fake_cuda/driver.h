@@ -2,9 +2,9 @@
 /* A CUDA driver without a GPU, to test programs of the driver API: libcuda.so.1 with the functions that the software
  * NIC, the transport and their tests call. "Device memory" is a memfd. Its device address is not accessible, so a stray
  * CPU access is a fault; the driver has its own mapping of it. Asynchronous copies run later, on a thread of their
- * stream. An error here is whatever the real driver forbids or does slowly: calls without a current context, copies
- * from pageable memory, handles used on the wrong kind of memory, a DMA-BUF of less than whole pages. Addresses are 64
- * bits, as CUdeviceptr is. */
+ * stream. Everything that the real driver forbids or does slowly is an error here: calls without a current context,
+ * copies from pageable memory, handles used on the wrong kind of memory, a DMA-BUF of less than whole pages. Addresses
+ * are 64 bits, as CUdeviceptr is. */
 #ifndef TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
 #define TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
 
@@ -46,7 +46,7 @@ struct fake_copy_attributes {
 /* Make the next call of that name fail. This works for calls that allocate, map, register, export a range, open memory
  * of another process, copy, or query an event. */
 void fakeCudaFail(const char *call, int result);
-/* Make the call after the next `after` ones fail. */
+/* Let the next `after` calls succeed, and the one after them fail. */
 void fakeCudaFailLater(const char *call, int after, int result);
 
 /* Return how often it was called; works for calls that can be made to fail. */

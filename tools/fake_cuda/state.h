@@ -69,7 +69,7 @@ uint64_t fake_reserve(uint64_t bytes);            /* inaccessible addresses; 0 o
 /* For a range that is MAPPED; the caller has the mutex. */
 bool fake_object_rdma(const struct object *object); /* it may be exported as a DMA-BUF */
 
-/* The result that this call must return, once; OK: the call may proceed. */
+/* The result that this call must return, which is used once; OK: the call may proceed. */
 int fake_failure(const char *call);
 
 bool fake_started(void); /* cuInit was called */

@@ -27,11 +27,12 @@ struct run {
     struct prs_attention_plan *plan;
     cudaStream_t stream;
     struct bench_attention_tensors in;
-    void *out, *kept_out, *kept_lse; /* kept: of a warm-up launch, which the timed ones must equal */
+    void *out, *kept_out, *kept_lse; /* kept: results of a warm-up launch, which the timed launches must repeat */
     float *lse;
     struct bench_timed timed;
     struct bench_verdict verdict;
-    /* Of --backward, else NULL. `given`: what a forward launch wrote, for backward launches that are timed alone. */
+    /* Used with --backward, else NULL. `given`: results of a forward launch, for backward launches that are timed
+     * alone. */
     struct prs_attention_backward_plan *back;
     void *given_out, *gradient[GRADIENTS], *kept_gradient[GRADIENTS];
     float *given_lse;
@@ -100,7 +101,7 @@ static void close_inputs(const struct bench_attention_tensors *in)
 }
 
 /* ---- gradients ---- */
-/* Every rank's terms, for the reference; through the barrier's memory, since ranks may be processes. */
+/* Gathers every rank's terms for the reference, through the barrier's memory, since ranks may be processes. */
 static void gather_terms(struct run *r)
 {
     enum { PIECE = 4096 };
@@ -155,8 +156,8 @@ static void close_backward(struct run *r)
 }
 
 /* ---- measuring ---- */
-/* Not the queries: with queries and keys, or all that a backward launch is given, the probabilities and the terms would
- * stay as they are. */
+/* Negates keys, but not queries: if both changed their signs, or all inputs of a backward launch, probabilities and
+ * terms would not change. */
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
@@ -182,7 +183,7 @@ static void launch_timed(void *user, uint32_t method)
         launch_backward(r, method == BOTH ? r->out : r->given_out, method == BOTH ? r->lse : r->given_lse);
 }
 
-/* Both write the same as each alone. */
+/* The method that runs both passes writes the same as the passes alone. */
 static void keep(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
@@ -249,7 +250,7 @@ static void measure(struct run *r)
     BENCH_CUDA(cudaFree(r->kept_lse));
 }
 
-/* Of the products of the forward pass, which are two; the backward pass is counted as five, as others count it. */
+/* Rate of the products: two for the forward pass, and five for the backward pass, as is usual. */
 static double tflops_of(const struct run *r, uint32_t method)
 {
     static const double PRODUCTS[METHODS] = {2, 5, 7};

@@ -26,7 +26,7 @@ uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t head
 void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t,
                           cudaStream_t stream);
 
-/* Sampled rows against a softmax in double precision; beyond counts elements and sums of exponentials. */
+/* Checks sampled rows against a softmax in double precision; `beyond` counts elements and sums of exponentials. */
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream);
 
@@ -34,11 +34,11 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
 uint64_t bench_attention_sampled(const struct bench_attention *p);
 
 /* ---- gradients (attention_gradients.cu) ---- */
-/* The terms of the own rows, [batch, query heads, rows], from what the forward pass wrote. */
+/* The terms of this rank's rows, [batch, query heads, rows], from what the forward pass wrote. */
 void bench_attention_terms(const struct bench_attention *p, const void *out, const float *lse,
                            struct bench_attention_term *terms, cudaStream_t stream);
 
-/* Sampled rows of the gradients, against sums in double precision that begin with the terms of all ranks. */
+/* Checks sampled rows of the gradients against sums in double precision that start from the terms of all ranks. */
 struct bench_verdict bench_attention_check_gradients(const struct bench_attention *p, const void *const gradients[3],
                                                      const struct bench_attention_term *terms, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reference in double precision for sampled rows of ring attention's gradients. It takes lse and out as the forward
- * pass wrote them, since those are what the backward pass is given. */
+/* A reference in double precision for sampled rows of ring attention's gradients. It takes lse and out from the forward
+ * pass, since these are the inputs of the backward pass. */
 #include "tools/fused/attention_rows.cuh"
 #include "tools/fused/launch.cuh"
 #include "tools/fused/sums.cuh"
@@ -26,20 +26,20 @@ static __global__ void make_terms(struct bench_attention p, const __nv_bfloat16 
     }
 }
 
-/* A sampled row, and what it meets: rows [from, to) of the sequence, of `heads` heads beginning with `other`. */
+/* A sampled row, and the rows that it meets: [from, to) of the sequence, of `heads` heads from `other` on. */
 struct sample {
     bool of_keys;
     uint32_t batch, head, row, other, heads, from, to;
 };
 
-/* The own rows of a sample, q and dout or k and v; and for each row that it meets P and dS (times the scale). In global
- * memory, since the emulator has no static shared memory. */
+/* This rank's rows of a sample, q and dout or k and v; and for each row that it meets P and dS (times the scale). In
+ * global memory, since the emulator has no static shared memory. */
 struct own_rows {
     double x1[MAX_HEAD_DIM], x2[MAX_HEAD_DIM];
 };
 
 struct weight {
-    double p, ds, rough; /* rough: the sizes that dS is a difference of */
+    double p, ds, rough; /* rough: the sizes of the numbers whose difference is dS */
 };
 
 static __device__ struct sample sample_of(const struct bench_attention *p, uint32_t index)
@@ -73,7 +73,7 @@ static __device__ struct met met_of(const struct bench_attention *p, const struc
     return m;
 }
 
-/* terms: of all ranks. The row is a query's. */
+/* terms: those of all ranks. The row belongs to a query. */
 static __device__ struct bench_attention_term term_of(const struct bench_attention *p,
                                                       const struct bench_attention_term *terms, uint32_t rank,
                                                       uint32_t batch, uint32_t head, uint32_t row)
@@ -101,7 +101,7 @@ static __device__ struct weight weigh(const struct bench_attention *p, const str
 }
 
 /* The sum of a column, compared with what the launch wrote. The bound allows one bf16 rounding of each weight and one
- * of the gradient, and fp32's errors in what a weight is made of. */
+ * of the gradient, and errors of fp32 in the parts of a weight. */
 static __device__ void check_column(const struct bench_attention *p, const struct sample *x,
                                     const struct weight *weights, uint32_t count, bool of_values,
                                     const __nv_bfloat16 *gradient, struct bench_sums *to)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: compares each fused kernel with cuBLASLt alone, NCCL alone, and the two one after the other, by
- * turns in one job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
+/* perseus-fused-bench: compares each fused kernel with cuBLASLt alone, NCCL alone, and the two one after the other; the
+ * methods alternate in one job. Results are poisoned before each run, and those of the timed launches are checked
+ * (timed.h). */
 #include "tools/fused/attention.h"
 #include "tools/fused/timed.h"
 
@@ -9,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With a norm: APART is our sum with the residual, and the norm as a kernel of its own; UNFUSED ends with a kernel that
- * adds the residual and normalises. */
+/* With a norm: APART is our sum with the residual, and then the norm as a separate kernel; UNFUSED ends with a kernel
+ * that adds the residual and normalises. */
 enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3, APART = 4 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
@@ -27,15 +28,17 @@ struct run {
     struct bench_nccl *nccl;
     cudaStream_t stream;
     void *a, *b, *c, *bias, *residual, *all_a; /* all_a: the gathered A as a second result; each may be NULL */
-    float *scale_a, *scale_b, *all_scales;     /* or NULL; all_scales: of A of all ranks, for the unfused method */
-    struct prs_gemm_plan *plain;               /* or NULL: the same without a norm */
-    void *weight, *normed, *kept_normed;       /* of a norm, or NULL */
-    float *scratch;                            /* of a norm of its own, or NULL */
-    void *kept;                                /* C of a warm-up launch, which the timed ones must equal */
-    void *gathered, *partial;                  /* for the unfused method */
+    /* or NULL; all_scales: scales of A of all ranks, for the unfused method */
+    float *scale_a, *scale_b, *all_scales;
+    struct prs_gemm_plan *plain;         /* or NULL: the same without a norm */
+    void *weight, *normed, *kept_normed; /* of a norm, or NULL */
+    float *scratch;                      /* scratch memory of the separate norm, or NULL */
+    void *kept;                          /* C of a warm-up launch, which the timed launches must repeat */
+    void *gathered, *partial;            /* for the unfused method */
     struct bench_start start;
     struct bench_timed timed;
-    struct prs_fused_traffic before, traffic; /* counted before the last own launch, and what that launch sent */
+    /* counters before the last of our own launches, and what that launch sent */
+    struct prs_fused_traffic before, traffic;
     struct bench_verdict verdict;
 };
 
@@ -144,7 +147,7 @@ static void prepare(void *user, uint32_t method)
 static void keep(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    (void)method; /* there is one own kernel */
+    (void)method; /* there is only one kernel of our own */
     BENCH_CUDA(cudaMemcpyAsync(r->kept, r->c, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
     if (r->normed)
         BENCH_CUDA(cudaMemcpyAsync(r->kept_normed, r->normed, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
@@ -166,7 +169,7 @@ static uint16_t *sampled(void *user)
     return (uint16_t *)r->c + (bench_sampled(&r->problem) + 1) * words - 1;
 }
 
-/* What one launch sends to other nodes. */
+/* The traffic to other nodes that one launch causes. */
 static struct prs_fused_traffic traffic_since(struct run *r, const struct prs_fused_traffic *before)
 {
     struct prs_fused_traffic t;
@@ -228,7 +231,7 @@ static bool report(struct run *r)
     row.floor_us = fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US,
                         row.traffic.rails ? (double)row.info.far_bytes / (PORT_BYTES_PER_US * row.traffic.rails) : 0);
     if (row.compute_us > row.floor_us)
-        row.floor_us = row.compute_us; /* NaN, which is never larger, means not measured */
+        row.floor_us = row.compute_us; /* NaN means not measured, and never compares as larger */
     row.speedup = bench_finishes(&r->problem) && !r->normed
                       ? NAN
                       : (s->op == PRS_GEMM_ALONE ? row.compute_us : row.unfused_us) / row.own_us;
@@ -459,8 +462,8 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread starts; NVLink multicast is never used */
-    /* Loading a kernel at its first launch would wait for the device, where a kernel of another rank may be waiting for
-     * this rank. */
+    /* Loading a kernel at its first launch would wait for the device, on which a kernel of another rank may be waiting
+     * for this rank. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

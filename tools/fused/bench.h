@@ -52,9 +52,10 @@ struct bench_options {
     struct prs_gemm_tuning tuning;
     struct prs_gemm_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
-    uint32_t norm;                                    /* of every product but all-gathers: its rows are normalised */
-    uint32_t activation, gated, bias, residual, wide; /* of every product; wide: C is fp32 */
-    uint32_t dtype, scaling, fast; /* dtype: 0 bf16, 1 fp16, BENCH_DTYPE_E4M3; scaling: enum prs_scaling, of e4m3 */
+    /* for every product except all-gathers: its rows are normalised */
+    uint32_t norm;
+    uint32_t activation, gated, bias, residual, wide; /* for every product; wide: C is fp32 */
+    uint32_t dtype, scaling, fast; /* dtype: 0 bf16, 1 fp16, BENCH_DTYPE_E4M3; scaling: enum prs_scaling, for e4m3 */
     uint32_t keep_gathered;        /* the all-gather also keeps the A of all ranks */
     struct bench_moe_options moe;
     struct bench_attention_options attention;
@@ -63,8 +64,8 @@ struct bench_options {
 
 extern const char *const BENCH_KERNELS[4];     /* by enum prs_gemm_op */
 extern const char *const BENCH_ACTIVATIONS[6]; /* by enum prs_activation, then NULL */
-extern const char *const BENCH_DTYPES[6];      /* by enum prs_dtype, then NULL */
-extern const char *const BENCH_SCALINGS[5];    /* by enum prs_scaling, then NULL */
+extern const char *const BENCH_DTYPES[6];      /* names by enum prs_dtype, then NULL */
+extern const char *const BENCH_SCALINGS[5];    /* names by enum prs_scaling, then NULL */
 
 /* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
@@ -109,7 +110,7 @@ struct bench_problem {
     uint32_t bias, residual;
 };
 
-/* What bench_fill() makes. A bias, a residual and scales have the seed of B. */
+/* The inputs that bench_fill() makes. A bias, a residual and scales have the seed of B. */
 enum bench_input { BENCH_A = 0, BENCH_B = 1, BENCH_BIAS = 2, BENCH_RESIDUAL = 3, BENCH_SCALE_A = 4, BENCH_SCALE_B = 5 };
 
 struct bench_verdict {
@@ -131,12 +132,12 @@ void bench_fill(void *to, uint64_t elements, uint32_t dtype, uint32_t seed, uint
                 cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
 void bench_fill_finish(const struct bench_problem *p, void *bias, void *residual, cudaStream_t stream);
-/* The scales of A and B, new memory; NULL for products that have none. */
+/* Allocates the scales of A and B; NULL for products without scales. */
 void bench_scales_open(const struct bench_problem *p, float **a, float **b, cudaStream_t stream);
 /* Change the signs of elements of 1 or 2 bytes. */
 void bench_negate(void *to, uint64_t elements, uint32_t bytes, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
-uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
+uint64_t bench_sampled(const struct bench_problem *p); /* returns an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
 /* Return how many elements of a gathered A [m, k] differ from those that their rank sent. */
 uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathered, cudaStream_t stream);
@@ -144,17 +145,17 @@ uint64_t bench_check_gathered(const struct bench_problem *p, const void *gathere
 /* ---- norms (norm.cu) ---- */
 static const float BENCH_NORM_EPS = 1e-5f;
 enum { BENCH_NORM_SCRATCH = 1056 * 16 };
-/* A kernel of its own: adds the residual to c, if there is one, and writes the normed rows. scratch: of so many
+/* A separate kernel: adds the residual to c, if there is one, and writes the normed rows. scratch: BENCH_NORM_SCRATCH
  * numbers. */
 void bench_norm(const struct bench_problem *p, void *c, const void *residual, const void *weight, void *normed,
                 float *scratch, cudaStream_t stream);
-/* Return how many elements are not those of C's rows, within three roundings. */
+/* Return how many elements differ from the norm of C's rows by more than three roundings. */
 uint64_t bench_check_norm(const struct bench_problem *p, const void *c, const void *weight, const void *normed,
                           cudaStream_t stream);
 
 /* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
-/* wide: C is fp32. scale_a, scale_b: of all rows of A and columns of B, or of the tensors; else NULL. */
+/* wide: C is fp32. scale_a, scale_b: scales of all rows of A and columns of B, or of the tensors; else NULL. */
 struct bench_lt *bench_lt_open(const struct prs_gemm_shape *shape, bool wide, const void *a, const void *b, void *c,
                                const float *scale_a, const float *scale_b, cudaStream_t stream);
 void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
@@ -173,7 +174,7 @@ struct bench_row {
     struct prs_gemm_shape shape;
     uint32_t bias, residual, keeps; /* keeps: the gathered A is a second result */
     struct prs_gemm_info info;
-    struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
+    struct prs_fused_traffic traffic; /* traffic of one launch, from the rank that sends most */
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
     double apart_us; /* with a norm: our sum with the residual, then the norm as a kernel of its own */
@@ -191,7 +192,8 @@ void bench_report_soak(const struct bench_problem *p, const struct bench_options
 /* ---- many launches (soak.cu) ---- */
 enum { BENCH_SOAK_SETS = 3 };
 
-/* Enqueue: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count the differences from its first result. */
+/* Enqueues three things: poisoning the results of launch `set` (of BENCH_SOAK_SETS), the launch, and counting the
+ * differences from its first result. */
 typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *differences);
 
 /* o->soak launches with random delays, then o->replay replays of a graph that launches each set once. Collective.
@@ -199,7 +201,7 @@ typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *diffe
 double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_soak_turn *turn, void *user,
                   cudaStream_t stream);
 
-/* Count the 16-byte vectors that differ; the rest after the last whole vector counts as one. */
+/* Count the 16-byte vectors that differ; a rest after the last whole vector counts as one vector. */
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream);
 
@@ -211,7 +213,7 @@ int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
 void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
                      void (*launch)(void *run), void *run, cudaStream_t stream);
 
-/* Ranks are threads: exit() would run the destructors of what the others still use. */
+/* Ranks are threads: exit() would run destructors of objects that the others still use. */
 [[noreturn]] static inline void bench_quit(void)
 {
     (void)fflush(NULL);

@@ -56,7 +56,7 @@ static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t el
     return owner / (p.world / p.nodes);
 }
 
-/* A sum before it is finished, and how far the kernel's may be from it. */
+/* A sum before it is finished, and by how much the kernel's sum may differ from it. */
 struct sum {
     double value, error;
 };
@@ -74,8 +74,9 @@ static __device__ double scale_of(const struct bench_problem &p, uint32_t rank, 
     return bench_element_of(PRS_DTYPE_FP32, p.seed_b, rank, which, i);
 }
 
-/* The sum of a rank's scaled products, by a warp. A product instruction adds 32 products to what the tensor cores hold,
- * each cut off at the last of 14 bits of the largest, and cuts off the sum (tools/hopper/wgmma_math.cpp). */
+/* The sum of a rank's scaled products, by a warp. A product instruction adds 32 products to the sum in the tensor
+ * cores. It cuts each product off at the last of 14 bits of the largest, and then the sum, too
+ * (tools/hopper/wgmma_math.cpp). */
 static __device__ struct sum scaled_sum_of(const struct bench_problem &p, uint32_t a_rank, uint32_t b_rank,
                                            uint64_t row, uint64_t column)
 {
@@ -163,7 +164,7 @@ static __device__ double activated(uint32_t activation, double x)
     }
 }
 
-/* The steepest slope of an activation is 1.13, of GELU. The unfused path rounds a sum before it finishes it. */
+/* The steepest slope of an activation is 1.13, that of GELU. The unfused path rounds a sum before it finishes it. */
 static __device__ struct sum finished(const struct bench_problem &p, struct sum s, struct sum up, uint64_t row,
                                       uint64_t column)
 {
@@ -186,7 +187,7 @@ static __device__ struct sum finished(const struct bench_problem &p, struct sum 
     return {x, error};
 }
 
-/* One warp per sample; one more rounding, of the result. */
+/* One warp per sample. The bound allows one more rounding, that of the result. */
 static __global__ void check_samples(struct bench_problem p, const void *c, uint64_t rows, struct bench_sums *out)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, columns = p.shape.n / (1 + p.shape.gated);

@@ -10,7 +10,7 @@
 #include "tools/common/json.h"
 #include "transport/util/clock.h"
 
-enum { LAUNCHES_AT_ONCE = 4, LIMITS = 4 /* the report may take this many times timeout_ms */ };
+enum { LAUNCHES_AT_ONCE = 4, LIMITS = 4 /* the report may take so many times timeout_ms */ };
 
 static double now_ms(void)
 {
@@ -46,7 +46,7 @@ void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, str
         e = cudaStreamSynchronize(stream);
         if (prs_fused_poll_error(ctx, &error) != 0) {
             report(rank, o, &error, now_ms() - from - o->kill_after);
-            _exit(0); /* the plans, which would have to be closed first, are not known here */
+            _exit(0); /* plans would have to be closed first, and are not known here */
         }
         if (e != cudaSuccess) {
             fprintf(stderr, "perseus-fused-bench: rank %u: %s, without a report of what it waited for\n", rank->rank,

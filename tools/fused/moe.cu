@@ -26,7 +26,7 @@ struct run {
     cudaStream_t stream;
     void *weights;
     struct prs_moe_batch batch;
-    struct prs_moe_batch kept[METHODS]; /* results of warm-up launches, which the timed ones must equal */
+    struct prs_moe_batch kept[METHODS]; /* results of warm-up launches, which the timed launches must repeat */
     struct bench_moe_want want;
     struct bench_timed timed;
     struct bench_moe_verdict verdict[METHODS];

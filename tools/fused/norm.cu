@@ -16,7 +16,7 @@ struct norm_args {
     float *scratch; /* where a block's warps exchange sums, since the emulator has no static shared memory */
 };
 
-/* What all threads of a block have, added up. */
+/* Adds up the values of all threads of a block. */
 static __device__ float total_of(float *scratch, float x)
 {
     volatile float *sums = scratch + blockIdx.x * WARPS;
@@ -63,14 +63,15 @@ static __global__ void norm_apart(const struct norm_args a)
     }
 }
 
-/* From C as it was rounded: C may differ from the sum by one rounding, and so does what was normed. */
+/* Computes the norm from the rounded C. C may differ from the sum by one rounding, and so may the normed rows. */
 static __global__ void check_norm(const struct norm_args a, struct bench_sums *sums)
 {
     double step = a.type == PRS_DTYPE_FP16 ? 0x1p-11 : 0x1p-8;
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const uint16_t *c = a.c + row * a.columns;
         double squares = 0, factor;
-        for (uint32_t i = 0; i < a.columns; i++) /* each thread all of them: double sums need no exchange */
+        /* each thread adds up all of them, so that double sums need no exchange */
+        for (uint32_t i = 0; i < a.columns; i++)
             squares += (double)bench_value(a.type, c[i]) * bench_value(a.type, c[i]);
         factor = 1 / sqrt(squares / a.columns + BENCH_NORM_EPS);
         for (uint32_t i = threadIdx.x; i < a.columns; i += blockDim.x) {

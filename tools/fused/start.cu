@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct meet_args {
-    uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* [r]: the words of rank r */
+    uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* [r]: flags of rank r */
     uint32_t rank, world, epoch;
 };
 

@@ -9,7 +9,7 @@
 
 struct bench_sums {
     unsigned long long beyond, poisoned, maps; /* maps: MoE's entries that are wrong */
-    double square, worst;                      /* of the references; the largest error */
+    double square, worst;                      /* square: sum of squares of the references; worst: the largest error */
 };
 
 /* Called by one thread: an element, and its reference. */

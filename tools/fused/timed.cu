@@ -63,8 +63,8 @@ static double time_once(struct rounds *r, uint32_t method)
     return bench_max(t->start->rank, ms * 1e3); /* all ranks are done, and none stores here before all ranks continue */
 }
 
-/* Runs after the time was taken. It compares the baselines' results too, and ignores their count, so that the caches
- * are in the same state for every method. */
+/* Runs after the time was taken. It also compares the baselines' results, but ignores the count, so that the caches are
+ * in the same state for every method. */
 static void check_round(struct rounds *r, uint32_t method, uint32_t round)
 {
     struct bench_timed *t = r->t;
@@ -106,7 +106,7 @@ static void check_once(struct bench_timed *t)
 {
     for (uint32_t method = 0; method < t->own; method++) {
         t->calls->prepare(t->user, method);
-        bench_start_cross(t->start, t->stream); /* no rank may store into what is still being poisoned */
+        bench_start_cross(t->start, t->stream); /* no rank may store into memory that is still being poisoned */
         t->calls->launch(t->user, method);
         BENCH_CUDA(cudaStreamSynchronize(t->stream));
         bench_meet(t->start->rank);

@@ -27,7 +27,7 @@ struct bench_timed {
     cudaStream_t stream;
     const struct bench_timed_calls *calls;
     void *user;
-    uint32_t own, methods; /* methods [0, own) are our kernels; `methods` has a bit for each to run */
+    uint32_t own, methods; /* methods [0, own) are our kernels; `methods` has a bit for each method to run */
     /* Results. */
     double usec[BENCH_MAX_METHODS]; /* medians, each of the slowest rank's times; NaN: did not run */
     uint64_t checked;               /* timed launches of our own kernels that were compared */

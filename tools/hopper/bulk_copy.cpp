@@ -31,7 +31,7 @@ struct copy {
     bool tiled, from_shared;
     enum reduction how;
     uint64_t sum;
-    uint32_t writes_fenced; /* of the issuer's warp, when the copy was issued */
+    uint32_t writes_fenced; /* value of the issuer's warp when the copy was issued */
     std::vector<uint8_t> buffer;
     std::shared_ptr<copy_group> group;
     std::vector<struct destination *> destinations;
@@ -203,7 +203,7 @@ static void order_global(const struct copy *c, const struct async_agent &a, enum
     });
 }
 
-/* What a load reads is read when the copy to this CTA is complete, or that to the first of others. */
+/* A load has read its source when the copy to this CTA is complete, or the copy to the first of several CTAs. */
 static void order_load(const struct copy *c, void *from)
 {
     const struct destination *reader = c->destinations[0];

@@ -28,7 +28,7 @@ template <int TYPE> PRS_DEVICE float load_factor(const void *from, uint64_t i)
         return load_element<TYPE>(from, i);
 }
 
-/* What the number of A in this row stands for, times that of B in this column, at i along K. */
+/* The scale of A in this row times the scale of B in this column, at i along K. */
 PRS_DEVICE float scale_of(const struct product_args &p, uint64_t row, uint64_t column, uint64_t i)
 {
     uint64_t block = i / PRS_SCALE_BLOCK;
@@ -84,7 +84,7 @@ static void (*kernel_of(const struct prs_gemm_shape &shape))(const struct produc
     for (const struct instance &i : instances)
         if (i.type == shape.dtype && i.result == prs_lt_result(&shape))
             return i.kernel;
-    return NULL; /* never: plans refuse types that have no line */
+    return NULL; /* this never happens: plans refuse types without a line */
 }
 
 static const struct launch_shape few_threads = {1, 64, 0};

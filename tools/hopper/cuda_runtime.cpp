@@ -18,7 +18,7 @@
 using namespace hopper;
 
 static thread_local int current_device;
-static thread_local bool has_context; /* a new thread has none until a call of the runtime needs one */
+static thread_local bool has_context; /* a new thread has no context until a call of the runtime needs one */
 static thread_local cudaError_t last_error;
 
 static cudaError_t result(cudaError_t e)
@@ -166,7 +166,7 @@ cudaError_t cudaDeviceSynchronize(void)
     return result(stream_wait_device(device_here()));
 }
 
-/* As the driver's own: it knows nothing of the runtime's device. */
+/* Behaves like the driver's function, which does not know the runtime's device. */
 static CUresult encode_here(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t dims, void *base,
                             const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
                             const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
@@ -201,7 +201,7 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
 
 cudaError_t cudaFree(void *p)
 {
-    cudaError_t e = cudaDeviceSynchronize(); /* CUDA's cudaFree() waits too, in effect */
+    cudaError_t e = cudaDeviceSynchronize(); /* in effect CUDA's cudaFree() also waits */
     if (p && !memory_free(p, MEMORY_DEVICE))
         return result(cudaErrorInvalidValue);
     return e;
@@ -269,7 +269,7 @@ cudaError_t cudaIpcCloseMemHandle(void *)
     return cudaSuccess;
 }
 
-/* Whether there is memory of so many bytes on each side that is on a device by the kind of the copy. */
+/* Whether each side that is on a device, by the kind of the copy, has so many bytes of memory. */
 static bool sides_exist(const void *to, size_t to_bytes, const void *from, size_t from_bytes, cudaMemcpyKind kind)
 {
     struct allocation a;
@@ -431,8 +431,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 static std::mutex limits_lock;
 static std::map<const void *, uint32_t> shared_limits;
 
-/* As CUDA does unless CUDA_MODULE_LOADING is EAGER: the code of a kernel is loaded on a device when it is first asked
- * about or launched there. */
+/* The code of a kernel is loaded on a device when it is first queried or launched there, as with CUDA unless
+ * CUDA_MODULE_LOADING is EAGER. */
 static std::mutex loaded_lock;
 static std::set<std::pair<int, const void *>> loaded;
 

@@ -27,8 +27,8 @@ static size_t mapped_bytes(size_t bytes)
     return (bytes + 4095) / 4096 * 4096;
 }
 
-/* Large blocks that were freed keep their pages for the next of the same size, because the kernel takes longer to make
- * pages than all else takes. Meanwhile an access faults. */
+/* Large blocks that were freed keep their pages for the next block of the same size, because making pages would take
+ * most of the time. Until then an access faults. */
 enum : size_t { KEPT_LEAST = 1 << 20, KEPT_MOST = 512 << 20 };
 static std::multimap<size_t, uint8_t *> &kept = *new std::multimap<size_t, uint8_t *>(); /* by their mapped bytes */
 static size_t kept_bytes;

@@ -23,10 +23,10 @@ struct allocation {
     int device;
     enum memory_kind kind;
     bool is_virtual;
-    uint64_t access; /* of virtual memory: a bit for each device that may use it */
+    uint64_t access; /* for virtual memory: a bit for each device that may use it */
 };
 /* Pages of a device that virtual.cpp has mapped, and is about to unmap. Nobody may use them until memory_allow(), which
- * is false where there are none. */
+ * returns false if there are no such pages. */
 void memory_map(void *p, size_t bytes, int device);
 void memory_unmap(void *p);
 bool memory_allow(void *p, int device);
@@ -37,8 +37,8 @@ bool memory_in_page(const void *p, size_t bytes);
 void memory_allow_peer(int device, int peer);
 bool memory_peer_allowed(int device, int peer);
 
-/* The writes of copies to device memory are numbered in the order in which they land: the number of the newest write, a
- * new write, and the number of the newest write in a range. On the scheduler's thread only. */
+/* The writes of copies to device memory are numbered in the order in which they land: these functions return the number
+ * of the newest write, count a new write, and return the newest number in a range. On the scheduler's thread only. */
 uint32_t memory_write_count(void);
 void memory_note_write(const void *p, size_t bytes);
 uint32_t memory_newest_write(const void *p, size_t bytes);

@@ -43,7 +43,7 @@ enum : size_t { STACKS_PER_CHUNK = 1024, COLOUR_STEP = 832, HUGE_PAGE = 2 << 20 
 
 static std::vector<uint8_t *> &pool = *new std::vector<uint8_t *>();
 
-/* Thousands of stacks are in use by turns. In huge pages a switch to one seldom misses the TLB. */
+/* Thousands of stacks are used in turn. In huge pages, a switch to a stack seldom misses the TLB. */
 static void make_stacks(void)
 {
     size_t bytes = STACK_BYTES * STACKS_PER_CHUNK;
@@ -55,7 +55,7 @@ static void make_stacks(void)
     }
     uint8_t *chunk = (uint8_t *)mapped + (-(uintptr_t)mapped & (HUGE_PAGE - 1));
     (void)madvise(chunk, bytes, MADV_HUGEPAGE); /* without, it is only slower */
-    for (size_t i = STACKS_PER_CHUNK; i-- > 0;) /* those that are taken first lie together */
+    for (size_t i = STACKS_PER_CHUNK; i-- > 0;) /* stacks that are taken first lie together */
         pool.push_back(chunk + i * STACK_BYTES);
 }
 

@@ -9,7 +9,7 @@
 namespace hopper
 {
 
-/* The largest frame of a kernel has 9 KB. What is not used costs time too: a huge page is cleared as a whole. */
+/* The largest frame of a kernel has 9 KB. Unused bytes cost time, too, because a huge page is cleared as a whole. */
 enum : size_t { STACK_BYTES = 20 << 10 };
 
 /* A stack from a pool that only grows; fiber_stack_return() gives it back to the pool. */

@@ -37,18 +37,18 @@ bool hopper_collective_met(const struct hopper_collective *c);
 /* Call it when all its kernels have ended. */
 void hopper_collective_close(struct hopper_collective *c);
 
-/* From now on at most this many clusters of a launch run at a time, as if something else held the other SMs; 0: as many
- * as fit. The occupancy that a program asks for does not change. */
+/* From now on at most this many clusters of a launch run at a time, as if another program held the other SMs; 0: as
+ * many as fit. The occupancy that a program asks for does not change. */
 void hopper_limit_clusters(uint32_t clusters);
 /* How many kernels were loaded on a device by their first launch there. */
 uint32_t hopper_late_loads(void);
 /* How often peer access was enabled a second time: an error to CUDA, which compute-sanitizer reports. */
 uint32_t hopper_repeated_access(void);
 
-/* Bytes of a device that cuMemCreate() of this process has given and not got back. A mapping in another process keeps
+/* Bytes of a device that this process has got from cuMemCreate() and not released. A mapping in another process keeps
  * memory too; it is not counted. */
 uint64_t hopper_virtual_bytes(int device);
-/* From now on cuMemCreate() gives no more than this. */
+/* From now on cuMemCreate() gives at most so many bytes in all. */
 void hopper_limit_virtual_bytes(int device, uint64_t bytes);
 
 #ifdef __cplusplus

@@ -44,9 +44,9 @@ void shared_fence_async(void);
 void global_fence_async(void);
 
 /* ---- place.cpp ---- */
-/* The line of a kernel from which the next of the instructions is called that make order. In the environment,
- * HOPPER_WITHOUT=folder/file.cuh:LINE takes the order away, the same with =gpu or =cta narrows its scope, and
- * HOPPER_PLACES=FILE appends all places that are reached to a file. */
+/* Tells the line of a kernel that calls the next ordering instruction. In the environment,
+ * HOPPER_WITHOUT=folder/file.cuh:LINE removes the order that this line makes, the same with =gpu or =cta narrows its
+ * scope, and HOPPER_PLACES=FILE appends all lines that are reached to a file. */
 void place_is(const char *file, int line, const char *instruction);
 
 /* ---- atomic.cpp ---- */
@@ -56,14 +56,15 @@ enum order : uint8_t { ORDER_RELAXED = 0, ORDER_ACQUIRE = 1, ORDER_RELEASE = 2, 
 /* Of 4 or 8 bytes. */
 uint64_t atomic_load(const void *p, uint32_t bytes, enum order order, enum scope scope);
 void atomic_store(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope);
-/* Stores next if the word is *old; otherwise *old becomes what it is. */
+/* Stores next if the word is *old; otherwise sets *old to the word. */
 bool atomic_swap(void *p, uint32_t bytes, uint64_t *old, uint64_t next, enum order order, enum scope scope);
 uint64_t atomic_add(void *p, uint32_t bytes, uint64_t value, enum order order, enum scope scope);
 /* fence.acq_rel */
 void atomic_fence(enum scope scope);
 
 /* ---- warp.cpp ---- */
-/* Waits for all lanes of the mask; values[lane], unless NULL, is what that lane gave. All must give the same name. */
+/* Waits for all lanes of the mask; values[lane], unless NULL, gets the value of that lane. All lanes must pass the same
+ * name. */
 void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t *values);
 void warp_store_matrix(uint32_t address, const uint32_t *registers, int count, bool transposed);
 void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool transposed);

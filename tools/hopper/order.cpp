@@ -105,7 +105,7 @@ static struct order_thread *running(void)
     return order_on && self && scheduler_is_here() ? self->order.get() : NULL;
 }
 
-/* What comes later in this thread is a new time. */
+/* Later accesses of this thread get a new time. */
 static void tick(struct order_thread *t)
 {
     struct point *own = &t->now.points[OWN];
@@ -120,7 +120,7 @@ static struct point *point_of(struct order_thread *t, int which, uint32_t agent)
     return p;
 }
 
-/* What was joined once is known for ever, and a thread that polls acquires the same again and again. */
+/* A vector that was joined once stays known, and a polling thread acquires the same one again and again. */
 static void acquire_clocks(clocks_ref *known, const clocks_ref &from, uint64_t *joined)
 {
     if (!from || joined[from->id % JOINS_REMEMBERED] == from->id)
@@ -214,7 +214,8 @@ void order_mbarrier_init(struct cta *c, uint32_t offset, void *from)
         order_shared(self, c, offset, 8, ACCESS_WRITE, from);
 }
 
-/* Only compared with its initialisation: hundreds of threads use a barrier, and they do so atomically. */
+/* A use is compared only with the barrier's initialisation: hundreds of threads use a barrier, and they do so
+ * atomically. */
 void order_mbarrier_used(struct cta *c, uint32_t offset, const char *what, void *from)
 {
     struct order_thread *t = running();
@@ -279,11 +280,11 @@ void order_mbarrier_pass(const struct mbarrier *b, struct fiber *f)
 /* ---- atomic operations ---- */
 struct word {
     uint64_t value;
-    bool written; /* since, with a value that is not known */
+    bool written; /* it was written since, with a value that is not known */
     std::vector<order_release> releases;
 };
 static std::unordered_map<uintptr_t, word> &words = *new std::unordered_map<uintptr_t, word>();
-static struct order_sum &told_outside = *new struct order_sum(); /* what was released to host memory */
+static struct order_sum &told_outside = *new struct order_sum(); /* everything that was released to host memory */
 
 static void release_to(std::vector<order_release> *to, enum scope scope, const struct stamp &s)
 {
@@ -316,7 +317,8 @@ void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how,
     if (w->written)
         w->value = seen;
     w->written = false;
-    if (w->value != seen) { /* the host or a NIC has written it, and may have seen all that was released to it */
+    /* the host or a NIC has written the word, and may have seen everything that was released to it */
+    if (w->value != seen) {
         w->value = seen;
         w->releases.clear();
         w->releases.push_back({SCOPE_SYS, {-1, 0, 0}, told_outside});
@@ -331,7 +333,8 @@ void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how,
         else if (order_release next = {both, r.from, r.what}; t->unfenced.empty() || !is_same(t->unfenced.back(), next))
             t->unfenced.push_back(next);
     }
-    if (t->unfenced.size() > 64) /* polled again and again: what a fence would acquire is in the newest */
+    /* the word is polled repeatedly, so a fence would acquire the newest release, which includes the older ones */
+    if (t->unfenced.size() > 64)
         t->unfenced.erase(t->unfenced.begin(), t->unfenced.end() - 32);
 }
 
@@ -549,7 +552,7 @@ void order_engine_word(const void *stream, clocks_ref *seen, const void *to, uin
     struct word *w = &words[(uintptr_t)to];
     w->value = value;
     w->releases.clear();
-    /* Its earlier copies are not fenced for the copies of a kernel that reads the word. */
+    /* Earlier copies of this engine are not fenced for the copies of a kernel that reads the word. */
     struct stamp s = engine_knows(a, *seen);
     s.base.global = s.base.shared = NULL;
     release_to(&w->releases, SCOPE_SYS, s);

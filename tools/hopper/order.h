@@ -23,8 +23,8 @@ struct origin {
     uint64_t cluster, cta;
 };
 
-/* An agent that a thread has, or has itself waited for, and up to which time; first: of this life of the agent's
- * number, which other threads have had before. */
+/* An agent of a thread, or one that the thread itself has waited for, and up to which time. first: when this life of
+ * the agent's number began, since other threads had the number before. */
 struct point {
     uint32_t agent, first, seen, global, shared;
 };
@@ -50,7 +50,7 @@ enum { JOINS_REMEMBERED = 64 };
 
 struct order_thread {
     struct stamp now;
-    std::shared_ptr<struct stamp> fenced[SCOPES]; /* at its last fence of each scope, or of a wider one */
+    std::shared_ptr<struct stamp> fenced[SCOPES]; /* what it knew at its last fence of each scope, or of a wider one */
     std::vector<order_release> unfenced;          /* read by relaxed loads, and acquired by the next fence */
     struct view narrow;                           /* released or acquired with too narrow a scope; for reports */
     uint32_t stores;                              /* bulk stores issued */
@@ -84,14 +84,14 @@ void order_mbarrier_pass(const struct mbarrier *b, struct fiber *f);
 
 /* ---- accesses ---- */
 enum access : uint32_t { ACCESS_READ = 0, ACCESS_WRITE = 1 };
-/* An ordinary access of a thread; to memory that the checker does not know it does nothing. */
+/* Notes an ordinary access of a thread. Does nothing for memory that the checker does not know. */
 void order_ordinary(const void *p, size_t bytes, enum access how, void *from);
 void order_shared(struct fiber *f, struct cta *c, uint32_t offset, size_t bytes, enum access how, void *from);
-/* An atomic access: before it, and after it with the word's value then. A release by a fence covers what came before
- * the fence, and the atomic accesses up to the one that makes it visible: so they are an agent of their own. */
+/* To be called before an atomic access, and after it with the word's new value. A release by a fence covers what came
+ * before the fence, and the atomic accesses up to the one that makes it visible: so they are an agent of their own. */
 void order_atomic(const void *p, uint32_t bytes, enum access how, enum scope scope, void *from);
 void order_acquire(const void *p, uint32_t bytes, uint64_t seen, enum order how, enum scope scope);
-/* A store whose value is not known yet. */
+/* Notes a store whose value is not known yet. */
 void order_release_unknown(const void *p);
 /* chain: an atomic operation, which keeps what others released to the word. */
 void order_release_word(const void *p, uint32_t bytes, uint64_t now, enum order how, enum scope scope, bool chain);
@@ -111,13 +111,13 @@ void order_async_global(const struct fiber *f, const struct async_agent &a, cons
                         enum access how, bool sum, void *from);
 void order_async_shared(const struct fiber *f, const struct async_agent &a, struct cta *c, uint32_t offset,
                         size_t bytes, enum access how, void *from);
-/* The running thread commits its bulk stores, and has waited for all groups but the newest `left`. */
+/* The running thread commits its bulk stores, or has waited for all groups except the newest `left`. */
 void order_group_committed(void);
 void order_groups_waited(uint32_t left, bool read_only);
 void order_products_waited(uint64_t number);
 
 /* ---- streams: any thread may call those with a clocks_ref alone ---- */
-/* What the host threads have seen; they are taken as one. */
+/* What the host threads have seen; they count as one thread. */
 clocks_ref order_host(void);
 void order_host_saw(const clocks_ref &seen);
 /* A copy engine has read and written for a stream that knows *seen. A word counts as released. */

@@ -110,7 +110,7 @@ static const char *why(const struct touch &x, const struct order_entry &e, bool 
     violation("%s", text.c_str());
 }
 
-/* Whether the access may come after e without more. */
+/* Whether the access is ordered after e. */
 static bool ordered(const struct touch &x, const struct order_entry &e, bool *seen)
 {
     bool proxy =
@@ -140,7 +140,7 @@ static void append(struct order_cell *c, const struct order_entry &e)
     c->entries[c->count++] = e;
 }
 
-/* The entry with which the last cell was compared: most cells of a copy have the same ones. */
+/* The entry with which the last cell was compared, since most cells of a copy have the same entries. */
 struct last_compared {
     uint32_t agent, time;
     uint8_t kind;
@@ -163,7 +163,7 @@ static void touch_cell(struct order_cell *c, uint16_t bytes, const struct touch 
                 race(x, *e, offset, seen);
             }
         }
-        /* Later accesses that come after this one come after what it covers. */
+        /* Accesses that are ordered after this one are also ordered after those that it covers. */
         if (keep && covered && ((x.kind & ENTRY_WRITE) || !(e->kind & ENTRY_WRITE)))
             e->bytes &= (uint16_t)~bytes;
         if (e->bytes != 0)
@@ -195,7 +195,7 @@ void touch_cells(struct order_cell *cells, size_t offset, size_t bytes, const st
 /* ---- global memory ---- */
 enum : uintptr_t { PAGE = 4096 };
 
-/* The cells of a page; NULL: no emulated memory lies there. */
+/* The cells of a page; NULL: the page holds no emulated memory. */
 struct known_page {
     uintptr_t number;
     struct order_cell *cells;
@@ -210,7 +210,7 @@ static std::vector<std::pair<uintptr_t, uintptr_t>> &freed = *new std::vector<st
 static std::atomic<uint32_t> changes; /* of the allocations */
 static uint32_t changes_seen;
 
-/* Also called when memory is allocated: a page that had none may have some now. */
+/* Also called when memory is allocated, because a page without emulated memory may hold some now. */
 void order_forget(const void *p, size_t bytes)
 {
     if (!order_on)

@@ -33,7 +33,8 @@ void clocks_raise(clocks_ref *to, uint32_t agent, uint32_t time);
 
 /* What a thread knows. A copy or a product (async proxy) that it issues knows only what has passed a proxy fence. */
 struct view {
-    clocks_ref seen, global, shared; /* all; passed fence.proxy.async of global memory; of shared memory */
+    /* seen: everything; global, shared: what has passed a fence.proxy.async of that memory */
+    clocks_ref seen, global, shared;
 };
 
 static inline void view_join(struct view *v, const struct view &other)
@@ -65,7 +66,7 @@ struct order_sum {
 
 struct order_barrier {
     struct order_sum arriving;
-    struct view done; /* of the last phase that was completed */
+    struct view done; /* view of the last completed phase */
 };
 
 } // namespace hopper

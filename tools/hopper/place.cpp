@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes the order away that one line of a kernel makes, to see whether the checker of memory order notices. */
+/* Removes the order that one line of a kernel makes, to see whether the checker of memory order notices. */
 #include "tools/hopper/place.h"
 
 #include <cstdio>
@@ -15,14 +15,15 @@ namespace hopper
 
 static struct place_effect next;
 
-/* What a variable of the environment says about places. */
+/* Reads a variable of the environment that names places. */
 static const char *asked(const char *name)
 {
     const char *value = getenv(name);
     return value && value[0] != 0 ? value : NULL;
 }
 
-/* Appends a place when it is first reached, because tests run in processes of their own. */
+/* Appends a place to the file when it is first reached. Tests run in processes of their own, so the file is appended
+ * to. */
 static void list(const char *to, const std::string &place, const char *instruction)
 {
     static std::set<std::string> &known = *new std::set<std::string>();

@@ -7,12 +7,12 @@
 namespace hopper
 {
 
-/* What is left of the order that an instruction makes. */
+/* The part of an instruction's order that remains. */
 struct place_effect {
     bool removed;
     enum scope widest = SCOPE_SYS;
 };
-/* Of the instruction whose place was told last. */
+/* The effect on the instruction whose place was told last. */
 struct place_effect place_taken(void);
 
 } // namespace hopper

@@ -40,13 +40,13 @@ struct event {
 static struct machine {
     std::vector<warp *> ready; /* warps with a lane that can run */
     bool free_lanes;
-    uint64_t plan;   /* drawn for each turn of a warp: at which of their yields its lanes stop */
-    uint64_t yields; /* of the running lane in this turn */
+    uint64_t plan;   /* drawn for each turn of a warp; decides at which of their yields the lanes stop */
+    uint64_t yields; /* how often the running lane has yielded in this turn */
     std::priority_queue<event> events;
     uint64_t step, random, launches;
     uint32_t population;
     uint64_t asleep_in_a_row;
-    uint64_t napped_ns;  /* how long the scheduler has asked to sleep */
+    uint64_t napped_ns;  /* how long the scheduler has asked to sleep, in total */
     void *stack_pointer; /* the scheduler's own, while a fiber runs */
     std::vector<std::unique_ptr<launch>> running;
 } &machine = *new struct machine();
@@ -138,8 +138,8 @@ static void wake_sleeper(void *object)
     make_ready((struct fiber *)object);
 }
 
-/* Most sleep long: thousands of threads that look at a flag again and again would take most turns from those that have
- * work. A quarter look again soon, and may be the first to see a change. */
+/* Most threads sleep long. Otherwise thousands of threads that poll a flag would take most turns from threads with
+ * work. A quarter poll again soon, and may be the first to see a change. */
 void thread_sleep(uint32_t ns)
 {
     uint64_t dice = scheduler_random(), most = 16 + ns / 8 + machine.population / 8;
@@ -243,7 +243,7 @@ static void fiber_main(void)
 }
 
 /* A thread has a stack from its first turn until it has left. Most threads of plain kernels run to their end in one
- * turn: they then share a stack, which stays in the cache. */
+ * turn, so they use the same stack one after the other, and it stays in the cache. */
 static void give_stack_back(struct fiber *f)
 {
     if (f->stack)
@@ -338,7 +338,7 @@ static void start_clusters(void)
         if (l->started < l->clusters || l->placed)
             continue;
         l->placed = true;
-        scheduler_run_after(1, start_streams, NULL); /* work that comes after it in the same hardware queue */
+        scheduler_run_after(1, start_streams, NULL); /* later work in the same hardware queue may start now */
     }
 }
 
@@ -507,9 +507,9 @@ static void run_warp(struct warp *w)
     }
 }
 
-/* All threads poll memory that only a host thread will change: leaves the core to those. sched_yield() does not: Linux
- * may let a thread that sleeps now and then wait for seconds, when another of its session always runs (autogroups; seen
- * for up to 11 s with 6.18). */
+/* All threads poll memory that only host threads change, so this leaves the core to host threads. sched_yield() would
+ * not: Linux may let a thread that sometimes sleeps wait for seconds when another thread of its session always runs
+ * (autogroups; seen for up to 11 s with 6.18). */
 static void nap(void)
 {
     enum : uint64_t { AFTER = 4096, EVERY = 128 };

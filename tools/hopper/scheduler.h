@@ -55,15 +55,15 @@ struct fiber {
     /* 16-byte granules of shared memory that it has written and not yet fenced */
     std::vector<uint32_t> dirty;
     std::vector<std::shared_ptr<copy_group>> groups; /* a few */
-    uint64_t cluster_phase; /* of the cluster barrier: the phase that its last arrival helps to complete */
-    bool cluster_arrived;   /* and it has not waited since */
+    uint64_t cluster_phase; /* the phase of the cluster barrier that its last arrival helps to complete */
+    bool cluster_arrived;   /* it has arrived at the cluster barrier, and has not waited since */
     uint64_t wgmma_issued;
     std::vector<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
     bool wgmma_fenced;
     std::shared_ptr<struct order_thread> order; /* members named `order`, here and below: see order.h */
 };
 
-/* The lanes of a warp that have come to a collective. */
+/* The lanes of a warp that have reached a collective. */
 struct meeting {
     const char *name;
     uint32_t mask, here;
@@ -77,7 +77,7 @@ struct warp {
     uint32_t index, alive;
     uint32_t ready;
     bool queued;
-    uint8_t lazy; /* how many of 256 choices pass it over; changes at random */
+    uint8_t lazy; /* in how many of 256 choices the warp is passed over; changes at random */
     uint32_t registers;
     uint32_t writes_fenced; /* memory_write_count() at its last fence.proxy.async.global */
     std::vector<meeting> meetings;
@@ -97,7 +97,7 @@ struct mbarrier {
     uint64_t phase;
     std::vector<fiber *> waiting;
     struct order_barrier order;
-    struct order_sum narrow; /* what arrived with a scope too narrow for the threads that wait */
+    struct order_sum narrow; /* releases that arrived with a scope too narrow for the waiting threads */
 };
 
 struct cta {
@@ -123,7 +123,7 @@ struct cluster {
     struct launch *of;
     std::vector<std::unique_ptr<cta>> ctas;
     uint32_t alive, awake; /* threads; awake: THREAD_READY or THREAD_ASLEEP */
-    uint32_t in_flight;    /* asynchronous operations that may wake one */
+    uint32_t in_flight;    /* asynchronous operations in flight that may wake a thread */
     uint64_t phase;
     uint32_t arrived;
     std::vector<fiber *> waiting;
@@ -165,13 +165,13 @@ void scheduler_block(const struct wait_reason &reason);
 void scheduler_wake(struct fiber *f);
 /* Stops the running thread, which continues together with the lanes of its warp that can run now. */
 void scheduler_pause(void);
-/* Leaves the running thread for good; the scheduler then ends all launches. */
+/* Leaves the running thread for ever; the scheduler then ends all launches. */
 [[noreturn]] void scheduler_abandon_fiber(void);
 /* Describes the object that f waits for; mbarrier.cpp. */
 std::string describe_wait(const struct fiber *f);
 /* Which warps wait for what, a line for each different wait of a CTA; deadlock.cpp. */
 std::string describe_waits(const struct cluster *c);
-/* Counts the asynchronous operations of a cluster: while one is under way, a cluster that waits is not deadlocked. */
+/* Counts the asynchronous operations of a cluster: while one is in flight, a waiting cluster is not deadlocked. */
 void scheduler_operation_began(struct cluster *c);
 void scheduler_operation_ended(struct cluster *c);
 /* Starts the launch's clusters as soon as each has room. stream_finished() is called when the launch is over. */

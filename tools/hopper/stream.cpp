@@ -214,8 +214,8 @@ bool capture_end(struct stream_state *s, struct capture *c)
 
 /* ---- on the scheduler's thread ---- */
 /* The null stream of a device waits for its blocking streams, and they wait for it. */
-/* With CUDA_DEVICE_MAX_CONNECTIONS=1 all work of a device goes through one hardware queue: work starts when all that
- * was enqueued before it has started, and all CTAs of those launches. */
+/* With CUDA_DEVICE_MAX_CONNECTIONS=1 all work of a device goes through one hardware queue: work starts when all earlier
+ * work has started, including all CTAs of earlier launches. */
 static bool queue_holds_locked(const struct stream_state *s)
 {
     static const char *const connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -270,7 +270,8 @@ static void finish_copy(void *object)
     stream_finished(s, NULL);
 }
 
-/* What comes before the first work of s in its queue, in the program of its host, and in streams that it waits for. */
+/* Orders the first work of s after its predecessors: in its queue, in the host's program, and in streams that it waits
+ * for. */
 static void order_start_locked(struct stream_state *s)
 {
     const work &w = s->queue.front();

@@ -34,7 +34,7 @@ struct work {
     void (*host)(void *);
     void *user;
     const struct launch *running; /* launch: once it has started */
-    clocks_ref host_seen;         /* what the host had seen; this and `seen` below: order.h */
+    clocks_ref host_seen;         /* what the host had seen (see order.h, also for `seen` below) */
     uint64_t number;              /* in the order of enqueueing, over all streams of the process */
     bool started;
 };

@@ -51,7 +51,7 @@ static void meet_in_order(struct warp *w, uint32_t mask)
     order_meet(lanes, count);
 }
 
-/* All lanes have come: gives each the values of all, and lets the others continue. */
+/* All lanes have arrived: gives each lane the values of all, and lets the others continue. */
 static void end_meeting(const struct meeting *m)
 {
     for (uint32_t l = 0; l < WARP; l++) {

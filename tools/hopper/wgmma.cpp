@@ -260,8 +260,8 @@ static void check_same(const struct wgmma_op *op, const struct wgmma_call *call,
                   fiber_name(self).c_str());
 }
 
-/* Each warp issues its part of the product for itself, so a lane of each must know what it reads; another lane each
- * time. */
+/* Each warp issues its own part of the product, so one lane of each warp must be ordered after the operand's writes;
+ * each time another lane. */
 static void order_operands(struct warpgroup *g, const struct wgmma_op *op, void *from)
 {
     struct async_agent a = order_product_agent();

@@ -55,7 +55,7 @@ __attribute__((target_clones("avx2", "default"))) void wgmma_multiply_e4m3(float
             term[WGMMA_MOST_K] = *(const vec8 *)(d + m * n + column);
             for (uint32_t k = 0; k < WGMMA_MOST_K; k++)
                 term[k] = a[m * WGMMA_MOST_K + k] * *(const vec8 *)(b + k * n + column);
-            for (uint32_t k = 0; k <= WGMMA_MOST_K; k++) { /* sizes of floats are in the order of their bits */
+            for (uint32_t k = 0; k <= WGMMA_MOST_K; k++) { /* magnitudes of floats are ordered like their bits */
                 ivec8 size = (ivec8)term[k] & 0x7fffffff;
                 most = size > most ? size : most;
             }

@@ -20,7 +20,7 @@ enum kind { LOST, ECN, PAUSED, KINDS };
 
 static const char *const kind_names[KINDS] = {"lost or sent again", "ECN", "paused (PFC, credits)"};
 
-/* As NVIDIA's, Broadcom's and Amazon's drivers, soft-RoCE and InfiniBand's standard counters name them. */
+/* The names of counters in the drivers of NVIDIA, Broadcom and Amazon, in soft-RoCE, and in InfiniBand's standard. */
 static const struct {
     const char *pattern;
     enum kind kind;
@@ -64,7 +64,7 @@ static void add(struct network *network, const char *name, uint64_t value)
     if (network->count == COUNTERS_MOST)
         return;
     for (uint32_t i = 0; i < network->count; i++)
-        if (!strcmp(network->counter[i].name, name)) /* the driver counts some of the kernel's, too */
+        if (!strcmp(network->counter[i].name, name)) /* the driver also has some of the kernel's counters */
             return;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         if (fnmatch(known[i].pattern, name, 0))

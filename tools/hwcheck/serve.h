@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The side that waits: it answers the requests of a client until that one says goodbye. */
+/* The side that waits: it answers the requests of a client until the client says goodbye. */
 #ifndef HWCHECK_SERVE_H
 #define HWCHECK_SERVE_H
 
 #include "tools/hwcheck/control.h"
 #include "tools/hwcheck/network.h"
 
-/* Fill in what a side says of itself and of a rail, whose counters are read. */
+/* Fill in the description of this side and of a rail, and read the rail's counters. */
 void describe_rail(struct prs_fabric *fabric, int rail, struct network *network, struct side *side);
-/* Which of its counters have grown since then. */
+/* Tell which of its counters have grown since then. */
 void describe_growth(const struct network *network, struct side *side);
 
 /* Read the client's first message, which must come soon. Return 0, or -errno after telling the client: -EPROTO when it

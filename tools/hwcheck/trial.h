@@ -6,16 +6,16 @@
 #include "tools/hwcheck/link.h"
 
 struct outcome {
-    double value;         /* latency: microseconds, one way, the median; bandwidth: GB/s; else microseconds a pair */
-    uint64_t late, wrong; /* data that came after its signal; data that never
-                           * became right, or notifications with a wrong size */
+    double value; /* latency: microseconds, one way, the median; bandwidth: GB/s; else microseconds a pair */
+    /* Data that came after its signal; data that never became right, notifications with a wrong size, or adds lost. */
+    uint64_t late, wrong;
 };
 
-/* Before the sides agree to start. */
+/* Call it before the sides agree to start. */
 void trial_prepare(struct link *link);
-/* The side that asked; fills value. Return 0 or -errno. */
+/* For the side that asked; fills in value. Return 0 or -errno. */
 int trial_send(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome);
-/* The other side; fills late and wrong. */
+/* For the other side; fills in late and wrong. */
 int trial_receive(struct link *link, enum trial_kind kind, uint32_t count, struct outcome *outcome);
 
 #endif

@@ -26,7 +26,7 @@ static long read_number(const char *address, const char *file, long fallback)
     return text[0] ? strtol(text, NULL, 0) : fallback;
 }
 
-/* The part of NVML that names a device. It is opened at run time, since a machine without it is no error. */
+/* The part of NVML that names a device. It is opened at run time, since it is no error if a machine lacks it. */
 struct nvml {
     void *library;
     int (*init)(void);
@@ -103,7 +103,7 @@ void gpu_find(struct machine *machine)
 
 /* ---- distance ---- */
 
-/* The path from the host bridge on, "pci0000:17/0000:17:01.0/..."; NULL when it has none. */
+/* The path from the host bridge on, "pci0000:17/0000:17:01.0/..."; NULL when there is no bridge in it. */
 static const char *from_bridge(const char *path)
 {
     const char *at = strstr(path, "/pci");

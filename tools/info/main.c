@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-info: what there is to use, what would be chosen and why, what is wrong and how to fix it. */
+/* perseus-info: prints which devices exist, what would be chosen and why, what is wrong and how to fix it. */
 #include <stdio.h>
 #include <string.h>
 

@@ -91,7 +91,7 @@ static void find_no_rail(struct machine *machine)
             "no RDMA device was found");
 }
 
-/* Settings of which the transport warned; it continues with others. */
+/* Settings about which the transport warned; it uses other values instead. */
 static void find_warned_variables(struct machine *machine)
 {
     for (int i = 0; i < machine->line_count; i++) {
@@ -139,7 +139,7 @@ static void find_other_plugins(struct machine *machine)
     }
 }
 
-/* NCCL takes a file, or a part of a file's name; where it finds neither, it takes its own transport. */
+/* NCCL_NET_PLUGIN names a file, or a part of a file's name; if NCCL finds neither, it uses its own transport. */
 static void find_named_plugin(struct machine *machine)
 {
     const char *named = getenv("NCCL_NET_PLUGIN");

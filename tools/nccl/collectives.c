@@ -11,7 +11,7 @@
 
 enum { POISON = 0xA5, CHECK_ALL_BYTES = 1 << 20 /* larger rows are checked once, after the last run */ };
 
-/* What one collective sends and receives at a rank, in elements. */
+/* How much one collective sends and receives at a rank, in elements. */
 struct shape {
     size_t send, recv; /* buffer lengths */
     size_t per_rank;   /* the count argument */
@@ -25,7 +25,7 @@ struct rank_state {
     nccl_comm comm;
     cuda_stream stream;
     cuda_event start, end;
-    cuda_ptr pristine, send, recv; /* of the largest size each; in place, recv is sent from, too */
+    cuda_ptr pristine, send, recv; /* each of the largest size; in place, recv is also the send buffer */
     void *host;                    /* for filling and checking */
     uint32_t rank;
 };

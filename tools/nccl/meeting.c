@@ -14,8 +14,8 @@ void meeting_wait(const struct options *options, struct meeting *meeting, uint32
 
     if (atomic_fetch_add(&meeting->arrived, 1) + 1 == options->ranks) {
         atomic_store(&meeting->arrived, 0);
-        /* [nccl-meeting]: the others leave; all that the ranks wrote before is visible to them. Its pair is the load
-         * below. */
+        /* [nccl-meeting]: lets the other ranks leave the barrier; everything that the ranks wrote before is visible to
+         * them. Its pair is the load below. */
         atomic_fetch_add(&meeting->round, 1);
         return;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rank processes share. They wait for each other without sleeping, since what follows is measured. */
+/* Memory that the rank processes share. They wait for each other without sleeping, since a measurement follows. */
 #ifndef TOOLS_NCCL_MEETING_H
 #define TOOLS_NCCL_MEETING_H
 

@@ -8,7 +8,7 @@
 
 enum {
     SLOT_ALIGN = 64,
-    SLOTS_MAX = 17,         /* one to start with, and 16 that are timed */
+    SLOTS_MAX = 17,         /* one for the first iteration, and 16 for timed ones */
     SLOTS_BYTES = 64 << 20, /* larger sizes have two slots only */
 };
 

@@ -7,9 +7,10 @@
 #include <string.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MEMORY_KB = 1 << 30 /* a sanitizer keeps what was freed, and AddressSanitizer finds leaks itself */ };
+enum { MEMORY_KB = 1 << 30 /* a sanitizer keeps freed memory, and AddressSanitizer finds leaks itself */ };
 #else
-enum { MEMORY_KB = 2048 /* allocators keep some of what was freed; a leak of 200 bytes a round is more after 10000 */ };
+/* allocators keep some freed memory; a leak of 200 bytes a round exceeds this after 10000 rounds */
+enum { MEMORY_KB = 2048 };
 #endif
 
 static int failed(const char *path)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process holds: must not grow when communicators are opened and closed again and again. */
+/* The resources that a process holds. They must not grow when communicators are opened and closed repeatedly. */
 #ifndef NETBENCH_HOLDING_H
 #define NETBENCH_HOLDING_H
 
@@ -10,7 +10,7 @@ struct holding {
     int descriptors, threads;
 };
 
-/* Of this process. Return 0, or -errno after printing why. */
+/* Read those of this process. Return 0, or -errno after printing why. */
 int holding_read(struct holding *holding);
 
 /* Whether `now` has more descriptors or threads, or much more memory; prints what has grown. */

@@ -82,7 +82,8 @@ int job_barrier(struct job *job, int timeout_s)
     uint32_t generation = __atomic_load_n(&job->generation, __ATOMIC_ACQUIRE);
     double give_up = job_now() + timeout_s * 1e6;
 
-    /* [netbench-barrier]: all that this rank did before is visible to each rank that passes; its pair is below. */
+    /* [netbench-barrier]: everything that this rank did before is visible to each rank that passes; its pair is
+     * below. */
     if (__atomic_add_fetch(&job->arrived, 1, __ATOMIC_ACQ_REL) == (uint32_t)job->ranks) {
         __atomic_store_n(&job->arrived, 0, __ATOMIC_RELAXED);
         __atomic_add_fetch(&job->generation, 1, __ATOMIC_RELEASE);

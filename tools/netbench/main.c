@@ -9,7 +9,7 @@
 #include "tools/netbench/net.h"
 #include "tools/netbench/rank.h"
 
-enum { GRACE_S = 15 /* for what a rank does besides waiting: fill, check, close */ };
+enum { GRACE_S = 15 /* time for the work of a rank other than waiting: fill, check, close */ };
 
 struct run {
     struct options options;
@@ -59,8 +59,8 @@ static uint64_t count_beats(void *user)
     return sum;
 }
 
-/* Try in a process of its own, so that a plugin that cannot be loaded is reported once and not by each rank. The ranks
- * load it themselves, since a plugin reads the environment of its rank. */
+/* Try to load the plugin in a process of its own, so that a plugin that cannot be loaded is reported once and not by
+ * each rank. The ranks load it themselves, since a plugin reads the environment of its rank. */
 static bool can_load(const char *plugin, int api)
 {
     int status = 1;

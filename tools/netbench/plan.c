@@ -72,11 +72,12 @@ void plan_make(struct plan *plan, const struct options *options, size_t bytes, c
 
     *plan = (struct plan){.chunk_bytes = options->chunk_bytes, .per_receive = options->per_receive, .is_chained = true};
     switch (options->op) {
-    case OP_ALLREDUCE: /* the first round ends with the sum of block rank + 1 here; the second passes it on */
+    /* after the first round, this rank has the sum of block rank + 1; the second round passes it on */
+    case OP_ALLREDUCE:
         add_ring(plan, bytes, route, route->rank, true);
         add_ring(plan, bytes, route, route->rank + 1, false);
         break;
-    case OP_REDUCESCATTER: /* from rank - 1, so that the block that is complete here is the rank's own */
+    case OP_REDUCESCATTER: /* begins with block rank - 1, so that this rank's own block becomes complete here */
         add_ring(plan, bytes, route, route->rank - 1, true);
         break;
     case OP_ALLGATHER:

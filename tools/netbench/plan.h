@@ -14,13 +14,13 @@ struct range {
 
 struct step {
     struct range send, recv;
-    bool is_added;       /* what arrives is added to what is there; else it replaces it */
+    bool is_added;       /* arriving data is added to the buffer; else it replaces the buffer */
     int receives_before; /* multi-receives of the earlier steps */
 };
 
 struct plan {
     int steps;
-    bool is_chained;   /* a step sends what the previous one received */
+    bool is_chained;   /* a step sends the data that the previous one received */
     bool is_own_input; /* sent from an input buffer, not from the buffer that is received into */
     size_t chunk_bytes;
     int per_receive; /* chunks of a multi-receive */

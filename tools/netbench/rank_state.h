@@ -21,9 +21,9 @@ struct rank {
     int stream_count;
     struct stream *streams;
     uint8_t *input, *output, *scratch;
-    size_t buffer_bytes, scratch_bytes; /* of each; scratch: of one stream */
+    size_t buffer_bytes, scratch_bytes; /* bytes of each buffer; scratch: for one stream */
     int complaints;                     /* lines printed about wrong data */
-    uint64_t iteration;                 /* counts over all sizes: no two iterations have the same data */
+    uint64_t iteration;                 /* counts over all sizes, so that no two iterations have the same data */
     /* service thread */
     pthread_t service;
     pthread_mutex_t lock;

@@ -272,7 +272,7 @@ int stream_step(struct stream *stream)
     for (size_t i = 0; i < sizeof(work) / sizeof(work[0]); i++) {
         int r;
 
-        /* Each kind of work as long as it succeeds, but bounded, so that it does not starve the others. */
+        /* Do each kind of work as long as it succeeds, but with a limit, so that it does not starve the others. */
         for (int n = 0; n < OUTSTANDING_MAX && (r = work[i](stream)) != 0; n++) {
             if (r < 0)
                 return r;

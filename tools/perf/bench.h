@@ -22,7 +22,7 @@ struct bench {
     struct prs_device device;
     uint64_t half;                 /* of the heap's data: sources are below this offset, arrivals above */
     uint64_t slots;                /* of the largest size that fit in one half */
-    struct trace *trace;           /* NULL: of this rank nothing is recorded */
+    struct trace *trace;           /* NULL: this rank records nothing */
     const struct gpu_library *gpu; /* NULL: the CPU sends and checks */
 };
 
@@ -47,7 +47,8 @@ uint64_t *bench_arrival(const struct bench *bench, uint64_t offset); /* where it
 
 struct prs_device_put bench_put(const struct bench *bench, uint32_t peer, uint64_t offset, uint64_t bytes,
                                 uint32_t group);
-/* Fill with data made from iteration and slot; count the words that are wrong; make them wrong. */
+/* Three functions: fill a slot with data made from iteration and slot, count the wrong words, and make the words
+ * wrong. */
 void bench_fill(uint64_t *words, uint64_t bytes, uint64_t iteration, uint64_t slot);
 uint64_t bench_wrong(const uint64_t *words, uint64_t bytes, uint64_t iteration, uint64_t slot);
 void bench_poison(uint64_t *words, uint64_t bytes);

@@ -178,7 +178,7 @@ static int gpu_round_trip(const struct gpu_plan *plan, uint32_t count, double *n
         fail("clock rate", cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, device)) ||
         fail("cudaMalloc", cudaMalloc(&out, count * sizeof(double))))
         return 1;
-    /* At the highest clock, at which a busy GPU of this kind runs. */
+    /* Converted at the highest clock, since a busy GPU of this kind runs at that clock. */
     round_trip_kernel<<<1, 1, 0, stream>>>(*plan, count, out, 1e6 / khz);
     if (fail("the round-trip kernel", cudaStreamSynchronize(stream)))
         return 1;

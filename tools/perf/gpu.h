@@ -30,8 +30,9 @@ struct gpu_plan {
 };
 
 struct gpu_library {
-    int host; /* in tests, without CUDA: its memory is the host's, and threads play the blocks */
-    /* Use the GPU of this rank. Return 0, or 1 with the reason on stderr; so do the others that return int. */
+    int host; /* for tests without CUDA: memory is the host's, and threads stand for the blocks */
+    /* Use the GPU of this rank. Return 0, or 1 with the reason on stderr; the other functions that return int do the
+     * same. */
     int (*open)(uint32_t rank);
     /* Whether each rank has its own GPU: then a kernel that waits does not delay another rank's. */
     int (*alone)(uint32_t ranks);
@@ -40,7 +41,7 @@ struct gpu_library {
     int (*send)(const struct gpu_plan *plan);
     int (*finish)(double *us, uint32_t count);
     /* Check what a rank received in an iteration, and poison it; with_signals: wait for the signal of each transfer
-     * first. Done on return. */
+     * first. It has finished on return. */
     int (*check)(const struct gpu_plan *plan, uint32_t rank, uint64_t iteration, int with_signals, uint64_t *wrong);
     /* Before receiving: poison the arrivals, zero the signals. */
     int (*clear)(const struct gpu_plan *plan);

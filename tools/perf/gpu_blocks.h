@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the blocks of perseus-perf --gpu do. This file compiles for the device (gpu.cu) and for the host, where threads
- * play the blocks (test/perf/gpu_threads.c): the same commands in the same order, without a GPU. */
+ * stand for the blocks (test/perf/gpu_threads.c): the same commands in the same order, without a GPU. */
 #ifndef TOOLS_PERF_GPU_BLOCKS_H
 #define TOOLS_PERF_GPU_BLOCKS_H
 
@@ -8,7 +8,7 @@
 
 enum { GPU_GROUPS_MAX = 128, GPU_STRIDE_LARGE = 64, GPU_STRIDE_FROM = 16384 };
 
-/* What the blocks of the sender have in common, in device memory; zeroed before a run. */
+/* Data that the blocks of the sender share, in device memory; zeroed before a run. */
 struct gpu_shared {
     uint64_t barrier; /* arrivals over all barriers */
     uint64_t start_ns;
@@ -112,7 +112,7 @@ PRS_HD uint32_t gpu_group(const struct gpu_plan *plan, uint32_t transfer)
     return transfer % plan->peers + plan->peers * (uint32_t)(transfer / plan->peers / plan->group);
 }
 
-/* Once, by one thread, before the first barrier. */
+/* Called once, by one thread, before the first barrier. */
 PRS_HD void gpu_begin_groups(struct gpu_block *block)
 {
     const struct gpu_plan *plan = block->plan;
@@ -149,7 +149,7 @@ PRS_HD int gpu_start_transfer(const struct gpu_block *block, uint64_t iteration,
     return r < 0 ? r : 0;
 }
 
-/* Block 0: wait until everything is complete, tell the CPU, and wait until the receivers have checked. */
+/* Called by block 0: wait until everything is complete, tell the CPU, and wait until the receivers have checked. */
 PRS_HD int gpu_end_iteration(const struct gpu_block *block, uint64_t iteration)
 {
     const struct prs_device *device = &block->plan->device;
@@ -163,7 +163,7 @@ PRS_HD int gpu_end_iteration(const struct gpu_block *block, uint64_t iteration)
     return r;
 }
 
-/* One iteration of thread 0 of a block; the block has filled its source. Return 0 or the device's error. */
+/* Thread 0 of a block runs one iteration; the block has filled its source. Return 0 or the device's error. */
 PRS_HD int gpu_iterate(struct gpu_block *block, uint64_t iteration)
 {
     int r = gpu_meet(block);

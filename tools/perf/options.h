@@ -14,7 +14,7 @@ struct options {
     enum perf_op op;
     const char *op_name;
     struct option_list policies; /* options_policy_name() */
-    bool every_policy;           /* none was asked for: take those that the rails can keep */
+    bool every_policy;           /* no policy was named: measure those that the rails can keep */
     struct option_list groups, bytes, concurrency, peers;
     uint32_t iterations, warmup, nodes, timeout_s;
     uint32_t queues_per_rail; /* 0: the transport's default */
@@ -24,7 +24,7 @@ struct options {
 
 /* Fill *out; wrong options end the program. */
 void options_parse(int argc, char **argv, struct options *out);
-/* Of the i-th policy to measure. */
+/* Name of the i-th policy to measure. */
 const char *options_policy_name(const struct options *options, uint32_t i);
 /* "coupled", "peer" or the number. */
 const char *options_group_name(uint64_t group, char *text, uint32_t bytes);

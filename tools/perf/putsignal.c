@@ -236,7 +236,7 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
     char number[24];
     int r;
 
-    /* No rank is still in the cell before when the counters are set to zero. */
+    /* The barrier ensures that no rank is still in the previous cell when the counters are set to zero. */
     r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         words[WORD_EPOCH] = words[WORD_ACKS] = words[WORD_ERRORS] = 0;
@@ -257,6 +257,6 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
         return r < 0 ? bench_fail(bench, "sending", r) : 0;
     }
     if (rank > cell->peers)
-        return 0; /* it has no part in this cell, and waits at the next barrier */
+        return 0; /* this rank has no part in this cell, and waits at the next barrier */
     return bench->gpu ? putsignal_gpu_receive(bench, cell) : receive_all(&run);
 }

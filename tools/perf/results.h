@@ -13,7 +13,7 @@ struct putsignal_result {
     uint32_t concurrency, peers, iterations;
     double put_only_us, put_signal_us; /* medians of one iteration */
     double put_only_GBps, put_signal_GBps, efficiency;
-    double fences, signals, stall_us; /* per iteration; stall: time in which nothing was posted */
+    double fences, signals, stall_us; /* per iteration; stall_us: time in which nothing was posted */
     /* Of an iteration without signals and one with, together. */
     double both_work_requests, both_doorbells, both_completions;
     uint64_t errors; /* words that were wrong, and signals seen before their data */

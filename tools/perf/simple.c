@@ -10,7 +10,7 @@
 #include "tools/perf/results.h"
 
 enum {
-    WORD_DONE = 8,      /* of the words that the ranks share: the last size that rank 0 has finished */
+    WORD_DONE = 8,      /* index of a shared word: the last size that rank 0 has finished */
     WORD_WRONG = 9,     /* wrong words over all ranks */
     WORD_SLOWEST = 10,  /* alltoall: slowest rank of an iteration, ns */
     SIGNAL_PING = 1024, /* signal words in different cache lines */
@@ -288,7 +288,8 @@ static int run_alltoall(struct round *round, uint64_t until)
 
 /* ---- all of them ---- */
 
-/* A kernel pushes. Latency: from the command until the GPU sees its completion. Message rate: of the whole path. */
+/* A kernel pushes commands. Latency is the time from a command until the GPU sees its completion; the message rate is
+ * that of the whole path. */
 static int run_gpu(struct round *round, uint64_t until)
 {
     struct bench *bench = round->bench;

@@ -20,7 +20,7 @@ static struct state *state_of(struct sim *sim)
     return sim->workload_state;
 }
 
-/* The next block, when one has arrived here: so all ranks continue at one pace. */
+/* Send the next block when one has arrived here, so that all ranks continue at one pace. */
 static void issue(struct sim *sim, uint32_t rank)
 {
     struct state *state = state_of(sim);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parameters of a cluster, read from a small text file: one a line, "name value  # source". A value that nobody
- * knows is a range, "low..high": a run takes one end of all ranges or the middle. */
+/* The parameters of a cluster, read from a small text file: one a line, "name value  # source". An unknown value is a
+ * range, "low..high": a run takes one end of all ranges, or the middle. */
 #ifndef SIM_CLUSTER_H
 #define SIM_CLUSTER_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections: what transport/connect/listener.c and connector.c do over TCP, as calls of setup.c. A connection is made
- * when it is first used. Above a limit, connections on which nothing is left to happen are closed, oldest first, and
- * made again when they are needed: that bounds memory, and changes nothing but the numbers of tags and records. */
+ * when it is first used. Above a limit, idle connections are closed, oldest first, and made again when they are needed.
+ * That limits memory, and changes only the numbers of tags and records. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "transport/peer/peer.h"
 #include "transport/connect/setup.h"
 
-enum { LOOK_AT = 8 /* connections that are tried before a new one is opened beyond the limit */ };
+enum { LOOK_AT = 8 /* old connections that are examined before a new one is opened beyond the limit */ };
 
 static int open_side(struct sim *sim, struct sim_end *end, struct prs_wire_queues *wire)
 {
@@ -108,7 +108,7 @@ static void close_pair(struct sim *sim, struct sim_pair *pair)
     sim_free(pair);
 }
 
-/* Is nothing left to happen on this side, signals included? */
+/* Is this side idle, with no signal left to raise? */
 static bool is_settled(const struct sim_end *end)
 {
     const struct prs_peer *peer = end->peer, *other = end->other->peer;
@@ -125,7 +125,8 @@ static bool is_settled(const struct sim_end *end)
     return other->records && other->records->counts.raised == order->tally->next_number;
 }
 
-/* Look at the oldest. One that has not settled counts as new again, so that the next call looks at others. */
+/* Examine the oldest connections. A connection that has not settled counts as new again, so that the next call examines
+ * others. */
 static void close_some(struct sim *sim)
 {
     for (int i = 0; i < LOOK_AT && sim->oldest && sim->pairs_open >= sim->options.connections; i++) {

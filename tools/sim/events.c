@@ -113,7 +113,7 @@ bool sim_events_take(struct sim_events *events, struct sim_event *out)
     events->now_ps = first.at_ps;
     events->taken++;
     sink(events);
-    if (events->count) /* probably the next: with many connections it is in no cache */
+    if (events->count) /* probably the next event; with many connections it is in no cache */
         __builtin_prefetch(events->slot[events->heap[0].slot].object);
     return true;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A NIC in software (tools/softnic): requests that are due are carried out by threads of the sender's host. A queue is
- * run by one thread at a time. The proxy's thread runs queues when it polls. Beside it the NIC has a thread of its own,
- * which leaves short requests to a thread that polls. */
+ * run by one thread at a time. The proxy's thread runs queues when it polls. In addition the NIC has a thread of its
+ * own, which leaves short requests to a thread that polls. */
 #include "tools/sim/ledger.h"
 #include "tools/sim/sim.h"
 
@@ -24,8 +24,8 @@ static bool may_share_call(const struct prs_wr *wr)
     return wr->opcode != PRS_WR_ADD && wr->len_bytes && wr->len_bytes <= CALL_BYTES && !(wr->flags & PRS_WR_FENCE);
 }
 
-/* Do the bytes of a request follow, at the target, on those of the request before it? Puts of one number after the
- * other do, as in perseus-perf. */
+/* Is the target of a request directly behind that of the request before it? Puts with consecutive numbers have such
+ * targets, as in perseus-perf. */
 static bool follows(const struct prs_wr *wr, const struct prs_wr *before)
 {
     if (wr->remote_key != before->remote_key)
@@ -75,7 +75,7 @@ static void line_up(struct prs_team *rank, struct sim_queue *queue)
     rank->due_last = queue;
 }
 
-/* Take the queue that has waited longest, or of those with long requests only. */
+/* Take the queue that has waited longest; with `heavy`, only a queue with long requests. */
 static struct sim_queue *take_due(struct prs_team *rank, bool heavy)
 {
     struct sim_queue *before = NULL, *queue = rank->due_first;
@@ -121,7 +121,7 @@ bool sim_executor_poll(struct prs_team *rank)
     return queue;
 }
 
-/* Completions come when a run ends, and not before the model of the network says so. */
+/* Completions come when a run ends, but not before the time that the model of the network gives. */
 static void end_run(struct prs_team *rank, struct sim_thread *is)
 {
     struct sim_queue *queue = is->queue;

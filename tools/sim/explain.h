@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the time of a rank went. Of the causes that are at work at one moment, the first of the list counts. */
+/* Attributes the time of a rank to causes. If several causes are at work at the same time, the first in the list
+ * counts. */
 #ifndef SIM_EXPLAIN_H
 #define SIM_EXPLAIN_H
 
@@ -11,12 +12,12 @@ enum sim_cause {
     SIM_PROXY,   /* the proxy's core is busy */
     SIM_INCAST,  /* a message waits for others at the receiving port */
     SIM_LINK,    /* the rank's own port sends or receives */
-    SIM_LATENCY, /* nothing of these: on the way */
+    SIM_LATENCY, /* none of these: the data is in flight */
     SIM_CAUSES
 };
 
 struct sim_explain {
-    uint64_t until_ps[SIM_CAUSES]; /* each is at work until then */
+    uint64_t until_ps[SIM_CAUSES]; /* each cause is at work until this time */
     uint64_t since_ps;             /* everything before is attributed */
     uint64_t total_ps[SIM_CAUSES];
 };
@@ -29,7 +30,7 @@ void sim_explain_advance(struct sim_explain *explain, uint64_t now_ps);
 void sim_explain_note(struct sim_explain *explain, enum sim_cause cause, uint64_t now_ps, uint64_t until_ps);
 /* Forget what was attributed so far. */
 void sim_explain_restart(struct sim_explain *explain, uint64_t now_ps);
-/* It is at work no longer. */
+/* The cause is no longer at work. */
 void sim_explain_end(struct sim_explain *explain, enum sim_cause cause, uint64_t now_ps);
 
 #endif

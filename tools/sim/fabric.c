@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rail-optimised fat tree of two levels: the NICs of one rail of neighbouring nodes share a leaf switch, and leaves
- * reach each other over spines. Each direction of each cable has a clock, and parts of messages take their turn at it
- * in the order in which they come: so what many senders send to one port at once shares its rate fairly. Switches drop
- * nothing and hold nobody back: an ideal congestion control. */
+ * reach each other over spines. Each direction of each cable has a clock, and parts of messages take their turn in the
+ * order in which they arrive. So messages of many senders to one port share its rate fairly. Switches drop nothing and
+ * hold nobody back: an ideal congestion control. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,7 +106,8 @@ void sim_fabric_send(struct sim *sim, struct sim_queue *queue, uint32_t position
                       sim_part(bytes, last, choose_way(sim, queue)));
 }
 
-/* A part takes its turn. Switches begin to forward before a part has come whole. Return when it begins to leave. */
+/* A part takes its turn at a port. Switches begin to forward before all of a part has arrived. Return when it begins to
+ * leave. */
 static uint64_t forward(struct sim *sim, struct sim_clock *clock, uint64_t part)
 {
     uint64_t begin = later(clock->free_ps, sim->events.now_ps);

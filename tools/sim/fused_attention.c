@@ -33,7 +33,7 @@ struct cta {
 struct rank_state {
     struct prs_attention_schedule s;
     struct cta *cta;
-    uint32_t *missing; /* [order][group]: slabs that have not come */
+    uint32_t *missing; /* [order][group]: slabs that have not arrived */
     uint32_t ctas_left;
 };
 
@@ -109,8 +109,8 @@ static void computed(struct sim *sim, uint32_t rank, uint64_t index)
 
 /* ---- messages ---- */
 
-/* Of a token: the order of the slice's rank is known at the receiver; source, group, and 1 if the ranks of the
- * receiver's node still have to get it. */
+/* Makes a token of source, group, and 1 if the ranks of the receiver's node must still get the slab. The receiver knows
+ * the order of the slice's rank. */
 static uint64_t token_of(uint32_t source, uint32_t group, uint32_t slabs, bool far)
 {
     return (uint64_t)source << 40 | (uint64_t)group << 16 | slabs << 1 | far;
@@ -131,7 +131,8 @@ static uint64_t slab_bytes(const struct prs_attention_schedule *s)
     return rows * HEAD_DIM * VALUE_BYTES;
 }
 
-/* In the schedule's order: to the ranks of this node by stores, to the counterparts by a put and a signal a slab. */
+/* Sends in the schedule's order: to the ranks of this node by stores, to the counterparts by a put and a signal for
+ * each slab. */
 static void send_own(struct sim *sim, uint32_t rank)
 {
     const struct prs_attention_schedule *s = &state_of(sim)->rank[rank].s;
@@ -215,7 +216,7 @@ static int make_rank(struct state *state, uint32_t rank)
     r->ctas_left = CTAS;
     if (!r->cta || !r->missing)
         return -ENOMEM;
-    for (uint32_t order = 1; order < world; order++) /* the own slice is here */
+    for (uint32_t order = 1; order < world; order++) /* this rank's slice is here */
         for (uint32_t group = 0; group < r->s.groups; group++)
             *missing_of(r, order, group) = prs_attention_group_pairs(&r->s, group) * 2 * r->s.segments * r->s.slabs;
     return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fused matrix products between nodes, by their own schedule (fused/gemm/schedule.h): which unit comes when on
- * which rank, which tiles share a put and a signal, and what waits for what. A cluster of CTAs computes one unit after
+/* The fused matrix products between nodes, by their own schedule (fused/gemm/schedule.h): the order of units on each
+ * rank, which tiles share a put and a signal, and what waits for what. A cluster of CTAs computes one unit after
  * another. Times of units are the tensor cores' rate alone. */
 #include <errno.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct rank_state {
     uint32_t *position; /* [cluster]: of its unit */
     bool *waiting;      /* [cluster] */
     uint16_t *counter;  /* [destination node][group]: tiles so far */
-    uint16_t *row;      /* [row tile of the own block]: finished tiles */
+    uint16_t *row;      /* [row tile of this rank's block]: finished tiles */
     uint32_t units_left, rows_left;
 };
 
@@ -67,7 +67,8 @@ static uint32_t *unit_at(struct rank_state *r, uint32_t block, uint32_t pair, ui
 
 static bool waits_first(const struct state *state)
 {
-    return state->op == PRS_GEMM_ALLGATHER; /* rows of A; the others wait for partial sums, after the product */
+    /* an all-gather waits for rows of A; the others wait for partial sums, after the product */
+    return state->op == PRS_GEMM_ALLGATHER;
 }
 
 static void compute(struct sim *sim, uint32_t rank, uint32_t cluster)
@@ -102,7 +103,7 @@ static void begin_unit(struct sim *sim, uint32_t rank, uint32_t cluster)
 
 /* ---- reduce-scatter and all-reduce ---- */
 
-/* A row tile of the own block is finished: all ranks get it. */
+/* A row tile of this rank's block is finished: all ranks get it. */
 static void broadcast(struct sim *sim, uint32_t rank, uint32_t row_tile)
 {
     const struct prs_schedule *s = &state_of(sim)->rank[rank].s;
@@ -237,7 +238,7 @@ static void take_strips(struct sim *sim, uint32_t rank, uint32_t owner, uint32_t
             satisfy(sim, rank, *unit_at(r, owner, (g.band * tall + i / lanes) / 2, column));
 }
 
-/* What came to a counterpart, its node's other ranks get from there. */
+/* Data that arrived at a counterpart goes from there to the other ranks of its node. */
 static void forward(struct sim *sim, uint32_t rank, enum kind kind, uint32_t owner, uint32_t number)
 {
     const struct prs_schedule *s = &state_of(sim)->rank[rank].s;
@@ -281,8 +282,8 @@ static void raised(struct sim *sim, uint32_t rank, uint32_t signal)
 
 /* ---- all-gather: sending ---- */
 
-/* A group of strips has been copied to where puts read it: to the neighbours it goes by stores, to counterparts by a
- * put and a signal each. */
+/* A group of strips has been copied to where puts read it: stores send it to the neighbours, and a put and a signal to
+ * each counterpart. */
 void fused_gather_send(struct sim *sim, uint32_t rank, uint32_t index)
 {
     const struct prs_schedule *s = &state_of(sim)->rank[rank].s;

@@ -2,8 +2,8 @@
 /* MoE's dispatch and product as the fused kernel does them, by its own routing (fused/moe/route.h): a message to each
  * owner of experts and forwarding tables for counterparts; then each token once to each other node, by puts of several
  * rows and signals of several puts, and from the counterpart over NVLink to the owners there. A cluster of CTAs
- * multiplies one unit after another, each when all rows of its block are here. Copies within a GPU take no time, but
- * for those to where puts read them. */
+ * multiplies one unit after another, each when all rows of its block are here. Copies within a GPU take no time, except
+ * those to the memory that puts read. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ struct rank_state {
     struct prs_moe_expert_rows *experts;
     uint32_t *base;    /* [sender's rank][own expert]: where its rows begin among the expert's */
     uint32_t *near;    /* [own expert] prs_route_near_blocks() */
-    uint32_t *missing; /* [block]: rows that have not come */
+    uint32_t *missing; /* [block]: rows that have not arrived */
     uint32_t messages_left, units, units_left;
     struct {
         struct prs_route_cursor cursor;
@@ -128,7 +128,7 @@ static uint32_t sort_choices(const struct rank_state *s, uint32_t flag, uint32_t
     return sum;
 }
 
-/* Tokens for each owner, and those for each other node. */
+/* Lists the tokens for each owner, and those for each other node. */
 static int make_lists(struct rank_state *s)
 {
     const struct prs_route *r = &s->r;
@@ -153,7 +153,7 @@ static int make_lists(struct rank_state *s)
     return error;
 }
 
-/* What an owner makes of the counts of all ranks. */
+/* An owner computes the places of its rows from the counts of all ranks. */
 static int place_rows(struct state *state, uint32_t rank)
 {
     struct rank_state *s = &state->rank[rank];
@@ -231,7 +231,7 @@ static void block_is_here(struct sim *sim, uint32_t rank, uint32_t block)
         }
 }
 
-/* A sender's token has come: it makes a row for each of its choices here. */
+/* A sender's token has arrived: it makes a row for each of its choices here. */
 static void take_token(struct sim *sim, uint32_t rank, uint32_t from, uint32_t token)
 {
     struct rank_state *s = rank_of(sim, rank);
@@ -259,7 +259,7 @@ static void put_signal(struct sim *sim, uint32_t from, uint32_t to, uint64_t byt
     sim_signal(sim, signal, 1);
 }
 
-/* As put_messages() of fused/moe/route.cuh, and the same for the ranks of this node by stores. */
+/* Like put_messages() of fused/moe/route.cuh for other nodes; stores do the same for the ranks of this node. */
 static void send_messages(struct sim *sim, uint32_t rank)
 {
     const struct rank_state *s = rank_of(sim, rank);

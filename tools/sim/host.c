@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the transport asks of its host: clock, pages, raising by the CPU. The transport's sources are
- * compiled with host.h in front. */
+/* What the transport needs of its host: clock, pages, raising by the CPU. The transport's sources are compiled with
+ * host.h included first. */
 #include "tools/sim/host.h"
 
 #include <errno.h>

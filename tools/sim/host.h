@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in front of the transport's sources, so that they read the simulator's clock and take its memory. */
+/* Included before the transport's sources, so that they read the simulator's clock and use its memory. */
 #ifndef SIM_HOST_H
 #define SIM_HOST_H
 
@@ -14,7 +14,8 @@
 void sim_clock_set(uint64_t ps);
 
 int sim_clock_gettime(clockid_t clock, struct timespec *out);
-/* Anonymous memory. Private memory is not zeroed: connections come and go, and write theirs before they read it. */
+/* Anonymous memory. Private memory is not zeroed, because connections come and go, and write their memory before they
+ * read it. */
 void *sim_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
 int sim_munmap(void *memory, size_t bytes);
 

@@ -38,7 +38,7 @@ struct sim_ledger {
 #define SIM_PUT_STRIDE (1ull << 31)
 #define SIM_PUT_MOST   (1u << 31)
 
-/* Add a signal, and a put that it follows. Return the number. No memory ends the program. */
+/* Add a signal, and a put that it follows. Return the number. End the program when memory runs out. */
 uint32_t sim_ledger_signal(struct sim_ledger *ledger, uint32_t from, uint32_t to, uint64_t token);
 uint32_t sim_ledger_put(struct sim_ledger *ledger, uint32_t from, uint32_t to, uint64_t bytes, uint32_t signal);
 void sim_ledger_arrive(struct sim_ledger *ledger, uint64_t address, uint64_t bytes);

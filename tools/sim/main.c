@@ -172,7 +172,7 @@ static void print_text(const struct work *work, const struct work_result *r)
 
 /* ---- runs ---- */
 
-/* Of this process, so that other programs on the machine do not count. */
+/* Read the CPU time of this process, so that other programs on the machine do not count. */
 static void read_core(double *user_s, double *system_s)
 {
     struct rusage used;

@@ -14,7 +14,7 @@ enum {
 };
 #define ARENA ((size_t)32 * CHUNK)
 
-/* At the start of a chunk, whose address is a multiple of CHUNK. */
+/* The header of a chunk, whose address is a multiple of CHUNK. */
 struct chunk {
     size_t piece_bytes; /* 0: one piece, longer than PIECE_MOST */
     size_t map_bytes;   /* of that one */
@@ -33,7 +33,7 @@ struct arena {
 
 static struct size {
     struct hole *holes;
-    char *fresh, *end; /* of its newest chunk: never given out */
+    char *fresh, *end; /* the unused part of its newest chunk */
 } sizes[SIZES];
 static struct arena *arenas;
 static char *chunk_next, *chunk_end;

@@ -6,14 +6,14 @@
 
 #include <stddef.h>
 
-/* On a cache line of its own; what it holds is arbitrary. Return NULL without memory. */
+/* Allocate memory on a cache line of its own, with undefined content. Return NULL without memory. */
 void *sim_malloc(size_t bytes);
 /* The same, zeroed. */
 void *sim_calloc(size_t count, size_t each);
 void sim_free(void *piece);
-/* Bytes that are given out now. */
+/* Bytes that are allocated now. */
 size_t sim_memory_used(void);
-/* Give all back to the kernel, also what was not freed. */
+/* Give all memory back to the kernel, even if it was not freed. */
 void sim_memory_fini(void);
 
 #endif

@@ -19,9 +19,9 @@ enum { BYTES_OF_VALUE = 2, PRODUCTS = 3 /* gate, up, down */ };
 /* A transfer is one rank's rows for one expert: from * experts + expert. Tokens of signals: transfer << 2 | leg. */
 enum leg {
     DISPATCH, /* reaches the owner of the expert */
-    COMBINE,  /* back at the rank that the rows are of */
+    COMBINE,  /* back at the rank that owns the tokens */
     DISPATCH_RELAY,
-    COMBINE_RELAY, /* at a rank on the way, which sends it on */
+    COMBINE_RELAY, /* at a relaying rank, which sends the rows on */
     DIRECTIONS = 2
 };
 
@@ -30,13 +30,13 @@ struct state {
     struct moe_model model;
     uint32_t ranks, local, experts, experts_per_rank;
     uint32_t peers; /* destinations of a rank on other nodes that groups are counted for: ranks, or with relays nodes */
-    uint32_t size;  /* transfers of a group; the last group may be smaller */
+    uint32_t size;  /* transfers in a group; the last group may be smaller */
     uint32_t total; /* transfers to one destination */
     uint32_t groups;              /* of one destination */
     uint32_t *rows;               /* [transfer] */
-    uint32_t *signal[DIRECTIONS]; /* [transfer]: of its leg over the network */
+    uint32_t *signal[DIRECTIONS]; /* [transfer]: signal of its leg over the network */
     uint16_t *sent[DIRECTIONS];   /* [(rank * peers + peer) * groups + group]: puts so far */
-    uint32_t *missing;            /* [rank]: combine signals that have not come */
+    uint32_t *missing;            /* [rank]: combine signals that have not arrived */
     double *finished_us;
     struct sim_explain *finished;
     struct work_result *result;
@@ -77,7 +77,7 @@ uint32_t moe_draw_expert(struct sim *sim, const double *share, uint32_t experts)
     return expert;
 }
 
-/* A token never goes to one expert twice, so no expert gets more rows than there are tokens: what is over goes to the
+/* A token never goes to one expert twice, so no expert gets more rows than there are tokens: the excess goes to the
  * others. */
 static void limit_shares(double *share, uint32_t experts, uint32_t chosen)
 {
@@ -156,7 +156,7 @@ static void send_near(struct sim *sim, uint32_t from, uint32_t to, uint32_t tran
     sim_signal(sim, put_rows(sim, from, to, transfer, leg, 1), 1);
 }
 
-/* Over the network. The signals of a group follow its last put. */
+/* Send over the network. The signals of a group follow its last put. */
 static void send_far(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint32_t direction, uint64_t leg)
 {
     struct state *state = state_of(sim);
@@ -174,7 +174,7 @@ static void send_far(struct sim *sim, uint32_t from, uint32_t to, uint32_t trans
         sim_signal(sim, state->signal[direction][i], number);
 }
 
-/* From one rank to another, over its counterpart's node-mate if relays are asked for. */
+/* Send from one rank to another, through the relay on the destination's node if relays are requested. */
 static void send_rows(struct sim *sim, uint32_t from, uint32_t to, uint32_t transfer, uint32_t direction)
 {
     struct state *state = state_of(sim);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's ring all-reduce, and its all-to-all, over isend and irecv as plugin/request.c has them: the receiver writes a
  * clear-to-send record of 64 bytes, the sender puts with a notification. The host's thread progresses the peers, as a
- * proxy does for kernels. Kernels' times are not modelled: a chunk is ready when it has come. */
+ * proxy does for kernels. Kernels' times are not modelled: a chunk is ready when it has arrived. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +18,12 @@ enum {
 const char *const nccl_collective_names[] = {"allreduce", "alltoall", NULL};
 
 struct rank_state {
-    uint32_t clear;    /* ring: records that have come from the next rank */
+    uint32_t clear;    /* ring: records that have arrived from the next rank */
     uint32_t ready;    /* ring: messages whose data is here; `clear` limits them, too */
     uint32_t sent;     /* messages */
     uint32_t posted;   /* ring: records written to the previous rank */
     uint32_t received; /* messages */
-    struct prs_op *op; /* of puts and records, used in turn */
+    struct prs_op *op; /* ops of puts and records, used in turn */
     uint32_t next_op;
 };
 
@@ -88,7 +88,7 @@ static void send_message(struct sim *sim, uint32_t rank, uint32_t to)
     r->sent++;
 }
 
-/* Write a clear-to-send record: where it goes, it is seen like a signal. */
+/* Write a clear-to-send record. The receiver sees it like a signal. */
 static void write_record(struct sim *sim, uint32_t rank, uint32_t to)
 {
     static const struct prs_keys keys = {{SIM_KEY_SIGNAL, SIM_KEY_SIGNAL, SIM_KEY_SIGNAL, SIM_KEY_SIGNAL,
@@ -129,7 +129,7 @@ static void message_came(struct sim *sim, uint32_t rank)
     r->received++;
     if (state->ring) {
         if (r->received + state->slices <= state->messages)
-            r->ready++; /* the next step sends what came in this one */
+            r->ready++; /* the next step sends the data that arrived in this one */
         advance_ring(sim, rank);
     }
     if (r->received == state->messages)

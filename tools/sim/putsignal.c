@@ -9,7 +9,7 @@
 
 enum {
     PAUSE_US = 200,     /* between iterations */
-    MOST_PAUSES = 1000, /* that receivers may take to raise all signals: then some never come */
+    MOST_PAUSES = 1000, /* pauses that receivers may take to raise all signals; after that, some will never come */
 };
 
 struct state {
@@ -101,7 +101,7 @@ static void begin(struct sim *sim)
             send_all(sim, rank, state->iteration % 2);
 }
 
-/* The counts of one iteration with signals, apart from that of an iteration without. */
+/* Count an iteration with signals separately from one without. */
 static void count(struct sim *sim)
 {
     struct state *state = state_of(sim);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rail of a node that is lost. From that moment nothing crosses its ports, and a NIC that hears no answer reports an
- * error some time later. What happens then is the transport's own failover.c and order_path.c: here are only the queues
- * that go silent, and the TCP streams over which both sides agree. */
+/* Simulates the loss of a node's rail. From that moment nothing crosses its ports, and a NIC that gets no answer
+ * reports an error some time later. The transport's own failover.c and order_path.c handle that. This file has only the
+ * queues that go silent, and the TCP streams over which both sides agree. */
 #include <errno.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void silence_link(struct sim *sim, const struct sim_end *end, uint32_t ra
         silence(sim, (struct sim_queue *)link->queues[i]);
 }
 
-/* The transport fences a path: what either side has sent and is not delivered will not take effect. */
+/* The transport fences a path: requests of either side that are not delivered will not take effect. */
 void sim_rails_stop(struct prs_link *base)
 {
     const struct sim_end *end = ((struct sim_link *)base)->end;
@@ -133,7 +133,7 @@ void sim_rails_disconnect(struct sim_end *end)
     if (!end->stream)
         return;
     end->rank->sim->stream[end->peer->stream_fd - FIRST_FD] = NULL;
-    end->peer->stream_fd = -1; /* no farewell: both sides close together */
+    end->peer->stream_fd = -1; /* no farewell is needed: both sides close together */
     sim_free(end->stream);
 }
 
@@ -179,7 +179,7 @@ ssize_t sim_send(int fd, const void *data, size_t bytes, int flags)
     }
     note->bytes = bytes;
     memcpy(note->data, data, bytes);
-    to->events++; /* so that the connection stays open */
+    to->events++; /* count this event, so that the connection stays open */
     sim_add_event(sim, from->rank->cpu_ps + sim_ps(sim->cluster.tcp_ns), SIM_NOTE, to, 0, (uintptr_t)note);
     return (ssize_t)bytes;
 }

@@ -154,7 +154,7 @@ static int open_windows(struct sim *sim, struct prs_team *rank)
 
     if (r)
         return r;
-    /* All ranks share one table: a window has the same address and keys everywhere, and the ledger's numbers say the
+    /* All ranks share one table: a window has the same address and keys everywhere, and the ledger's numbers tell the
      * rest. */
     for (uint32_t w = 0; w < SIM_WINDOWS; w++)
         rank->windows.window[w] = (struct prs_window){.bytes = PRS_CMD_MAX_OFFSET,
@@ -293,7 +293,7 @@ static bool is_near(const struct sim *sim, uint32_t a, uint32_t b)
     return a / local == b / local;
 }
 
-/* NVLink keeps the order of what one GPU stores. Return when it has arrived. */
+/* NVLink keeps the order of one GPU's stores. Return when the data has arrived. */
 static uint64_t cross_nvlink(struct sim *sim, struct prs_team *rank, uint64_t bytes)
 {
     uint64_t now = sim->events.now_ps;
@@ -365,7 +365,7 @@ void sim_rank_wake(struct prs_team *rank, uint64_t at_ps)
     sim_add_event(rank->sim, from > rank->cpu_ps ? from : rank->cpu_ps, SIM_STEP, rank, 0, 0);
 }
 
-/* A drain asks every peer whether all is complete, apart from waiting until it is. */
+/* Charge the time in which a drain asks every peer whether it is complete, in addition to the wait. */
 static void charge_drains(struct prs_team *rank)
 {
     const struct sim_cluster *c = &rank->sim->cluster;
@@ -425,7 +425,7 @@ void sim_rank_step(struct prs_team *rank)
         explain_round(rank);
     look_whether_quiet(rank);
     if (!sim->options.turn_commands && !rank->issuing && rank->command_first != rank->command_end) {
-        rank->issuing = true; /* the kernel sees the credit, and writes on */
+        rank->issuing = true; /* the kernel sees the credit, and continues to write */
         sim_add_event(sim, rank->cpu_ps + 2 * sim_ps(c->ring_latency_ns), SIM_ISSUE, rank, 0, 0);
     }
     if (rank->due_first && sim_executor_poll(rank)) {

@@ -63,7 +63,7 @@ struct sim_queue {
     struct prs_queue base;
     struct sim_end *end; /* this side of the connection, which sends */
     struct sim_port *from, *to;
-    const struct prs_wr *ring; /* of the order engine: a request stays there until it is complete */
+    const struct prs_wr *ring; /* the order engine's ring: a request stays there until it is complete */
     uint32_t mask;
     uint32_t posted, sending, delivered; /* next positions; all below `delivered` have arrived */
     uint32_t sent_bytes;                 /* of the request `sending` */
@@ -73,12 +73,12 @@ struct sim_queue {
     uint32_t way;                        /* uplink of the request `sending` */
     bool loopback, in_turn;
     bool silent;       /* nothing of it crosses the network any more (rails.c) */
-    bool unanswered;   /* and the sender waits for an answer */
+    bool unanswered;   /* it is silent, and the sender waits for an answer */
     bool fenced;       /* request `sending` waits at its fence, and with fence_stalls all after it */
     uint8_t *state;    /* [mask + 1] enum sim_request_state */
-    uint32_t *missing; /* [mask + 1] bytes that have not arrived; only where parts take different ways */
+    uint32_t *missing; /* [mask + 1]: bytes that have not arrived; only where parts take different paths */
     /* Of a software NIC (executor.c): */
-    uint32_t executed;          /* next position; all below have taken effect. What is delivered is due */
+    uint32_t executed;          /* next position; all requests below it have taken effect. Delivered requests are due */
     uint64_t *done_ps;          /* [mask + 1] when the sender may learn that a due request is complete */
     struct sim_queue *next_due; /* in line for a thread */
     bool lined_up;              /* or run by one */
@@ -88,7 +88,7 @@ struct sim_queue {
 /* A thread that runs queues of a software NIC. */
 struct sim_thread {
     struct sim_queue *queue; /* NULL: none */
-    uint32_t first;          /* position with which the run began */
+    uint32_t first;          /* position at which the run began */
     uint32_t requests;       /* in the call that it makes */
     uint64_t bytes;          /* of the run */
 };
@@ -103,7 +103,7 @@ struct sim_link {
     struct sim_completion {
         uint32_t kind, queue, value, bytes;
     } * completion;
-    uint32_t first, count, room; /* of a ring; room is a power of two */
+    uint32_t first, count, room; /* first entry, entries and room of a ring; room is a power of two */
 };
 
 /* The domain of all rails. */
@@ -117,7 +117,7 @@ struct sim_end {
     struct prs_peer *peer;
     struct prs_team *rank; /* of this side */
     struct sim_end *other;
-    uint32_t events;           /* in the heap or on the way, of the queues of this side */
+    uint32_t events;           /* events in the heap, and requests in flight, of this side's queues */
     uint32_t receives;         /* arrivals with immediates */
     bool listed;               /* in the rank's list of what to progress */
     struct sim_stream *stream; /* NULL: no rail is lost in this run */
@@ -149,15 +149,15 @@ struct prs_team {
     uint64_t command_first, command_end;
     uint32_t command_room;
     uint64_t claimed;    /* positions of the ring written so far */
-    uint64_t cpu_ps;     /* the proxy's core is busy until then; inside a round it is the time of the round */
+    uint64_t cpu_ps;     /* the proxy's core is busy until then; inside a round: the current time of the round */
     uint64_t nvlink_ps;  /* its link to the other GPUs of the node */
     uint64_t compute_ps; /* its product units */
     bool awake;          /* a SIM_STEP event is on its way */
     bool issuing;
     bool busy;                              /* it has issued commands that are not complete */
     bool agreeing;                          /* it polls because a lost rail is not replaced yet */
-    bool draining;                          /* as dispatch.drain.waits, when the last round ended */
-    struct sim_queue *due_first, *due_last; /* of a software NIC: queues in line for a thread */
+    bool draining;                          /* value of dispatch.drain.waits when the last round ended */
+    struct sim_queue *due_first, *due_last; /* queues of a software NIC that wait for a thread */
     struct sim_thread thread[SIM_THREADS];
     uint32_t polls_left; /* peers that the proxy has not polled in this round */
     uint64_t fences_charged;
@@ -173,15 +173,15 @@ struct sim_loss {
     bool wanted;
     uint32_t rail, node;
     uint64_t at_ps;
-    uint64_t back_ps; /* for connections that are made later; 0: never */
+    uint64_t back_ps; /* when the rail is back for connections that are made later; 0: never */
 };
 
-/* What replacing it took, over all sides of connections. */
+/* The cost of replacing a lost rail, summed over all sides of connections. */
 struct sim_lost {
     uint64_t sides;
     uint64_t taken, replayed, bytes; /* requests that had arrived, and that were sent again */
-    uint64_t agree_ps;               /* longest, from the error until both sides agree */
-    uint64_t last_ps;                /* when the last side went on */
+    uint64_t agree_ps;               /* longest time from an error until both sides agreed */
+    uint64_t last_ps;                /* when the last side continued */
 };
 
 struct sim_options {
@@ -191,7 +191,7 @@ struct sim_options {
     uint32_t queues_per_rail;
     uint32_t window;      /* operations in flight of one connection */
     uint32_t ring_slots;  /* of each rank */
-    uint32_t connections; /* kept open; above it, those that have settled are closed */
+    uint32_t connections; /* connections that are kept open; beyond that, settled ones are closed */
     uint32_t
         turn_commands; /* not 0: one thread issues this many commands and then steps the proxy, as perseus-perf does */
     bool turn_pairs;   /* a put with its signal is one of them */
@@ -216,7 +216,7 @@ struct sim {
     struct sim_end *opening; /* the side for which prs_setup_open() is running */
     struct sim_pair *newest, *oldest;
     uint64_t pairs_open, pairs_most, pairs_made;
-    size_t ranks_bytes; /* of sim_malloc(), before the first connection */
+    size_t ranks_bytes; /* bytes of sim_malloc() before the first connection */
     struct sim_ledger *ledger;
     struct sim_stream **stream; /* by number */
     uint32_t streams, stream_room;
@@ -230,16 +230,18 @@ struct sim {
 /* What happens on the cluster. Every function may be NULL. */
 struct sim_workload {
     void (*start)(struct sim *sim);
-    void (*raised)(struct sim *sim, uint32_t rank, uint32_t signal); /* the kernel of the rank sees a signal */
-    void (*quiet)(struct sim *sim, uint32_t rank);                   /* all commands of the rank are complete */
-    void (*call)(struct sim *sim, uint32_t rank, uint64_t token);    /* sim_call_at() */
+    /* called when the kernel of the rank sees a signal */
+    void (*raised)(struct sim *sim, uint32_t rank, uint32_t signal);
+    /* called when all commands of the rank are complete */
+    void (*quiet)(struct sim *sim, uint32_t rank);
+    void (*call)(struct sim *sim, uint32_t rank, uint64_t token); /* sim_call_at() */
     void (*notified)(struct sim *sim, uint32_t rank, uint32_t from, uint32_t id, uint64_t bytes);
 };
 
 /* Return 0, or -errno with a line on stderr. */
 int sim_open(struct sim *sim, const struct sim_options *options);
 void sim_close(struct sim *sim);
-/* Play until nothing is left to happen. Return 0, or the first error, with a line on stderr. */
+/* Run until no event is left. Return 0, or the first error, with a line on stderr. */
 int sim_run(struct sim *sim, const struct sim_workload *workload, void *state);
 
 static inline uint64_t sim_ps(double ns)
@@ -321,14 +323,14 @@ void sim_rails_silent_event(struct sim *sim, const struct sim_event *event);
 void sim_rails_note(struct sim_end *end, uint64_t token);
 /* Must the proxy poll, since both sides do not agree yet? */
 bool sim_rails_agreeing(const struct sim_end *end);
-/* The proxy is about to poll this side. */
+/* Called before the proxy polls this side. */
 void sim_rails_poll(struct sim_end *end);
 
 /* fabric.c */
 int sim_fabric_init(struct sim *sim);
 void sim_fabric_fini(struct sim *sim);
-/* A part of a request leaves its port: when does its first bit arrive at the receiving port, or, over a spine, at its
- * leaf? Adds the event. */
+/* A part of a request leaves its port. Adds the event of its first bit's arrival at the receiving port or, over a
+ * spine, at its leaf switch. */
 void sim_fabric_send(struct sim *sim, struct sim_queue *queue, uint32_t position, uint32_t bytes, bool last,
                      uint64_t left_ps);
 void sim_fabric_uplink(struct sim *sim, struct sim_queue *queue, uint32_t position, uint64_t part);
@@ -354,7 +356,7 @@ static inline uint32_t sim_part_way(uint64_t part)
     return (uint32_t)(part >> 40);
 }
 
-/* Keys say what an address of a request is. */
+/* Keys say what the address of a request refers to. */
 enum sim_key {
     SIM_KEY_MEMORY = 1, /* real memory: the records and credits of a connection */
     SIM_KEY_DATA = 2,   /* a put of the ledger */

@@ -23,11 +23,12 @@ struct work_result {
     double put_only_us; /* putsignal */
     double stall_us;    /* drain: of rank 0 */
     uint32_t transfers; /* of a rank */
-    uint64_t bytes;     /* sent by one rank over the network */
+    uint64_t bytes;     /* bytes that one rank sent over the network */
     uint32_t slowest;
-    struct sim_counts counts; /* of rank 0, in an iteration with signals */
+    struct sim_counts counts; /* counts of rank 0, in an iteration with signals */
     struct sim_counts all;
-    struct sim_counts both;     /* putsignal: of rank 0, one iteration without signals plus one with signals */
+    /* putsignal: counts of rank 0, in one iteration without signals plus one with signals */
+    struct sim_counts both;
     struct sim_explain explain; /* of the slowest rank */
     uint64_t events, memory_bytes, pairs_most, early;
     struct sim_lost lost;
@@ -35,7 +36,7 @@ struct work_result {
     double user_s, system_s; /* CPU time of the simulator's core */
 };
 
-/* Each plays one run. Return 0 or -errno, with a line on stderr. */
+/* Each function runs one simulation. Return 0 or -errno, with a line on stderr. */
 int putsignal_play(const struct work *work, struct work_result *result);
 int moe_play(const struct work *work, struct work_result *result);
 int nccl_play(const struct work *work, struct work_result *result);
@@ -45,7 +46,8 @@ int alltoall_play(const struct work *work, struct work_result *result);
 
 /* The differences between two counts. */
 struct sim_counts work_counts_since(const struct sim_counts *now, const struct sim_counts *before);
-/* What a run of any workload has: call it when the events are over. Return 0, or -EPROTO when order was broken. */
+/* Fill in the results that every workload has. Call it when no event is left. Return 0, or -EPROTO when order was
+ * broken. */
 int work_finish(struct sim *sim, struct work_result *result);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replaces CUDA's own header when kernels are compiled as C++ for the emulator: declares what nvcc knows by itself. The
- * include path finds it first. The runtime's C interface is declared by CUDA's own cuda_runtime_api.h. */
+/* Replaces CUDA's own header when kernels are compiled as C++ for the emulator: declares names that nvcc knows without
+ * a header. The include path finds it first. The runtime's C interface is declared by CUDA's own cuda_runtime_api.h. */
 #ifndef TOOLS_HOPPER_INCLUDE_CUDA_RUNTIME_H
 #define TOOLS_HOPPER_INCLUDE_CUDA_RUNTIME_H
 
@@ -244,7 +244,7 @@ template <hopper::scope SCOPE = hopper::SCOPE_GPU, class T, class Change>
 HOPPER_DEVICE T hopper_atomic(T *p, Change change)
 {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "of a word");
-    uint64_t old = 0; /* a guess: the first exchange finds what the word is */
+    uint64_t old = 0; /* a guess: the first exchange returns the actual value */
     while (!hopper::atomic_swap(p, sizeof(T), &old, hopper_bits(change(hopper_value<T>(old))), hopper::ORDER_RELAXED,
                                 SCOPE)) {
     }

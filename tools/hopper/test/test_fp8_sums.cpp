@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of e4m3 on the emulated tensor cores: values, layouts, and what their sums lose. */
+/* Products of e4m3 on the emulated tensor cores: values, layouts, and the bits that their sums lose. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 #include <math.h>
@@ -93,7 +93,7 @@ static float number(uint8_t bits)
     return ranks_value(PRS_DTYPE_E4M3, bits);
 }
 
-/* Sums of -2 to 2, and of the same as subnormal numbers, fit 14 bits. */
+/* Sums of numbers from -2 to 2, and of the same numbers as subnormals, fit 14 bits. */
 template <int N> static void check_exact(bool subnormal)
 {
     std::vector<uint8_t> a(ROWS * STEP), b((size_t)N * STEP);
@@ -147,9 +147,9 @@ Test(fp8, a_number_that_is_none_stays_one, .timeout = 60)
         cr_assert(i / 128 == 5 ? isnan(out[i]) : out[i] == 256, "%zu: %g", i, out[i]);
 }
 
-/* Of the elements of a product with K = times * STEP. */
+/* Losses of the elements of a product with K = times * STEP. */
 struct losses {
-    uint32_t beyond; /* what promotion to fp32 after each step may lose */
+    uint32_t beyond; /* elements that lose more than promotion to fp32 after each step may lose */
     double mean;     /* relative to the element */
 };
 
@@ -175,8 +175,8 @@ static struct losses losses_of(const std::vector<uint8_t> &a, const std::vector<
     return all;
 }
 
-/* Of numbers with one sign, as after an activation, the part that is lost grows with K: the accumulator grows, and what
- * is added to it loses more. */
+/* With numbers of one sign, as after an activation, the lost part grows with K, because the accumulator grows and each
+ * product that is added loses more bits. */
 Test(fp8, long_sums_need_promotion, .timeout = 60)
 {
     enum { TIMES = 32 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checker of memory order: kernels that pass data in each of the ways that PTX has, with everything that each needs
- * and without one part of it. */
+/* The checker of memory order: kernels that pass data in each way that PTX has: with everything that the way needs, and
+ * without one part of it. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 #include <string>
@@ -260,7 +260,7 @@ ORDER(lanes_are_not_ordered_by_a_vote, 1, 32, 1, NOTHING)
     keep(a, ((uint32_t *)dynamic_shared())[threadIdx.x ^ 1]);
 }
 
-/* Warp 0 only arrives: it hands over and does not wait. */
+/* Warp 0 only arrives: it releases and does not wait. */
 ORDER(an_arrival_at_a_named_barrier_hands_over, 1, 64, 1, NULL)
 {
     if (threadIdx.x < 32) {
@@ -407,7 +407,7 @@ ORDER(a_buffer_may_be_filled_again_after_it_was_read, 1, 1, 1, NULL)
 ORDER(a_buffer_that_is_filled_again_too_early_is_found, 1, 1, 1, NOTHING)
 {
     fill_and_store(a);
-    store_shared_v4(smem_address(dynamic_shared()), 0, 2, 3, 4); /* as it was: a checksum does not change */
+    store_shared_v4(smem_address(dynamic_shared()), 0, 2, 3, 4); /* unchanged, so that a checksum does not change */
     bulk_wait_done<0>();
 }
 

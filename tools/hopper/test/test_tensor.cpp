@@ -343,7 +343,7 @@ Test(tensor, tiles_of_128_and_256_columns_are_right, .timeout = 900)
     check_tile<PRS_DTYPE_FP16, 256>(false);
 }
 
-/* Every f16 number, and the floats half-way to the next one and just beside that. */
+/* Every f16 number, and the floats half-way to the next one and just next to that. */
 Test(tensor, f16_is_rounded_as_ieee_says, .timeout = 900)
 {
     for (uint32_t i = 0; i < 0x10000; i++) {
@@ -370,7 +370,7 @@ Test(tensor, f16_is_rounded_as_ieee_says, .timeout = 900)
     }
 }
 
-/* Every e4m3 number, what is beside and half-way to the next one; and what saturates. */
+/* Every e4m3 number, the floats next to it and half-way to the next number, and numbers that saturate. */
 Test(tensor, e4m3_is_rounded_and_saturates)
 {
     for (uint32_t i = 0; i < 0x100; i++) {

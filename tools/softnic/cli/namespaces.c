@@ -30,8 +30,8 @@ static bool is_ours(int fd, const char *path)
     return fstat(fd, &its) == 0 && stat(path, &ours) == 0 && its.st_ino == ours.st_ino;
 }
 
-/* The process may not have begun its command: until then its namespaces are its own secret (EACCES). A world without a
- * launcher has only processes that never left their namespaces. */
+/* The process may not have begun its command yet; until then its namespaces cannot be opened (EACCES). A world without
+ * a launcher has only processes that never left their namespaces. */
 static int wait_command(const struct sn_world *world, uint32_t *pid)
 {
     uint64_t until = sn_now_ns() + READY_MS * 1000000ull;

@@ -154,8 +154,8 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
     }
 }
 
-/* Without a "subsystem" link NCCL sees that this is no PCI device and attaches the NIC to the first CPU. The name still
- * looks like a PCI address, because NVSHMEM and others parse it. */
+/* Without a "subsystem" link NCCL sees that this is not a PCI device and attaches the NIC to the first CPU. The name
+ * still looks like a PCI address, because NVSHMEM and others parse it. */
 static void put_virtual_device(int *failed, const char *path, bool efa)
 {
     const struct {
@@ -216,7 +216,7 @@ static void put_abi_version(int *failed)
         put(failed, "/sys/class/infiniband_verbs/abi_version", "6");
 }
 
-/* Nothing mounted below /sys may spread to the rest of the system. In a chroot the root is not a mount point, but /sys
+/* Keep mounts below /sys from spreading to the rest of the system. In a chroot the root is not a mount point, but /sys
  * is. */
 static int keep_to_ourselves(void)
 {

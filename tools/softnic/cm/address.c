@@ -20,8 +20,8 @@ enum { PORT_FIRST = 32768, PORT_LAST = 60999, PORT_TRIES = 2000 };
 
 enum place {
     PLACE_ANY,     /* the wildcard */
-    PLACE_DEVICE,  /* of a device of this world */
-    PLACE_HOST,    /* of this host, and so of all nodes */
+    PLACE_DEVICE,  /* an address of a device of this world */
+    PLACE_HOST,    /* an address of this host, and so of all nodes */
     PLACE_NOWHERE, /* not reachable by RDMA */
     PLACE_UNKNOWN, /* no IPv4 and no IPv6 */
 };
@@ -266,7 +266,7 @@ void cm_address_read(struct sockaddr_storage *to, const struct cm_address *from)
 
 /* ---- sockets ---- */
 
-/* A forked process may hold copies: so they are taken out of the epoll set and shut down first. */
+/* A forked process may hold copies of the sockets, so they are first taken out of the epoll set and shut down. */
 void cm_sockets_close_locked(struct cm_id *id)
 {
     cm_unwatch_locked(id);
@@ -366,8 +366,8 @@ int cm_bind_locked(struct cm_id *id, const struct sockaddr *want)
     return 0;
 }
 
-/* The device that a call leaves by: the one that the id is bound to, or else the one of this node that has the
- * destination's number on its node, so that the call stays on one rail. */
+/* The device that a connection request leaves by: the one that the id is bound to, or else the one of this node that
+ * has the destination's number on its node, so that the call stays on one rail. */
 static uint32_t source_device(const struct cm_id *id, uint32_t to)
 {
     if (id->abi.verbs)
@@ -375,7 +375,7 @@ static uint32_t source_device(const struct cm_id *id, uint32_t to)
     return own.device[to] ? to : own.dev[to % own.count];
 }
 
-/* A destination on this host is called from the same address, as the kernel does it. */
+/* For a destination on this host, the source has the same address, as with the kernel. */
 static void source_address(struct sockaddr_storage *src, const struct sockaddr_storage *dst, enum place place,
                            uint32_t dev)
 {

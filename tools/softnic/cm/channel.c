@@ -18,7 +18,7 @@ enum { SOCKETS_AT_ONCE = 16 };
 struct cm_event {
     struct sn_rdma_event abi; /* first */
     struct cm_event *next;
-    struct cm_id *counted; /* whose destruction waits for the acknowledgement */
+    struct cm_id *counted; /* the id whose destruction waits for the acknowledgement */
     uint8_t private_data[CM_PRIVATE_MAX];
 };
 
@@ -79,7 +79,7 @@ void rdma_destroy_event_channel(struct sn_rdma_channel *abi)
         at = &(*at)->next;
     if (*at)
         *at = channel->next;
-    while (channel->ids) /* of a program that destroys the channel first: they get no more events */
+    while (channel->ids) /* ids of a program that destroys the channel first: they get no more events */
         if (channel->ids->state == CM_ARRIVING)
             cm_id_free_locked(channel->ids);
         else
@@ -140,7 +140,7 @@ void cm_unwatch_locked(struct cm_id *id)
     unwatch(id);
 }
 
-/* Take the events of an id out of the queue, in order. */
+/* Remove the events of an id from the queue, and return them in order. */
 static struct cm_event *events_take(struct cm_channel *channel, const struct cm_id *id)
 {
     struct cm_event *taken = NULL, **end = &taken;
@@ -281,7 +281,7 @@ static void ud_param(struct cm_event *event, const struct cm_message *said)
     memcpy(ud->ah_attr.grh.dgid.raw, said->gid, sizeof(said->gid));
 }
 
-/* What the peer initiates is what this side responds to, and the other way round. */
+/* The peer's initiator depth is this side's responder resources, and the other way round. */
 static void conn_param(struct cm_event *event, const struct cm_message *said)
 {
     struct sn_rdma_conn_param *conn = &event->abi.param.conn;
@@ -383,9 +383,10 @@ static bool may_block(int fd)
     return flags >= 0 && !(flags & O_NONBLOCK);
 }
 
-/* Take the lock to use a channel. Programs destroy a channel while a thread of theirs asks for events, as rping does at
- * its end. In the kernel such a thread waits on, since closing a descriptor does not wake a thread that reads from it;
- * here it may be awake, or be late to ask. It then waits for the end of the process, or to be cancelled. */
+/* Take the lock to use a channel. Programs destroy a channel while a thread of theirs asks for events, as rping does
+ * at its end. In the kernel such a thread keeps waiting, since closing a descriptor does not wake a thread that reads
+ * from it. Here the thread may be awake, or may ask late. It then waits until the process ends or the thread is
+ * cancelled. */
 static void lock_channel(const struct cm_channel *channel)
 {
     const struct cm_channel *found;
@@ -427,7 +428,7 @@ int rdma_get_cm_event(struct sn_rdma_channel *abi, struct sn_rdma_event **out)
         if (!block && !fd.revents)
             return cm_fail(EAGAIN);
     }
-    /* What comes for a synchronous listener is synchronous. */
+    /* Requests for a synchronous listener are synchronous. */
     if (migrate && rdma_migrate_id(event->abi.id, NULL))
         sn_log("rdma_cm: a connection gets no channel of its own: %s", strerror(errno));
     *out = &event->abi;

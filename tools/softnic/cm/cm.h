@@ -18,11 +18,11 @@
 struct cm_event;
 struct cm_id;
 
-/* What epoll's data points to; id is NULL for the channel's own two. */
+/* epoll's data points to this; id is NULL for the channel's own two sockets. */
 struct cm_socket {
     struct cm_id *id;
     int fd;
-    uint32_t dev; /* of the world: where it is bound */
+    uint32_t dev; /* the device of the world to which it is bound */
     bool watched; /* in its channel's epoll set, or to be put there */
 };
 
@@ -31,7 +31,7 @@ struct cm_channel {
     struct cm_socket queued, timer; /* an eventfd and a timerfd */
     struct cm_event *events, **events_end;
     struct cm_id *ids;
-    struct cm_channel *next; /* of those that are not destroyed */
+    struct cm_channel *next; /* next channel that is not destroyed */
     uint64_t timer_ns;       /* when the timer goes off; 0: not set */
 };
 
@@ -46,7 +46,7 @@ enum cm_state {
     CM_ARRIVING,    /* passive: connected, request not yet received; the program knows nothing of it */
     CM_REQUESTED,   /* passive: the program has been told, or will be */
     CM_ACCEPTED,    /* passive: reply sent */
-    CM_ESTABLISHED, /* of datagrams: resolved, at both ends */
+    CM_ESTABLISHED, /* for datagrams: resolved, at both ends */
     CM_ENDED,       /* refused, timed out or disconnected */
 };
 
@@ -56,15 +56,15 @@ struct cm_id {
     enum cm_state state;
     bool sync;         /* without a channel of the program's: calls wait for their event */
     bool disconnected; /* the program has been told, or will be */
-    uint32_t dev;      /* of the world; valid if abi.verbs is */
+    uint32_t dev;      /* device of the world; valid if abi.verbs is */
     struct cm_socket *sockets;
     uint32_t socket_count;
     struct cm_id *listener; /* CM_ARRIVING */
     uint64_t deadline_ns;   /* 0: none */
-    uint64_t refuse_ns;     /* CM_CONNECTING: until then somebody may begin to listen */
+    uint64_t refuse_ns;     /* CM_CONNECTING: until then a program may begin to listen */
     uint64_t give_up_ns;    /* CM_CONNECTING: the last moment to dial */
     uint32_t events_unacked;
-    struct cm_message local, remote; /* what was said to the peer, and by it */
+    struct cm_message local, remote; /* the last messages to the peer and from it */
     uint8_t ack_timeout;
     bool has_ack_timeout;
     /* of rdma_create_ep */
@@ -109,14 +109,14 @@ void cm_id_free_locked(struct cm_id *id);
 void cm_channel_join_locked(struct cm_channel *channel, struct cm_id *id);
 void cm_channel_leave_locked(struct cm_id *id); /* drops the events that are queued */
 void cm_channel_move_locked(struct cm_id *id, struct cm_channel *to);
-void cm_watch_locked(struct cm_id *id); /* its sockets, which are connected or listen */
+void cm_watch_locked(struct cm_id *id); /* watches its sockets, which are connected or listen */
 void cm_unwatch_locked(struct cm_id *id);
 void cm_wake_at_locked(struct cm_id *id,
-                       uint64_t ns); /* set its deadline; cm_timeout_locked comes then, or soon after */
+                       uint64_t ns); /* sets its deadline; cm_timeout_locked is called then, or soon after */
 /* Queue an event. Its parameters come from `said`, a message of the peer, or are empty. */
 void cm_tell_locked(struct cm_id *id, enum sn_rdma_event_type type, int status, const struct cm_message *said);
 void cm_tell_request_locked(struct cm_id *listener, struct cm_id *child);
-void cm_wait_acked_locked(struct cm_id *id); /* until the program has acknowledged its events */
+void cm_wait_acked_locked(struct cm_id *id); /* waits until the program has acknowledged its events */
 /* For a synchronous id: wait for its next event, keep it in id->event, and return its outcome. */
 int cm_sync(struct cm_id *id);
 /* With an asynchronous id the event comes by the channel. */
@@ -150,7 +150,7 @@ void cm_call_locked(struct cm_id *id);
 /* Bring the id's queue pair, if the library made it, to RTS, or to the error state. 0 or an errno. */
 int cm_qp_connect(struct cm_id *id);
 int cm_qp_fail(struct cm_id *id);
-/* Replace SN_RDMA_MAX_DEPTH by what the device has. EINVAL if it has less than what is asked for. */
+/* Replace SN_RDMA_MAX_DEPTH by what the device has. EINVAL if the device has less than was asked for. */
 int cm_depth_check(struct cm_id *id, uint8_t *depth);
 
 #endif

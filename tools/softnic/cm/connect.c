@@ -13,11 +13,13 @@
 #define MS 1000000ull
 
 enum {
-    ANSWER_MS = 60000, /* for a peer's program to answer: about what InfiniBand's 15 retries take */
-    REQUEST_MS = 5000, /* from a connection to its request: its sender does both in one call */
+    ANSWER_MS = 60000, /* limit for a peer's program to answer: about the time of InfiniBand's 15 retries */
+    REQUEST_MS = 5000, /* limit from a connection to its request, which its sender makes in one call */
     ACCEPT_PAUSE_MS = 100,
-    REDIAL_MS = 5,      /* while the listener's queue is full, a cable is pulled, or nobody listens yet */
-    LISTEN_MS = 500,    /* for somebody to listen: some programs need as long as a hardware NIC takes to connect */
+    /* time between two attempts, while the listener's queue is full, a cable is pulled, or nobody listens yet */
+    REDIAL_MS = 5,
+    /* time for a program to begin to listen: some need as long as a hardware NIC takes to connect */
+    LISTEN_MS = 500,
     TIMEWAIT_MS = 1000, /* as on RoCE, whose packets may live that long */
     RETRIES = 7,
     BACKLOG = 1024,
@@ -28,7 +30,7 @@ static uint64_t in_ms(uint64_t ms)
     return sn_now_ns() + ms * MS;
 }
 
-/* For tests, which do not want to wait as long. */
+/* The limit can be set, so that tests need not wait as long. */
 static uint64_t answer_ms(void)
 {
     const char *text = getenv("SOFTNIC_CM_TIMEOUT_MS");
@@ -77,7 +79,7 @@ static int say(struct cm_id *id)
     return n < 0 ? errno : 0;
 }
 
-/* What a request or a reply says of this side. */
+/* Fill in what a request or a reply says about this side. */
 static int describe(struct cm_id *id, enum cm_type type, const struct sn_rdma_conn_param *param)
 {
     struct cm_message *m = &id->local;
@@ -111,7 +113,7 @@ static void end(struct cm_id *id, enum sn_rdma_event_type type, int status, cons
     cm_tell_locked(id, type, status, said);
 }
 
-/* Of datagrams the program learns of a refusal by the same event as of silence. */
+/* With datagrams, a program gets the same event for a refusal as for no answer. */
 static void refused(struct cm_id *id, int reason, const struct cm_message *said)
 {
     end(id, cm_is_datagram(id) ? SN_RDMA_UNREACHABLE : SN_RDMA_REJECTED, reason, said);
@@ -311,7 +313,7 @@ int rdma_listen(struct sn_rdma_id *abi, int backlog)
     return r ? cm_fail(r) : 0;
 }
 
-/* Without descriptors or memory the socket stays readable: do not look for a while. */
+/* Without descriptors or memory the socket stays readable, so do not poll it for a while. */
 static void accept_failed(struct cm_id *listener, int error)
 {
     if (error == EAGAIN || error == ECONNABORTED || error == EINTR)
@@ -353,7 +355,7 @@ close_fd:
     close(fd);
 }
 
-/* What was asked for, but no more reads and atomics under way than the device allows. */
+/* The requested number of reads and atomics in flight, but at most what the device allows. */
 static uint8_t at_most(struct cm_id *id, uint8_t asked)
 {
     uint8_t most = SN_RDMA_MAX_DEPTH;
@@ -402,7 +404,7 @@ static int accept_locked(struct cm_id *id, const struct sn_rdma_conn_param *para
     r = describe(id, CM_REPLY, param);
     if (!r)
         r = cm_qp_connect(id);
-    if (!r && param) /* is for the caller's queue pair; this one's came with the request */
+    if (!r && param) /* param is for the caller's queue pair; this queue pair's parameters came with the request */
         m->rnr_retry_count = param->rnr_retry_count & 7;
     if (!r)
         r = say(id);
@@ -468,7 +470,7 @@ static void established(struct cm_id *id)
     cm_tell_locked(id, SN_RDMA_ESTABLISHED, 0, NULL);
 }
 
-/* Data came before the peer's last message, which may be under way. */
+/* Data arrived before the peer's last message, which may still be in flight. */
 int rdma_notify(struct sn_rdma_id *abi, enum ibv_event_type event)
 {
     struct cm_id *id = cm_id_of(abi);
@@ -493,7 +495,7 @@ int rdma_disconnect(struct sn_rdma_id *abi)
 
     cm_lock();
     if (id->disconnected) {
-        r = cm_qp_fail(id); /* the answer to the peer's end */
+        r = cm_qp_fail(id); /* this answers the end of the peer's connection */
     } else if (cm_is_datagram(id) || (id->state != CM_ESTABLISHED && id->state != CM_ACCEPTED)) {
         r = EINVAL;
     } else {
@@ -509,7 +511,7 @@ int rdma_disconnect(struct sn_rdma_id *abi)
 
 /* ---- hearing ---- */
 
-/* The messages that a state expects. */
+/* Whether a state expects this message. */
 static bool expected(const struct cm_id *id, enum cm_type type)
 {
     switch (id->state) {

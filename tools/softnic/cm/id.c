@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Identifiers: what a socket is for TCP. */
+/* Identifiers: rdma_cm's counterparts of TCP sockets. */
 #include "tools/softnic/cm/cm.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ struct cm_id *cm_id_new_locked(struct cm_channel *channel, void *context, enum s
     return id;
 }
 
-/* Connections to a listener whose request has not come end with it. */
+/* Connections to a listener end with it if their request has not arrived. */
 static void arriving_free_locked(const struct cm_id *listener)
 {
     struct cm_channel *channel = (struct cm_channel *)listener->abi.channel;
@@ -124,7 +124,7 @@ int rdma_set_option(struct sn_rdma_id *abi, int level, int name, void *value, si
     switch (name) {
     case SN_RDMA_ID_TOS:
         return bytes == sizeof(uint8_t) ? 0 : cm_fail(EINVAL);
-    case SN_RDMA_ID_REUSEADDR: /* a port is free at once when its id goes */
+    case SN_RDMA_ID_REUSEADDR: /* a port is free as soon as its id is destroyed */
     case SN_RDMA_ID_AFONLY:
         if (bytes != sizeof(int))
             return cm_fail(EINVAL);

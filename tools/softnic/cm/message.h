@@ -39,7 +39,7 @@ struct cm_message {
     /* as the sender sees them */
     uint8_t responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq;
     uint8_t reserved[2];
-    struct cm_address from, to; /* of a CM_REQUEST: the sender's address, and the one it called */
+    struct cm_address from, to; /* in a CM_REQUEST: the sender's address, and the destination's */
     uint8_t private_data[CM_PRIVATE_MAX];
 };
 static_assert(sizeof(struct cm_message) == 48 + 2 * sizeof(struct cm_address) + CM_PRIVATE_MAX, "no padding");
@@ -50,8 +50,8 @@ socklen_t cm_socket_name(struct sockaddr_un *name, uint64_t world, unsigned port
 /* How many bytes of private data such a message carries on hardware. Receivers see as many, the rest 0. */
 uint8_t cm_private_bytes(enum cm_type type, bool datagram);
 
-/* NULL when these bytes are a message; otherwise what is wrong with them. The queue pair number, the GID and the
- * addresses are well formed then, but need not exist. */
+/* NULL when these bytes are a message; otherwise a text that says what is wrong. In a message the queue pair number,
+ * the GID and the addresses are well formed, but need not exist. */
 const char *cm_message_wrong(const void *bytes, size_t len);
 
 #endif

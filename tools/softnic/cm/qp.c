@@ -28,7 +28,7 @@ static struct ibv_ah_attr way_to(const uint8_t *gid)
     return ah;
 }
 
-/* The peer's reads and atomics are allowed if it may have any under way. */
+/* The peer's reads and atomics are allowed if it may have any in flight. */
 static void init_attr(const struct cm_id *id, struct ibv_qp_attr *attr, int *mask)
 {
     attr->pkey_index = 0;
@@ -152,7 +152,7 @@ static void cqs_drop(struct sn_rdma_id *id)
         cq_drop(&id->recv_cq_channel, &id->recv_cq);
 }
 
-/* Without a queue of the program's. An SRQ of this id has made the one for receives already. */
+/* Make completion queues if the program has given none. An SRQ of this id has already made the one for receives. */
 static int cqs_make(struct sn_rdma_id *id, struct ibv_qp_init_attr_ex *attr)
 {
     if (!attr->send_cq && cq_make(id, &id->send_cq_channel, &id->send_cq, attr->cap.max_send_wr))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What programs exchange with librdmacm.so.1, declared afresh: a build needs no librdmacm-dev. Names follow those of
- * <rdma/rdma_cma.h>, with sn_ in front; its manual pages are the contract. tools/softnic/test/test_cm_abi.c compares
+/* What programs exchange with librdmacm.so.1, declared here, so that a build needs no librdmacm-dev. Names follow those
+ * of <rdma/rdma_cma.h>, with sn_ in front; its manual pages are the contract. tools/softnic/test/test_cm_abi.c compares
  * the two. */
 #ifndef SOFTNIC_RDMA_ABI_H
 #define SOFTNIC_RDMA_ABI_H

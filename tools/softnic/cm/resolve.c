@@ -17,7 +17,7 @@ int rdma_bind_addr(struct sn_rdma_id *abi, struct sockaddr *addr)
     return r ? cm_fail(r) : 0;
 }
 
-/* The tables of the world are in this process's memory, so nobody is asked, and the timeout does not matter. */
+/* The tables of the world are in this process's memory, so no message is sent, and the timeout does not matter. */
 int rdma_resolve_addr(struct sn_rdma_id *abi, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
 {
     struct cm_id *id = cm_id_of(abi);

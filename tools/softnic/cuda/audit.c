@@ -91,8 +91,8 @@ uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned index, uintptr_t *from, uintp
     (void)index, (void)to;
     if (*from || strncmp(name, "cu", 2))
         return symbol->st_value;
-    /* Other bindings may be made while libraries cannot be loaded. The runtime library, NCCL and PyTorch use
-     * dlsym(). */
+    /* Only look-ups by dlsym() are replaced, because other bindings may be made while libraries cannot be loaded. The
+     * runtime library, NCCL and PyTorch use dlsym(). */
     if (*flags & LA_SYMB_DLSYM)
         load();
     found = replace ? replace(name) : NULL;

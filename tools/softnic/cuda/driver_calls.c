@@ -45,7 +45,8 @@ static void wait_stream(void *stream)
 {
     int capturing = 0;
 
-    /* An error here: it would wait for a stream that is captured. One of the wait comes again from the call itself. */
+    /* An error of is_capturing() means that the call would wait for a captured stream. An error of the wait will be
+     * returned by the call itself, too. */
     if (driver.is_capturing(stream, &capturing) == SN_CU_OK && !capturing)
         driver.stream_synchronize(stream);
 }
@@ -170,7 +171,7 @@ REPLACE_FIRST(cuLibraryGetGlobal, (sn_cu_ptr * out, size_t *bytes, void *library
 REPLACE_FIRST(cuLibraryGetModule, (void **out, void *library), (out, library), library, 0)
 REPLACE_FIRST(cuKernelGetFunction, (void **out, void *kernel), (out, kernel), kernel, 0)
 REPLACE_FIRST(cuFuncLoad, (void *f), (f), f, 0)
-/* The 1: what loads a function may leave something to its launch. */
+/* The 1 marks launches: a call that loads a function may leave some work to its launch. */
 #define REPLACE_LAUNCH(symbol, parameters, arguments)                                                                  \
     REPLACE_FIRST(symbol, parameters, arguments, f, 1)                                                                 \
     REPLACE_FIRST(symbol##_ptsz, parameters, arguments, f, 1)
@@ -265,7 +266,7 @@ static bool real_known(const struct hook *hook)
     return real != NULL;
 }
 
-/* The function to return in place of the one that the driver found. A function of another version may have other
+/* The function to return instead of the one that the driver found. A function of another version may have other
  * parameters, and is returned unchanged. */
 static void *replacement(const char *name, void *found, int version, uint64_t flags)
 {

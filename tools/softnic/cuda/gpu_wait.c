@@ -42,7 +42,7 @@ static void *synchronize(void *arg)
     struct wait *wait = arg;
 
     if (driver.ctx_set(wait->ctx) == 0)
-        driver.ctx_synchronize(); /* an error comes again from the call itself */
+        driver.ctx_synchronize(); /* the call itself will return the error, too */
     sem_post(&wait->ended);
     leave(wait);
     return NULL;

@@ -20,7 +20,7 @@ void sn_gpu_wait_open(const struct sn_gpu_wait_calls *calls);
  * call that would wait, for the line that says that the time is up. Any thread. */
 void sn_gpu_wait(const char *name);
 
-/* Whether nobody has asked for these two in the current context before. */
+/* Whether this is the first call with these two values in the current context. */
 bool sn_gpu_first(uint64_t a, uint64_t b);
 
 /* Code was unloaded: forget the pairs that were seen, since other code may get the same addresses. */

@@ -315,7 +315,7 @@ static void *agent_main(void *arg)
             return NULL;
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (!a->queues && sn_device_mem->watch)
-            sn_device_mem->watch(now); /* this thread is there, and wakes every second */
+            sn_device_mem->watch(now); /* this thread exists anyway, and wakes every second */
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* read the clock again: the round may have taken longer than the polling time */
         else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))
@@ -388,7 +388,7 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     if (!a->queues)
         goto free_agent;
     a->spins = !sn_cores_are_few();
-    /* The process that had the slots before is dead. */
+    /* The previous process with these slots is dead. */
     memset(shm->words, 0, sizeof(shm->words));
     a->head = shm->tail;
     r = agent_run(a, shm);

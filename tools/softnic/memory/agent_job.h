@@ -6,7 +6,7 @@
 
 #include "tools/softnic/memory/span.h"
 
-/* Which agent: its epoch and process tell whether it has been replaced since. */
+/* Names an agent. Its epoch and process tell whether it has been replaced. */
 struct sn_agent_ref {
     struct sn_agent_shm *shm;
     uint32_t epoch;
@@ -23,7 +23,7 @@ struct sn_job {
     uint16_t queue;       /* SN_AGENT_ENQUEUE: see struct sn_agent_slot */
     bool queue_is_empty;
     /* private to agent_job.c */
-    uint64_t word; /* without the state; 0: no slot yet */
+    uint64_t word; /* the slot's word without the state; 0: no slot yet */
     uint32_t slot;
     uint32_t beat;
     uint64_t look_at, give_up;

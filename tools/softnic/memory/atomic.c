@@ -9,7 +9,7 @@
 static int copy_word(struct sn_atomic *a, uint64_t *value)
 {
     const struct sn_copy *c = a->target;
-    struct sn_copy *word = &a->word; /* large: only what a copy of one span reads is filled in */
+    struct sn_copy *word = &a->word; /* large, so only members that a copy of one span reads are filled in */
     struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
     int r;
 

@@ -71,7 +71,7 @@ static void job_free(struct client_job *a)
     pthread_mutex_unlock(&mutex);
 }
 
-/* A forked child has no jobs under way. */
+/* A forked child has no jobs in flight. */
 static void child_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);

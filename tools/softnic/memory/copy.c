@@ -5,7 +5,7 @@
 #include "tools/softnic/memory/local_copy.h"
 #include "tools/softnic/memory/owner_copy.h"
 
-enum { LOCK_TRIES = 200 /* as long as an atomic on host memory holds the lock */ };
+enum { LOCK_TRIES = 200 /* about the time that an atomic on host memory holds the lock */ };
 
 int sn_copy_start(struct sn_copy *c)
 {

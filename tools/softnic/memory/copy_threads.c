@@ -14,8 +14,9 @@ enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */
     THREADS_MOST = 4,
     CORES_PER_THREAD = 4,
-    SLICE = 64 << 10,   /* of a split copy; less than SN_SPLIT_LEAST, so that a slice is not split again */
-    TAIL = 4096,        /* of a split copy: these bytes go last */
+    /* bytes of a slice of a split copy; less than SN_SPLIT_LEAST, so that a slice is not split again */
+    SLICE = 64 << 10,
+    TAIL = 4096,        /* bytes at the end of a split copy, which are copied last */
     LINGER_NS = 100000, /* the next piece of a long transfer comes sooner than a sleeper wakes up */
 };
 
@@ -40,7 +41,7 @@ static uint32_t calls; /* counts calls for help; lingering threads read it witho
 
 int sn_host_copy_now(struct sn_host_copy *copy)
 {
-    struct sn_copy spans; /* large: only what a host copy of one span reads is filled in */
+    struct sn_copy spans; /* large, so only members that a host copy of one span reads are filled in */
 
     spans.world = copy->world;
     spans.self = copy->self;

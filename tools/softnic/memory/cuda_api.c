@@ -213,7 +213,8 @@ void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event)
 {
     pthread_mutex_lock(&mutex);
-    /* Keep as many as are needed at one time. What a burst leaves is leaked: destroying an event could block. */
+    /* Keep as many events as are needed at a time. Further ones of a burst are leaked, because destroying an event
+     * could block. */
     if (dev->saved_events < (int)(sizeof(dev->events) / sizeof(dev->events[0])))
         dev->events[dev->saved_events++] = event;
     pthread_mutex_unlock(&mutex);

@@ -51,8 +51,8 @@ struct sn_cu_access {
     int location_type, location_id, flags;
 };
 
-/* An operation on memory that a stream carries out itself. Of those that the driver knows only this is used: write a
- * word of 64 bits, after all that the stream was given before is visible. */
+/* An operation on memory that a stream carries out itself. Only one of the driver's operations is used: write a word of
+ * 64 bits, after all earlier work of the stream is visible. */
 struct sn_cu_mem_op {
     int operation; /* SN_CU_WRITE_WORD */
     sn_cu_ptr addr;
@@ -150,7 +150,7 @@ int sn_cuda_count(const struct sn_cuda *cuda);
 /* A GPU made ready for use (context retained, streams made), or NULL (logged). */
 struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal);
 
-/* Its ordinal here, or -1 when this process cannot see that GPU. */
+/* The ordinal of a GPU here, or -1 when this process cannot see that GPU. */
 int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid);
 
 /* The GPU to work from when no memory of this process decides it: one that is ready, since making one ready (streams,

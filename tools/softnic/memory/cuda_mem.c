@@ -17,8 +17,8 @@
 #include "tools/softnic/world/self.h"
 
 enum {
-    STAGES = 8,              /* pieces of one transfer under way: load, copy, and store overlap */
-    DIRECT_LEAST = 32 << 10, /* from here on it pays to ask whether host memory is pinned */
+    STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
+    DIRECT_LEAST = 32 << 10, /* from this size on it pays to ask whether host memory is pinned */
     DROP_NS = 1000000000,
 };
 
@@ -211,7 +211,7 @@ static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
 
     if (!slot)
         return SN_COPY_BUSY;
-    while (stage->state != STAGE_FREE) /* the caller has checked that one is */
+    while (stage->state != STAGE_FREE) /* the caller has checked that one stage is free */
         stage++;
     stage->slot = slot;
     stage->to = dst->addr + t->d_off;

@@ -16,7 +16,8 @@ enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
 static bool foreign_refused; /* by the driver, see choose_dev */
 static bool words_refused;   /* by the driver, see enqueue_words */
 
-/* Is it from one piece of device memory that this process can reach, to a few bytes of its own? */
+/* Does the copy go from one piece of device memory that this process can reach to a few bytes of this process's
+ * memory? */
 static bool can_read(const struct sn_copy *c)
 {
     return c->dst_count == 1 && c->dst[0].mr == SN_NONE && c->dst_proc == c->self && c->length <= SN_STAGING_SMALL &&
@@ -24,7 +25,7 @@ static bool can_read(const struct sn_copy *c)
            (c->src_proc == c->self || !sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr]));
 }
 
-/* Does the stream itself write it: is it into words? */
+/* Is the copy into words, which the stream itself writes? */
 static bool is_words(const struct sn_copy *c)
 {
     for (uint32_t i = 0; i < c->dst_count; i++)
@@ -113,7 +114,7 @@ static int gather(const struct sn_copy *c, void *to)
     return r;
 }
 
-/* Return SN_COPY_BUSY when the driver refuses this, now or ever since. */
+/* Return SN_COPY_BUSY when the driver refuses this, now, or has refused it before. */
 static int enqueue_words(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
                          struct sn_queued_copy *f)
 {
@@ -203,7 +204,7 @@ static int enqueue_pieces(const struct sn_cuda *cuda, const struct sn_copy *c, s
 }
 
 /* Find the address of a piece of device memory here. Return false if it cannot be mapped: the direct way logs why, or
- * has its owner copy. */
+ * lets its owner copy. */
 static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool is_dst,
                   struct sn_cuda_map **map, sn_cu_ptr *here)
 {
@@ -213,7 +214,7 @@ static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn
     *here = span->addr;
     if ((is_dst ? c->dst_proc : c->src_proc) != c->self)
         return !sn_cuda_map_take(cuda, dev, c->world, span->mr, span->addr, map, here);
-    /* Between host memory and another GPU's the driver copies whatever access that GPU has (choose_dev). */
+    /* Between host memory and another GPU's memory, the driver copies regardless of that GPU's access (choose_dev). */
     return way_of(c) != FROM_DEVICE || !sn_cuda_map_take_own(cuda, dev, c->world, span->mr, span->addr, map, here);
 }
 

@@ -32,7 +32,7 @@ enum { UNSHAREABLE = 1 }; /* a condition of the exporting functions */
 
 struct chunk {
     uint64_t base, bytes;
-    int32_t fd; /* in the owner; -1: no other process can open it */
+    int32_t fd; /* descriptor in the owner; -1: no other process can open it */
     uint32_t pad;
 };
 static_assert(sizeof(struct chunk) == 24, "read by other processes");
@@ -139,7 +139,7 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
     return shareable;
 }
 
-/* Only the owner can reach it, and copies for the others (owner_copy.c). */
+/* Mark memory that only its owner can reach; the owner copies for the others (owner_copy.c). */
 static int export_nothing(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
     static bool told;
@@ -214,7 +214,7 @@ struct sn_cuda_map {
     struct blob blob;
     sn_cu_ptr at;
     uint64_t reserved, mapped; /* KIND_VMM: bytes from at on */
-    bool broken;               /* not open, or only in part: to be closed */
+    bool broken;               /* not open, or only in part, so it must be closed */
 };
 
 /* A registration that was used before. */
@@ -388,7 +388,7 @@ static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *
         return -ENOMEM;
     *m = *want;
     int r = open_map(cuda, m);
-    m->broken = r != 0; /* nothing refers to it: the next reap closes what there is of it */
+    m->broken = r != 0; /* nothing refers to it, so the next reap closes the part that is mapped */
     m->next = maps;
     maps = m;
     if (!r) {
@@ -426,8 +426,8 @@ static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev,
         if (r)
             return r;
     }
-    /* Deregistered meanwhile: what was read above may belong to another registration. An unused mapping is closed with
-     * the others. */
+    /* The registration has been deregistered meanwhile, so the values read above may belong to another one. An unused
+     * mapping is closed with the others. */
     struct entry *entry = __atomic_load_n(&mr->key, __ATOMIC_ACQUIRE) == key ? malloc(sizeof(*entry)) : NULL;
     if (!entry)
         return -EFAULT;

@@ -25,7 +25,7 @@ struct sn_cuda_stream {
         uint64_t mark;
         void *event;
     } ring[EVENTS_MOST]; /* marks recorded but not known to be reached */
-    uint64_t calls;      /* of the driver, begun and ended: odd during a call */
+    uint64_t calls;      /* calls of the driver, begun and ended: odd during a call */
     /* under watch_mutex: */
     struct sn_cuda_stream *older;
     uint64_t seen_calls, seen_given, seen_passed; /* at the last look */
@@ -33,7 +33,7 @@ struct sn_cuda_stream {
 };
 
 static pthread_mutex_t watch_mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct sn_cuda_stream *newest; /* of all streams, which stay for ever */
+static struct sn_cuda_stream *newest; /* the newest of all streams, which are never freed */
 static uint64_t next_look;
 static bool told;
 
@@ -77,7 +77,7 @@ static uint64_t passed(const struct sn_cuda_stream *s)
     return __atomic_load_n(&s->passed, __ATOMIC_ACQUIRE);
 }
 
-/* At the beginning and the end of what calls the driver with the mutex held. */
+/* Called before and after the driver is called with the mutex held. */
 static void count_call_locked(struct sn_cuda_stream *s)
 {
     __atomic_store_n(&s->calls, s->calls + 1, __ATOMIC_RELAXED);

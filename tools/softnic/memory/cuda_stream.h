@@ -11,7 +11,7 @@ struct sn_cuda_stream;
 
 enum {
     SN_CUDA_STREAM_BUSY = 1,
-    SN_CUDA_STREAM_WORDS = 32, /* that one call writes at most */
+    SN_CUDA_STREAM_WORDS = 32, /* words that one call writes at most */
 };
 
 /* Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
@@ -23,8 +23,8 @@ struct sn_cuda_stream *sn_cuda_stream_next(struct sn_cuda_dev *dev);
 /* The GPU that the stream belongs to. */
 struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s);
 
-/* Copy, after what the stream was given before. The GPU is current. *mark: what to ask sn_cuda_stream_done for.
- * Return 0 or -EIO (logged). */
+/* Copy, after all earlier work of the stream. The GPU is current. *mark: what to ask sn_cuda_stream_done for. Return 0
+ * or -EIO (logged). */
 int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
                         uint64_t bytes, uint64_t *mark);
 
@@ -32,8 +32,8 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
 int sn_cuda_stream_copies(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr *dst, sn_cu_ptr *src,
                           size_t *bytes, size_t count, uint64_t *mark);
 
-/* Write words of device memory that the stream's GPU can reach, at most SN_CUDA_STREAM_WORDS. No program sees one
- * before those before it, or before what the stream was given before. Else as sn_cuda_stream_copy. */
+/* Write words of device memory that the stream's GPU can reach, at most SN_CUDA_STREAM_WORDS. No program sees a word
+ * before the preceding ones, or before earlier work of the stream. Otherwise as sn_cuda_stream_copy. */
 int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, const sn_cu_ptr *to,
                          const uint64_t *values, unsigned count, uint64_t *mark);
 
@@ -41,7 +41,7 @@ int sn_cuda_stream_write(const struct sn_cuda *cuda, struct sn_cuda_stream *s, c
  * not done yet; without it, only look at what is known. No GPU need be current. */
 int sn_cuda_stream_done(const struct sn_cuda *cuda, struct sn_cuda_stream *s, uint64_t mark, bool ask);
 
-/* Say so, once, when a copy has been in the driver for seconds (doc/softnic.md, "What a copy may wait for"). Any thread
+/* Report, once, that a copy has been in the driver for seconds (doc/softnic.md, "What a copy may wait for"). Any thread
  * that makes no copies itself calls it at least once a second; now: sn_now_ns(). */
 void sn_cuda_streams_watch(uint64_t now);
 

@@ -17,7 +17,8 @@ struct sn_copy_queue {
 struct sn_queued_copy {
     uint64_t mark;
     void *map, *from_map, *slot; /* held until it is done */
-    void *to;                    /* a read: where its bytes then go from the slot; otherwise NULL */
+    /* for a read: where its bytes go from the slot when they have arrived; otherwise NULL */
+    void *to;
     uint64_t bytes;
 };
 
@@ -34,7 +35,7 @@ struct sn_device_mem {
     bool (*dmabuf_supported)(void);
     /* True when only its owner can reach the registered memory. */
     bool (*owner_only)(const struct sn_mr_shm *mr);
-    /* Do now what may wait for a GPU's kernels: no transfer is under way that would be held up. */
+    /* Do work that may wait for a GPU's kernels, now that it delays no transfer. */
     void (*settle)(void);
     /* The registration, which is valid, will be used by transfers that are made here: prepare what they need,
      * including what may wait for a GPU's kernels. Return 0, SN_COPY_OWNER (its owner will have to make them), or

@@ -11,7 +11,7 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    PIECES = 4, /* pieces of a copy under way: each is copied here, then by the owner, or the other way round */
+    PIECES = 4, /* pieces of a copy in flight: each is copied here, then by the owner, or the other way round */
 };
 
 enum piece_state { PIECE_IDLE, PIECE_HERE, PIECE_ASKING, PIECE_THERE };
@@ -35,7 +35,7 @@ struct owner_copy {
     struct piece pieces[PIECES];
 };
 
-/* What is local to the owner is remote here. */
+/* Translate the owner's result: memory that is local to the owner is remote here. */
 static int result_here(int r)
 {
     switch (r) {
@@ -166,7 +166,7 @@ int sn_owner_copy_poll(struct sn_copy *c)
     for (unsigned i = 0; i < PIECES; i++)
         if (h->pieces[i].state != PIECE_IDLE) {
             sn_give_way();       /* the owner may need this core */
-            return SN_COPY_BUSY; /* even after an error: what is under way uses the request's memory */
+            return SN_COPY_BUSY; /* even after an error, because pieces in flight use the request's memory */
         }
     r = h->error;
     for (unsigned i = 0; i < PIECES; i++)

@@ -20,7 +20,7 @@ uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t
 /* Is any of it device memory? */
 bool sn_spans_any_device(const struct sn_span *span, uint32_t count);
 
-/* What makes a copy that takes time: sn_device_mem, the owner of the memory (owner_copy.h), or the steps of an atomic
+/* Who makes a copy that takes time: sn_device_mem, the owner of the memory (owner_copy.h), or the steps of an atomic
  * operation. */
 enum sn_copy_by { SN_BY_DEVICE, SN_BY_OWNER, SN_BY_STEPS };
 

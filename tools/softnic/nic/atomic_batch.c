@@ -10,7 +10,7 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    ATOMICS = 32, /* after this many the locks are given back: others need them, too */
+    ATOMICS = 32, /* after so many atomics the locks are given back, since others need them, too */
     READS = 4,
     SPAN_BYTES = 4096, /* words within this distance are read by one copy */
     WORD = 8,
@@ -175,7 +175,7 @@ static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
 
 static int read_enqueue(struct sn_qp *qp, struct read *read)
 {
-    struct sn_copy c; /* large: only what a copy of one span reads is filled in */
+    struct sn_copy c; /* large, so only members that a copy of one span reads are filled in */
 
     c.world = sn_self->world;
     c.self = c.dst_proc = sn_self->proc;
@@ -192,7 +192,7 @@ static bool word_within(const struct word *word, const struct sn_span *span)
     return word->mr == span->mr && word->addr >= span->addr && word->addr < span->addr + span->length;
 }
 
-/* Forget the words whose values will not come; but the locks of atomics under way must stay. */
+/* Forget words whose values will not arrive. Locks of atomics in flight must stay. */
 static void forget_unread_words(struct sn_batch *b)
 {
     unsigned kept = 0;
@@ -217,7 +217,7 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
     int r = SN_COPY_BUSY;
 
     if (!b)
-        return false; /* executed alone it needs no batch */
+        return false; /* an atomic that is executed alone needs no batch */
     qp->batch = b;
     if (!b->locks)
         b->proc = target->owner - 1;
@@ -301,7 +301,7 @@ static int changed_enqueue(struct sn_qp *qp, struct word *word, unsigned count, 
     struct sn_batch *b = qp->batch;
     struct word *queued[ATOMICS];
     uint64_t values[ATOMICS];
-    struct sn_copy c; /* large: only what is copied is filled in */
+    struct sn_copy c; /* large, so only the members that are used are filled in */
     unsigned n = 0;
     int r;
 
@@ -396,8 +396,8 @@ void sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t 
     words_write(qp);
 }
 
-/* The words may wait for what the writes that began with their atomics hold: a place in the queue, or a queue without
- * copies of another GPU. So end those that are done, though atomics before them are not. */
+/* The words may wait for something that writes hold which began with their atomics: a place in the queue, or a queue
+ * without copies of another GPU. So end the writes that are done, although atomics before them are not. */
 static void end_writes(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;

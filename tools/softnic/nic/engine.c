@@ -127,8 +127,8 @@ static void update_trust_locked(struct sn_engine *e, bool helper, bool watched, 
         e->probe_at = e->taken + e->probe_every;
 }
 
-/* What the engine does next, if anything. The earliest queue pair may be left to pollers; one that may not must not
- * wait with it. */
+/* What the engine does next, if anything. The earliest queue pair may be left to pollers. A later one that may not be
+ * left to them must not wait for that. */
 static struct sn_qp *next_locked(const struct sn_engine *e)
 {
     struct sn_qp *next = e->count ? e->heap[0] : NULL;

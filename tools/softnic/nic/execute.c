@@ -78,7 +78,7 @@ static struct sn_copy *copy_keep(struct sn_copy *place, struct sn_copy *c)
 /* Copy result bytes that are in this process (bounce buffer, value of an atomic) into the request's buffers. */
 static int result_copy(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
-    struct sn_copy here, *c = &here; /* large: only what is used is filled in */
+    struct sn_copy here, *c = &here; /* large, so only the members that are used are filled in */
     int n, r;
 
     if (w->copying) {
@@ -112,7 +112,7 @@ static void atomic_fill(struct sn_atomic *a, struct sn_wqe *w)
     a->found = &w->result;
 }
 
-/* On host memory it is done at once, unless its lock is taken; and then nothing is done yet. */
+/* An atomic on host memory is done at once, unless its lock is taken; then nothing is done yet. */
 static int atomic_start(struct sn_qp *qp, struct sn_wqe *w, struct sn_copy *c)
 {
     struct sn_atomic here; /* large, as *c */
@@ -328,7 +328,7 @@ unsigned sn_execute_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 /* Execute w between sn_responder_enter and sn_responder_leave. */
 static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    struct sn_copy here, *c = &here; /* large: only what is used is filled in */
+    struct sn_copy here, *c = &here; /* large, so only the members that are used are filled in */
 
     if (!sn_responder_answers(qp, target, w))
         return SN_EXEC_UNREACHABLE;
@@ -343,7 +343,7 @@ static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
     return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w, c) : exec_copy(qp, target, w, c);
 }
 
-/* Nobody answers an unreliable message. An error of the sender itself is found all the same. */
+/* Nobody answers an unreliable message, but errors of the sender itself are still found. */
 static int drop(struct sn_qp *qp, struct sn_wqe *w)
 {
     struct sn_span span[SN_MAX_SPANS];

@@ -17,9 +17,9 @@ enum {
     /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */
     SHORT_BYTES = 16384,
     ROW_MOST = 64,     /* how far to look for atomics that can share a read */
-    PUT_LEAST = 1024,  /* shorter writes may be flags, which must not pass what was posted before */
-    ROW_BYTES = 65536, /* longer writes do not pass while locks are held; */
-    /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
+    PUT_LEAST = 1024,  /* shorter writes may be flags, which must not overtake earlier requests */
+    ROW_BYTES = 65536, /* longer writes do not overtake while locks are held */
+    /* no lock is taken while more bytes than this are queued before the atomics: about 5 us between GPUs */
     AHEAD_BYTES = 1 << 20,
     WORD = 8,
     GROUP_MOST = 32, /* runs or words that share a call of the driver */
@@ -79,8 +79,8 @@ static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
                              w->dest_qpn, c->dst);
 }
 
-/* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will.
- * Of SRD others may take them too, and the request then waits. */
+/* Receives that only this queue pair can take, and that neither its pipeline nor `taken` other requests will. With SRD
+ * other queue pairs may take them, too; the request then waits. */
 static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target, unsigned taken)
 {
     return target->srq == SN_NONE &&
@@ -102,7 +102,7 @@ static bool may_write(struct sn_qp *qp, struct sn_qp_shm *target, const struct s
     return true;
 }
 
-/* The request is in the pipeline now. */
+/* Count a request into the pipeline. */
 static void count_in(struct sn_qp *qp, struct sn_wqe *w)
 {
     bool atomic = sn_is_atomic(w->opcode);
@@ -126,12 +126,12 @@ static bool overlap(const struct sn_span *a, const struct sn_span *b)
     return a->addr < b->addr + b->length && b->addr < a->addr + a->length;
 }
 
-/* A write of a row. A put is one that may pass others: it joins the copy of an earlier put. A word, from host memory (a
- * flag), joins a word before it unless another write is between them. */
+/* A write in a row. A put is a write that may overtake others: it joins the copy of an earlier put. A word, from host
+ * memory (a flag), joins a word before it unless another write is between them. */
 struct write {
     uint32_t at; /* position of the request */
     bool is_put, is_word;
-    struct sn_span dst, src; /* src: of a put or word, and of any write within one process */
+    struct sn_span dst, src; /* src: set for puts and words, and for any write within one process */
     struct write *run;       /* contiguous puts form a run: its write with the lowest address */
     uint64_t run_bytes;      /* in the first write of a run: bytes of all its writes */
     bool run_is_queued;      /* in the first write of a run */
@@ -139,7 +139,7 @@ struct write {
 
 /* Requests that begin together: first writes, in their order except for puts that overtake; then atomics. */
 struct row {
-    struct sn_copy c; /* large: only what a copy reads is filled in */
+    struct sn_copy c; /* large, so only members that a copy reads are filled in */
     struct write writes[ROW_MOST];
     unsigned write_count, atomics, receives;
 };
@@ -154,7 +154,7 @@ static bool is_word(const struct sn_copy *c)
     return c->length == WORD && c->dst[0].addr % WORD == 0 && c->src_count == 1 && c->src[0].kind == SN_MEM_HOST;
 }
 
-/* Does the order of the write in row->c and of an earlier one in the row matter? */
+/* Does the order between the write in row->c and an earlier write in the row matter? */
 static bool meets_another(const struct row *row)
 {
     const struct sn_copy *c = &row->c;
@@ -208,7 +208,7 @@ static int enqueue(struct sn_qp *qp, struct sn_qp_shm *target, struct row *row, 
     struct sn_wqe *w = sn_wqe_at(qp, write->at);
     struct sn_copy *c = &row->c;
 
-    find_spans(qp, target, w, c); /* it did when the row was made */
+    find_spans(qp, target, w, c); /* this succeeded when the row was made */
     if (write->is_put) {
         c->dst[0] = write->run->dst;
         c->src[0] = write->run->src;

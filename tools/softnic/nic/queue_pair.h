@@ -19,7 +19,7 @@ enum {
     SN_GRH_BYTES = 40, /* of the header that precedes the data of a received datagram */
 };
 
-/* How a datagram goes: what an address handle holds (datagram.h). */
+/* The route of a datagram: the content of an address handle (datagram.h). */
 struct sn_route {
     uint8_t sgid, dgid; /* indices in the GID tables of the sender's and the receiver's device */
     uint8_t hop_limit;
@@ -34,7 +34,7 @@ struct sn_wqe {
     int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
     uint32_t stores; /* an atomic: number of writes of its batch that must be done first (atomic_batch.h) */
 
-    uint64_t retry_until; /* unreachable; give up then. Only while `retrying` */
+    uint64_t retry_until; /* when to give up an unreachable target; valid while `retrying` */
     /* what was posted */
     uint64_t wr_id;
     uint64_t length;
@@ -59,19 +59,19 @@ struct sn_wqe {
     uint32_t dest_qpn, dest_dev; /* connected: the queue pair's; UD, SRD: the request's own */
 
     /* the model (model.h) */
-    uint64_t due_exec, due_done; /* neither executed nor completed before; 0: at once */
+    uint64_t due_exec, due_done; /* not executed, and not completed, before these times; 0: at once */
     uint32_t num_sge;
     uint32_t status; /* the outcome: enum ibv_wc_status */
     /* while it is executed */
     uint32_t rnr_left; /* tries left of rnr_retry; UINT32_MAX: not yet counted */
-    bool lost;         /* by the model, more often than it may be retried */
+    bool lost;         /* the model loses it more often than it may be retried */
     bool copying;      /* an asynchronous copy is under way */
-    bool copied;       /* pipelined: done but for a receive; or an earlier request's copy has its bytes */
+    bool copied;       /* in the pipeline: done except for a receive; or an earlier request's copy includes its bytes */
     bool retrying;
     uint8_t *bounce; /* the bytes of a read that is not due yet */
     union {
         uint64_t result;     /* the value that an atomic found */
-        uint64_t recv_wr_id; /* of the receive that it took */
+        uint64_t recv_wr_id; /* wr_id of the receive that it took */
     };
     struct sn_sge sge[];
 };
@@ -91,7 +91,7 @@ struct sn_qp {
     uint32_t recv_posted, recv_polled;
     /* the send queue: free entries, [done, exec) executed, [exec, tail) posted */
     uint32_t sq_size, sq_stride; /* entries (a power of two, at least cap.max_send_wr); bytes of each */
-    uint32_t sq_start;           /* the position of the first entry: that where the queue was last empty */
+    uint32_t sq_start;           /* position of the first entry: where the queue was last empty */
     uint8_t *sq;
     uint16_t *turn;      /* SRD: which entry is at a position; NULL: positions are entries */
     uint32_t exec, done; /* positions: next to execute, next to complete; the runner's */
@@ -101,7 +101,7 @@ struct sn_qp {
     uint32_t reads_open; /* reads and atomics that have begun and are not completed */
     uint32_t runs; /* odd while a request is being executed; ibv_dereg_mr waits until it is even or has advanced */
     uint32_t in_pipeline;   /* the runner's: requests from exec on that are in the pipeline */
-    struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
+    struct sn_batch *batch; /* atomics in the pipeline; NULL: there were none yet */
     uint64_t entry;         /* what sn_responder_enter returned, while a copy is under way */
     bool extended;          /* made for ibv_wr_* */
     bool sig_all;
@@ -124,11 +124,11 @@ struct sn_qp {
     uint64_t wake_at;
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
 
-    /* the runner's, of a copy that takes time: of the request at exec, and of the one at done */
+    /* the runner's: copies that take time, of the request at exec and of the one at done */
     struct sn_copy copy;
     struct sn_atomic atomic;      /* the same, if that is an atomic */
     uint8_t header[SN_GRH_BYTES]; /* UD: part of copy */
-    struct sn_copy result;        /* of the request at done; copy may be under way at the same time */
+    struct sn_copy result;        /* copy of a result, for the request at done; `copy` may run at the same time */
 
     /* the runner's: the pipeline (pipeline.h) */
     uint32_t pipeline_begun; /* since it was empty */
@@ -171,7 +171,7 @@ static inline bool sn_qp_is_datagram(const struct sn_qp *qp)
     return sn_qp_is_ud(qp) || sn_qp_is_srd(qp);
 }
 
-/* Does nobody acknowledge? Then what does not arrive is dropped, and the sender does not learn of it. */
+/* Is nothing acknowledged? Messages that do not arrive are then dropped, and the sender does not learn of that. */
 static inline bool sn_qp_is_unreliable(const struct sn_qp *qp)
 {
     return qp->transport == SN_TRANSPORT_UD || qp->transport == SN_TRANSPORT_UC;
@@ -200,8 +200,8 @@ static inline uint32_t sn_qp_state(const struct sn_qp *qp)
  * completed. event: as in sn_qp_shm_stop. The caller is the runner. */
 void sn_qp_fail(struct sn_qp *qp, int event);
 
-/* Execute and complete what can be. Return when to call again (UINT64_MAX: nothing is left). The caller is the
- * runner. */
+/* Execute and complete requests as far as possible. Return when to call again (UINT64_MAX: nothing is left). The caller
+ * is the runner. */
 uint64_t sn_qp_run(struct sn_qp *qp);
 
 /* Is an asynchronous copy under way? The caller is the runner, or holds the mutex while there is none. */

@@ -81,7 +81,7 @@ void sn_qp_fail(struct sn_qp *qp, int event)
     sn_qp_shm_stop(sn_self->world, qp->shm, event);
 }
 
-/* The send queue alone stops, until ibv_modify_qp starts it again. */
+/* Stop the send queue alone; ibv_modify_qp starts it again. */
 static void send_queue_stop(struct sn_qp_shm *shm)
 {
     uint32_t state;
@@ -238,7 +238,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     return 0;
 }
 
-/* Stage two: complete what is executed. */
+/* Stage two: complete executed requests. */
 static uint64_t run_complete(struct sn_qp *qp)
 {
     uint64_t now = 0;

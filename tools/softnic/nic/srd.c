@@ -6,7 +6,7 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    /* Requests that may change places with each other, as many as a NIC has under way. This limits the search; so many
+    /* Requests that may change places with each other, as many as a NIC has in flight. This limits the search; so many
      * requests to a target that does not answer hold up the others. */
     WINDOW = 64,
     PIECES = 4,

@@ -81,7 +81,8 @@ void side_connect(struct side *side);
 /* With fake_cuda: make the next call of that name fail. */
 void fail_next(const char *call, int result);
 
-/* Make the call after the next `after` ones fail; and count the calls so far, which a real driver does not: 0. */
+/* Let the next `after` calls succeed and the one after them fail; and return how often it was called so far (0 with a
+ * real driver). */
 void fail_later(const char *call, int after, int result);
 int driver_calls(const char *call);
 

@@ -195,14 +195,14 @@ static void while_a_kernel_runs(void (*what)(void), bool stuck)
     }
     MUST(pthread_create(&writer, NULL, write_and_end, &job) == 0);
     if (stuck) {
-        MUST(!ends(writer, STUCK_S)); /* or this test would show nothing */
+        MUST(!ends(writer, STUCK_S)); /* otherwise this test would show nothing */
         _exit(0);
     }
     MUST(ends(writer, LIMIT_S));
     MUST(ends(caller, LIMIT_S));
 }
 
-/* The first to wait is what stands before the driver, the second is the driver. */
+/* The library in front of the driver waits first, then the driver. */
 static void end_late(void)
 {
     pthread_t caller;

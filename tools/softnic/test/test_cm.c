@@ -101,7 +101,7 @@ Test(cm, an_address_of_the_peer_is_where_it_called_from)
     all_close();
 }
 
-/* Each side's reads are what the other side answers. */
+/* The reads of one side are those that the other side answers. */
 Test(cm, depths_and_retries_reach_the_queue_pairs)
 {
     struct ibv_qp_init_attr init;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares what librdmacm.so.1 of the software NIC declares afresh with the system's header. Compiling is the test. */
+/* Compares what librdmacm.so.1 of the software NIC declares itself with the system's header. Compiling is the test. */
 #include <rdma/rdma_cma.h>
 #include <assert.h>
 #include <stddef.h>

@@ -65,7 +65,8 @@ ParameterizedTest(struct refusal *c, cm_faults, refusals_have_the_specifications
     side_close(&server);
     server.id = NULL;
 
-    /* The request is destroyed; then the listener, which has not looked yet. */
+    /* Two rounds: the server destroys the request; then it destroys the listener, which has not handled the request
+     * yet. */
     for (int i = 0; i < 2; i++) {
         resolve(&client, NULL, DEVICE_1, PORT, c->ps);
         cr_assert_eq(rdma_connect(client.id, &param), 0);
@@ -158,7 +159,7 @@ Test(cm_faults, calls_wait_for_room_in_the_listeners_queue)
         rdma_reject(server.id, NULL, 0);
         rdma_destroy_id(server.id);
         server.id = NULL;
-        for (int j = 0; j < CALLS; j++) { /* who was refused is told; who found no room tries again */
+        for (int j = 0; j < CALLS; j++) { /* a client that was refused is told; one that found no room tries again */
             struct sn_rdma_event *event = refused[j] ? NULL : event_within(calls[j].channel, 50);
 
             refused[j] |= event != NULL;
@@ -232,7 +233,7 @@ static struct cm_message good_message(enum cm_type type)
 struct damage {
     const char *name;
     size_t off, bytes; /* where ff is written */
-    size_t len;        /* of the message; 0: as it should be */
+    size_t len;        /* length of the message; 0: the right length */
 };
 
 #define FIELD(field) #field, offsetof(struct cm_message, field), sizeof(((struct cm_message *)0)->field), 0
@@ -295,7 +296,7 @@ Test(cm_faults, a_listener_tells_of_well_formed_requests_only)
     close(fd.fd);
     ack(server.channel, SN_RDMA_REJECTED, 28);
 
-    fd.fd = raw_socket(false, 1, PORT); /* its listener ends before it speaks */
+    fd.fd = raw_socket(false, 1, PORT); /* its listener ends before the request is sent */
     cr_assert(silent(server.channel, 20));
     rdma_destroy_id(listener);
     listener = NULL;

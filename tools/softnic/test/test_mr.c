@@ -101,7 +101,7 @@ Test(mr, what_is_imported_is_what_was_opened)
     ibv_unimport_pd(pd);
     copy = dup(a.ctx->cmd_fd);
     cr_assert_eq(ibv_close_device(ctx), 0);
-    end_close(&a); /* what it opened is still there until here */
+    end_close(&a); /* the objects that it opened exist until here */
     cr_assert_null(ibv_import_device(copy), "the device is closed");
     cr_assert_eq(errno, EOPNOTSUPP);
     close(copy);

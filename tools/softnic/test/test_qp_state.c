@@ -209,7 +209,7 @@ Test(qp_state, what_cannot_be_is_refused_at_creation)
     cr_assert_eq(errno, EINVAL);
 }
 
-/* The old structure ends with padding, where the extended one has its mask. Programs leave it as it is. */
+/* The old structure ends with padding, where the extended one has its mask. Programs do not clear it. */
 Test(qp_state, padding_is_no_mask)
 {
     struct ibv_qp_init_attr init;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What librdmacm.so.1 (cm/) needs to know of the world and the verbs do not tell. */
+/* What librdmacm.so.1 (cm/) needs to know about the world, and cannot learn by verbs. */
 #ifndef SOFTNIC_CM_WORLD_H
 #define SOFTNIC_CM_WORLD_H
 

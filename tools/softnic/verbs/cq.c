@@ -76,7 +76,7 @@ int sn_cq_poll(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
     if (__atomic_load_n(&cq->shm->tail, __ATOMIC_ACQUIRE) == __atomic_load_n(&cq->shm->head, __ATOMIC_RELAXED)) {
         sn_engine_help(&cq->ctx->engine);
         if (__atomic_load_n(&cq->shm->overrun, __ATOMIC_RELAXED))
-            return -EIO; /* after the entries that were there: completions are lost, and the program must learn it */
+            return -EIO; /* reported after the existing entries: completions are lost, which the program must learn */
     }
     pthread_mutex_lock(&cq->mutex);
     while (n < count && sn_cq_take_locked(cq, &cqe))

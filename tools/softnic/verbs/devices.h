@@ -8,7 +8,7 @@
 #include "tools/softnic/nic/context.h"
 
 #define SN_MAX_MR_BYTES (1ull << 46)
-#define SN_MAX_DM_BYTES (1ull << 18) /* of a device, as a ConnectX has */
+#define SN_MAX_DM_BYTES (1ull << 18) /* bytes of device memory of a device, as a ConnectX has */
 
 struct sn_device {
     struct ibv_device ibv;
@@ -25,7 +25,7 @@ struct sn_td {
 struct sn_pd {
     struct ibv_pd ibv;    /* first: programs hold a pointer to it */
     uint32_t users;       /* objects that were made with it */
-    struct sn_pd *parent; /* of a parent domain: the protection domain that it stands for */
+    struct sn_pd *parent; /* for a parent domain: the protection domain that it stands for */
     struct sn_td *td;
 };
 
@@ -59,7 +59,7 @@ void sn_ops_fill(struct verbs_context *verbs, bool efa);
 /* Wait until no initiator that saw the key as valid is still at work. */
 void sn_mr_users_wait(struct sn_ctx *ctx, uint32_t key);
 
-/* Is a window bound to it? */
+/* Is a window bound to the registration? */
 bool sn_mr_has_windows(const struct ibv_mr *mr);
 
 /* pd.c, dm.c, mr.c, mw.c: entries of the function tables */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory: what NICs have on their chip. Here it is memory of the process, under the same rules. */
+/* Device memory: the memory on the chips of NICs. Here it is memory of the process, under the same rules. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ struct sn_dm {
     uint64_t length;
 };
 
-/* Those that were allocated, of all devices; the handles are unique among them. */
+/* All allocated device memory, of all devices; handles are unique. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct sn_dm *list;
 static uint32_t newest;

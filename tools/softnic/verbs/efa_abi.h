@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The structures that programs exchange with libefa.so.1, declared afresh: the headers of rdma-core before 43 lack some
+/* The structures that programs exchange with libefa.so.1, declared here: the headers of rdma-core before 43 lack some
  * of them. tools/softnic/test/test_efadv.c compares them with the system's. */
 #ifndef SOFTNIC_EFA_ABI_H
 #define SOFTNIC_EFA_ABI_H

@@ -8,7 +8,7 @@
 /* Change the result of ibv_query_device from that of an RC device to that of an EFA. */
 void sn_efa_limits(struct ibv_device_attr *attr);
 
-/* libefa.so.1 (stub/libefa.c) calls these. On devices that are no EFA all fail with EOPNOTSUPP. */
+/* libefa.so.1 (stub/libefa.c) calls these. On devices other than EFAs all fail with EOPNOTSUPP. */
 int sn_efadv_query_device(struct ibv_context *context, struct sn_efa_device *attr, uint32_t bytes);
 struct ibv_qp *sn_efadv_create_driver_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, uint32_t type);
 struct ibv_qp *sn_efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,

@@ -21,7 +21,7 @@ enum {
                       IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
                       IBV_ACCESS_ON_DEMAND,
     MR_ACCESS_NEEDS_WRITE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
-    POPULATE_READ = 22, /* of madvise, since Linux 5.14; older headers lack them */
+    POPULATE_READ = 22, /* advice for madvise(), since Linux 5.14; older headers lack it */
     POPULATE_WRITE = 23,
     INITIATOR_NAP_US = 20,
     INITIATOR_PATIENCE_NS = 2000000000,
@@ -274,7 +274,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
     return 0;
 }
 
-/* What a re-registration would make of it. Return 0 or -errno. */
+/* Check what a re-registration would change. Return 0 or -errno. */
 static int rereg_check(const struct ibv_mr *mr, int flags, const struct ibv_pd *pd, struct sn_mr_shm *next)
 {
     bool device;
@@ -342,7 +342,7 @@ static int advise(const struct ibv_pd *pd, enum ibv_advise_mr_advice advice, con
     if (advice == IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || !sge->length)
         return 0;
     from += mr->addr - mr->iova;
-    /* EINVAL: a kernel that cannot populate; nothing is lost by that */
+    /* EINVAL: the kernel cannot populate, which does no harm */
     return madvise((void *)(uintptr_t)from, (sge->addr & (page - 1)) + sge->length,
                    write ? POPULATE_WRITE : POPULATE_READ) &&
                    errno != EINVAL

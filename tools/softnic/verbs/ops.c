@@ -6,7 +6,7 @@
 #include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/verbs/qp.h"
 
-/* Of type 1 only, which is not there. */
+/* Only for windows of type 1, which are not supported. */
 static int no_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
     return EOPNOTSUPP;
@@ -19,7 +19,7 @@ static int no_close_xrcd(struct ibv_xrcd *xrcd)
 
 static struct ibv_srq *srq_create_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
 {
-    errno = EOPNOTSUPP; /* the wrapper calls ibv_create_srq for basic ones */
+    errno = EOPNOTSUPP; /* the wrapper calls ibv_create_srq() for basic SRQs */
     return NULL;
 }
 

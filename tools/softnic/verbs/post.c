@@ -28,7 +28,8 @@ struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position)
 
 int sn_post_begin_locked(struct sn_qp *qp)
 {
-    /* Of an empty queue the first entry comes next, since a cache may have it. A runner may still read the last one. */
+    /* When the queue is empty, begin again at its first entry, which may be in a cache. A runner may still read the
+     * last entry. */
     if (!qp->running && qp->done == qp->tail && __atomic_load_n(&qp->freed, __ATOMIC_ACQUIRE) == qp->tail && !qp->turn)
         qp->sq_start = qp->tail;
     switch (sn_qp_state(qp)) {
@@ -73,7 +74,7 @@ static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
     return true;
 }
 
-/* When to run next: for the posted requests, or when planned before. SRD does not wait for the first request. */
+/* When to run next: for the posted requests, or at the time planned before. SRD does not wait for the first request. */
 static uint64_t srd_due(struct sn_qp *qp, uint32_t first, uint64_t at)
 {
     for (uint32_t i = first; i != qp->tail; i++)

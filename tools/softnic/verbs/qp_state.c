@@ -19,7 +19,7 @@ struct transition {
     int required, optional;
 };
 
-/* As the specification has it; SRD: as in EFA's kernel driver. */
+/* From the specification; SRD: from EFA's kernel driver. */
 static const struct transition transitions[] = {
     {RC | UC | UD | SRD, ANY, IBV_QPS_RESET, 0, 0},
     {RC | UC | UD | SRD, ANY, IBV_QPS_ERR, 0, 0},

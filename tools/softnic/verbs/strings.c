@@ -92,7 +92,7 @@ const char *ibv_port_state_str(enum ibv_port_state state)
 
 static const struct {
     enum ibv_rate rate;
-    int mult; /* of 2.5 Gbit/s; 0: not a multiple */
+    int mult; /* multiple of 2.5 Gbit/s; 0: not a multiple */
     int mbps;
 } rates[] = {
     {IBV_RATE_2_5_GBPS, 1, 2500},     {IBV_RATE_5_GBPS, 2, 5000},         {IBV_RATE_10_GBPS, 4, 10000},

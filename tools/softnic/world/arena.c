@@ -69,7 +69,7 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
         sn_arena_free(world, *off, bytes);
         return -ENOMEM;
     }
-    if (used) /* all of it: what shares a page with other rings was not given back */
+    if (used) /* clear all of it, since a part that shares a page with other rings was not given back */
         memset(at, 0, size);
     return 0;
 }

@@ -47,7 +47,7 @@ static inline struct sn_qp_shm *sn_qp_find(struct sn_world *world, uint32_t qpn)
     return qpn != 0 && __atomic_load_n(&qp->qpn, __ATOMIC_ACQUIRE) == qpn ? qp : NULL;
 }
 
-/* Do its fields name things that can be? Those of a damaged world may not. */
+/* Are the values of its fields possible? In a damaged world they may not be. */
 static inline bool sn_qp_is_sound(const struct sn_world *world, const struct sn_qp_shm *qp)
 {
     return qp->owner - 1 < SN_MAX_PROCS && qp->dev < world->dev_count && qp->ctx < SN_MAX_CTXS &&

@@ -25,7 +25,8 @@ static bool stat_read(uint32_t pid, struct stat_line *out)
     ssize_t n;
     int fd;
 
-    /* qemu-user answers /proc/PID/stat itself for its own process, with another start than all others see. */
+    /* qemu-user answers /proc/PID/stat itself for its own process, with a start time that differs from what other
+     * processes see. */
     snprintf(path, sizeof(path), "/proc/./%u/stat", pid);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

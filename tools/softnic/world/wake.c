@@ -140,7 +140,7 @@ int sn_device_kill(struct sn_world *world, uint32_t dev)
 {
     if (dev >= world->dev_count)
         return -EINVAL;
-    __atomic_store_n(&world->devs[dev].dead, 1, __ATOMIC_RELEASE); /* first: what fails now is silent */
+    __atomic_store_n(&world->devs[dev].dead, 1, __ATOMIC_RELEASE); /* set first, so that later failures are silent */
     __atomic_store_n(&world->devs[dev].port_up, 0, __ATOMIC_RELEASE);
     for (uint32_t i = 0; i < world->ctx_slots.fresh; i++)
         if (__atomic_load_n(&world->ctxs[i].owner, __ATOMIC_ACQUIRE) && world->ctxs[i].dev == dev)

@@ -359,7 +359,7 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
     (void)d;
 }
 
-/* What a wgmma of any N calls: N follows from the size of d, and A lies in shared memory. */
+/* Called by each wgmma, for any N: N follows from the size of d, and A lies in shared memory. */
 template <int TRANS_B, hopper::wgmma_type TYPE, int SIZE>
 PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
