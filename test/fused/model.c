@@ -187,7 +187,7 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
         struct slab x = {.full = 0};
         next = model_claim(me, PRS_CLAIM_UNITS); /* as early as ever */
         prs_schedule_unit(s, &cursor, unit, &x.unit);
-        /* As in multiply_tiles(): without this, two ranks can wait for slabs that each of them still holds. */
+        /* As in multiply_tiles(). Otherwise each of two ranks can wait for slabs that the other one still holds. */
         if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !hand_over_all_left(c))
             return false;
         for (uint32_t i = 0; i < CTAS * HALVES; i++) {
@@ -316,7 +316,7 @@ static void restart_counters(struct rank *r, uint32_t epoch)
         watch_raise(model_done(r, epoch, slot), 0);
 }
 
-/* The schedule of an epoch. All ranks choose alike. */
+/* Makes the schedule of an epoch, with a number of rows that is the same on all ranks. */
 static void choose_rows(const struct model *m, struct rank *r, uint32_t epoch)
 {
     uint32_t most = m->run.m / WORLD;
@@ -348,8 +348,8 @@ static void leave(struct cluster *c, uint32_t epoch)
     watch_raise(&r->epoch, epoch);
 }
 
-/* Waits until the epoch may begin, and until there is room for this cluster; false: the rank stops before it, or
- * another thread failed. */
+/* Waits until the epoch may begin, and until there is room for this cluster; false: the rank stops before this epoch,
+ * or another thread failed. */
 static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;

@@ -17,7 +17,7 @@ enum { WORLD = 4, CLUSTERS = 3, ROLES = 3, HALVES = 2, CTAS = 2, SLABS = 2 };
 
 /* A slab that a computing thread hands to its storing thread. */
 struct slab {
-    struct prs_unit unit; /* block WORLD: there are no more */
+    struct prs_unit unit; /* block WORLD: there are no more slabs */
     uint32_t cta, half, value;
     uint32_t full; /* atomic: 1 full, 0 free */
 };
@@ -34,7 +34,7 @@ struct cluster {
 };
 
 struct rank {
-    struct prs_schedule most, s;  /* for the most rows; of this epoch */
+    struct prs_schedule most, s;  /* most: for the most rows; s: of this epoch */
     uint32_t claimed[PRS_CLAIMS]; /* atomic */
     uint32_t flag_bank;
     uint32_t *staging[2];        /* plain */
@@ -48,7 +48,7 @@ struct rank {
 
 struct model_run {
     uint32_t op, nodes, m, n, k, band, segments, group;
-    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not */
+    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not stop */
     uint32_t resident;           /* clusters of a rank that run at a time; 0: all */
     bool any_rows;               /* each epoch has its own number of rows, at most m */
 };
@@ -77,7 +77,7 @@ uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t p
 void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t tile);
 void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_tile);
 void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_chunk *c);
-/* at: the first chunk, which is already claimed; the own ones come before those of other nodes. */
+/* at: the first chunk, which is already claimed; this rank's chunks come before those of other nodes. */
 bool far_forward_chunks(struct cluster *c, uint32_t epoch, uint32_t at);
 bool far_forward_rows(struct cluster *c, uint32_t epoch);
 

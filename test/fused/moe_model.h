@@ -42,7 +42,7 @@ struct rank {
     struct prs_moe_row map[ROWS];
     uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
     uint32_t dropped, drops;       /* rows without room in this launch; launches with some */
-    uint64_t puts, signals, words; /* how many should have gone to other nodes so far */
+    uint64_t puts, signals, words; /* expected numbers for other nodes so far */
     /* atomic */
     uint32_t message_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
@@ -78,7 +78,7 @@ struct model {
 struct model_run {
     uint32_t nodes, put, group;
     uint32_t blocks_of_last;     /* capacity of the last rank */
-    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not */
+    uint32_t epochs, lost_after; /* the last node stops after lost_after epochs; 0: it does not stop */
     /* CTAs of a rank that run at a time; one that is not among the first starts when another has left. 0: as many as
      * the rank's number, or all. */
     uint32_t resident;

@@ -9,7 +9,7 @@ struct numbers {
     uint16_t index[TOKENS][CHOICES], lead[TOKENS][CHOICES], relay[TOKENS][CHOICES];
 };
 
-/* first_*: of a chunk; leads in the order in which the owner gets them, relay leads in the order in which its node
+/* first_*: positions of a chunk. Leads have the order in which the owner gets them, relay leads that in which its node
  * gets them. */
 struct places {
     uint32_t first_index[EXPERTS], first_lead[EXPERTS], first_relay[EXPERTS];

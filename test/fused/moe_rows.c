@@ -43,7 +43,7 @@ static void land(struct rank *me, const struct outgoing *x)
     me->relay[prs_route_relay_at(&me->r, 1, x->n, x->row) / 4] = x->value;
 }
 
-/* A row lands at once, or only when the next one has been fetched. */
+/* A row arrives at once, or only when the next one has been fetched. */
 static void tell(struct cta *c, uint32_t epoch, const struct outgoing *last)
 {
     if (last->n == 0)
@@ -99,7 +99,7 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
 struct incoming {
     uint32_t at, end;
     uint32_t n, row;
-    uint32_t last_n, last_row; /* last_n 0: all have been signalled */
+    uint32_t last_n, last_row; /* last_n 0: all rows have been signalled */
 };
 
 static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
@@ -123,7 +123,7 @@ static void flag_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
     in->last_n = 0;
 }
 
-/* Forwards one row if it has come; with `waits`, waits for it. Returns whether a row was forwarded. */
+/* Forwards one row if it has arrived; with `waits`, waits for it. Returns whether a row was forwarded. */
 static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool waits)
 {
     struct rank *me = &c->model->ranks[c->rank];
@@ -191,7 +191,7 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
     find_incoming(me, epoch, &in);
     if (me->r.place.local_ranks > 1)
         push_rows(c, epoch, &in);
-    /* MUTANT(model moe) a rank without room still hands rows on: s/(hand_on/(me->dropped == 0 \&\& hand_on/ */
+    /* MUTANT(model moe) a rank without room still hands rows on: s/(hand_on/(me->dropped == 0 && hand_on/ */
     while (hand_on(c, epoch, &in, true))
         ;
     /* MUTANT(model moe) a rank without room still hands rows on: s/in.at >= in.end/true/ */

@@ -34,7 +34,7 @@ static void run_one(struct nic *nic)
         i = (nic->random >> 8) % nic->count;
     } while (!may_run(nic, i)); /* the oldest may */
     c = nic->commands[i];
-    pthread_mutex_unlock(&nic->lock); /* others only add at the end */
+    pthread_mutex_unlock(&nic->lock); /* other threads only add at the end */
     if (c.words != 0)
         memcpy(c.to, c.from, c.words * sizeof(uint32_t));
     else
@@ -42,7 +42,7 @@ static void run_one(struct nic *nic)
     watch_dawdle(&nic->random);
     pthread_mutex_lock(&nic->lock);
     memmove(&nic->commands[i], &nic->commands[i + 1], (--nic->count - i) * sizeof(c));
-    /* Release: pairs with the acquire in watch.c, which checks whether anything is under way. */
+    /* Release: pairs with the acquire in watch.c, which checks whether any command is not done. */
     __atomic_fetch_sub(&nic->watch->under_way, 1, __ATOMIC_RELEASE);
     if (nic->count == 0)
         pthread_cond_broadcast(&nic->changed);

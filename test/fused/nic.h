@@ -21,7 +21,7 @@ struct nic {
     struct watch *watch;
     pthread_t thread;
     pthread_mutex_t lock;   /* protects the commands, the counts, and stop */
-    pthread_cond_t changed; /* the first command came, or the last one is done, or stop */
+    pthread_cond_t changed; /* signalled for the first command, after the last one, and for stop */
     struct nic_command commands[NIC_COMMANDS];
     uint32_t count, random;
     bool stop;

@@ -239,7 +239,8 @@ static void slices_are_read_as_they_come(const struct shape *x, const struct pas
     do {
         uint32_t order = prs_backward_span(&p->s, &p->b, &w, far_of(p)) / p->s.segments, lot;
         struct prs_attention_message m;
-        if (order == 0 || far_of(p)) /* between nodes what is near comes first, and dk keeps the order of the ring */
+        /* between nodes, slices of near ranks come first, and dk keeps the order of the ring */
+        if (order == 0 || far_of(p))
             continue;
         for (lot = 0; lot + 1 < world; lot++) { /* the number of the lot in which that rank sends to this one */
             cr_assert(prs_attention_lot_at(&p->s, lot, &m));

@@ -143,7 +143,8 @@ FOR_ALL_SHAPES(ctas_that_claim_end_when_the_deal_says)
     prs_attention_deal_fini(&deal);
 }
 
-/* A foreign kernel holds 16 of 132 SMs: the others take over its part, but for what the last tasks leave uneven. */
+/* A foreign kernel holds 16 of 132 SMs: the other SMs take over its part, except for the unevenness of the last
+ * tasks. */
 Test(attention_deal, fewer_ctas_take_over_the_work)
 {
     for (uint32_t i = 0; i < 10; i++) {

@@ -198,7 +198,8 @@ Test(attention_stripes, walks_read_what_rows_meet_and_nothing_else, .timeout = 3
         if (random_of(&state, 3) != 0)
             p.x.after = 0;
         if (kind % 2 != 0)
-            p.x.before = seed % 3 == 0 ? 1 : random_of(&state, 400); /* 1: the next stripe has one row for it */
+            p.x.before = seed % 3 == 0 ? 1 : random_of(&state, 400); /* 1: the next stripe has one row of this
+                                                                      * sequence */
         if (kind % 2 != 0 && p.x.after != 0)
             p.x.after = random_of(&state, 400);
         if (random_of(&state, 2) != 0) { /* the pass for keys */
@@ -258,9 +259,9 @@ static uint32_t draw(const char *kind, uint64_t *state, uint32_t at, uint32_t po
     return 1 + (uint32_t)(!strcmp(kind, "chat") ? 300 * exp(0.4 * normal) : 700 * exp(1.4 * normal));
 }
 
-enum { TASK_STEPS = 2 /* cost of a task beyond its steps: that of a piece in deal.c */ };
+enum { TASK_STEPS = 2 /* cost of a task beyond its steps, as that of a piece in deal.c */ };
 
-/* The most steps of a rank over the mean. */
+/* The most steps of any rank, divided by the mean. */
 static double unevenness(struct problem *p)
 {
     uint64_t most = 0, all = 0;

@@ -131,8 +131,8 @@ Test(attention_tuning, causal_ranks_push_less)
     cr_assert_eq(choose(&causal, 4, &copied).info.sent_bytes, all, "all ranks send as much, which keeps them in step");
 }
 
-/* Of doc/results/attention-copies-4xH200.json, us: pushed, copied in groups of 1/2, 1/4 and 1/8 of the pairs, the best
- * of them chosen, or one not 2 % slower. */
+/* Times in us from doc/results/attention-copies-4xH200.json: pushed, and copied in groups of 1/2, 1/4 and 1/8 of the
+ * pairs. The plan must choose the fastest, or one that is less than 2 % slower. */
 static struct figure {
     struct prs_attention_shape shape;
     uint32_t group; /* 0: pushed */

@@ -12,7 +12,7 @@
 static const double READ = 0.3, DONE = 1.1, TASK = 2, VARIES = 0.1;
 
 struct block {
-    uint32_t sum, turn; /* which sum it is added to, and how many add before */
+    uint32_t sum, turn; /* sum: which sum the block is added to; turn: how many adds come before */
 };
 
 /* Blocks of all tasks; those of task i begin at first[i]. */
@@ -36,7 +36,7 @@ struct model {
     const struct work *work;
     struct cta *ctas;
     uint32_t count, claimed, *turn;
-    double *added; /* of each sum, when the last add was done */
+    double *added; /* when the last add to each sum was done */
     uint64_t random;
     bool turns;
 };
@@ -70,7 +70,7 @@ static bool compute(struct model *m, struct cta *c)
     return true;
 }
 
-/* When a computed block can be added; < 0: not yet. */
+/* The time from which a computed block can be added; < 0: not yet known. */
 static double when(const struct model *m, const struct cta *c, uint32_t b)
 {
     const struct block *x = &c->buffer[b].block;
@@ -251,7 +251,7 @@ static void open_stripes(struct work *w, const uint32_t *ends, uint32_t window, 
         } while (prs_stripe_next(&x, &s, &walk));
         w->first[i + 1] = at;
     }
-    for (uint32_t i = 0; i < w->sums; i++) { /* what is sent to the owner, and what it adds up */
+    for (uint32_t i = 0; i < w->sums; i++) { /* sums that are sent to the owner, and sums that it adds up */
         uint32_t blocks = prs_backward_blocks(&s), source = prs_place_in_order(&s.place, i / (w->sums / world));
         cr_assert_eq(added[i] != 0,
                      prs_backward_stripe_meets(&x, &s, rank, source, i / blocks % s.segments, i % blocks),

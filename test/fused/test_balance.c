@@ -170,7 +170,7 @@ static void draw(int64_t *chosen, uint32_t count, double exponent, uint32_t seed
     }
 }
 
-/* The rows of the busiest rank, over those of an even share. */
+/* The rows of the busiest rank, divided by an even share. */
 static double busiest(uint32_t world, uint32_t places, const struct map *m)
 {
     struct prs_route r = {.experts = places, .experts_per_rank = places / world, .choices = TOP, .tokens = TOKENS};
@@ -192,7 +192,7 @@ static double busiest(uint32_t world, uint32_t places, const struct map *m)
     return most / (double)(TOKENS * TOP);
 }
 
-/* A map for what was seen in another batch. */
+/* Makes a map from the loads of another batch. */
 static void balance_zipf(struct map *m, uint32_t world, uint32_t extra)
 {
     int64_t *seen = malloc(TOKENS * TOP * sizeof(*seen));

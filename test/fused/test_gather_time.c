@@ -100,7 +100,8 @@ Test(gather_time, what_was_measured_to_be_slower_is_played_slower)
 }
 
 /* Pushed by all CTAs: segments is the share of the product's time over which they spread it (percent, 1: none), band
- * nothing. 4 GPUs: allgather-turns-4xH200.json, fused-shapes-4xH200.json; 2: allgather-choice-2xH200.json. A formula.
+ * nothing. 4 GPUs: allgather-turns-4xH200.json, fused-shapes-4xH200.json; 2: allgather-choice-2xH200.json. A formula
+ * predicts these times.
  */
 static struct row pushed[] = {
     {4, 4096, 1024, 4096, 0, 1, 101.7},     {4, 8192, 2048, 8192, 0, 85, 470.1},

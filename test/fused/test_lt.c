@@ -63,19 +63,19 @@ static_assert(sizeof(cublasLtHandle_t) == sizeof(void *) && sizeof(cublasStatus_
 /* ---- a library that keeps what it was asked for ---- */
 
 static struct {
-    uint32_t value[MOST_PREFERENCES]; /* by attribute, those of 4 bytes */
+    uint32_t value[MOST_PREFERENCES]; /* values of the attributes that have 4 bytes */
     bool said[MOST_PREFERENCES];
     cublasComputeType_t compute;
     int found; /* algorithms */
     uint64_t rows, ran_with;
     cudaDataType type; /* of the last matrix */
-    uint32_t matrices; /* of this type, one after the other */
+    uint32_t matrices; /* matrices of this type, one after the other */
     bool capturing;
-    int32_t mode[2]; /* of scales, of its A and B; -1: not set */
+    int32_t mode[2]; /* modes of scales of cuBLASLt's A and B; -1: not set */
     int8_t fast;
     const void *scales[2];
     bool knows_no_modes;
-    uint64_t alike; /* rows up to this have one algorithm */
+    uint64_t alike; /* all rows up to this have the same algorithm */
 } asked = {.found = 1, .mode = {-1, -1}};
 
 int prs_cuda_check(cudaError_t e, const char *what)
@@ -359,10 +359,11 @@ Test(lt, all_matrices_have_the_type_of_the_shape)
     }
 }
 
-/* Its A is our B. Of a tensor's scale it has always known. */
+/* cuBLASLt's A is our B. All its versions know scales of tensors. */
 Test(lt, each_kind_of_scale_has_its_mode_and_each_launch_its_scales)
 {
-    static const int32_t MODES[][2] = {{-1, -1}, {3, 3}, {5, 4}}; /* its A, its B: outer vectors; blocks, vectors */
+    /* modes of cuBLASLt's A and B: none; outer vectors; blocks and vectors */
+    static const int32_t MODES[][2] = {{-1, -1}, {3, 3}, {5, 4}};
     struct prs_gemm_shape shape = {.op = PRS_GEMM_ALONE,
                                    .m = 512,
                                    .n = 4096,

@@ -22,7 +22,7 @@ static const char *shipped =
     "v6 NVIDIA_H200 132 2 512 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 60 0\n"
     "v5 NVIDIA_H200 132 2 256 2560 8192 1 4 1 : 1 66 1 1 2 2 85 16 40\n"
     "v5 NVIDIA_H200 132 2 128 2560 8192 1 4 1 : 0 66 1 1 2 2 85 16 40\n"
-    "v7 NVIDIA_H200 132 2 64 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 100 0 90\n" /* a slower one is no other way */
+    "v7 NVIDIA_H200 132 2 64 2560 8192 1 4 1 : 2 66 1 1 2 2 85 16 100 0 90\n" /* a slower tuning is not used */
     "v8 NVIDIA_H200 132 2 8192 1536 4096 1 4 1 : 1 66 8 1 2 2 85 16 200 0 300 256\n"
     "v8 NVIDIA_H200 132 2 4096 1536 4096 1 4 1 : 1 66 2 2 1 1 85 16 130 0 150 256\n"
     "v8 NVIDIA_H200 132 2 2048 1536 4096 1 4 1 : 1 66 1 2 1 1 1 16 70 0 80 192\n"
@@ -188,7 +188,7 @@ Test(paths, without_the_next_class_the_model_says_how_times_depend_on_rows)
 
 enum { LINE = 160 };
 
-/* The line of a table that says what was measured. */
+/* Writes the line of a table that holds these measured times. */
 static void write_line(char line[LINE], const struct ways *w, uint32_t rows, const double us[2])
 {
     (void)snprintf(line, LINE, "v7 of_these_times %u %d %u %u %u 1 %u 1 : %d %u 1 0 1 2 85 16 %g 0 %g\n", 2 * CLUSTERS,
@@ -196,7 +196,7 @@ static void write_line(char line[LINE], const struct ways *w, uint32_t rows, con
                    CLUSTERS, fmin(us[0], us[1]), fmax(us[0], us[1]));
 }
 
-/* Of rows that no entry has. */
+/* For a number of rows that no entry has. */
 Test(paths, a_plan_for_other_rows_than_an_entry_takes_the_faster_path_of_its_own)
 {
     enum { COUNT = sizeof(measured) / sizeof(*measured) };
@@ -222,7 +222,7 @@ Test(paths, a_plan_for_other_rows_than_an_entry_takes_the_faster_path_of_its_own
     cr_assert_leq(sum / COUNT, 1.01, "%.4f of what was best, in the mean", sum / COUNT);
 }
 
-/* Of half as many rows, and of fewer than the last class has rows. */
+/* For half as many rows, and for fewer than the last class has. */
 Test(paths, a_class_of_rows_has_its_own_ratio)
 {
     struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 16384, 2560, 8192);
@@ -242,8 +242,8 @@ Test(paths, a_class_of_rows_has_its_own_ratio)
 
 /* ---- plans of a plan ---- */
 
-/* In place of prs_gemm_plan_open_as(), which needs other ranks: decides as it does, and says how many plans there are;
- * refuses more than `most_opened`. */
+/* In place of prs_gemm_plan_open_as(), which needs other ranks: makes the same decisions, counts plans, and refuses
+ * more than `most_opened`. */
 static uint32_t opened, most_opened;
 
 int prs_gemm_plan_open_as(struct prs_fused *ctx, const struct prs_gemm_shape *shape,

@@ -169,7 +169,8 @@ ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_it
                 taken |= 1ull << slots[i];
             }
         }
-        /* The own block: sums of this node's ranks come directly, those of every other node through its counterpart. */
+        /* This rank's block: sums of this node's ranks come directly, those of every other node through its
+         * counterpart. */
         for (uint32_t i = 0; i < prs_schedule_sources(&s, rank); i++) {
             struct prs_source from = prs_schedule_source(&s, rank, i);
             struct prs_schedule sender = schedule_of(row, from.rank);
@@ -293,8 +294,9 @@ ParameterizedTestParameters(schedule, copies_come_in_the_order_in_which_units_ne
     return cr_make_param_array(struct row, copied, sizeof(copied) / sizeof(copied[0]));
 }
 
-/* Otherwise a wave of units waits for the last rows, although more other rows have come than it can use: 511 us in
- * place of 411 (4 GPUs, 8192). All ranks send at the same time, so a piece arrives at its turn in the sender's list. */
+/* In another order a wave of units waits for its last rows, although more rows of other units have come than it can
+ * use: 511 us instead of 411 (4 GPUs, 8192). All ranks send at the same time, so a piece arrives at its turn in the
+ * sender's list. */
 ParameterizedTest(struct row *row, schedule, copies_come_in_the_order_in_which_units_need_them)
 {
     struct prs_schedule s = schedule_of(row, 1);

@@ -141,7 +141,7 @@ static const struct measured_ways scaled_ways[] = {
     {PRS_GEMM_REDUCE_SCATTER, 4, 4096, 3584, {63, 63, 63, 64, 105}, {20, 22, 28, 49, 103}},
 };
 
-/* How much longer the chosen path takes than the best one. */
+/* The time of the chosen path, relative to that of the best one. */
 static double lost(const struct measured_ways *w, int i, const uint32_t *rows, bool scaled)
 {
     struct prs_fused ctx = {.config = {.world = w->world},
@@ -175,7 +175,7 @@ Test(tuning, of_few_rows_the_faster_way_is_taken)
     check_ways(scaled_ways, sizeof(scaled_ways) / sizeof(*scaled_ways), SCALED_ROWS, true, 1.09);
 }
 
-/* Both ways of gradients are measured in doc/results/grid-4xH200.json. */
+/* Both products of gradients are measured in doc/results/grid-4xH200.json. */
 Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on_but_for_few_columns)
 {
     for (enum prs_gemm_op op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op++)
@@ -330,7 +330,7 @@ struct gather {
 Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 {
     static const struct gather rows[] = {
-        {4, 4096, 1024, 4096, PRS_MOVED_BY_CTAS, 4, 1, 102, 113}, /* 128 at best by copy engines */
+        {4, 4096, 1024, 4096, PRS_MOVED_BY_CTAS, 4, 1, 102, 113}, /* 128 us at best by copy engines */
         {4, 8192, 2048, 8192, PRS_MOVED_BY_COPY_ENGINES, 8, 2, 360, 371},
         {4, 16384, 4096, 16384, PRS_MOVED_BY_COPY_ENGINES, 16, 1, 2870, 2970},
         {2, 512, 512, 512, PRS_MOVED_BY_CTAS, 0, 1, 20, 30},
@@ -361,7 +361,7 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
     }
 }
 
-/* 4 x H200, wide and narrow: 91 and 81 us; 149 and 127; 192 and 175; 115 and 127. */
+/* Measured on 4 x H200, with wide and with narrow tiles: 91 and 81 us; 149 and 127; 192 and 175; 115 and 127. */
 Test(tuning, tiles_are_narrow_where_that_keeps_more_clusters_busy)
 {
     static const struct {

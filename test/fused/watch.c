@@ -15,8 +15,8 @@ uint32_t watch_load(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
-/* Threads that sleep at a word, or at another one with the same place here. Most words are raised while nobody does,
- * and then the kernel need not be called. Relaxed: a wait that is missing in the model must stay visible to
+/* Number of threads that sleep at a word, or at another word with the same hash. Most words are raised while no thread
+ * sleeps, and then the kernel need not be called. Relaxed: a wait that is missing in the model must stay visible to
  * ThreadSanitizer. */
 static uint32_t sleepers[256];
 
@@ -27,7 +27,7 @@ static uint32_t *sleepers_at(const uint32_t *p)
 
 static void wake(uint32_t *p)
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the word first, then who sleeps; watch_pause() the other way round */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the word first, then the sleepers; watch_pause() the other way round */
     if (__atomic_load_n(sleepers_at(p), __ATOMIC_RELAXED) == 0)
         return;
     syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
@@ -102,7 +102,8 @@ static bool has_come(const struct watch_word *wait, uint32_t *seen)
     return wait->exactly ? *seen == wait->want : prs_flag_reached(*seen, wait->want);
 }
 
-/* Only once the node is lost: before, a lock that all threads take would hide missing waits from ThreadSanitizer. */
+/* Done only once the node is lost. Earlier, a lock that all threads take would hide missing waits from
+ * ThreadSanitizer. */
 static void write_down(struct watch *w, const struct watch_word *wait)
 {
     pthread_mutex_lock(&w->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles, which travel through NCCL's bootstrap. One that is accepted must mean what it says: made again from what was
- * read, it is the same. */
+/* Handles, which travel through NCCL's bootstrap. An accepted handle that is made again from the values that were read
+ * must be the same. */
 #include <arpa/inet.h>
 
 #include "test/fuzz/fuzz.h"

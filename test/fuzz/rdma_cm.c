@@ -104,7 +104,7 @@ static void check_event(const struct sn_rdma_event *event, const uint8_t *said, 
     fuzz_accepted++;
 }
 
-/* Take the events there are, and answer as the program would. */
+/* Take all waiting events, and answer as the program would. */
 static void step(struct sn_rdma_id **id, bool reject, const uint8_t *said, size_t bytes, int *last)
 {
     struct pollfd fd = {.fd = channel->fd, .events = POLLIN};

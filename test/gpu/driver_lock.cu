@@ -187,7 +187,7 @@ static void prepare(bench *b, int device)
     b->registered = (uint8_t *)aligned_alloc(SMALL, LARGE);
     memset(b->pageable, 1, LARGE);
     CHECK(cudaHostRegister(b->registered, LARGE, 0));
-    CHECK(cudaMemcpy(b->device, b->pageable, LARGE, cudaMemcpyHostToDevice)); /* what a first copy sets up */
+    CHECK(cudaMemcpy(b->device, b->pageable, LARGE, cudaMemcpyHostToDevice)); /* a first copy initialises the driver */
     CHECK(cudaMemcpy(b->pageable, b->device, LARGE, cudaMemcpyDeviceToHost));
     *b->go = 1;
     spin<<<1, 1, 0, b->kernel>>>(b->go, 0);

@@ -44,8 +44,8 @@ static int32_t entry_of(const struct row *w, uint32_t epoch, uint32_t rank, uint
     return x % 5 < 2 ? -1 - (int32_t)(x % 100) : (int32_t)(x / 5 % w->experts);
 }
 
-/* Where a choice goes; or ABSENT, OUTSIDE: it has no place, or one that does not exist; or another number that is no
- * place. */
+/* Where a choice goes. ABSENT: it has no place. OUTSIDE: its place does not exist. Else the place, or a number that is
+ * no place. */
 enum { ABSENT = -10, OUTSIDE = -11 };
 
 static int64_t place_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
@@ -223,7 +223,7 @@ void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t cap
         router[i] = weight_of(epoch, rank, i / w->top_k, i % w->top_k);
     }
     *b = (struct prs_moe_batch){.count = count};
-    if (ranks_mix(epoch, rank, 3) % 2) { /* read by the kernel, in place of the other one */
+    if (ranks_mix(epoch, rank, 3) % 2) { /* the kernel reads this one, instead of the other one */
         b->count = 12345;
         b->count_on_device = ranks_device(sizeof(uint32_t), 0);
         cudaMemcpy((void *)b->count_on_device, &count, sizeof(count), cudaMemcpyHostToDevice);

@@ -19,8 +19,8 @@ struct row {
     uint32_t capacity_of_last; /* 0: room for all rows */
     struct prs_moe_tuning tuning;
     uint32_t lost;              /* 1: the last rank skips the last launch */
-    uint32_t nodes;             /* over which the ranks are split; 0: one */
-    uint32_t logical, replicas; /* of the map, another one in each launch and on each rank; 0: none */
+    uint32_t nodes;             /* nodes over which the ranks are split; 0: one */
+    uint32_t logical, replicas; /* of the map, which differs between launches and ranks; 0: no map */
 };
 
 struct run {
@@ -39,7 +39,7 @@ void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t cap
                 struct prs_moe_batch *b);
 /* Run a row on all its ranks; what they found is in `run`. */
 void run_row(const struct row *w, struct run *run);
-/* The same, and everything is right. i: the number of the row, for messages. */
+/* The same; the test fails unless everything is right. i: the number of the row, for messages. */
 void run_right(const struct row *row, size_t i, struct run *found);
 void assert_right(const struct row *rows, size_t count);
 

@@ -88,7 +88,7 @@ void ranks_run(uint32_t world, ranks_body *body, void *user)
     munmap(team, sizeof(*team));
 }
 
-/* In a process that ends with the test. */
+/* Starts the ranks of a node in a process that ends with the test. */
 static pid_t start_node(struct ranks_team *team, uint32_t node, uint32_t count, ranks_body *body, void *user)
 {
     pid_t child = fork();

@@ -155,7 +155,7 @@ static void expert_output(const struct ranks_moe *w, uint32_t expert, uint32_t l
     }
 }
 
-/* Rows of an expert before this one that come to the same rank; UINT64_MAX: there is room for all. */
+/* Does the row have room, after all earlier ones of the same rank? */
 static bool has_room(const struct ranks_moe *w, uint32_t launch, uint32_t rank, uint32_t token, uint32_t slot)
 {
     uint32_t local = w->experts / w->world;

@@ -10,8 +10,8 @@ static double rounding(const struct ranks_product *p)
     return p->shape.dtype == PRS_DTYPE_FP16 ? 0x1.02p-11 : 0x1.02p-8;
 }
 
-/* The same of the last rounding. Unfused, a gated product is rounded before it is finished. A fused one in e4m3 is
- * quantised of fp32, in which the activations are approximations. */
+/* The relative error of the last rounding. Unfused, a gated product is rounded before it is finished. A fused one in
+ * e4m3 is quantised of fp32, in which the activations are approximations. */
 static double last_rounding(const struct ranks_product *p)
 {
     if (is_quantised(p))
@@ -85,7 +85,7 @@ struct vector {
     uint32_t dtype, count;
     float *numbers;
 };
-static _Thread_local struct vector *vectors; /* by a hash of where they start: those of A, then those of B */
+static _Thread_local struct vector *vectors; /* indexed by a hash of where they start: those of A, then those of B */
 
 static const float *numbers_of(const struct ranks_product *p, bool of_b, const struct operand *x)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a product of all ranks is made of, and what its results must be, in double precision. */
+/* Operands of a product of all ranks, and its expected results in double precision. */
 #ifndef TEST_HOPPER_RANKS_REFERENCE_H
 #define TEST_HOPPER_RANKS_REFERENCE_H
 

@@ -104,7 +104,7 @@ static void refuse(const struct layer *l, uint64_t ranks, int r, const char *why
     cr_assert_not_null(strstr(prs_fused_error_text(), why), "%s", prs_fused_error_text());
 }
 
-/* Rank 0 is in a launch that rank 1 does not end, and learns of it meanwhile. */
+/* Rank 0 is in a launch that rank 1 does not end, and is told during the launch that rank 1 is lost. */
 static void lose(struct layer *l, uint16_t *out)
 {
     while (prs_fused_lost(l->ctx) == 0)
@@ -118,7 +118,7 @@ static void lose(struct layer *l, uint16_t *out)
     end(l, out);
 }
 
-/* What needs rank 1 says so at once. */
+/* Calls that need rank 1 fail at once with an error that says so. */
 static void refuse_the_rest(struct layer *l)
 {
     struct prs_moe_batch kernels = l->batch;
@@ -161,7 +161,7 @@ static void lose_and_go_on(uint32_t rank, struct ranks_self *self, void *user)
         cr_assert_eq(memcmp(lost, out, sizeof(lost)), 0, "the next launch differs");
         (void)cudaMemcpy(&status, l.batch.status, sizeof(status), cudaMemcpyDeviceToHost);
         cr_assert_eq(status.absent_choices, 2, "%u", status.absent_choices);
-        begin(&l, here), end(&l, out); /* in the bank of the launch in which the rank was lost */
+        begin(&l, here), end(&l, out); /* this launch has the bank of that in which the rank was lost */
         cr_assert_eq(memcmp(local, out, sizeof(lost)), 0, "what a lost rank sent is still there");
         begin(&l, without), end(&l, out);
         cr_assert_eq(memcmp(lost, out, sizeof(lost)), 0, "a choice of a lost expert counts");

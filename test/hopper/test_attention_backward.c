@@ -24,8 +24,7 @@ struct row {
     bool of_lse;  /* lse has a gradient too */
     bool forward; /* a forward launch, of a plan of its own, stands before each backward one */
     bool again;   /* every launch gets the same inputs, and must give the same bits; those after the first by a graph */
-    uint32_t
-        nodes; /* 0: one; else the ranks run on one node first, and then on so many, which must give the same bits */
+    uint32_t nodes; /* 0: one node; else the ranks run on one node, then on so many, with the same bits */
 };
 
 /* Whole tensors [batch][head][position][head_dim] of an epoch, in double precision. size: of each gradient, the sum of
@@ -453,7 +452,7 @@ Test(attention_backward, one_rank_alone_is_right, .timeout = 600)
                  {1, {1, 1, 1, 128, 1, 0, 0, 0}, 1});
 }
 
-/* Each slot of claimed tasks is used again and again. */
+/* Each slot of claimed tasks is used many times. */
 Test(attention_backward, many_tasks_of_one_sm_are_right, .timeout = 600)
 {
     ASSERT_RIGHT({1, {1, 30, 30, 64, 64, 0, 0, 0.3f}, 1, {.ctas = 1}});

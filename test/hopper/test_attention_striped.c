@@ -24,7 +24,7 @@ struct row {
     /* Ends of packed sequences in an epoch, up to `sequences`; those that are 0 repeat the last one. */
     uint32_t ends[MAX_EPOCHS][6];
     uint32_t sequences;
-    uint32_t every; /* instead: sequences of so many positions */
+    uint32_t every; /* instead of ends: sequences of so many positions */
     bool sinks;
     bool backward; /* only backward launches */
     struct prs_attention_tuning tuning;
@@ -175,7 +175,7 @@ static void close_problem(struct problem *p)
 
 /* ---- a rank ---- */
 struct tensors {
-    void *x[TENSORS], *given_out; /* OUT is written by the forward launch; given: of the reference */
+    void *x[TENSORS], *given_out; /* OUT is written by the forward launch; given_out: the reference's OUT */
     float *lse, *given_lse, *sinks, *dsinks;
     int32_t *bounds;
     uint32_t sequences;

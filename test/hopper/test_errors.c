@@ -145,7 +145,7 @@ static void launch_differently(uint32_t rank, struct ranks_self *self, void *use
     prs_fused_close(ctx);
 }
 
-/* Every rank learns it, long before the limit. */
+/* Every rank reports the difference, long before the limit. */
 static void assert_all_refuse(struct differing *d, const char *text)
 {
     hopper_setup(d->world, 4, 0);
@@ -190,7 +190,7 @@ Test(errors, a_plan_that_one_rank_has_alone_makes_no_difference, .timeout = 600)
         cr_assert_eq(d.error[rank].code, 0, "rank %u: %s", rank, d.error[rank].text);
 }
 
-/* What plans share begins anew when none has it; the words of launches before are still there. */
+/* Memory that plans share is initialised again when no plan is open; words of earlier launches are still there. */
 static void open_again_and_again(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_gemm_tuning tuning = {.path = PRS_GEMM_PATH_FUSED};
@@ -207,7 +207,7 @@ static void open_again_and_again(uint32_t rank, struct ranks_self *self, void *u
         struct prs_fused_error error;
         cr_assert_eq(prs_gemm_plan_open(ctx, &shape, &tuning, &plan), 0, "%s", prs_fused_error_text());
         if (rank == i % 2)
-            usleep(20000); /* the other one finds no word of this launch */
+            usleep(20000); /* the other rank finds no word of this launch */
         cr_assert_eq(prs_gemm_launch(plan, &x, NULL), 0, "%s", prs_fused_error_text());
         cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
         cr_assert_eq(prs_fused_poll_error(ctx, &error), 0, "rank %u, plan %u: %s", rank, i, error.text);

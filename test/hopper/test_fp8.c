@@ -153,8 +153,8 @@ static struct ranks_product between(const struct nodes *split, enum prs_gemm_op 
     return p;
 }
 
-/* Only an all-gather has scales that travel. What others do between nodes does not depend on how a rank scales its own
- * product, so each split has one way for each of them. */
+/* Only an all-gather has scales that travel. The traffic of the other operations does not depend on scaling, so each
+ * split of ranks has one kind of scaling for each of them. */
 static bool differs(int split, enum prs_gemm_op op, uint32_t scaling)
 {
     return op == PRS_GEMM_ALLGATHER || scaling == PRS_SCALING_TENSOR + ((uint32_t)split + op) % 3;

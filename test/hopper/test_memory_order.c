@@ -49,7 +49,7 @@ Test(memory_order, of_one_cluster, .timeout = 600)
     ranks_assert_right(&(struct ranks_product){.shape = {PRS_GEMM_ALONE, 1024, 520, 136, 1}, .world = 1, .sms = 2});
 }
 
-/* Words without flags, whose order nothing makes; more launches than banks. */
+/* Words that are their own flags, without any order between them; more launches than banks. */
 Test(memory_order, of_sums_in_one_hop, .timeout = 600)
 {
     for (uint32_t op = PRS_GEMM_REDUCE_SCATTER; op <= PRS_GEMM_ALLREDUCE; op += 2)

@@ -298,8 +298,8 @@ static void launch_and_close(uint32_t rank, struct ranks_self *self, void *user)
     ((uint64_t *)user)[rank] = prs_clock_ns() - before_ns;
 }
 
-/* The proxy of a rank that has settled must still confirm to the others what they have sent. One that had stopped would
- * keep them for the limit of settling, 5 s. The best of three, since a busy machine may take long itself. */
+/* The proxy of a rank that has settled must still confirm what others have sent. If it stopped, they would wait for the
+ * limit of settling, 5 s. The best of three, since a busy machine may take long itself. */
 Test(nodes, every_rank_settles_before_a_proxy_stops, .timeout = 300)
 {
     uint64_t best_ms = UINT64_MAX;
@@ -442,8 +442,8 @@ static void open_and_look_for_connections(uint32_t rank, struct ranks_self *self
     prs_fused_close(ctx);
 }
 
-/* They map each other's memory. A connection would end the context when it fails, as when both its ends lose their
- * rails together with the NIC by which they reach each other. */
+/* Ranks of a node map each other's memory. A connection between them would be one more cause of failure: it fails when
+ * both its ends lose the NIC by which they reach each other. */
 Test(nodes, ranks_of_a_node_have_no_connection, .timeout = 600)
 {
     uint32_t connected[4] = {0};

@@ -13,9 +13,9 @@
 #include "test/hopper/ranks.h"
 #include "tools/hopper/hopper.h"
 
-/* This is rank 0 of two. Rank 1 is an echo: it gives what rank 0 gives, except for its GPU and what the test demands.
- * What is as long as a struct prs_call is one; an int is a word about errors; something longer with a memory handle,
- * after process and device, is an offer. */
+/* This is rank 0 of two. Rank 1 is an echo: it contributes to each all-gather what rank 0 contributes, except for its
+ * GPU and what the test demands. It tells contributions by length: that of a struct prs_call; an int, which is a word
+ * about errors; or longer, which is an offer with process, device and a memory handle. */
 struct echo {
     uint32_t words, error_at; /* the word or call in which the echo says -ENOMEM; 0: never */
     uint32_t offers, lost_at; /* the offer in which the echo's device cannot be reached; 0: never */

@@ -380,8 +380,8 @@ Test(sharing_nodes, plans_by_turns_are_right, .timeout = 900)
 }
 
 /* ---- memory ---- */
-/* What a context says of its memory, before and after a plan was opened. least: what the open plans have, by their own
- * words. */
+/* Checks what a context reports of its memory, before and after a plan was opened. least: the sum of what the open
+ * plans report. */
 static void expect_memory(const struct prs_fused_memory *before, const struct prs_fused_memory *after, uint64_t least)
 {
     cr_assert(after->used >= least && after->used <= after->held, "%llu of %llu bytes are used, by plans %llu",

@@ -143,7 +143,7 @@ static void refuse_while_asleep(struct work *w)
     expect_text("is asleep already");
 }
 
-/* Launches of an odd and of an even number, because buffers take turns. */
+/* Launches of an odd and of an even number, because launches alternate between two buffers. */
 static void sleep_and_go_on(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct work w;

@@ -46,7 +46,7 @@ static void copy_on_gpu(uint8_t *to, const uint8_t *from, size_t bytes)
 
     if (gpu.retain(&context, 0) || gpu.push(context) || gpu.copy((uintptr_t)to, (uintptr_t)from, bytes) ||
         gpu.pop(&context))
-        abort(); /* what a test has registered is there until it ends the registration */
+        abort(); /* registered memory must exist until its registration ends */
 }
 
 __attribute__((no_sanitize("thread", "address"))) static void copy(uint8_t *to, const uint8_t *from, size_t bytes)

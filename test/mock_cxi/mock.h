@@ -101,7 +101,7 @@ struct mock_job {
     bool fence, delivery, completion, reported, lost;
 };
 
-/* A write of the other side of which not all packets are here. */
+/* A write of the other side, some of whose packets have not arrived. */
 struct mock_partial {
     struct mock_partial *next;
     struct mock_name from;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the provider offers, and its objects but for endpoints. */
+/* The provider's capabilities, and all its objects except endpoints. */
 #include <rdma/providers/fi_prov.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -397,7 +397,7 @@ static int forget(struct fid_av *fid, fi_addr_t *address, size_t count, uint64_t
 {
     struct mock_av *av = (struct mock_av *)fid;
 
-    (void)address, (void)flags; /* the place is not used again */
+    (void)address, (void)flags; /* an address is not used again */
     pthread_mutex_lock(&av->domain->lock);
     av->kept -= count;
     pthread_mutex_unlock(&av->domain->lock);

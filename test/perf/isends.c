@@ -43,7 +43,7 @@ static int is_done(void *request)
     return done;
 }
 
-/* So many messages, up to AT_A_TIME of them in flight. */
+/* Transfer this many messages, up to AT_A_TIME of them in flight. */
 static __attribute__((noinline)) void use(int messages, size_t bytes)
 {
     for (int first = 0; first < messages; first += AT_A_TIME) {
@@ -123,5 +123,5 @@ int main(int argc, char **argv)
     use(messages, bytes);
     if (memcmp(source, target, bytes))
         stop("the comparison of what arrived");
-    _Exit(0); /* the kernel takes all back faster */
+    _Exit(0); /* faster than closing everything */
 }

@@ -238,7 +238,7 @@ static uint64_t read_word(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* So many puts, each with a signal, or with a notification. */
+/* Make this many puts, each with a signal, or with a notification. */
 static __attribute__((noinline)) void use(struct prs_team *team, struct prs_peer *peer[2], struct prs_region *region,
                                           uint64_t *words, const struct prs_keys *keys, bool is_net, int signals)
 {
@@ -336,7 +336,7 @@ int main(int argc, char **argv)
         connect_rank(team, 1, listener, &options, peer[0]);
     } else {
         connect_pair(fabric, &rails, listener, &handle, &options, peer[0]);
-    } /* what is made once exists now */
+    } /* all that is made only once exists now */
     use(team, peer[0], region, mem.addr, &keys, is_net, signals);
     before = own_kib();
     allocated_before = allocated;
@@ -355,14 +355,14 @@ int main(int argc, char **argv)
     for (int i = 1; i < count; i++)
         use(team, peer[i], region, mem.addr, &keys, is_net, signals);
     used = own_kib();
-    for (int round = 0; round < ROUNDS; round++) { /* the best one: others shared the core */
+    for (int round = 0; round < ROUNDS; round++) { /* the best round, since others share the core */
         double took, began = now_s();
 
         make_round(team, peer, count);
         took = now_s() - began;
         rounds_s = took < rounds_s ? took : rounds_s;
     }
-    for (int turn = 0; turn < turns; turn++) { /* likewise; and so long that others always have a part of it */
+    for (int turn = 0; turn < turns; turn++) { /* likewise; and long enough that others always use part of the core */
         double took, began = read_s(CLOCK_THREAD_CPUTIME_ID);
 
         send_each(team, peer, count, region, mem.addr, &keys, is_net);
@@ -393,5 +393,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "a peer allocates %.1f KiB, more than %s\n", kib, argv[3]);
         _Exit(1);
     }
-    _Exit(0); /* the kernel takes all back faster */
+    _Exit(0); /* faster than closing everything */
 }

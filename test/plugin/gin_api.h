@@ -35,7 +35,7 @@ struct gin_api {
 
 /* What gin_api_open() asks for; -1: nothing. */
 extern int gin_api_traffic_class;
-/* A text, and how many lines of the plugin's log have had it. */
+/* A text, and the number of lines of the plugin's log that contain it. */
 extern const char *gin_api_looks_for;
 extern int gin_api_found;
 

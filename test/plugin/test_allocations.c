@@ -272,7 +272,7 @@ static void fail_each(net_result (*job)(void))
         if (made < n)
             break; /* how many there are depends a little on the time */
         if (r == NET_SUCCESS)
-            survived++; /* what it was for is left out: a log line, or a slower way */
+            survived++; /* the plugin goes on without it: without a log line, or more slowly */
         else
             cr_assert(memory_words() > usual || strstr(said, strerror(ENOMEM)), "number %d of %d: error %d, and: %s", n,
                       all, r, said);

@@ -100,7 +100,7 @@ static void count_lines(int level, unsigned long subsystems, const char *file, i
     other_lines++;
 }
 
-/* The code of the log may be unloaded. */
+/* The code of a finished context's log may be unloaded. */
 Test(device, the_log_of_a_context_that_was_finalized_is_not_called)
 {
     struct plugin first = plugin_open();
@@ -159,7 +159,7 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
     cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "init after the comms are closed");
 }
 
-/* What only older tables ask for, and how they refuse it. */
+/* Calls that only older tables have, and how they refuse them. */
 Test(device, old_tables_refuse_what_is_impossible_by_name)
 {
     void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL), *comm = library, *mhandle = library;
@@ -192,7 +192,7 @@ Test(device, old_tables_refuse_what_is_impossible_by_name)
     cr_assert_neq(v11->properties(99, &properties), NET_SUCCESS);
 }
 
-/* A communicator of one rank: what the tables of GIN and RMA do with impossible and missing numbers. */
+/* A communicator of one rank: how the tables of GIN and RMA refuse impossible and missing numbers. */
 Test(device, gin_and_rma_tables_refuse_what_is_impossible_by_name)
 {
     void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);

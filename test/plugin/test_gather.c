@@ -122,7 +122,7 @@ static void raise_flag(void)
     __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
 }
 
-/* As under `counted`, where only a credit from the other rank makes room. */
+/* This also happens under `counted`, where only a credit from the other rank makes room. */
 Test(gather, a_flag_waits_for_room_after_its_data, .timeout = 60)
 {
     static const struct fake_team_options narrow = {.size = RANKS, .window = 1, .seed = 3};

@@ -128,7 +128,7 @@ static int tell_properties(struct ranks *ranks, void *user)
     const char *order = getenv("PERSEUS_ORDER");
     struct job job;
     int r = job_open(&job, ranks, user);
-    /* A word that the CPU raises, and a word on SRD, flushes nothing. */
+    /* A word that the CPU raises, or a word over SRD, flushes nothing. */
     bool expected = (!order || strcmp(order, "counted") != 0) && !getenv("SOFTNIC_TEST_EFA");
 
     if (r)

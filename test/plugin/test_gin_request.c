@@ -120,7 +120,7 @@ Test(gin, requests_of_a_burst_share_doorbells, .timeout = 300)
         cr_skip_test("no RDMA device here");
     cr_assert_eq(r, 0);
     if (getenv("PERSEUS_ORDER") && !strcmp(getenv("PERSEUS_ORDER"), "drain"))
-        return; /* there, signals wait for one drain together in any case */
+        return; /* under drain, signals wait for one drain together in any case */
     setenv("PERSEUS_GIN_HOLD_NS", "0", 1);
     shared = false;
     cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, burst, &shared), 0, "without a hold each signal has its own doorbell");

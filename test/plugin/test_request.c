@@ -273,7 +273,7 @@ Test(request, receives_posted_far_ahead_never_stall_two_rails)
     plugin_close(&plugin);
 }
 
-/* As when one side's job is aborted: it closes its comm, without an error of its own. */
+/* The job of one side is aborted: it closes its comm, without an error of its own. */
 Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
 {
     struct plugin plugin = plugin_open();

@@ -32,7 +32,7 @@ static inline void bytes_fill(uint8_t *bytes, size_t len, bytes_fn *byte, uint32
     }
 }
 
-/* The position of the first byte that is another one than the stream's; len: none. */
+/* The position of the first byte that differs from the stream; len: none differs. */
 static inline size_t bytes_differ(const uint8_t *bytes, size_t len, bytes_fn *byte, uint32_t seed)
 {
     uint64_t block[BYTES_BLOCK];

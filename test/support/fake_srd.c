@@ -23,7 +23,7 @@ static struct {
     struct prs_rail rail;
     char scratch[64];
 } device[RANKS];
-static struct ibv_cq *made_cq; /* the last, which its queue pair takes over */
+static struct ibv_cq *made_cq; /* the last one made, which its queue pair takes over */
 static uint32_t next_number, session_count;
 static struct fake_srd_sent now;
 

@@ -33,7 +33,7 @@ struct fake_srd_sent {
 struct fake_srd {
     uint32_t alive;       /* queue pairs that exist */
     uint32_t handles;     /* address handles that exist */
-    uint32_t max_send_wr; /* of each device that is opened from now on */
+    uint32_t max_send_wr; /* max_send_wr of each device that is opened from now on */
     uint32_t max_receive_wr;
     bool aborted; /* the last posting */
     struct fake_srd_sent sent[FAKE_SRD_SENT];
@@ -67,7 +67,7 @@ int fake_srd_post(struct prs_link *link, uint32_t first, uint32_t count);
 void fake_srd_complete(struct fake_srd_qp *qp, struct ibv_wc wc);
 /* Of a posted request. */
 void fake_srd_finish(const struct fake_srd_sent *sent, enum ibv_wc_status status);
-/* Of a write with this immediate by `from`. */
+/* Let the completion of a write with this immediate by `from` arrive. */
 void fake_srd_arrive(const struct prs_link *to, const struct prs_link *from, uint32_t imm, uint32_t bytes);
 
 #endif

@@ -42,7 +42,7 @@ int getpagesize(void)
 
 static void *map(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
 {
-    return (void *)syscall(SYS_mmap, at, bytes, prot, flags, fd, offset); /* a failure is -1, which is MAP_FAILED */
+    return (void *)syscall(SYS_mmap, at, bytes, prot, flags, fd, offset); /* on failure -1, which is MAP_FAILED */
 }
 
 static void unmap(void *at, size_t bytes)
@@ -68,8 +68,8 @@ static uint8_t *reserve(void *wish, size_t bytes)
     return at;
 }
 
-/* How much of a mapping of `bytes` has pages of its file, or is not of a file: all of it. After the last of a file's
- * pages come zeros to the end of the large page. */
+/* How many bytes of a mapping have pages of its file; all of them if it has no file. After the last of a file's pages
+ * come zeros to the end of the large page. */
 static size_t of_file(size_t bytes, int flags, int fd, off_t offset)
 {
     struct stat st;

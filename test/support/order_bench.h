@@ -7,7 +7,7 @@
 
 enum { BENCH_OPS = 400, BENCH_DEPTH = 32, BENCH_WINDOW = 48 };
 
-#define BENCH_HIGH 0x3900000000ull /* in all remote keys: they have 64 bits */
+#define BENCH_HIGH 0x3900000000ull /* high bits of all remote keys, which have 64 bits */
 
 /* An engine and the memory that its owner gives it. */
 struct bench {

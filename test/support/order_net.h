@@ -12,7 +12,7 @@ enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 /* How a queue may reorder its requests. */
 enum network {
     NET_IN_ORDER, /* RC: not at all */
-    NET_PLAIN,    /* ofi_rxm: not at all. Long writes carry no immediate; without adds: signals are records */
+    NET_PLAIN,    /* ofi_rxm: it does not reorder. Long writes carry no immediate; without adds: signals are records */
     NET_ADAPTIVE, /* RC under adaptive routing: plain writes freely, anything else after all before it */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
     NET_CXI,      /* the same, and without adds: signals are records under any policy */
@@ -27,7 +27,7 @@ struct net_put {
     uint32_t parts_missing;
     uint32_t notified; /* times */
     bool released;     /* a signal of its group, or a strong one, was seen: the receiver may reuse the memory */
-    uint64_t offset[PRS_IMM_MAX_PARTS]; /* of the parts that are delivered */
+    uint64_t offset[PRS_IMM_MAX_PARTS]; /* offsets of the delivered parts */
     uint32_t offsets;
 };
 
@@ -41,7 +41,7 @@ struct net_signal {
 struct net {
     struct prs_order order;
     enum network network;
-    unsigned seed;     /* of random steps; error texts name it */
+    unsigned seed;     /* seed of random steps; error texts name it */
     bool raises_later; /* only net_raise() raises records, as if the receiver were busy */
     _Alignas(8) uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
     bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];

@@ -20,7 +20,7 @@ static int modify_none(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
     return qp->context == dead ? EIO : modify_living(qp, attr, mask);
 }
 
-/* What it had completed when it died. */
+/* Completions that the NIC had written when it died. */
 static struct {
     struct ibv_cq *cq;
     struct ibv_wc *wc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A NIC that has died: it takes no command, and completes nothing but what it had completed. */
+/* A NIC that has died: it takes no command, and reports only completions from before its death. */
 #ifndef TEST_TRANSPORT_DEAD_NIC_H
 #define TEST_TRANSPORT_DEAD_NIC_H
 

@@ -72,7 +72,7 @@ static void lose_rail(struct pair *pair, const struct loss *lost)
     struct prs_link *link = pair->peer->link[lost->path];
     struct prs_domain *domain = link->rail->domain;
 
-    prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
+    prs_peer_lock(pair->peer); /* the thread of watch.c may hold the peer */
     if (lost->fault == RAIL_ERROR)
         pair->peer->nic->kill(link);
     else if (lost->fault == QUEUE_ERROR)
@@ -159,7 +159,7 @@ void send_messages(struct pair *pair)
     must(pair->notified == MESSAGES, "%u", pair->notified);
 }
 
-/* As NCCL does before a GPU reads what has arrived. */
+/* Flush as NCCL does before a GPU reads arrived data. */
 static void flush(struct pair *pair, uint32_t slot)
 {
     uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS / 2;

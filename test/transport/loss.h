@@ -11,7 +11,8 @@ enum fault {
     RAIL_ERROR = 3,  /* as QUEUE_ERROR, also with the queue to this side itself, by which it flushes */
     QUEUE_ERROR = 1, /* this side's queues of the path go to the error state */
     DEVICE_DEAD = 4, /* this side's NIC takes no command and completes nothing any more */
-    PORT_DOWN = 2,   /* this side's NIC reports that its port is down. The queues work: what is under way still lands */
+    /* this side's NIC reports that its port is down. The queues work: requests in flight still arrive */
+    PORT_DOWN = 2,
 };
 
 struct loss {
@@ -21,7 +22,7 @@ struct loss {
     bool after;        /* the loss before this one has been agreed on */
 };
 
-/* Of the row, in this process and its sides. Most rows lose one rail. */
+/* Losses of the row, in this process and its sides. Most rows lose one rail. */
 extern struct loss loss[MOST_LOSSES];
 extern uint32_t losses;
 

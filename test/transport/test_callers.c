@@ -65,7 +65,7 @@ static int listening_fd(void)
     return -1;
 }
 
-/* As when a listener drops silent callers, or a host that was cut off has forgotten its connections. */
+/* This happens when a listener drops silent callers, or when a host that was cut off has forgotten its connections. */
 Test(callers, a_caller_that_is_hung_up_on_before_the_answer_calls_again, .init = open_default, .fini = close_default)
 {
     struct prs_connector *connector;
@@ -202,7 +202,7 @@ Test(callers, a_listener_that_closes_hangs_up_on_its_callers, .init = open_defau
     cr_assert_eq(open_files(), files);
 }
 
-/* The fewer that the two sides want, and no more than a peer can have. */
+/* The smaller number of the two sides' wishes, and no more than a peer can have. */
 Test(callers, both_sides_have_as_many_queues_as_the_one_that_wants_fewer, .init = open_default, .fini = close_default)
 {
     static const int rows[][3] = {{4, 2, 2}, {2, 4, 2}, {3, 3, 3}, {1, 16, 1}}; /* connector, listener, both */
@@ -233,7 +233,7 @@ Test(callers, both_sides_have_as_many_queues_as_the_one_that_wants_fewer, .init 
     prs_listener_close(listener);
 }
 
-/* The other side has the cookie, but says what cannot be: a broken build, or memory that something wrote to. */
+/* The other side has the cookie, but sends impossible values, as a broken build or overwritten memory would. */
 Test(callers, an_answer_with_impossible_numbers_is_refused, .init = open_default, .fini = close_default)
 {
     static const struct prs_wire_reply nonsense[] = {

@@ -69,7 +69,7 @@ Test(fault, a_bad_remote_key_is_a_remote_error)
     pair_run(&plain, write_with_a_bad_key, do_nothing);
 }
 
-/* The lower half alone would be right. */
+/* The lower half of the key alone is correct. */
 static void write_with_a_key_that_is_too_long(struct pair *pair)
 {
     struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, PRS_PUT_NOTIFY);
@@ -156,7 +156,7 @@ Test(fault, a_receiver_learns_that_its_peer_has_died)
     pair_run(&(struct pair_spec){.b_dies = true}, wait_for_one_that_died, vanish);
 }
 
-/* What is on its way is cut off anywhere: a message has begun to arrive, and its end never does. */
+/* Transfers in flight are cut off anywhere: a message has begun to arrive, and its end never does. */
 static void vanish_while_sending(struct pair *pair)
 {
     static const uint64_t sizes[] = {1 << 20, 60000, 9000, 4096};
@@ -404,7 +404,7 @@ Test(fault, waiting_for_a_peer_that_has_closed_is_an_error)
     pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, close_when_it_is_here);
 }
 
-/* As on a busy machine, where a caller that yields gets the processor back after milliseconds. */
+/* Polls are rare, as on a busy machine, where a caller that yields gets the processor back after milliseconds. */
 Test(fault, a_caller_that_polls_rarely_learns_soon_that_its_peer_has_closed)
 {
     pause_us = 4000;
@@ -476,7 +476,7 @@ Test(fault, a_lost_device_is_an_error_even_while_only_waiting)
 
 /* ---- the network of the TCP connection ---- */
 
-/* As if keepalive probes failed. The real connection stays open, so the other side sees no end of it. */
+/* Behave as if keepalive probes failed. The real connection stays open, so the other side sees no end of stream. */
 static void lose_the_stream(struct pair *pair)
 {
     struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};

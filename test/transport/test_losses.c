@@ -48,7 +48,7 @@ ParameterizedTest(struct losses *row, losses, messages_go_on_over_the_third_rail
 
 enum { ALL_TIMEOUT_MS = 20000 }; /* a second or two, alone */
 
-/* Messages go both ways until there is an error: each side gets one, soon, and it says what has happened. */
+/* Messages go both ways until there is an error: each side soon gets one, which says what has happened. */
 static void talk_until_all_are_lost(struct pair *pair)
 {
     static struct prs_op op[SLOTS];
@@ -65,7 +65,7 @@ static void talk_until_all_are_lost(struct pair *pair)
         struct prs_put put =
             pair_put_of(pair, slot * SLOT_BYTES, slot * SLOT_BYTES, length_of(sent), sent, PRS_PUT_NOTIFY);
 
-        /* Nobody says which messages have been taken, so no id is used twice. */
+        /* No side is told which messages have arrived, so no id is used twice. */
         if (sent < PRS_NOTIFY_IDS && op[slot].status != PRS_OP_PENDING) {
             r = prs_peer_put(pair->peer, &op[slot], &put);
             if (r == 0)

@@ -236,7 +236,7 @@ static void send_inline(struct pair *pair)
         put.src_addr = bytes;
         pair_fill(bytes, sizeof(bytes), i);
         pair_put(pair, &op[i], &put);
-        memset(bytes, 0xee, sizeof(bytes)); /* the put has copied the bytes before */
+        memset(bytes, 0xee, sizeof(bytes)); /* the put has copied the bytes already */
         if (i == 199)
             for (uint32_t k = 0; k < 200; k++)
                 pair_wait_op(pair, &op[k]);

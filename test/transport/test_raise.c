@@ -128,7 +128,7 @@ RUN(two_peers_lose_no_add_to_a_word_in_host_memory, .policy = "counted")
 RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true,
     .exclusive_adds = true)
 RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .exclusive_adds = true)
-/* As on EFA, but on queues that keep order. One side without atomics is enough, whichever it is. */
+/* Without atomics, as on EFA, but on queues that keep order. One side without atomics is enough, whichever it is. */
 RUN(without_atomics_in_order_loses_no_add, .policy = "in_order", .no_atomics = {true, true})
 RUN(without_atomics_counted_loses_no_add, .policy = "counted", .no_atomics = {true, true})
 RUN(without_atomics_at_the_receiver_no_add_is_lost, .policy = "in_order", .no_atomics = {false, true})
@@ -309,7 +309,7 @@ static void lose_the_rail_that_knows(struct pair *pair)
     prs_region_keys(region, &keys);
     pair_swap(pair, (uintptr_t)pair->buffer);
     pair_swap(pair, keys.rkey[0]);
-    prs_peer_lock(pair->peer); /* the thread of watch.c may be there */
+    prs_peer_lock(pair->peer); /* the thread of watch.c may hold the peer */
     pair->peer->nic->kill(pair->peer->link[0]);
     prs_peer_unlock(pair->peer);
     r = pair_wait_error(pair);

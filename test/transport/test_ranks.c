@@ -182,7 +182,7 @@ static int fail_poll(struct prs_shared_cqs *cqs, struct prs_link **link, struct 
     return -EIO;
 }
 
-/* No peer can go on, and each says so: nobody waits for one that was not told. */
+/* All peers fail and report it, so nobody waits for a peer that was not told. */
 Test(ranks, all_peers_fail_when_the_queue_that_they_share_does, .init = open_default, .fini = close_default)
 {
     const struct prs_nic_ops *nic = fabric->rail[0].domain->nic;

@@ -21,7 +21,7 @@ enum flap {
 };
 
 static struct {
-    uint64_t heal_ns, next_ns; /* when all is well again; the next fault */
+    uint64_t heal_ns, next_ns; /* heal_ns: end of the fault; next_ns: the next fault */
     bool port_is_down;
     uint32_t faults;
     unsigned random;
@@ -70,7 +70,7 @@ static void flap(struct pair *pair)
     flapping.faults++;
 }
 
-/* Is it used again, and does nothing break it any more? */
+/* Is the path used again, and are no more faults to come? */
 static bool is_back(struct pair *pair)
 {
     const struct prs_failover_path *at = &pair->peer->failover->path[loss->path];

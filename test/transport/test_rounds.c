@@ -62,7 +62,7 @@ static uint32_t go_on(void)
     for (int rank = 1; rank < RANKS; rank++)
         for (int i = 0; i < 2 * RANKS; i++)
             cr_assert_geq(prs_team_progress(team[rank], CONTEXT), 0, "%s", prs_error_text());
-    usleep(SLOW_US); /* what they have sent is there */
+    usleep(SLOW_US); /* wait until their frames have arrived */
     made = 0;
     prs_verbs.modify_qp = modify_slowly;
     cr_assert_geq(prs_team_progress(team[0], CONTEXT), 0, "%s", prs_error_text());

@@ -267,7 +267,8 @@ static void *come_and_go(void *arg)
     return NULL;
 }
 
-/* A name is used again only after both sides have closed; then it must be, or there would be ever more queue pairs. */
+/* A name may be used again only after both sides have closed. Then it must be used again; otherwise the number of queue
+ * pairs would grow for ever. */
 Test(share, connections_come_and_go_beside_others, .init = open_all, .fini = close_all)
 {
     enum { COUNT = 4 };

@@ -140,7 +140,7 @@ Test(signal, adds_counted_are_never_lost) /* more adds than the ring of records 
     pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}}, add_often, sum_up);
 }
 
-Test(signal, adds_drained_are_never_lost) /* by records too, if the rails have no atomics */
+Test(signal, adds_drained_are_never_lost) /* also by records, if the rails have no atomics */
 {
     pair_run(&(struct pair_spec){.policy = "drain"}, add_often, sum_up);
 }

@@ -28,7 +28,7 @@ struct spoke {
 };
 
 static struct prs_listener *spokes_listener;
-static struct spoke *spokes;   /* [RANKS], by rank; none for rank 0 */
+static struct spoke *spokes;   /* [RANKS], by rank; rank 0 has none */
 static struct prs_team *hub;   /* rank 0 */
 static struct prs_peer *first; /* the hub's own peer to each rank */
 
@@ -173,7 +173,7 @@ static void send_much(void)
         send_to_all_but(0, value);
 }
 
-/* The spokes are not of a team: each has its own. */
+/* The spokes belong to no team: each has its own completion queue. */
 Test(team, peers_of_a_context_share_one_completion_queue, .init = open_default, .fini = close_default, .timeout = 300)
 {
     open_hub("counted");
@@ -183,7 +183,7 @@ Test(team, peers_of_a_context_share_one_completion_queue, .init = open_default, 
     close_hub();
 }
 
-/* Each is twice as large as the previous one: 1, 1 + 2, 1 + 2 + 4, ... peers. */
+/* Each completion queue is twice as large as the previous one: 1, 1 + 2, 1 + 2 + 4, ... peers. */
 Test(team, few_completion_queues_do_where_none_can_grow, .init = open_default, .fini = close_default, .timeout = 300)
 {
     int (*resize_cq)(struct ibv_cq * cq, int entries) = prs_verbs.resize_cq;
@@ -265,7 +265,7 @@ Test(team, a_closed_rank_is_noticed_while_the_others_are_silent, .init = open_de
     close_hub();
 }
 
-/* A process that dies without a farewell, and of which nobody wants anything: only the stream tells. */
+/* A process dies without a farewell while no transfer with it is pending: only the stream shows it. */
 static void notice_by_the_stream(useconds_t pause_us)
 {
     uint64_t give_up;
@@ -289,7 +289,7 @@ Test(team, a_dead_process_is_noticed_by_its_stream, .init = open_default, .fini 
     notice_by_the_stream(0);
 }
 
-/* As on a busy machine, where a caller that yields gets the processor back after milliseconds. */
+/* Polls are rare, as on a busy machine, where a caller that yields gets the processor back after milliseconds. */
 Test(team, a_dead_process_is_noticed_soon_by_a_caller_that_polls_rarely, .init = open_default, .fini = close_default,
      .timeout = 300)
 {

@@ -113,7 +113,7 @@ Test(config, an_unknown_name_of_our_own_is_named_with_the_likely_one)
     setenv("PERSEUS_REQIRED", "1", 1);
     setenv("PERSEUS_COLOUR_OF_CABLE", "blue", 1);
     setenv("PERSEUS_TEST_PLUGIN", "x", 1);
-    setenv("PERSEUS_FUSED_LIBRARY", "x", 1); /* of the Python package, in the same process */
+    setenv("PERSEUS_FUSED_LIBRARY", "x", 1); /* a variable of the Python package, in the same process */
     prs_log_sink(keep, NULL);
     prs_config_warn_ignored();
     cr_assert(strstr(logged, "PERSEUS_REQIRED is no variable") && strstr(logged, "did you mean PERSEUS_REQUIRED?"),

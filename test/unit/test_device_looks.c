@@ -61,7 +61,7 @@ enum {
     SLOTS = 4,
     WAIT_MS = 40,
     HEALTHY_MS = 60000, /* for a wait that succeeds: a machine may keep a thread off its cores for seconds */
-    FEW = 4,            /* looks that begin just before the counted time, or end just after it */
+    FEW = 4,            /* reads that begin just before the counted time, or end just after it */
 };
 
 static struct prs_ring ring;
@@ -119,7 +119,8 @@ static void join(const pthread_t *threads, int count, int want)
     }
 }
 
-/* Let all threads wait until their limit. Return the number of their reads; *elapsed_ns bounds the reads of one. */
+/* Let all threads wait until their limit. Return the number of their reads; *elapsed_ns limits the reads of one
+ * thread. */
 static uint64_t reads_of(void *(*first)(void *), void *(*second)(void *), uint64_t *elapsed_ns)
 {
     pthread_t threads[THREADS];
@@ -178,7 +179,7 @@ Test(device_looks, while_one_looks_the_others_only_learn_from_it)
     pthread_t threads[THREADS];
 
     open_ring(HEALTHY_MS);
-    local.looked_ns = PRS_LOOKING; /* another thread is looking, and takes long */
+    local.looked_ns = PRS_LOOKING; /* another thread is reading, and takes long */
     start(threads, THREADS, wait_for_completion, 7);
     usleep(5000);
     __atomic_store_n(&local.done_seen, 7, __ATOMIC_RELEASE);

@@ -60,7 +60,7 @@ char *__wrap_dlerror(void)
     return text;
 }
 
-/* In this order: what has been loaded once stays. */
+/* The order matters: a library that was loaded stays loaded. */
 Test(efa, each_reason_not_to_use_one_is_named_and_a_good_one_is_used)
 {
     enum { READ = 1, RNR_RETRY = 2, WRITE = 8 };

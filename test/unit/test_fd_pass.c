@@ -165,7 +165,7 @@ Test(fd_pass, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeo
     close(others);
 }
 
-/* It asked, and nobody asks a second time in its place. */
+/* A process that has asked is not waited for again. */
 Test(fd_pass, a_process_that_asks_and_ends_is_not_waited_for, .timeout = 30)
 {
     struct side sides[SIDES];

@@ -219,7 +219,7 @@ Test(mr_cache, a_signal_finds_its_word_while_other_memory_is_registered_or_relea
     cr_assert_eq(prs_mr_cache_fini(&cache, fake_release, NULL), 0);
 }
 
-/* Against a search of all: registrations that overlap and lie in each other, of which some go. */
+/* Compares lookups with a search of all registrations. These overlap and contain each other, and some are released. */
 Test(mr_cache, a_lookup_finds_what_a_search_of_all_finds)
 {
     enum { MOST = 300, PAGES = 200 };

@@ -181,7 +181,8 @@ ParameterizedTestParameters(nic_rc, packets_have_the_header_that_their_way_needs
         {"fec0:0:20:1::1", "fec0:0:30:1::2", false, false, false,
          REMOTE_LID}, /* one subnet, though the routers' LIDs differ */
         {"fec0:0:20:1::1", "fec0:0:30:1::2", false, true, true, REMOTE_LID},
-        {"::ffff:10.0.0.1", "::ffff:10.0.0.2", true, false, true, REMOTE_LID}, /* RoCE always has it, and no LID */
+        {"::ffff:10.0.0.1", "::ffff:10.0.0.2", true, false, true, REMOTE_LID}, /* RoCE always has the header, and no
+                                                                                * LID */
     };
 
     return cr_make_param_array(struct way, rows, sizeof(rows) / sizeof(*rows));
@@ -217,7 +218,7 @@ ParameterizedTest(struct way *way, nic_rc, packets_have_the_header_that_their_wa
     prs_nic_rc.close(link);
 }
 
-/* They come from the other side, by the handshake or by a note. */
+/* Addresses come from the other side, by the handshake or by a note. */
 Test(nic_rc, addresses_with_impossible_values_are_refused)
 {
     static const struct prs_rail_address own;
@@ -494,7 +495,7 @@ Test(nic_rc, one_link_takes_its_own_and_leaves_the_rest)
     close_three(&s);
 }
 
-/* Another thread is still making the link, and the other side has sent already. */
+/* Another thread is still making the link when the other side's first message arrives. */
 Test(nic_rc, what_comes_before_a_link_is_used_waits_for_its_user)
 {
     struct sharing s = open_three(2);
@@ -514,7 +515,8 @@ Test(nic_rc, what_comes_before_a_link_is_used_waits_for_its_user)
     close_three(&s);
 }
 
-/* Drivers may leave completions of a destroyed queue pair in the queue. The next link gets its name, but not those. */
+/* Drivers may leave completions of a destroyed queue pair in the queue. The next link gets the same name, but must not
+ * get those completions. */
 Test(nic_rc, what_a_closed_link_has_left_is_dropped)
 {
     struct sharing s = open_three(2);

@@ -59,11 +59,11 @@ static void run(bool enabled, const char *commands, const char *waits)
 
 static struct row rows[] = {
     {"A1", "."},          /* a signal without puts */
-    {"a1A1", ".w"},       /* a signal after a put of its group */
+    {"a1A1", ".w"},       /* a signal waits after a put of its group */
     {"a1A1A1", ".w."},    /* signals in a row wait once */
     {"a1A1a1A1", ".w.w"}, /* a put between them: twice */
     {"a1B1", ".."},       /* another group */
-    {"a1A2", ".."},       /* the same group at another rank */
+    {"a1A2", ".."},       /* the same group at another rank does not wait */
     {"a1a2A1A2", "..ww"}, /* one wait for each group and rank, although the first waited for all ranks */
     {"b1c1C1B1", "..ww"}, {"a0d0D0A0", "..ww"}, {"d2D2D2", ".w."},
 };

@@ -67,7 +67,7 @@ static void deliver_some(struct net *net)
 struct loss {
     uint32_t at_completion; /* its number; 0: never */
     uint32_t away_for;      /* completions; 0: for good */
-    bool lose_another;      /* soon afterwards, if there is another that may be lost */
+    bool lose_another;      /* lose another one soon afterwards, if one may be lost */
 };
 
 static void lose_and_regain(struct net *net, const struct loss *loss)

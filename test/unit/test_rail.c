@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is learned of a port, on a fake device: InfiniBand, its speed, its address that changes. */
+/* What a rail reads of its port, on a fake device: InfiniBand or not, speed, and an address that changes. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -118,8 +118,8 @@ static void give_path_up(int first)
     }
 }
 
-/* B fences by itself and tells. A answers, has all that it needs, and offers queues, before B reads anything, long
- * after it was told that a note would come. */
+/* B fences without being asked, and sends a note. A answers, has all that it needs, and offers queues, before B reads
+ * anything, long after it was told that a note would come. */
 Test(recovery, an_offer_may_be_read_together_with_the_loss)
 {
     open_sides();
@@ -232,8 +232,8 @@ Test(recovery, without_the_variable_nothing_is_offered)
     close_sides();
 }
 
-/* While it is not known whether the other side has closed, requests fail on both paths. The other side gives one of
- * them up, and that one is used again before the wait for a farewell is over. */
+/* While it is not known whether the other side has closed, requests fail on both paths. The other side gives up one
+ * path, which is used again before the wait for a farewell is over. */
 Test(recovery, a_path_that_is_used_again_takes_no_other_failure_with_it)
 {
     struct prs_peer *peer = &sides[A].peer;

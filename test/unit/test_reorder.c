@@ -22,7 +22,7 @@ ParameterizedTestParameters(reorder, reports_signaled_requests_oldest_first)
         {"S", "0[0]"},                                    /* the simplest */
         {"SS", "1[]0[01]"},                               /* the later one first */
         {"uS", "0[]1[1]"},                                /* an unsignaled one is not reported */
-        {"uS", "1[]0[1]"},                                /* but those after it wait for it */
+        {"uS", "1[]0[1]"},                                /* but later ones wait for it */
         {"Su", "0[0]1[]"},                                /* one at the end stays unreported */
         {"SuS", "2[]1[]0[02]"},                           /* backwards */
         {"uuS", "2[]0[]1[2]"},                            /* the middle one comes last */

@@ -126,7 +126,7 @@ Test(srd_pool, a_process_may_connect_to_itself)
     cr_assert_eq(fake_srd.alive, 0u);
 }
 
-/* The connector has closed, and the listener not: what it still sends must not reach a new connection. */
+/* The connector has closed and the listener has not: what the listener still sends must not reach a new connection. */
 Test(srd_pool, a_name_is_free_when_the_other_side_has_closed_too)
 {
     struct fake_srd_pair stays, old, new;
@@ -137,7 +137,7 @@ Test(srd_pool, a_name_is_free_when_the_other_side_has_closed_too)
     fake_srd_install();
     stays = fake_srd_connect(1, 0); /* keeps the queue pairs of both sides */
     old = fake_srd_connect(1, 0);
-    new = fake_srd_connect(2, 0); /* keeps that of rank 0 which old uses, too */
+    new = fake_srd_connect(2, 0); /* keeps the queue pair of rank 0 that `old` uses, too */
     cr_assert_neq(old.accepting->queue[0]->number, stays.accepting->queue[0]->number);
     prs_nic_srd.address(old.accepting->queue[0], &address[3]);
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, stream), 0);

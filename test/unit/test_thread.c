@@ -74,7 +74,7 @@ static void *work(void *arg)
     __atomic_store_n(&seen->begun, 1, __ATOMIC_RELEASE);
     for (int i = 0; i < __atomic_load_n(naps, __ATOMIC_RELAXED) && !prs_exiting(); i++)
         usleep(1000);
-    usleep(50000); /* the end of what it was doing */
+    usleep(50000); /* wait until the thread has ended its work */
     __atomic_store_n(&seen->ended, 1, __ATOMIC_RELEASE);
     prs_work_end();
     return NULL;
