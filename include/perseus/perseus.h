@@ -21,8 +21,8 @@
  * Nothing here blocks longer than a system call, unless its comment gives a bound.
  *
  * Versions. Later versions add fields in place of `reserved`. Set options to zero before filling them in, as
- * initialisers do: a field that the loaded library does not know is -EINVAL. It writes 0 where it has no value for a
- * newer header. */
+ * initialisers do: a field that the loaded library does not know is -EINVAL. In results, the library writes 0 to
+ * fields of a newer header that it does not know. */
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
@@ -78,15 +78,23 @@ enum prs_mem_kind {
 
 struct prs_fabric;
 
+/** What a device claims: with whose accesses to the same word its atomics do not mix. */
+enum prs_atomic_scope {
+    PRS_ATOMIC_UNKNOWN = 0, /* nobody was asked */
+    PRS_ATOMIC_NONE,        /* it has no atomics */
+    PRS_ATOMIC_NIC,         /* with its own other atomics: IBV_ATOMIC_HCA, and libfabric's atomics */
+    PRS_ATOMIC_CPU,         /* with those of the CPU and of other devices, too: IBV_ATOMIC_GLOB */
+};
+
 /** One usable rail. Strings are NUL-terminated; pci_path is "" for a virtual device. */
 struct prs_rail_info {
     char name[64];      /* as verbs names the device, e.g. "mlx5_0" */
     char pci_path[256]; /* real path below /sys/devices; PCI function digit zeroed: equal for all ports of a NIC */
     char gid[64];       /* the GID in use, as text */
-    char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
+    char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" if it can */
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     char link[16];      /* "InfiniBand", "RoCE" or "EFA" */
-    uint64_t guid;      /* of the chip: equal for all ports of a NIC, also where each port is a device of its own */
+    uint64_t guid;      /* the chip's guid: equal for all ports of a NIC, even if each port is a device of its own */
     /* Limit of a put with PRS_PUT_NOTIFY, over any number of rails and queues; other puts may be longer. */
     uint64_t max_put_bytes;
     uint32_t speed_mbps;   /* of the whole link */
@@ -94,24 +102,26 @@ struct prs_rail_info {
     uint32_t max_peers;    /* as many as the device has queues for */
     float latency_us;      /* one way; an estimate for topology models */
     int16_t port;          /* 1-based, of the device */
-    int16_t chip_port;     /* 1-based, of the chip: no two rails have the same guid and chip_port */
+    int16_t chip_port;     /* number of the port on its chip, from 1: no two rails have the same guid and chip_port */
     int16_t gid_index;     /* meaningful only on this host; never sent */
     int16_t numa_node;     /* -1 unknown */
     int16_t rail_id;       /* rails with equal values are one rail of a rail-optimised network; -1 unknown */
     int16_t plane_id;      /* rails with different values cannot reach each other; -1 unknown */
     bool in_order;         /* one queue delivers in the order of posting (RC does, SRD does not) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
-    bool strict_is_last;   /* a write into a PRS_MEM_STRICT region is seen after all that the NIC wrote before, from
-                              any peer: known of NVIDIA's NICs */
+    /* a write into a PRS_MEM_STRICT region is seen after all earlier writes of the NIC, from any peer: known for
+     * NVIDIA's NICs */
+    bool strict_is_last;
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
     bool atomics;          /* the NIC adds to words; where it does not, the receiver raises signals */
     uint32_t mtu;          /* bytes of the port's longest packet; a queue takes the smaller of both ends'. 0: unknown */
-    uint32_t traffic_class; /* of a peer that is not told another one */
+    uint32_t traffic_class; /* traffic class of a peer without one of its own */
+    uint32_t atomic_scope;  /* enum prs_atomic_scope: the device's own claim, whether the transport uses them or not */
     uint64_t reserved[PRS_RESERVED_WORDS - 1];
 };
 
-/** What to use. NULL and zeros mean the values of the environment variables (doc/variables.md). */
+/** Options of a fabric. NULL and zeros mean the values of the environment variables (doc/variables.md). */
 struct prs_fabric_options {
     const char *hca;                       /* NCCL_IB_HCA syntax: "^=name:port,..." */
     int traffic_class;                     /* 0: NCCL_IB_TC, else the network's default */
@@ -159,7 +169,7 @@ PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_
 
 /**
  * The network interface that prs_listen() would listen on, as "name address (why)". Return 0 or -ENODEV (the settings
- * admit none: prs_error_text() names those that there are). */
+ * admit none: prs_error_text() names the existing ones). */
 PRS_API int prs_fabric_interface(const struct prs_fabric *fabric, char *text, size_t bytes);
 
 /** Return 1 if the receiver raises signals over these rails, inside its prs_peer_progress(); 0 if the sender's NIC
@@ -186,7 +196,7 @@ struct prs_mem {
 };
 
 /** Remote keys of a region, one for each rail in the order of the owner's rail set. Plain data: send it to the ranks
- * that write there. A NIC whose keys are shorter refuses one that does not fit. */
+ * that write there. A NIC with shorter keys refuses a key that does not fit. */
 struct prs_keys {
     uint64_t rkey[PRS_MAX_RAILS];
 };
@@ -232,12 +242,12 @@ struct prs_peer_options {
     uint32_t max_ops;         /* in flight at a time, at most 2^20; 0: 256. Beyond it puts return PRS_BUSY */
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
-    const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */
+    const char *policy;       /* name of the ordering policy; NULL: PERSEUS_ORDER, else "auto" */
     /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
      * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
     bool exclusive_adds;
     /* Wait for the other process as long as the caller keeps asking: it may be minutes late. A warning is logged once
-     * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
+     * in each timeout_ms. The limit still holds for TCP, and for everything after the other side's first answer. */
     bool patient;
     /* Replace a lost rail also where NCCL_IB_RESILIENCY_PORT_FAILOVER is not set (decisions/0014). The CPU then adds to
      * words in host memory, so only such peers with several rails may add to a word. */
@@ -268,9 +278,10 @@ PRS_API void prs_listener_close(struct prs_listener *listener);
 PRS_API int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_handle *handle,
                         const struct prs_peer_options *options, struct prs_connector **out);
 /**
- * One step of connecting; never blocks. A TCP connection that is lost before the first answer is made again, within the
- * time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text of
- * -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was expected and what came.
+ * One step of connecting; never blocks. A TCP connection that is lost before the first answer is made again, within
+ * the time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text
+ * of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO names the expected and the
+ * received value.
  */
 PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer **out);
 /** Abandon a connection that is not made yet. NULL is allowed. */
@@ -311,7 +322,7 @@ enum { PRS_OP_PENDING = 1 };
 enum prs_put_flags {
     PRS_PUT_NOTIFY = 1, /* call on_notify(id, len_bytes) at the remote side once all bytes are visible there */
     PRS_PUT_INLINE = 2, /* copy the source now (len_bytes <= PRS_INLINE_BYTES); it need not be registered */
-    PRS_PUT_LAZY = 4,   /* nobody waits for this op: report it with later ones, and let it not delay their posting */
+    PRS_PUT_LAZY = 4,   /* nobody waits for this op: report it with later ones, and do not let it delay their posting */
 };
 
 /** What prs_peer_put() writes: from src_addr here to dst_addr of the peer. */
@@ -329,8 +340,8 @@ struct prs_put {
 /**
  * Start to write len_bytes to the peer. The put is posted at once when this peer has nothing in flight; else it is
  * posted together with others, behind one doorbell, at the next prs_peer_progress() or when a batch is full. Puts are
- * not ordered among each other; notifications and signals are (see there). Large puts are striped over rails by speed
- * and measured completion times. Return 0, PRS_BUSY (nothing was started), or the peer's sticky error. */
+ * not ordered among each other; notifications and signals are ordered (see there). Large puts are striped over rails
+ * by speed and measured completion times. Return 0, PRS_BUSY (nothing was started), or the peer's sticky error. */
 PRS_API int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put);
 
 /** What prs_peer_get() reads: from src_addr of the peer to dst_addr here. */
@@ -367,8 +378,8 @@ struct prs_signal {
  * started before. The peer's policy (ARCHITECTURE.md, "A signal") ensures this, never by waiting in this call. Under
  * `counted`, and on rails without atomics (EFA, some others), the receiver raises the signal inside its
  * prs_peer_progress(), and op is done when the signal has reached it; prs_peer_settle() says when it is raised.
- * Returns as prs_peer_put(). Where lost rails are replaced, a set of device memory may be done twice: do not reset
- * such a word while sets are in flight. */
+ * Returns as prs_peer_put(). Where lost rails are replaced, a set of a word in device memory may be done twice: do not
+ * reset such a word while sets are in flight. */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
  * Check whether everything that was started has taken effect at the peer, including signals raised by its own process.
@@ -377,8 +388,8 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
- * A batch: transfers that are started between begin and end leave with one doorbell, also when nothing is in flight
- * and however long they are (about 16 of them; more leave with several). The end posts them if nothing was in flight
+ * A batch: transfers that are started between begin and end are posted with one doorbell, even if nothing is in
+ * flight, and however long they are (about 16 of them; more need several). The end posts them if nothing was in flight
  * at the begin; else the next prs_peer_progress() does, which posts an unfinished batch, too. A second begin has no
  * effect. The end returns 0 or the peer's sticky error. */
 PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
@@ -405,11 +416,13 @@ struct prs_stats {
     uint64_t puts, gets, signals;                /* started by the caller */
     uint64_t notifications;                      /* that arrived */
     uint64_t work_requests, receives, doorbells; /* posted */
-    uint64_t completions, arrivals;              /* polled: of own requests, of remote ones */
-    uint64_t fences, drains, merged_signals;     /* fence flags posted; waits for all completions; adds merged */
+    /* polled completions of this side's requests, and arrivals of remote ones */
+    uint64_t completions, arrivals;
+    uint64_t fences, drains, merged_signals; /* fence flags posted; waits for all completions; adds merged */
     uint64_t bytes;
     uint64_t rail_bytes[PRS_MAX_RAILS]; /* in the order of prs_fabric_all_rails() */
-    uint64_t signal_flushes;            /* reads before a signal in device memory was raised, for data of other rails */
+    /* reads that flush data of other rails before a signal in device memory is raised */
+    uint64_t signal_flushes;
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 /** Read the counters. From any thread until the peer is closed; they may be slightly out of date. */

@@ -37,7 +37,7 @@ int job_print(const char *pid)
     int r;
 
     if (!*pid || pid[strspn(pid, "0123456789")]) {
-        fprintf(stderr, "perseus-info: --job %s: not the id of a process\n", pid);
+        fprintf(stderr, "perseus-info: --job '%s': not the id of a process\n", pid);
         return 2;
     }
     r = read_variable(pid, "PERSEUS_METRICS", folder, sizeof(folder));

@@ -8,6 +8,7 @@
 
 #include "transport/nic/mr_cache.h"
 #include "transport/nic/own_memory.h"
+#include <perseus/perseus.h>
 
 enum { PRS_DOMAIN_PORTS = 8 };
 
@@ -21,15 +22,16 @@ struct prs_domain {
     pid_t owner;             /* a forked child must not touch the parent's device */
     char name[64];
     char variant[64];                 /* prs_nic_device.variant */
-    const struct prs_nic_ops *lister; /* that found the device; another may drive it */
+    const struct prs_nic_ops *lister; /* the back end that found the device; another one may drive it */
     struct prs_mr_cache mrs;
     /* Bytes that nobody reads: the target of flushes and of old values from atomics. Never exposed to peers. */
     struct prs_own_memory scratch;
     /* The back end's open_device() sets these. */
     const struct prs_nic_ops *nic;        /* that drives the device */
-    char why_not[192];                    /* why it cannot be used; "": it can */
+    char why_not[192];                    /* why the device cannot be used; "": it can be used */
     int ports;                            /* numbered from 1 */
     bool adds;                            /* the back end and the device have atomics */
+    enum prs_atomic_scope atomic_scope;   /* that the device claims */
     uint32_t max_send_wr, max_receive_wr; /* requests that a queue may hold; 0: unknown */
     int max_registrations;                /* for error texts */
     /* Written by any thread of the back end, read by prs_domain_check(). */

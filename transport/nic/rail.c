@@ -47,7 +47,7 @@ static void fill_pci_slot(struct prs_rail_info *info)
     snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
 }
 
-/* A device may report none, or one that does not tell it from others. */
+/* A device may report no guid, or one that it shares with other devices. */
 static uint64_t chip_guid(const struct prs_domain *domain, const struct prs_rail_info *info)
 {
     const char *text = info->pci_path[0] ? info->pci_path : info->name;
@@ -96,6 +96,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     if (config->adaptive_routing >= 0)
         info->adaptive_routing = config->adaptive_routing;
     info->atomics = domain->adds;
+    info->atomic_scope = domain->atomic_scope;
     info->traffic_class = (uint32_t)config->traffic_class;
     fill_pci_slot(info);
     info->guid = chip_guid(domain, info);

@@ -29,8 +29,9 @@ enum {
     LANDING_BYTES = 4096,
     LONGEST_PART = 1 << (PRS_OFI_SIZE_BITS - 1),
     MOST_KEYS_TRIED = 1 << 16, /* that others have */
-    PLAIN_BYTES = 1024,        /* what a message may have that is one write with an immediate, over ofi_rxm */
-    USEFUL_ORDER = 1 << 20,    /* order among shorter writes alone would cut messages into too many */
+    PLAIN_BYTES = 1024,        /* longest message that is one write with an immediate over ofi_rxm */
+    /* a provider that orders only writes shorter than this would need too many of them for a message */
+    USEFUL_ORDER = 1 << 20,
 };
 
 /* ---- memory ---- */
@@ -89,7 +90,7 @@ static int enter(struct prs_ofi_device *device, const struct prs_memory_range *r
     bool ours = prs_ofi_key_is_ours(device->info);
     int r = -FI_ENOKEY;
 
-    /* Tests take host memory for that of a GPU where there is none. */
+    /* Tests pass host memory as GPU memory where there is no GPU. */
     if (range->kind == PRS_MEM_CUDA && device->gpu_memory) {
         attr.iface = FI_HMEM_CUDA;
         if (prs_cuda_device_of(range->addr, &attr.device.cuda))
@@ -118,8 +119,26 @@ static bool keeps_order(const struct fi_info *info)
     return (order & (FI_ORDER_WAW | FI_ORDER_RMA_WAW)) && info->ep_attr->max_order_waw_size >= USEFUL_ORDER;
 }
 
-/* Why a lost rail cannot be replaced; NULL: it can. An endpoint must be able to end alone, while others use its device,
- * and with all that is under way to and from it. */
+/* Has this provider atomics on this device? The transport asks for none, so `info` does not say. libfabric promises
+ * that they do not mix with others of the same device, and nothing beside the CPU's (fi_atomic(3)). */
+static enum prs_atomic_scope claimed_scope(const struct fi_info *info)
+{
+    struct fi_info *hints = prs_ofi.dupinfo(info), *found = NULL;
+    enum prs_atomic_scope scope = PRS_ATOMIC_UNKNOWN;
+
+    if (!hints)
+        return scope;
+    hints->caps |= FI_ATOMIC;
+    hints->tx_attr->caps = hints->rx_attr->caps = 0;           /* whatever `caps` needs */
+    hints->tx_attr->msg_order = hints->rx_attr->msg_order = 0; /* of writes; ofi_rxm has none of atomics */
+    scope = prs_ofi.getinfo(PRS_OFI_VERSION, NULL, NULL, 0, hints, &found) ? PRS_ATOMIC_NONE : PRS_ATOMIC_NIC;
+    prs_ofi.freeinfo(found);
+    prs_ofi.freeinfo(hints);
+    return scope;
+}
+
+/* Why a lost rail cannot be replaced; NULL: it can. It must be possible to end an endpoint alone, while others use its
+ * device, and with it every request to and from it. */
 static const char *ends_because(const struct fi_info *info)
 {
     if (!keeps_order(info))
@@ -159,7 +178,7 @@ static int open_landing(struct prs_ofi_device *device)
     return r ? r : prs_own_memory_register(&device->landing, 0, &device->base, PRS_ACCESS_ALL);
 }
 
-/* Where requests of no bytes go, as the provider counts. */
+/* The address for requests of no bytes, as the provider counts addresses. */
 static struct fi_rma_iov own_landing(const struct prs_ofi_device *device)
 {
     struct fid_mr *registered = device->landing.at[0].registered.object;
@@ -304,6 +323,7 @@ int prs_ofi_open_device(const struct prs_nic_device *which, struct prs_domain **
     device->base.ports = 1;
     device->base.max_send_wr = info->tx_attr->size < UINT_MAX ? (uint32_t)info->tx_attr->size : 0;
     device->base.max_registrations = INT_MAX;
+    device->base.atomic_scope = claimed_scope(info);
     r = open_parts(device);
     if (r) {
         free_device(device);
@@ -384,7 +404,7 @@ int prs_ofi_probe(const struct prs_config *config, struct prs_rail *rail, char *
         longest = info->ep_attr->max_order_waw_size;
     rail->max_message_bytes = longest < LONGEST_PART ? longest : LONGEST_PART;
     /* If a connection ends while a write with an immediate is received, ofi_rxm over tcp may end the process
-     * (decisions/0019). A short write is received quickly, so it is seldom that one. */
+     * (decisions/0019). A short write is received quickly, so a connection seldom ends during it. */
     if (info->ep_attr->protocol == FI_PROTO_RXM || info->ep_attr->protocol == PRS_OFI_PROTO_RXM_TCP)
         rail->plain_bytes = PLAIN_BYTES;
     out->speed_mbps = speed_mbps(info);
@@ -430,7 +450,7 @@ int prs_ofi_register_memory(struct prs_domain *domain, const struct prs_memory_r
     struct fid_mr *mr;
     int r;
 
-    /* Software providers look at no memory before they use it. This asks the kernel whether all of it is mapped. */
+    /* Software providers do not check memory before they use it. This asks the kernel whether all of it is mapped. */
     if ((range->kind == PRS_MEM_HOST || !device->gpu_memory) &&
         msync((void *)(uintptr_t)range->addr, range->bytes, MS_ASYNC))
         return -EFAULT;

@@ -32,9 +32,11 @@ static void take_event(struct prs_verbs_device *device, const struct ibv_async_e
     switch (event->event_type) {
     case IBV_EVENT_CQ_ERR:
         PRS_ERROR("%s: %s: a completion queue is overrun, completions are lost", domain->name, name);
-        /* Of its peers only. The queue is destroyed only after this event was acknowledged. */
+        /* This flag belongs to the peers of this queue. The queue is destroyed only after this event has been
+         * acknowledged. */
         overrun = event->element.cq->cq_context;
-        __atomic_store_n(overrun, true, __ATOMIC_RELEASE); /* [overrun] pairs with check_rails(), which reads no more */
+        /* [overrun] pairs with the load in check_rails(), which reads nothing else */
+        __atomic_store_n(overrun, true, __ATOMIC_RELEASE);
         break;
     case IBV_EVENT_DEVICE_FATAL:
         PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);
@@ -138,6 +140,14 @@ int prs_verbs_devices(const struct prs_config *config, prs_nic_device_fn *fn, vo
 
 /* ---- open, close ---- */
 
+static enum prs_atomic_scope claimed_scope(enum ibv_atomic_cap cap)
+{
+    return cap == IBV_ATOMIC_NONE   ? PRS_ATOMIC_NONE
+           : cap == IBV_ATOMIC_HCA  ? PRS_ATOMIC_NIC
+           : cap == IBV_ATOMIC_GLOB ? PRS_ATOMIC_CPU
+                                    : PRS_ATOMIC_UNKNOWN;
+}
+
 /* RC, unless the device is an EFA. */
 static void choose_queues(struct prs_verbs_device *device)
 {
@@ -153,6 +163,7 @@ static void choose_queues(struct prs_verbs_device *device)
     else
         prs_efa_claim(device);
     domain->adds = domain->nic->adds && device->attr.atomic_cap != IBV_ATOMIC_NONE;
+    domain->atomic_scope = claimed_scope(device->attr.atomic_cap);
 }
 
 int prs_verbs_open_device(const struct prs_nic_device *which, struct prs_domain **out)
