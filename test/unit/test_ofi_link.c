@@ -18,7 +18,7 @@
 enum { DEPTH = 64, ARRIVALS = 6000 /* far more than a link keeps while it is in use */ };
 
 static struct {
-    int refuses;            /* the error of the next request, once; 0: it is taken */
+    int refuses;            /* error of the next request, once; 0: none */
     bool full;              /* no request is taken now */
     void *taken[2 * DEPTH]; /* contexts of requests that were taken */
     uint32_t taken_count;
@@ -26,6 +26,9 @@ static struct {
     struct fi_cq_err_entry failed;
     uint32_t done_count, done_read;
     bool has_failed, closed;
+    uint32_t crowd; /* arrivals reported before completions */
+    uint64_t crowd_data;
+    bool endless; /* after the close, there is always something more to read */
 } provider;
 
 static ssize_t write_message(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags)
@@ -39,6 +42,15 @@ static ssize_t write_message(struct fid_ep *ep, const struct fi_msg_rma *message
         return error;
     provider.taken[provider.taken_count++] = message->context;
     return 0;
+}
+
+/* Where links share an endpoint. */
+static ssize_t write_data(struct fid_ep *at, const void *from, size_t bytes, void *descriptor, uint64_t data,
+                          fi_addr_t to, uint64_t addr, uint64_t key, void *context)
+{
+    const struct fi_msg_rma message = {.context = context};
+
+    return write_message(at, &message, 0);
 }
 
 static void complete(uint32_t request)
@@ -62,8 +74,10 @@ static ssize_t read_cq(struct fid_cq *cq, void *to, size_t most)
     struct fi_cq_data_entry *entries = to;
     size_t count = 0;
 
-    if (provider.has_failed)
+    if (provider.has_failed || (provider.endless && provider.closed))
         return -FI_EAVAIL;
+    for (; count < most && provider.crowd; provider.crowd--)
+        entries[count++] = (struct fi_cq_data_entry){.flags = FI_REMOTE_CQ_DATA, .data = provider.crowd_data};
     while (count < most && provider.done_read < provider.done_count)
         entries[count++] = provider.done[provider.done_read++];
     return count ? (ssize_t)count : -FI_EAGAIN;
@@ -91,6 +105,11 @@ static int insert(struct fid_av *av, const void *name, size_t count, fi_addr_t *
     return 1;
 }
 
+static int remove_any(struct fid_av *av, fi_addr_t *address, size_t count, uint64_t flags)
+{
+    return 0;
+}
+
 static int close_any(struct fid *fid)
 {
     provider.closed |= fid->fclass == FI_CLASS_EP;
@@ -108,10 +127,11 @@ static int control(struct fid *fid, int command, void *arg)
 }
 
 static struct fi_ops any = {.size = sizeof(any), .close = close_any, .bind = bind_any, .control = control};
-static struct fi_ops_rma rma = {.size = sizeof(rma), .writemsg = write_message, .readmsg = write_message};
+static struct fi_ops_rma rma = {
+    .size = sizeof(rma), .writemsg = write_message, .readmsg = write_message, .writedata = write_data};
 static struct fi_ops_cm cm = {.size = sizeof(cm), .getname = get_name};
 static struct fi_ops_cq cq_ops = {.size = sizeof(cq_ops), .read = read_cq, .readerr = read_error};
-static struct fi_ops_av av_ops = {.size = sizeof(av_ops), .insert = insert};
+static struct fi_ops_av av_ops = {.size = sizeof(av_ops), .insert = insert, .remove = remove_any};
 static struct fid_ep ep = {.fid = {.fclass = FI_CLASS_EP, .ops = &any}, .cm = &cm, .rma = &rma};
 static struct fid_cq cq = {.fid = {.fclass = FI_CLASS_CQ, .ops = &any}, .ops = &cq_ops};
 static struct fid_av av = {.fid = {.fclass = FI_CLASS_AV, .ops = &any}, .ops = &av_ops};
@@ -147,7 +167,8 @@ static const char *error_text(int error)
     return "an error";
 }
 
-/* queues: of the link, with ids 0, 1, ...; the loopback queue is after them. timeout_ms: as PERSEUS_TIMEOUT_MS. */
+/* queues: of the link, with ids 0, 1, ...; the loopback queue is after them. timeout_ms: as PERSEUS_TIMEOUT_MS. A
+ * device that has an endpoint shares it. */
 static void open_patient_link(uint32_t queues, uint32_t timeout_ms)
 {
     static struct fi_ops_domain domain_ops = {
@@ -216,7 +237,7 @@ static int poll_link(void)
 
 /* ---- a request that the provider does not take ---- */
 
-/* What would follow it might arrive, and the receiver would count that as the one that is missing. */
+/* A later request might arrive, and the receiver would count it as the refused one. */
 Test(ofi_link, after_a_refused_request_nothing_is_posted)
 {
     open_link(2);
@@ -355,6 +376,107 @@ Test(ofi_link, all_that_has_arrived_is_counted_when_a_link_stops)
     cr_assert_eq(link_->ops->taken(link_->queue[0]), ARRIVALS - ARRIVALS / 4);
     cr_assert_eq(link_->ops->taken(link_->queue[1]), ARRIVALS / 4);
     close_link();
+}
+
+/* A provider that says for ever that there is an error, and has none, must not keep the thread that stops the link. */
+Test(ofi_link, a_provider_that_never_reports_an_end_leaves_no_count, .timeout = 30)
+{
+    uint64_t start = prs_clock_ms();
+
+    open_link(1);
+    post(link_->queue[0], 0, 1);
+    provider.endless = true;
+    link_->ops->stop(link_);
+    cr_assert_lt(prs_clock_ms() - start, 20000u);
+    cr_assert_eq(poll_link(), -EPROTO, "nothing tells what has arrived");
+    close_link();
+}
+
+/* ---- links that share an endpoint ---- */
+
+static struct prs_link *open_shared_pair(uint32_t timeout_ms)
+{
+    struct prs_link *other;
+
+    open_patient_link(1, timeout_ms); /* fills the device in */
+    close_link();
+    cr_assert_eq(prs_ofi_endpoint_open(&device, true, DEPTH, &device.endpoint), 0);
+    open_patient_link(1, timeout_ms);
+    other = link_;
+    open_patient_link(1, timeout_ms);
+    provider.crowd_data = (uint64_t)prs_ofi_link_of(other)->number << 32;
+    provider.crowd = 2 * PRS_OFI_SHARED_ARRIVALS; /* and nobody polls it */
+    return other;
+}
+
+static void close_shared_pair(struct prs_link *other)
+{
+    if (link_)
+        close_link();
+    other->ops->close(other);
+    prs_ofi_endpoint_close(device.endpoint);
+    device.endpoint = NULL;
+}
+
+static int poll_until_done(uint32_t most_ms)
+{
+    uint64_t until = prs_clock_ms() + most_ms;
+    int r;
+
+    while ((r = poll_link()) == 0 && prs_clock_ms() < until)
+        ;
+    return r;
+}
+
+Test(ofi_link, one_that_is_not_polled_stops_the_others_for_a_limited_time, .timeout = 60)
+{
+    struct prs_link *other = open_shared_pair(300);
+
+    post(link_->queue[0], 0, 1);
+    complete(provider.taken_count - 1);
+    cr_assert_eq(poll_until_done(20), 0, "the other one is polled soon, perhaps");
+    cr_assert_eq(poll_until_done(20000), 1, "the others go on");
+    cr_assert_eq(events[0].kind, PRS_EVENT_DONE);
+    cr_assert_eq(other->ops->poll(other, events), -ENOBUFS, "what it has missed is lost, so it ends");
+    close_shared_pair(other);
+}
+
+Test(ofi_link, one_that_is_polled_in_time_misses_nothing, .timeout = 60)
+{
+    struct prs_link *other = open_shared_pair(60000);
+    uint32_t arrivals = 0;
+    int count;
+
+    post(link_->queue[0], 0, 1);
+    complete(provider.taken_count - 1);
+    while (provider.crowd > PRS_OFI_SHARED_ARRIVALS + PRS_POLL_MOST)
+        cr_assert_eq(poll_link(), 0);
+    while (arrivals < 2 * PRS_OFI_SHARED_ARRIVALS) {
+        count = other->ops->poll(other, events);
+        cr_assert_geq(count, 0);
+        arrivals += (uint32_t)count;
+    }
+    cr_assert_eq(poll_until_done(20000), 1);
+    close_shared_pair(other);
+}
+
+/* A closing link waits for its requests in flight, whose completions must be read meanwhile. */
+Test(ofi_link, one_that_closes_does_not_wait_for_one_that_is_not_polled, .timeout = 60)
+{
+    struct prs_link *other = open_shared_pair(60000);
+    uint64_t start;
+
+    post(link_->queue[0], 0, 1);
+    while (provider.crowd > PRS_OFI_SHARED_ARRIVALS + PRS_POLL_MOST)
+        cr_assert_eq(poll_link(), 0);
+    cr_assert_eq(poll_link(), 0);
+    complete(provider.taken_count - 1);
+    start = prs_clock_ms();
+    close_link();
+    link_ = NULL;
+    cr_assert_lt(prs_clock_ms() - start, 2500u, "as long as a request that never ends");
+    cr_assert_eq(device.endpoint->broken, 0, "the endpoint has ended for all");
+    close_shared_pair(other);
 }
 
 Test(ofi_link, an_arrival_names_a_queue_that_there_is)

@@ -31,7 +31,8 @@ PRS_COLD void prs_ofi_break_queue(struct prs_ofi_queue *queue, int error)
     keep_failure(link, error, 0, queue->base.id);
     queue->next = queue->upto;
     queue->halted = true;
-    /* They share a connection. Should the provider make it anew, then nothing of the others leaves over it, either. */
+    /* The queues share a connection. If the provider makes a new one, the other queues must send nothing over it,
+     * either. */
     for (uint32_t i = 0; &queue->base != link->base.loopback && i < link->base.queue_count; i++)
         prs_ofi_queue_of(link->base.queue[i])->halted = true;
 }
@@ -90,13 +91,13 @@ static ssize_t push_message(struct prs_ofi_link *link, const struct prs_ofi_queu
     if (wr->opcode == PRS_WR_READ)
         return fi_readmsg(link->endpoint->ep, message, flags);
     if (wr->opcode == PRS_WR_WRITE_IMM) {
-        /* Not all providers report the size of what has arrived, so it travels beside the immediate. */
+        /* Not all providers report the size of what has arrived, so the upper bits carry it. */
         message->data = (uint64_t)(queue->index << PRS_OFI_SIZE_BITS | wr->len_bytes) << 32 | wr->imm;
         flags |= FI_REMOTE_CQ_DATA;
     } else if (wr->opcode != PRS_WR_WRITE) {
         return -FI_EOPNOTSUPP;
     }
-    /* Done means that the bytes are there, as verbs has it. */
+    /* A request is done when its bytes are there, as with verbs. */
     return fi_writemsg(link->endpoint->ep, message, flags | FI_DELIVERY_COMPLETE);
 }
 
@@ -184,7 +185,8 @@ static bool is_unreachable(const struct prs_ofi_link *link, struct prs_ofi_queue
     return prs_clock_ns() - queue->refused_ns > (proven ? link->retry_ns : link->patience_ns);
 }
 
-/* Providers without a fence ignore FI_FENCE. Strong signals after reads have it all the same: here is that fence. */
+/* Providers without a fence ignore FI_FENCE. Strong signals after reads carry it nevertheless, so this function is
+ * their fence. */
 static inline bool must_wait(const struct prs_ofi_queue *queue, const struct prs_wr *wr)
 {
     return wr->flags & PRS_WR_FENCE && !queue->base.link->ops->fence && queue->reorder.tail != queue->reorder.head;
@@ -232,20 +234,39 @@ void prs_ofi_push_waiting(struct prs_ofi_link *link)
 
 /* ---- completions ---- */
 
-/* Make room for one reading more, as long as there may be more. */
-static PRS_COLD void grow(struct prs_ofi_link *link)
+/* The other links of the endpoint wait for this one, so log it. */
+static void begin_crowd(struct prs_ofi_link *link)
 {
-    uint32_t most = link->ended              ? 1u << 31
-                    : link->endpoint->shared ? PRS_OFI_SHARED_ARRIVALS
-                                             : PRS_OFI_ARRIVALS,
+    link->crowded = true;
+    link->endpoint->crowded++;
+    link->crowded_ns = prs_clock_ns();
+    if (link->endpoint->shared && !link->told)
+        PRS_WARN("%s: a connection is not polled while %u arrivals wait for it; all connections of the device share an "
+                 "endpoint, and wait until it is polled, for at most %llu ms",
+                 link->base.rail->info.name, link->last - link->first,
+                 (unsigned long long)(link->patience_ns / 1000000));
+    link->told = true;
+}
+
+static void end_crowd(struct prs_ofi_link *link)
+{
+    link->endpoint->crowded -= link->crowded;
+    link->crowded = false;
+}
+
+/* Make room for one reading more, as long as there may be more. */
+static PRS_COLD void grow(struct prs_ofi_link *link, bool at_any_cost)
+{
+    uint32_t most = at_any_cost || link->ended ? 1u << 31
+                    : link->endpoint->shared   ? PRS_OFI_SHARED_ARRIVALS
+                                               : PRS_OFI_ARRIVALS,
              count = link->last - link->first;
     struct prs_ofi_arrival *arrival = link->room < most ? calloc(2 * link->room, sizeof(*arrival)) : NULL;
 
     if (!arrival) {
         if (link->ended)
             link->broken = -ENOMEM; /* what has arrived cannot be counted */
-        link->crowded = true;
-        link->endpoint->crowded++;
+        begin_crowd(link);
         return;
     }
     for (uint32_t i = 0; i < count; i++)
@@ -257,12 +278,41 @@ static PRS_COLD void grow(struct prs_ofi_link *link)
     link->room *= 2;
 }
 
+static void make_room(struct prs_ofi_link *link, bool at_any_cost)
+{
+    end_crowd(link);
+    if (link->room - (link->last - link->first) < PRS_POLL_MOST)
+        grow(link, at_any_cost);
+}
+
 PRS_COLD void prs_ofi_make_room(struct prs_ofi_link *link)
 {
-    link->endpoint->crowded -= link->crowded;
-    link->crowded = false;
-    if (link->room - (link->last - link->first) < PRS_POLL_MOST)
-        grow(link);
+    make_room(link, false);
+}
+
+PRS_COLD void prs_ofi_uncrowd(struct prs_ofi_endpoint *endpoint)
+{
+    for (uint32_t i = 0; endpoint->crowded && i < endpoint->places; i++)
+        if (endpoint->place[i].link && endpoint->place[i].link->crowded)
+            make_room(endpoint->place[i].link, true);
+}
+
+/* A link that is not polled for too long is failed, so that the others, which wait for it, go on. */
+static PRS_COLD void judge_crowd(struct prs_ofi_endpoint *endpoint)
+{
+    for (uint32_t i = 0; endpoint->shared && i < endpoint->places; i++) {
+        struct prs_ofi_link *link = endpoint->place[i].link;
+
+        if (!link || !link->crowded || prs_clock_ns() - link->crowded_ns < link->patience_ns)
+            continue;
+        PRS_WARN("%s: giving up a connection that was not polled for %llu ms while %u arrivals waited for it: others "
+                 "share its endpoint",
+                 link->base.rail->info.name, (unsigned long long)(link->patience_ns / 1000000),
+                 link->last - link->first);
+        link->broken = -ENOBUFS;
+        link->first = link->last;
+        end_crowd(link);
+    }
 }
 
 static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_data_entry *entry)
@@ -277,7 +327,7 @@ static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_d
         endpoint->own_bytes = entry->len;
         return;
     }
-    if (unlikely(!link || (endpoint->shared && link->ended))) /* late: of a connection that has ended here */
+    if (unlikely(!link || (endpoint->shared && (link->ended || link->broken)))) /* late: it has ended here */
         return;
     arrival = (struct prs_ofi_arrival){.value = (uint32_t)entry->data,
                                        .bytes = upper & ((1u << PRS_OFI_SIZE_BITS) - 1),
@@ -290,12 +340,12 @@ static void take_arrival(struct prs_ofi_endpoint *endpoint, const struct fi_cq_d
     }
     link->arrival[link->last++ % link->room] = arrival;
     if (unlikely(link->room - (link->last - link->first) < PRS_POLL_MOST && !link->crowded))
-        grow(link);
+        grow(link, false);
 }
 
-/* A request that is done though an earlier one has failed was posted to a connection that the provider has made anew.
- * Then what has arrived is no longer a first part of what was posted. Where no rail is replaced, nobody asks for that,
- * and requests after one with a wrong key may be done. */
+/* If a request is done although an earlier one has failed, the provider has sent it over a new connection. Then the
+ * requests that have arrived are not the first ones posted. That matters only where rails are replaced; elsewhere
+ * requests after one with a wrong key may be done. */
 static void finish_request(const struct prs_ofi_request *request, bool done)
 {
     struct prs_ofi_link *link = request->link;
@@ -354,7 +404,7 @@ static PRS_COLD void take_error(struct prs_ofi_endpoint *endpoint)
         return;
     }
     if (!link) {
-        endpoint->own_done += request ? 1 : 0; /* what the other side has done wrong fails there */
+        endpoint->own_done += request ? 1 : 0; /* errors of the other side are reported there */
         return;
     }
     keep_failure(link, entry.err, entry.prov_errno,
@@ -371,8 +421,11 @@ bool prs_ofi_read_completions(struct prs_ofi_endpoint *endpoint)
     struct fi_cq_data_entry entries[PRS_POLL_MOST];
     ssize_t count;
 
-    if (endpoint->crowded)
-        return false;
+    if (unlikely(endpoint->crowded)) {
+        judge_crowd(endpoint);
+        if (endpoint->crowded)
+            return false;
+    }
     count = fi_cq_read(endpoint->cq, entries, PRS_POLL_MOST);
     for (ssize_t i = 0; i < count; i++)
         take_completion(endpoint, &entries[i]);
@@ -423,10 +476,8 @@ int prs_ofi_report(struct prs_ofi_link *link, struct prs_event *events)
                                              .value = arrival->value,
                                              .bytes = arrival->bytes};
     }
-    if (unlikely(link->crowded && link->room - (link->last - link->first) >= PRS_POLL_MOST)) {
-        link->crowded = false;
-        link->endpoint->crowded--;
-    }
+    if (unlikely(link->crowded && link->room - (link->last - link->first) >= PRS_POLL_MOST))
+        end_crowd(link);
     for (uint32_t i = 0; i < prs_ofi_queue_count(link); i++) {
         struct prs_ofi_queue *queue = prs_ofi_queue_at(link, i);
         uint32_t position;

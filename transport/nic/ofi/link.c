@@ -2,7 +2,6 @@
 #include "transport/nic/ofi/link.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <rdma/fi_errno.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -23,9 +22,10 @@
 enum {
     LAST_READS = 256, /* of the completion queue, before an endpoint is closed */
     EMPTY_READS = 8,  /* so many in a row that find nothing end them earlier */
-    HANG_UPS = 16,    /* looks for connections that the other side has begun, at most */
+    HANG_UPS = 16,    /* at most so many looks for connections that the other side has begun */
     FAIL_MS = 2000,   /* a provider ends all requests of a connection at once */
-    STOP_MS = 5000,   /* for what a link has in flight on a shared endpoint: a provider completes it, or gives it up */
+    /* limit for requests of a link in flight on a shared endpoint: the provider completes them, or gives them up */
+    STOP_MS = 5000,
     NUMBER_BYTES = 4,
 };
 
@@ -206,7 +206,7 @@ static void ofi_address(const struct prs_queue *queue, struct prs_nic_address *o
     }
 }
 
-/* Endpoints need no connection: this names the other one. The first request makes the provider connect, if it does. */
+/* Endpoints need no connection, so this only names the other endpoint. Some providers connect at the first request. */
 static int aim_at(struct prs_ofi_queue *queue, const struct prs_nic_address *told)
 {
     struct prs_ofi_link *link = prs_ofi_link_of(queue->base.link);
@@ -287,7 +287,7 @@ static int ofi_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
         queue->ring_mask = mask;
         if (queue->next == queue->upto)
             queue->next = first;
-        if (unlikely(queue->next == first)) /* a link that replaces another goes on at its positions */
+        if (unlikely(queue->next == first)) /* an empty ring goes on elsewhere */
             prs_reorder_begin(&queue->reorder, first);
         queue->upto = first + count;
         prs_ofi_push(link, queue);
@@ -329,7 +329,24 @@ static void read_rest(struct prs_ofi_link *link, int most, int most_empty)
     }
 }
 
-/* One request has failed: see what becomes of the others. If one of them is done, `broken` says so. */
+/* All that the closed endpoint has acknowledged: a provider that never says that there is no more is wrong. */
+static void read_all(struct prs_ofi_link *link)
+{
+    struct prs_ofi_endpoint *endpoint = link->endpoint;
+    uint64_t give_up_ns = prs_clock_ns() + FAIL_MS * 1000000ull;
+
+    do {
+        prs_ofi_make_room(link);
+        if (endpoint->broken || !prs_ofi_read_completions(endpoint))
+            return;
+    } while (prs_clock_ns() < give_up_ns);
+    PRS_WARN("%s: the provider still reports completions %d ms after the endpoint was closed: nothing tells what has "
+             "arrived",
+             link->base.rail->info.name, FAIL_MS);
+    link->broken = -EPROTO;
+}
+
+/* One request has failed: wait for the outcome of the others. If one of them is done, `broken` is set. */
 static void await_failures(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
@@ -348,8 +365,8 @@ static void await_failures(struct prs_ofi_link *link)
     }
 }
 
-/* What the provider has acknowledged is read before the close or after it, so that both sides can count the same. The
- * other side may also wait for acknowledgements, which leave while the queue is read. */
+/* Read every acknowledged request, before the close or after it, so that both sides count the same. The other side may
+ * also wait for acknowledgements, which are sent while the queue is read. */
 static void end_own(struct prs_ofi_link *link, bool failed)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
@@ -368,21 +385,22 @@ static void end_own(struct prs_ofi_link *link, bool failed)
     endpoint->ep = NULL;
     /* Elsewhere nobody asks what was acknowledged. */
     if (link->base.rail->domain->nic->fails_over)
-        read_rest(link, INT_MAX, 1);
+        read_all(link);
     prs_ofi_rows_leave(link);
     link->in_flight = 0;
     link->loopback_failed = link->base.loopback;
     prs_ofi_break_queue(prs_ofi_queue_of(link->base.queue[0]), FI_ECANCELED);
 }
 
-/* Nobody may be left to whom late requests of this link do harm: neither their source nor their target is its own any
- * more. Where they do not end, the endpoint ends for all, which is better than wrong bytes. */
+/* Late requests of this link could do harm, since their source and target may be reused after this. If they do not end,
+ * the endpoint ends for all its links, which is better than wrong bytes. */
 static void end_shared(struct prs_ofi_link *link)
 {
     struct prs_ofi_endpoint *endpoint = link->endpoint;
     uint64_t give_up_ns = prs_clock_ns() + STOP_MS * 1000000ull;
 
     while (link->in_flight && !endpoint->broken) {
+        prs_ofi_uncrowd(endpoint); /* else nothing is read, and the endpoint would end for all links */
         prs_ofi_read_completions(endpoint);
         if (prs_clock_ns() > give_up_ns) {
             PRS_WARN("%s: %u requests of a connection that ends are still in flight after %d ms: giving up the "
@@ -421,7 +439,7 @@ static void ofi_kill(struct prs_link *link)
     end_link(link, false);
 }
 
-/* Only where each link has its endpoint, with which the loopback queue ends, too. */
+/* Called only where each link has its own endpoint; the loopback queue ends with it. */
 static void ofi_stop(struct prs_link *link)
 {
     end_link(link, true);

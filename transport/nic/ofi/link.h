@@ -18,14 +18,15 @@ struct prs_ofi_queue {
     uint32_t taken;         /* arrivals that the owner has polled */
     struct prs_reorder reorder;
     struct prs_ofi_request *request; /* [mask + 1], by position */
-    struct prs_ofi_request *fence;   /* [mask + 1], likewise: empty writes before them; NULL: there are none */
+    /* [mask + 1], likewise: the empty writes that precede them; NULL: there are none */
+    struct prs_ofi_request *fence;
     uint32_t mask;
     /* Posted, but not taken by the provider yet: from next up to upto in the ring. */
     const struct prs_wr *ring;
     uint32_t ring_mask, next, upto;
     bool fenced;         /* the empty write before the next one has been posted */
     uint64_t refused_ns; /* since when the provider takes nothing; 0: it does */
-    bool proven;         /* a request of it has completed */
+    bool proven;         /* a request of this queue has completed */
     bool halted;         /* a request could not be posted, so no later one is */
 };
 
@@ -50,7 +51,7 @@ struct prs_ofi_link {
     bool polled;                             /* by its owner, since the thread of attend.c last looked */
     bool joined;                             /* it has a place */
     bool ended;                              /* by kill() or stop() */
-    bool drained;                            /* and its owner has polled all that there was */
+    bool drained;                            /* its owner has polled everything that had arrived */
     /* A request has failed: no other is posted. A provider may connect again, and would deliver it all the same. */
     bool failed;
     bool loopback_failed;           /* to be reported */
@@ -59,7 +60,7 @@ struct prs_ofi_link {
     struct prs_ofi_port remote;     /* the other side's */
     fi_addr_t to;                   /* likewise */
     uint64_t patience_ns;           /* to connect */
-    uint64_t retry_ns;              /* to connect again: as long as a NIC would try */
+    uint64_t retry_ns;              /* time to connect again: as long as a NIC would try */
     uint32_t loopback_depth;
     bool overrun;
     uint32_t in_flight; /* requests */
@@ -67,6 +68,8 @@ struct prs_ofi_link {
     struct prs_ofi_arrival *arrival; /* a ring */
     uint32_t room, first, last;
     bool crowded;                /* one poll may need more slots than are free, and the ring cannot grow */
+    bool told;                   /* that it was crowded, once */
+    uint64_t crowded_ns;         /* when that began; used where links share an endpoint */
     struct prs_event failure;    /* kind is PRS_EVENT_ERROR, if there is one */
     int broken;                  /* 0, or a -errno that polling returns */
     struct prs_ofi_known *known; /* rows of the other side's table, by number */
