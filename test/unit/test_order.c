@@ -12,7 +12,7 @@
 struct run_row {
     char ids[8];   /* notified puts, one chain */
     char sizes[8]; /* of each */
-    char kinds[8]; /* w: plain write, i: with immediate */
+    char kinds[8]; /* w: plain write, i: write with immediate */
     uint32_t last_run;
 };
 
@@ -472,4 +472,33 @@ Test(order, what_writes_nothing_names_memory_of_the_peer)
             cr_assert_eq(wr->remote_key, bench->order.record_key[bench->order.queue[q].path], "queue %u", q);
         }
     cr_assert_eq(bench->order.queue[0].head + bench->order.queue[1].head, 2u);
+}
+
+/* ---- the ring ---- */
+
+/* So that with many peers, of which each sends a message now and then, a cache may have the slot of the next one. */
+Test(order, an_empty_ring_goes_on_at_its_first_slot_and_no_other_does)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    const struct prs_order_queue *queue = &bench->order.queue[0];
+    struct prs_chain chain;
+
+    for (uint32_t round = 0; round < 3 * BENCH_DEPTH; round++) {
+        uint32_t first = queue->head;
+
+        cr_assert_eq(first & queue->mask, 0, "round %u begins with slot %u", round, first & queue->mask);
+        for (uint32_t i = 0; i < 3; i++) {
+            bench_put(bench, 8, 0, 0, 0);
+            cr_assert(prs_order_take(&bench->order, 0, &chain));
+            cr_assert(chain.first == first + i && chain.count == 1);
+        }
+        cr_assert_eq(prs_order_complete(&bench->order, 0, first, 0), 1);
+        bench_put(bench, 8, 0, 0, 0);
+        cr_assert_eq(queue->head, first + 4, "two are in flight, so the next one follows them");
+        cr_assert(prs_order_take(&bench->order, 0, &chain));
+        for (uint32_t i = 1; i < 4; i++)
+            cr_assert_eq(prs_order_complete(&bench->order, 0, first + i, 0), 1);
+        cr_assert(prs_order_idle(&bench->order));
+        cr_assert_eq(prs_order_complete(&bench->order, 0, first + 3, 0), -EPROTO, "it has completed before");
+    }
 }

@@ -80,7 +80,6 @@ static void choose_parts(void)
     }
     for (int q = 0; q < QUEUES; q++) {
         keep_part(order->queue[q].wr, KEPT * sizeof(*order->queue[q].wr));
-        keep_part(order->queue[q].owner, KEPT * sizeof(*order->queue[q].owner));
         keep_part(net.copies[q], KEPT * PRS_INLINE_BYTES);
         keep_part(net.delivered[q], KEPT * sizeof(net.delivered[q][0]));
         keep_part(net.posted[q], KEPT * sizeof(net.posted[q][0]));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A path is lost: what its requests become, one rule at a time. */
+/* A path is lost: the fate of its requests, one rule at a time. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
@@ -95,7 +95,7 @@ ParameterizedTestParameters(order_path, what_was_taken_is_done_and_the_rest_leav
         {{COUNTED, SIGNAL}, 1, 1, false, 0},
         {{COUNTED, SIGNAL}, 2, 3, false, 0},
         {{READ}, 0, 0, false, 0},
-        {{READ, NOTIFIED}, 1, 2, false, 0}, /* its data may not be here */
+        {{READ, NOTIFIED}, 1, 2, false, 0}, /* the read's data may not be here */
         {{NOTIFIED, READ, NOTIFIED, NOTIFIED}, 2, 5, false, 0},
     };
     return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
@@ -440,7 +440,7 @@ Test(order_path, probes_leave_out_a_lost_path)
     cr_assert_eq(word, 0x7008);
 }
 
-/* Of sets, an add that was not posted, and flushes in between, those that write leave again, in their order. */
+/* Among sets, an add that was not posted, and flushes in between, the requests that write are sent again, in order. */
 Test(order_path, sets_to_ourselves_leave_again_over_another_path)
 {
     struct bench *bench = two_paths();
@@ -477,9 +477,9 @@ Test(order_path, sets_to_ourselves_leave_again_over_another_path)
     cr_assert_eq(prs_order_self_over(&bench->order, 1), 0);
     cr_assert_eq(prs_order_self_left(&bench->order, &at), NULL);
     cr_assert(prs_order_probe_idle(&bench->order, 0));
-    cr_assert_eq(to->head, 4);
+    cr_assert_eq(to->head, BENCH_DEPTH + 3);
     for (uint32_t i = 1; i < 4; i++) {
-        const struct prs_wr *moved = &to->wr[i];
+        const struct prs_wr *moved = &to->wr[i - 1];
 
         cr_assert(moved->remote_key == BENCH_HIGH + 9 && moved->remote_addr == (i < 3 ? 0x100 + 8 * i : 0x110));
         cr_assert(moved->opcode == (i < 3 ? PRS_WR_WRITE : PRS_WR_ADD) && !(moved->flags & PRS_WR_SIGNALED));
@@ -487,7 +487,7 @@ Test(order_path, sets_to_ourselves_leave_again_over_another_path)
             cr_assert_eq(*(const uint64_t *)(uintptr_t)moved->local_addr, 40 + i);
     }
     post(bench);
-    cr_assert_eq(prs_order_complete(&bench->order, 3, 3, 0), 1);
+    cr_assert_eq(prs_order_complete(&bench->order, 3, BENCH_DEPTH + 2, 0), 1);
     cr_assert(own.status == 0 && prs_order_self_idle(&bench->order));
     cr_assert_eq(prs_order_path_up(&bench->order, 0), 0);
     prs_order_probe_up(&bench->order, 0);

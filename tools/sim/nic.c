@@ -86,7 +86,7 @@ static void explain(struct prs_team *rank, enum sim_cause cause, uint64_t until_
         sim_explain_note(&rank->explain, cause, rank->sim->events.now_ps, until_ps);
 }
 
-/* When may a request with a fence go? Return false: not before something is delivered. */
+/* When may a request with a fence be sent? Return false: only after another delivery. */
 static bool fence_open_at(const struct sim *sim, const struct sim_queue *queue, uint32_t position, uint64_t *at_ps)
 {
     uint32_t behind = sim->cluster.fence_strict ? position : queue->last_read;
@@ -95,7 +95,7 @@ static bool fence_open_at(const struct sim *sim, const struct sim_queue *queue, 
     return (int32_t)(queue->delivered - behind) >= 0;
 }
 
-/* A request waits at its fence. What follows on its queue continues, unless fences stall. */
+/* A request waits at its fence. Later requests of its queue continue, unless fences stall. */
 static void stop_at_fence(struct sim *sim, struct sim_queue *queue, uint64_t open_ps, bool known)
 {
     if (!known)
@@ -169,7 +169,7 @@ static void send_from(struct sim *sim, struct sim_port *port)
     struct sim_queue *queue = port->first;
     uint64_t wr_ps = sim_ps(sim->cluster.wr_ns), free_ps;
 
-    /* port->sending is still set, so that what joins the turn here adds no event. */
+    /* port->sending is still set, so a queue that joins the turn here adds no event. */
     if (queue && (queue->silent || !serve(sim, queue))) {
         leave_turn(port);
     } else if (queue && queue->next) {
@@ -293,7 +293,7 @@ static void unfence(struct sim *sim, struct sim_queue *queue, uint32_t position)
         join_turn(sim, queue);
         return;
     }
-    (void)send_part(sim, queue, position); /* short: a signal or a record */
+    (void)send_part(sim, queue, position); /* it is short: a signal or a record */
 }
 
 static void done(struct sim *sim, struct sim_queue *queue, uint32_t position)
@@ -302,14 +302,16 @@ static void done(struct sim *sim, struct sim_queue *queue, uint32_t position)
     sim_rank_wake(queue->end->rank, sim->events.now_ps);
 }
 
-static void ring_doorbell(struct sim *sim, struct sim_queue *queue, uint32_t posted)
+static void ring_doorbell(struct sim *sim, struct sim_queue *queue, uint32_t posted, uint32_t first)
 {
     struct sim_port *port = queue->from;
 
+    if (queue->posted != first) /* an empty ring goes on elsewhere */
+        queue->sending = queue->delivered = queue->executed = queue->last_read = first;
     port->nic_free_ps = later(sim->events.now_ps, port->nic_free_ps) + sim_ps(sim->cluster.doorbell_ns);
     queue->posted = posted;
     if (queue->loopback && sim->cluster.whole_messages)
-        while (queue->sending != posted) /* does not wait for long messages on the link */
+        while (queue->sending != posted) /* this one does not wait for long messages on the link */
             (void)send_part(sim, queue, queue->sending++);
     else
         join_turn(sim, queue);
@@ -334,7 +336,7 @@ void sim_nic_event(struct sim *sim, const struct sim_event *event)
         sim_rank_wake(queue->end->rank, sim->events.now_ps);
         break;
     case SIM_DOORBELL:
-        ring_doorbell(sim, queue, event->a);
+        ring_doorbell(sim, queue, event->a, (uint32_t)event->b);
         break;
     case SIM_UPLINK:
         sim_fabric_uplink(sim, queue, event->a, event->b);

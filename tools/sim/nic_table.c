@@ -55,16 +55,16 @@ static int nic_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
     struct sim *sim = rank->sim;
 
     if (mask != queue->mask)
-        return -EINVAL; /* the transport has another depth in mind than it asked for */
+        return -EINVAL; /* the depth differs from the one that the transport asked for */
     queue->ring = ring;
     rank->cpu_ps += sim_ps(sim->cluster.post_ns);
-    sim_add_event(sim, rank->cpu_ps + sim_ps(sim->cluster.post_latency_ns), SIM_DOORBELL, queue, first + count, 0);
+    sim_add_event(sim, rank->cpu_ps + sim_ps(sim->cluster.post_latency_ns), SIM_DOORBELL, queue, first + count, first);
     return 0;
 }
 
 /* ---- queues ---- */
 
-/* A queue with its arrays is one piece of memory: connections come and go. */
+/* A queue and its arrays are one piece of memory, since connections come and go. */
 static int open_queue(struct sim_link *link, uint32_t id, uint32_t depth, bool loopback, struct prs_queue **out)
 {
     struct sim *sim = link->end->rank->sim;
@@ -176,7 +176,7 @@ static void nic_address_text(const struct prs_nic_address *port, char *text, siz
 
 static void nic_kill(struct prs_link *link)
 {
-    (void)link; /* a connection is closed when nothing is left to happen on it */
+    (void)link; /* a connection is closed only when it is idle */
 }
 
 /* ---- the device: the NIC ports of each GPU are its ports ---- */

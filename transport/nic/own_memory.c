@@ -3,17 +3,17 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "transport/nic/nic.h"
 #include "transport/util/error.h"
+#include "transport/util/lines.h"
 
 int prs_own_memory_init(struct prs_own_memory *memory, size_t bytes, const char *what)
 {
-    void *addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *addr = prs_pages_alloc(bytes);
 
     *memory = (struct prs_own_memory){0};
-    if (addr == MAP_FAILED)
+    if (!addr)
         return prs_fail(-errno, "mmap of %zu bytes for %s: %s", bytes, what, strerror(errno));
     memory->addr = addr;
     memory->bytes = bytes;
@@ -44,7 +44,6 @@ void prs_own_memory_fini(struct prs_own_memory *memory)
     for (uint32_t i = 0; i < PRS_MAX_RAILS; i++)
         if (memory->at[i].domain)
             (void)memory->at[i].domain->nic->release_memory(memory->at[i].domain, &memory->at[i].registered);
-    if (memory->addr)
-        munmap(memory->addr, memory->bytes);
+    prs_pages_free(memory->addr, memory->bytes);
     *memory = (struct prs_own_memory){0};
 }

@@ -30,11 +30,10 @@ static void *carve(char **at, size_t count, size_t each)
 enum { WORD = sizeof(uint64_t) };
 static_assert(sizeof(struct prs_order_queue) % WORD == 0 && sizeof(struct prs_order_path) % WORD == 0 &&
                   sizeof(struct prs_order_group) % WORD == 0 && sizeof(struct prs_order_held) % WORD == 0 &&
-                  sizeof(struct prs_wr) % WORD == 0 && sizeof(struct prs_op *) % WORD == 0 &&
-                  sizeof(struct prs_order_aim) % WORD == 0,
+                  sizeof(struct prs_wr) % WORD == 0 && sizeof(struct prs_order_aim) % WORD == 0,
               "make_room() keeps each array aligned only if the elements of the one before fill whole words");
 
-/* Take one piece of memory for all arrays, as large as these options need. Return 0 or -ENOMEM. */
+/* Take a piece of memory for the state, and one for the slots, as large as these options need. Return 0 or -ENOMEM. */
 static int make_room(struct prs_order *order, const struct prs_order_options *options, bool fails_over)
 {
     uint32_t data = order->data_queues, paths = order->path_count, queues = data + paths;
@@ -43,7 +42,7 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
     uint32_t probe_depth = options->probe_depth ? options->probe_depth : options->depth;
     size_t positions = (size_t)(groups + held + 1) * data;
     size_t slots = (size_t)data * options->depth + (size_t)paths * probe_depth;
-    size_t state_bytes, slot_bytes;
+    size_t state_bytes;
     uint32_t aim_keys = 0;
     uint32_t *position;
     char *at;
@@ -54,12 +53,14 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
     for (uint32_t i = 0; i < paths; i++)
         if (options->path[i].remote_rail >= aim_keys)
             aim_keys = options->path[i].remote_rail + 1;
-    slot_bytes = slots * (sizeof(struct prs_wr) + sizeof(struct prs_op *)) +
-                 (fails_over ? (size_t)data * options->depth * aim_bytes(aim_keys) : 0);
-    order->room = at = prs_lines_alloc(state_bytes + slot_bytes);
-    if (!at)
+    order->slot_bytes =
+        slots * sizeof(struct prs_wr) + (fails_over ? (size_t)data * options->depth * aim_bytes(aim_keys) : 0);
+    order->state = at = prs_lines_calloc(state_bytes);
+    order->slots = prs_pages_alloc(order->slot_bytes);
+    if (!order->state || !order->slots) {
+        prs_order_fini(order);
         return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", queues, options->depth);
-    memset(at, 0, state_bytes); /* slots are written before they are read */
+    }
     order->queue = carve(&at, queues, sizeof(*order->queue));
     order->path = carve(&at, paths, sizeof(*order->path));
     order->group = carve(&at, groups, sizeof(*order->group));
@@ -70,13 +71,13 @@ static int make_room(struct prs_order *order, const struct prs_order_options *op
         order->group[i].last = position += data;
     for (uint32_t i = 0; i < held; i++)
         order->held[i].need_position = position += data;
+    at = order->slots;
     for (uint32_t i = 0; i < queues; i++) {
         struct prs_order_queue *queue = &order->queue[i];
         uint32_t depth = i < data ? options->depth : probe_depth;
 
         queue->mask = depth - 1;
         queue->wr = carve(&at, depth, sizeof(*queue->wr));
-        queue->owner = carve(&at, depth, sizeof(*queue->owner));
         queue->aim_keys = aim_keys;
         queue->aim = carve(&at, fails_over && i < data ? depth : 0, aim_bytes(aim_keys));
     }
@@ -125,7 +126,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     for (uint32_t i = 1; i < paths; i++)
         if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
             order->add_path = i;
-    prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
+    prs_op_start(&order->no_op, 1u << 31); /* so many parts that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
 
@@ -146,7 +147,8 @@ void prs_order_fini(struct prs_order *order)
 {
     if (order->tally != &prs_tally_full)
         free(order->tally);
-    prs_lines_free(order->room);
+    prs_pages_free(order->slots, order->slot_bytes);
+    prs_lines_free(order->state);
     memset(order, 0, sizeof(*order));
 }
 
@@ -213,7 +215,7 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
-/* Take the next requests to retire off the backlog by which queues are chosen. */
+/* Subtract the requests that retire next from the backlog by which queues are chosen. */
 static void remove_backlog(struct prs_order *order, struct prs_order_queue *queue, uint32_t count, uint64_t now_ns)
 {
     struct prs_order_path *path = &order->path[queue->path];
@@ -228,21 +230,25 @@ static void remove_backlog(struct prs_order *order, struct prs_order_queue *queu
 }
 
 /* MUTANT(order) a completion retires all before it:
- * s/do done += retire(owner[tail++ & mask]); while (tail != end)/done += retire(owner[tail & mask]); tail = end/ */
+ * s/do done += retire(w[tail++ & mask].owner); while (tail != end)/done += retire(w[tail & mask].owner); tail = end/ */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
 {
     struct prs_order_queue *queue = &order->queue[index];
     uint32_t tail = queue->tail, end = position + 1, mask = queue->mask, done = 0;
-    struct prs_op **owner = queue->owner;
+    const struct prs_wr *w = queue->wr;
 
     /* MUTANT(order) an impossible completion is refused: delete */
-    if (end == tail || end - tail > queue->posted - tail)
+    if (position - tail >= queue->posted - tail)
         return -EPROTO;
     if (order->data_queues > 1 && index < order->data_queues)
         remove_backlog(order, queue, end - tail, now_ns);
     do
-        done += retire(owner[tail++ & mask]);
+        done += retire(w[tail++ & mask].owner);
     while (tail != end);
+    /* With many peers, a cache may have the first slot of an empty ring, and no other. */
+    /* MUTANT(order) an empty ring goes on at its first slot: delete */
+    if (tail == queue->head)
+        queue->head = queue->posted = queue->signaled = tail = (tail | mask) + 1;
     queue->tail = tail;
     order->ops -= done;
     order->signaled--;
@@ -262,7 +268,7 @@ void prs_order_fail(struct prs_order *order, int status)
         struct prs_order_queue *queue = &order->queue[i];
 
         for (; queue->tail != queue->head; queue->tail++)
-            for (struct prs_op *owner = queue->owner[queue->tail & queue->mask]; owner;)
+            for (struct prs_op *owner = queue->wr[queue->tail & queue->mask].owner; owner;)
                 prs_op_fail(owner_pop(&owner), status);
         queue->posted = queue->head;
     }

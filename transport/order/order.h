@@ -40,13 +40,14 @@ enum {
     PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask: the data queues, and a probe queue for each rail */
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
-    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* group numbers count modulo this; then a signal may wait for more puts */
-    PRS_ORDER_HELD = 32,                /* signals that may be held; one more is PRS_BUSY */
-    PRS_ORDER_LAZY = 16,                /* at most this many lazy requests on a queue come before one is signaled */
+    /* group numbers are taken modulo this: a signal may then wait for more puts than those of its group */
+    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS,
+    PRS_ORDER_HELD = 32, /* signals that may be held; a further one gets PRS_BUSY */
+    PRS_ORDER_LAZY = 16, /* at most this many lazy requests on a queue come before one is signaled */
     /* A request this long gains nothing from being batched with others. It is posted at once, signaled, and has a
      * notification of its own, so that neither side waits for the bytes of other requests. */
     PRS_ORDER_PROMPT_BYTES = 8192,
-    PRS_ORDER_SURE_PARTS = 8, /* requests that a notified put may always have, over however many queues */
+    PRS_ORDER_SURE_PARTS = 8, /* a notified put may always have so many requests, however many queues there are */
     PRS_ORDER_BATCH = 16,     /* requests on one queue after which the caller posts without waiting for more */
 };
 
@@ -54,7 +55,7 @@ enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
 enum prs_wr_flags { PRS_WR_SIGNALED = 1, PRS_WR_FENCE = 2, PRS_WR_INLINE = 4 };
 
 /* One work request, for any NIC. For PRS_WR_ADD the NIC's back end says where the old value goes. */
-struct prs_wr { /* in the order in which back ends copy it: first what is local, then what is remote */
+struct prs_wr { /* members in the order in which back ends copy them: first the local ones, then the remote ones */
     uint64_t local_addr;
     uint32_t len_bytes;
     uint32_t local_key;
@@ -64,20 +65,22 @@ struct prs_wr { /* in the order in which back ends copy it: first what is local,
     uint32_t imm;
     uint8_t opcode;
     uint8_t flags;
-};
+    struct prs_op *owner; /* used by the order engine: the op that completes with the request */
+} __attribute__((aligned(PRS_LINE)));
+static_assert(sizeof(struct prs_wr) == PRS_LINE, "a slot of a ring is one cache line");
 
-/* What the engine does with a path. failover.h has how far the two sides agree about it. */
+/* How the engine uses a path. enum prs_path_stage in failover.h says how far the two sides agree on that. */
 enum prs_path_use {
     PRS_PATH_USED,
     PRS_PATH_RESTING, /* on standby, while another path is used */
     PRS_PATH_STOPPED, /* it carries nothing more: prs_order_path_stop() */
-    PRS_PATH_LOST,    /* and its requests are replayed: from prs_order_path_down() to prs_order_path_up() */
+    PRS_PATH_LOST,    /* lost, and its requests are replayed: from prs_order_path_down() to prs_order_path_up() */
 };
 
 /* Its probe queue. */
 enum prs_probe_use {
     PRS_PROBE_WORKS,
-    PRS_PROBE_FAILED, /* its owner knows that it has */
+    PRS_PROBE_FAILED, /* it has failed, and its owner knows that */
     PRS_PROBE_LOST,   /* it completes nothing any more: prs_order_probe_lost() */
 };
 
@@ -88,7 +91,7 @@ struct prs_order_path {   /* one rail to the peer */
     uint64_t since_ns;    /* start of the interval that the next measurement covers; 0: idle */
     uint64_t done_bytes;  /* in that interval */
     uint64_t inflight_bytes;
-    uint32_t turn; /* which of its queues the last long put took */
+    uint32_t turn; /* which of its queues the last long put used */
     enum prs_path_use use;
     enum prs_probe_use probe;
     bool standby; /* it is used only while all others are stopped */
@@ -103,35 +106,33 @@ struct prs_order_aim {
 
 struct prs_order_queue {
     /* What every request uses, on one cache line: with many peers none of it is in a cache. */
-    /* Rings of mask + 1 slots, indexed by position. */
-    struct prs_wr *wr;
-    struct prs_op **owner;
+    struct prs_wr *wr; /* a ring of mask + 1 slots, indexed by position */
     uint32_t mask;
     uint32_t head;     /* next position to admit */
     uint32_t posted;   /* next to post */
     uint32_t tail;     /* next to retire */
-    uint32_t signaled; /* the position after the last signaled request */
+    uint32_t signaled; /* position after the last signaled request */
     bool eager;        /* a caller waits for a request that is not posted yet */
     uint32_t path;
     uint32_t local_rail; /* of the path */
     uint32_t remote_rail;
     uint32_t run;      /* length of the run that ends with the request before head */
     uint64_t run_next; /* run_key() of the message that would continue this run; 0: none may */
+    char *aim;         /* memory of order_aim(); NULL: no path replaces a lost one */
     /* The rest. */
-    char *aim;             /* of order_aim(); NULL: a lost path is not replaced by another */
     uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
-    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
-    /* Positions after the last request of a kind: only while that one is in flight do they mean anything. One that is
-     * 2^32 requests old may seem to be, which costs a needless fence or wait. */
+    uint32_t inline_key;   /* key of inline_bytes, used where the NIC cannot take the bytes from the request itself */
+    /* Positions after the last request of a kind. They mean something only while that request is in flight. A request
+     * that is 2^32 requests old may seem to be in flight, which costs a needless fence or wait. */
     uint32_t last_read;
     uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
     uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
     uint32_t aim_keys;   /* keys that an aim has room for */
     uint32_t immediates; /* admitted since the queue was connected */
-    uint32_t carrier;    /* of a lost path: the queue that replays its requests */
+    uint32_t carrier;    /* if the path is lost: the queue that replays its requests */
 } __attribute__((aligned(PRS_LINE)));
-static_assert(offsetof(struct prs_order_queue, aim) == PRS_LINE, "one cache line");
+static_assert(offsetof(struct prs_order_queue, inline_bytes) == PRS_LINE, "one cache line");
 
 struct prs_order_group {
     uint64_t used;  /* mask of the queues for which last[] holds a position */
@@ -169,9 +170,10 @@ struct prs_order {
     bool may_hold;      /* signals may be held until completions come */
     /* in_order over a single queue: puts and signals are neither tracked, counted nor given a choice of queue */
     bool one_in_order;
-    bool split_queues; /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
-    bool stalled;      /* drain: nothing starts until the held signal has left */
-    uint64_t dirty;    /* mask of the queues with requests to post */
+    /* cut long puts over all queues (NCCL_IB_SPLIT_DATA_ON_QPS); else over one queue of each path, in turn */
+    bool split_queues;
+    bool stalled;                  /* drain: nothing starts until the held signal has left */
+    uint64_t dirty;                /* mask of the queues with requests to post */
     struct prs_order_queue *queue; /* [data_queues + probe_queues] */
     uint64_t whole_bytes;          /* a longer put may be more than one request: split_bytes or plain_bytes */
     uint32_t held_first, held_count;
@@ -183,21 +185,28 @@ struct prs_order {
     /* The rest. */
     uint32_t probe_queues; /* the queues after data_queues */
     uint32_t path_count;
-    uint32_t small_queue; /* for small notified puts, as long as it is not much slower than another */
-    uint32_t add_path;    /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
+    uint32_t small_queue; /* queue for small notified puts, as long as it is not much slower than another */
+    /* path to the peer's first NIC, which takes all adds: atomics of two NICs do not exclude each other */
+    uint32_t add_path;
     uint64_t split_bytes; /* a longer put is cut over queues */
-    /* A longer put is a plain write, followed on its queue by a short write with the immediate. ~0: never. */
+    /* A put longer than this is a plain write, followed on its queue by a short write with the immediate. ~0: no put
+     * is. */
     uint64_t plain_bytes;
-    uint64_t max_part_bytes;          /* of one request */
-    uint64_t size_addr;               /* the peer's array of sizes, by id: the immediate's byte count is not the size */
-    uint64_t size_key[PRS_MAX_RAILS]; /* its keys, by path; size_addr 0: notified puts are never cut so */
+    uint64_t max_part_bytes; /* of one request */
+    uint64_t size_addr;      /* the peer's array of sizes, by id: the immediate's byte count is not the size */
+    /* keys of size_addr, by path. If size_addr is 0, no notified put has its immediate in a write of its own */
+    uint64_t size_key[PRS_MAX_RAILS];
     uint64_t signal_used;  /* mask of the queues for which signal_last[] holds the position of the last signal */
     uint32_t *signal_last; /* [data_queues] */
-    uint64_t record_addr;  /* of the peer's ring for them */
+    uint64_t record_addr;  /* address of the peer's ring of records */
     uint64_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
-    uint32_t last_word;                 /* position on word_queue after the last prs_order_word(); as last_read */
-    uint32_t last_touch;                /* likewise, of prs_order_touch() */
-    void *room;                    /* one piece of memory for all below and queue, as large as these options need */
+    /* position on word_queue after the last prs_order_word(); valid as last_read is */
+    uint32_t last_word;
+    uint32_t last_touch; /* likewise, of prs_order_touch() */
+    void *slots;         /* the slots of all queues, in pages of their own */
+    size_t slot_bytes;
+    /* one piece of memory for everything below and for queue, as large as the options need */
+    void *state;
     struct prs_order_path *path;   /* [path_count] */
     struct prs_order_group *group; /* [PRS_ORDER_GROUPS]; NULL under counted, where tags stand for them */
     struct prs_order_held *held;   /* [PRS_ORDER_HELD]; NULL unless may_hold */
@@ -227,8 +236,8 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* From now on signals are PRS_BUSY for ever, and under `counted` so are puts of a group. For a peer whose caller said
- * that it sends none. */
+/* From now on signals always get PRS_BUSY, and under `counted` so do puts of a group. For a peer whose caller said that
+ * it sends no signals. */
 void prs_order_refuse_signals(struct prs_order *order);
 /* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
  * Call it before the first op. Return 0 or -ENOMEM. */
@@ -242,8 +251,8 @@ void prs_order_set_sizes(struct prs_order *order, uint64_t size_addr, const uint
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* Admit a request to ourselves, for the probe queue of one path, at first path 0. op may be NULL. The window does not
- * bound it, because the ops in the window may wait for it. Return 0 or PRS_BUSY. */
+/* Admit a request to this process itself. It takes the probe queue of one path, at first that of path 0. op may be
+ * NULL. The window does not limit it, because ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
 /* Admit the write of an aligned word to the peer, always on the same queue and without an op. Where queues keep no
  * order only one may be in flight, since an older word could land after a newer one and stay. remote_key is by path,
@@ -252,8 +261,8 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t
 /* Admit a write of no bytes, on the queue of words and without an op: its completion shows that the peer is alive. One
  * at a time. Return 0 or PRS_BUSY. */
 int prs_order_touch(struct prs_order *order);
-/* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
- * in flight and ask again. This may admit a record: look at dirty. */
+/* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete the
+ * requests in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
 /* Admit one read on the probe queue of each path that is not lost. requests[i] is complete except for the opcode.
  * Return 0 or PRS_BUSY. */
@@ -308,13 +317,13 @@ static inline bool prs_order_path_is_lost(const struct prs_order *order, uint32_
 }
 
 struct prs_order_replay {
-    uint32_t taken;    /* requests that the receiver had, though no completion said so */
+    uint32_t taken;    /* requests that the receiver had taken, although no completion had been polled */
     uint32_t replayed; /* requests that leave again */
     uint64_t bytes;    /* of those */
 };
 
-/* Choose the path no more, and post nothing on it. Completions of it may still come. Return 0, or -ENETDOWN: it is the
- * last path, or lost paths are not replaced. */
+/* Do not choose the path any more, and post nothing on it. Its completions may still arrive. Return 0, or -ENETDOWN: it
+ * is the last path, or lost paths are not replaced. */
 int prs_order_path_stop(struct prs_order *order, uint32_t path);
 /* Admit a write of no bytes that tells the receiver to look at its TCP stream. Return 0 or PRS_BUSY. */
 int prs_order_knock(struct prs_order *order);
@@ -329,8 +338,8 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
 int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word);
 /* The path has a new probe queue. Nothing of the old one is left. */
 void prs_order_probe_up(struct prs_order *order, uint32_t path);
-/* The next request of a lost probe queue that waits for prs_order_self_over(), oldest first: begin with *at = 0. Return
- * NULL after the last. The caller sets the remote key of each to that of the path over which it will leave. */
+/* Return the next request of a lost probe queue that waits for prs_order_self_over(), oldest first. Begin with *at = 0.
+ * Return NULL after the last. The caller sets the remote key of each to that of the path over which it will leave. */
 struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at);
 /* From now on requests of prs_order_self() go to the probe queue of this path, after those that wait. Return 0, or
  * PRS_BUSY (nothing changed): one of the other path is in flight, and would be overtaken, or there is no room. */

@@ -7,7 +7,7 @@
 #include "transport/order/wire.h"
 #include "transport/util/compiler.h"
 
-/* Small puts stay on their queue while its backlog exceeds the smallest one by at most this: that makes longer runs. */
+/* Small puts stay on their queue while its backlog exceeds the smallest one by at most this: this makes longer runs. */
 enum { SMALL_SLACK_BYTES = 16384 };
 
 /* ---- the queue of a put, and the signals that follow it ---- */
@@ -56,7 +56,7 @@ static inline bool ends_lazily(const struct prs_order_queue *queue)
     return queue->head != queue->signaled && !will_be_signaled;
 }
 
-/* The queue that would finish first; but the present one, unless another gains much. */
+/* Return the queue that would finish first; but keep the present one unless another is much faster. */
 static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
 {
     struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
@@ -69,7 +69,7 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
     if ((float)(stripes[now].backlog_bytes + len_bytes) / stripes[now].rate <= slack)
         return now;
     /* MUTANT(order) a queue is left behind a signaled request: s/(ends_lazily/(0 && ends_lazily/ */
-    if (ends_lazily(&order->queue[now])) { /* nothing may ever follow there: add one more request, signaled */
+    if (ends_lazily(&order->queue[now])) { /* no request may ever follow there, so add one more, which is signaled */
         order->queue[now].eager = true;
         return now;
     }
@@ -132,7 +132,7 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
-/* Is the put's immediate to follow its bytes in a write of its own? */
+/* Does the put's immediate follow its bytes in a separate write? */
 static bool notifies_apart(const struct prs_order *order, const struct prs_put *put)
 {
     uint64_t parts = put->len_bytes / order->max_part_bytes + order->data_queues; /* at most */
@@ -141,7 +141,7 @@ static bool notifies_apart(const struct prs_order *order, const struct prs_put *
         return false;
     if (!(put->flags & PRS_PUT_NOTIFY))
         return order->policy == PRS_POLICY_COUNTED && put->group != PRS_GROUP_NONE;
-    /* More parts than such an immediate can number carry it themselves. */
+    /* If there are more parts than such an immediate can count, each part carries an immediate itself. */
     return order->size_addr && parts <= PRS_IMM_MAX_SIZED_PARTS;
 }
 
@@ -153,11 +153,11 @@ static void admit_notice(struct prs_order *order, uint32_t index, struct prs_op 
     struct prs_wr *wr = admit_request(order, index, op);
     uint64_t size = put->len_bytes;
 
-    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = imm};
+    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = imm, .owner = op};
     queue->immediates++;
     set_aim(queue, NULL, order->size_key, NULL);
     if (!(put->flags & PRS_PUT_NOTIFY))
-        return; /* it only counts: nobody asks for the size */
+        return; /* this write only counts, so nobody needs the size */
     wr->remote_addr = order->size_addr + put->notify_id * sizeof(size);
     wr->remote_key = order->size_key[queue->path];
     wr->len_bytes = sizeof(size);
@@ -231,7 +231,7 @@ static PRS_OUTLINED int copy_payload(const struct prs_order_queue *queue, struct
     return 0;
 }
 
-/* A put that is one request. Compiled once more for one_in_order, where most of it falls away. */
+/* A put that is one request. Compiled a second time for one_in_order, where the compiler drops most of it. */
 static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
                                      const uint32_t *local_keys, bool one_in_order)
 {
@@ -272,7 +272,8 @@ static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op,
     }
     if (!one_in_order) {
         /* MUTANT(order) a small put counts its immediate: delete */
-        queue->immediates += wr->opcode == PRS_WR_WRITE_IMM && queue->run == 1; /* a longer run has taken one over */
+        /* a run takes over its previous immediate */
+        queue->immediates += wr->opcode == PRS_WR_WRITE_IMM && queue->run == 1;
         set_aim(queue, local_keys, NULL, put->dst);
         note_put(order, put, index);
         add_backlog(order, index, put->len_bytes);
@@ -326,7 +327,8 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .local_key = local_keys[queue->local_rail],
                                                                 .remote_key = get->src->rkey[queue->remote_rail],
                                                                 .len_bytes = part.bytes,
-                                                                .opcode = PRS_WR_READ};
+                                                                .opcode = PRS_WR_READ,
+                                                                .owner = op};
         set_aim(queue, local_keys, NULL, get->src);
         end_run(queue);
         /* MUTANT(order) a strong signal knows where gets went: s/last_ordered = queue->// */
@@ -360,9 +362,10 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
 
         /* MUTANT(order) a lost path is not probed: delete */
         if (prs_order_path_is_lost(order, i))
-            continue; /* what it has written is long there */
+            continue; /* its writes have arrived long ago */
         wr = admit_request(order, order->data_queues + i, op);
         *wr = requests[i];
+        wr->owner = op;
         wr->opcode = PRS_WR_READ;
         wr->flags = 0;
     }
@@ -370,7 +373,7 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
     return 0;
 }
 
-/* Start an op that the caller may have left out. Return the owner of its request. */
+/* Start an op; the caller may have passed none. Return the owner of its request. */
 static struct prs_op *start_optional(struct prs_order *order, struct prs_op *op)
 {
     if (!op)
@@ -384,12 +387,15 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 {
     uint32_t index = order->data_queues + order->self_path;
     struct prs_order_queue *queue = &order->queue[index];
+    struct prs_op *owner;
     struct prs_wr *wr;
 
     if (queue_full(queue))
         return PRS_BUSY;
-    wr = admit_request(order, index, start_optional(order, op));
+    owner = start_optional(order, op);
+    wr = admit_request(order, index, owner);
     *wr = *request;
+    wr->owner = owner;
     if (request->opcode == PRS_WR_WRITE)
         copy_inline(queue, wr, &request->value, sizeof(request->value));
     return 0;
@@ -412,7 +418,8 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, const uint64_t
     *wr = (struct prs_wr){.remote_addr = remote_addr,
                           .remote_key = remote_key[queue->path],
                           .len_bytes = sizeof(value),
-                          .opcode = PRS_WR_WRITE};
+                          .opcode = PRS_WR_WRITE,
+                          .owner = &order->no_op};
     set_aim(queue, NULL, remote_key, NULL);
     copy_inline(queue, wr, &value, sizeof(value));
     end_run(queue);
@@ -429,7 +436,7 @@ int prs_order_touch(struct prs_order *order)
     if (queue_full(queue) || queue_has(queue, order->last_touch - 1) || path_is_stopped(order, order->word_queue))
         return PRS_BUSY;
     wr = admit_request(order, order->word_queue, &order->no_op);
-    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    *wr = (struct prs_wr){.opcode = PRS_WR_WRITE, .owner = &order->no_op};
     /* MUTANT(order) a touch names memory of the peer: delete */
     name_records(order, queue, wr);
     set_aim(queue, NULL, order->record_key, NULL);

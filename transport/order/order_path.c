@@ -19,7 +19,7 @@
 /* The backlog of a stopped path: so large that no request is ever given to it. It is exact as a float. */
 #define STOPPED_BACKLOG (1ull << 60)
 
-/* A standby path seems to have more to do than a path that works ever has, and less than a stopped one. */
+/* The backlog of a standby path: more than a working path ever has, and less than a stopped path's. */
 #define STANDBY_BACKLOG (1ull << 44)
 
 static uint32_t queue_on_path(const struct prs_order *order, uint32_t path, uint32_t k)
@@ -46,7 +46,7 @@ void prs_order_rest(struct prs_order *order)
             continue;
         path->use = rests ? PRS_PATH_RESTING : PRS_PATH_USED;
         path->inflight_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
-        path->since_ns = path->done_bytes = 0; /* what it did at rest says nothing of its rate */
+        path->since_ns = path->done_bytes = 0; /* what it carried on standby tells nothing about its rate */
         for (uint32_t k = 0; k < queues_per_path(order); k++)
             order->queue[queue_on_path(order, i, k)].backlog_bytes += rests ? STANDBY_BACKLOG : -STANDBY_BACKLOG;
     }
@@ -90,7 +90,7 @@ int prs_order_knock(struct prs_order *order)
     if (queue_full(queue))
         return PRS_BUSY;
     *admit_request(order, index, &order->no_op) =
-        (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = prs_imm_make_bare(PRS_BARE_NOTE, 0)};
+        (struct prs_wr){.opcode = PRS_WR_WRITE_IMM, .imm = prs_imm_make_bare(PRS_BARE_NOTE, 0), .owner = &order->no_op};
     queue->immediates++;
     set_aim(queue, NULL, NULL, NULL);
     end_run(queue);
@@ -151,8 +151,8 @@ static uint32_t retire_taken(struct prs_order *order, struct prs_order_queue *qu
          * s/&& at - queue->tail >= read_end - queue->tail// */
         if (queue->wr[slot].opcode == PRS_WR_READ && at - queue->tail >= read_end - queue->tail)
             continue;
-        done += retire(queue->owner[slot]);
-        queue->owner[slot] = NULL;
+        done += retire(queue->wr[slot].owner);
+        queue->wr[slot].owner = NULL;
     }
     order->no_op.parts = 1u << 31;
     return done;
@@ -198,7 +198,7 @@ int prs_order_path_down(struct prs_order *order, uint32_t path, const uint32_t *
         /* MUTANT(order) what was taken is not replayed: delete */
         done += retire_taken(order, queue, end_of_taken(queue, taken_in_flight(queue, taken[k])));
         for (uint32_t at = queue->tail; at != queue->head; at++) {
-            bool again = queue->owner[at & queue->mask];
+            bool again = queue->wr[at & queue->mask].owner;
 
             out->taken += !again;
             out->replayed += again;
@@ -237,10 +237,10 @@ int prs_order_probe_lost(struct prs_order *order, uint32_t path, uint64_t *word)
 
         if (queue->wr[slot].opcode != PRS_WR_READ)
             continue;
-        done += retire(queue->owner[slot]);
-        queue->owner[slot] = NULL;
+        done += retire(queue->wr[slot].owner);
+        queue->wr[slot].owner = NULL;
     }
-    while (queue->tail != queue->head && !queue->owner[queue->tail & queue->mask])
+    while (queue->tail != queue->head && !queue->wr[queue->tail & queue->mask].owner)
         queue->tail++;
     order->ops -= done;
     order->path[path].probe = PRS_PROBE_LOST;
@@ -261,7 +261,7 @@ struct prs_wr *prs_order_self_left(struct prs_order *order, uint32_t *at)
     while (*at < queue->head - queue->tail) {
         uint32_t slot = (queue->tail + (*at)++) & queue->mask;
 
-        if (queue->owner[slot])
+        if (queue->wr[slot].owner)
             return &queue->wr[slot];
     }
     return NULL;
@@ -283,9 +283,9 @@ int prs_order_self_over(struct prs_order *order, uint32_t path)
         const struct prs_wr *old = &from->wr[slot];
         struct prs_wr *wr;
 
-        if (!from->owner[slot])
+        if (!from->wr[slot].owner)
             continue;
-        wr = admit_request(order, order->data_queues + path, from->owner[slot]);
+        wr = admit_request(order, order->data_queues + path, from->wr[slot].owner);
         *wr = *old;
         wr->flags = 0;
         if (old->opcode == PRS_WR_WRITE)
@@ -305,7 +305,7 @@ static void move_request(struct prs_order *order, struct prs_order_queue *from, 
     struct prs_order_queue *to = &order->queue[index];
     const struct prs_order_aim *aim = order_aim(from, slot);
     const struct prs_wr *old = &from->wr[slot];
-    struct prs_wr *wr = admit_request(order, index, from->owner[slot]);
+    struct prs_wr *wr = admit_request(order, index, from->wr[slot].owner);
 
     *wr = *old;
     /* MUTANT(order) a replayed record still follows its reads: s/old->flags & PRS_WR_FENCE/0/ */
@@ -346,7 +346,7 @@ static bool replay_queue(struct prs_order *order, uint32_t index)
     for (; queue->tail != queue->head; queue->tail++) {
         uint32_t slot = queue->tail & queue->mask;
 
-        if (queue->owner[slot]) {
+        if (queue->wr[slot].owner) {
             /* MUTANT(order) a replay needs a slot: delete */
             if (queue_full(&order->queue[queue->carrier]))
                 return moved;

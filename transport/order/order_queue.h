@@ -23,11 +23,11 @@ static inline bool queue_has(const struct prs_order_queue *queue, uint32_t posit
 static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     struct prs_order_queue *queue = &order->queue[index];
-    uint32_t slot = queue->head++ & queue->mask;
+    struct prs_wr *wr = &queue->wr[queue->head++ & queue->mask];
 
     order->dirty |= 1ull << index;
-    queue->owner[slot] = op;
-    return &queue->wr[slot];
+    wr->owner = op;
+    return wr;
 }
 
 /* Admit a request that a caller waits for. */
@@ -128,8 +128,8 @@ static inline struct prs_order_aim *order_aim(const struct prs_order_queue *queu
     return (struct prs_order_aim *)(void *)(queue->aim + slot * aim_bytes(queue->aim_keys));
 }
 
-/* Remember how the request before head could leave over another path: with remote keys by path, or those of a caller's
- * op (NULL: it names no remote memory). */
+/* Keep what the request before head needs to leave over another path. path_keys: its remote keys by path; else
+ * remote_keys: the keys of the caller's op (NULL: the request names no remote memory). */
 static inline void set_aim(const struct prs_order_queue *queue, const uint32_t *local_keys, const uint64_t *path_keys,
                            const struct prs_keys *remote_keys)
 {
@@ -160,7 +160,7 @@ static inline uint32_t retire(struct prs_op *owner)
     return (uintptr_t)owner & OWNER_MERGED ? prs_order_retire_merged(owner) : prs_op_part_done(owner);
 }
 
-/* Let requests of lost paths leave as far as there is room for them. */
+/* Replay requests of lost paths as far as their carriers have room. */
 void prs_order_replay(struct prs_order *order);
 
 /* Let standby paths rest while another path works, and else carry requests. */

@@ -43,7 +43,7 @@ static struct prs_wr *joinable(struct prs_order_queue *queue, const struct prs_s
 
 static void join(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op)
 {
-    owner_merge(&queue->owner[(queue->head - 1) & queue->mask], op);
+    owner_merge(&queue->wr[(queue->head - 1) & queue->mask].owner, op);
     order->stats.merged++;
 }
 
@@ -82,7 +82,8 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
                           .remote_key = order->record_key[queue->path],
                           .len_bytes = sizeof(*record),
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
-                          .opcode = PRS_WR_WRITE_IMM};
+                          .opcode = PRS_WR_WRITE_IMM,
+                          .owner = op};
     queue->immediates++;
     set_aim(queue, NULL, order->record_key, NULL);
     copy_inline(queue, wr, record, sizeof(*record));
@@ -114,7 +115,7 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
         return false;
     /* MUTANT(order) only the newest record is joined: delete */
     if (record.number != order->tally->next_number - 1)
-        return false; /* one on another queue may have closed an interval of the group since */
+        return false; /* a later record on another queue may have closed an interval of the group */
     record.value += signal->value;
     memcpy(copy, &record, sizeof(record));
     join(order, queue, op);
@@ -203,7 +204,8 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
                           .remote_key = remote_key,
                           .value = signal->value,
                           .len_bytes = sizeof(signal->value),
-                          .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
+                          .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE,
+                          .owner = op};
     /* MUTANT(order) a signal carries its value with it: delete */
     if (signal->kind == PRS_SIGNAL_SET)
         copy_inline(queue, wr, &signal->value, sizeof(signal->value));
@@ -240,7 +242,7 @@ static inline bool at_most_one(uint64_t mask)
     return (mask & (mask - 1)) == 0;
 }
 
-/* Must the signal take the path for adds? */
+/* Must the signal use add_path? */
 static inline bool adds_on_one_nic(const struct prs_order *order, const struct prs_signal *signal)
 {
     /* MUTANT(order) adds take one NIC: s/order->path_count > 1/false/ */
@@ -341,7 +343,8 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;
     if (records >
-        queue->mask + 1) { /* the queue can never hold all: those that are closed now need no record at the next try */
+        queue->mask + 1) { /* the queue can never hold all of them; the intervals closed now need no record at the
+                            * next try */
         /* MUTANT(order) records that have no room together leave one by one: delete */
         (void)close_intervals(order, index, others);
         return PRS_BUSY;

@@ -83,8 +83,9 @@ static bool has_awaited_requests(const struct prs_order *order)
 
         for (uint32_t at = queue->tail; at != queue->head; at++) {
             bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
+            const struct prs_op *owner = queue->wr[at & queue->mask].owner;
 
-            if (!is_lazy && queue->owner[at & queue->mask] && queue->owner[at & queue->mask] != &order->no_op)
+            if (!is_lazy && owner && owner != &order->no_op)
                 return true;
         }
     }

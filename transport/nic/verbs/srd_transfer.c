@@ -83,6 +83,7 @@ static PRS_SPECIALIZED int push(struct prs_srd_end *end, const struct prs_wr *ri
     struct prs_srd_qp *qp = end->qp;
     int r = 0;
 
+    prs_reorder_begin(&end->reorder, first); /* an empty ring goes on elsewhere */
     ibv_wr_start(qp->ex);
     for (uint32_t i = 0; !r && i < count; i++)
         r = build_request(end, &ring[(first + i) & mask], first + i);
@@ -285,7 +286,7 @@ static int take_arrival(struct prs_srd_qp *qp, const struct prs_link *own, const
 {
     struct prs_srd_end *end = prs_srd_find(qp, wc->slid, wc->src_qp);
 
-    if (unlikely(!end || end->stopped)) /* it has closed, and its peer did not know that yet */
+    if (unlikely(!end || end->stopped)) /* the end has closed, and its peer did not know that yet */
         return prs_receives_consume(&qp->receives) ?: count;
     if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) {
         break_end(end, -EPROTO);
@@ -355,7 +356,7 @@ static inline int poll_use(struct srd_link *link, struct srd_use *use, struct pr
 
     if (unlikely(!prs_srd_trylock(qp))) {
         if (!__atomic_load_n(&use->mail, __ATOMIC_RELAXED))
-            return count; /* another thread polls, and will leave here what is ours */
+            return count; /* another thread polls, and leaves our completions here */
         prs_srd_lock(qp);
     }
     if (unlikely(use->mail))
