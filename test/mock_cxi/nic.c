@@ -15,9 +15,11 @@
 #include "test/mock_cxi/mock.h"
 
 enum {
-    RETRY_NS = 50000,  /* until a full socket is tried again */
-    ASK_NS = 50000000, /* after this silence ask whether the other side's endpoint is there */
+    RETRY_NS = 50000,         /* until a full socket is tried again */
+    ASK_NS = 50000000,        /* after this silence ask whether the other side's endpoint is there */
+    OVERTAKEN_NS = 100000000, /* a false promise: so much later do data leave than the signals after them */
     MOST_ENDPOINTS = 1024,
+    SIGNAL_BYTES = 64, /* no signal has more */
 };
 
 uint64_t mock_now_ns(void)
@@ -63,7 +65,7 @@ static socklen_t socket_name(const struct mock_name *name, struct sockaddr_un *o
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-/* Return 0 or an errno; EAGAIN: later. */
+/* Return 0 or an errno; EAGAIN: try again later. */
 static int send_packet(const struct mock_ep *ep, const struct mock_name *to, const struct mock_header *header,
                        const uint8_t *payload)
 {
@@ -82,7 +84,7 @@ static int send_packet(const struct mock_ep *ep, const struct mock_name *to, con
     return r >= 0 ? 0 : errno == ENOBUFS ? EAGAIN : errno;
 }
 
-/* Packets of one job leave in no order: from a place in the middle, around. */
+/* Packets of one job leave out of order: from one in the middle to the last, then from the first. */
 static int send_job(struct mock_ep *ep, struct mock_job *job)
 {
     while (job->sent < job->packets) {
@@ -143,7 +145,7 @@ static void report_early(struct mock_ep *ep, struct mock_job *job)
     job->reported = true;
 }
 
-/* Send what may leave. Return in how many ns to try again. */
+/* Send all requests that may leave now. Return the ns until the next try. */
 static uint64_t send_requests(struct mock_ep *ep)
 {
     uint64_t now = mock_now_ns(), next = ASK_NS;
@@ -281,7 +283,7 @@ static void take_packet(struct mock_ep *ep, const struct mock_header *header, co
     case MOCK_ANSWER:
         take_answer(ep, header, payload);
         break;
-    default: /* MOCK_PING: that it was taken is the answer */
+    default: /* MOCK_PING: taking it from the socket is answer enough */
         break;
     }
 }
@@ -373,6 +375,8 @@ static ssize_t post(struct mock_ep *ep, const struct fi_msg_rma *message, uint64
     job->packets = kind == MOCK_WRITE && bytes ? (uint32_t)((bytes + MOCK_PACKET - 1) / MOCK_PACKET) : 1;
     job->turn = (uint32_t)mock_random(ep->domain) % job->packets;
     job->due_ns = mock_now_ns() + (set.late_us ? mock_random(ep->domain) % (set.late_us * 1000ull) : 0);
+    if ((set.false_order || set.false_fence) && bytes > SIGNAL_BYTES)
+        job->due_ns += OVERTAKEN_NS; /* else a signal overtakes its data only by chance */
     job->fence = flags & FI_FENCE && !set.false_fence;
     job->delivery = flags & FI_DELIVERY_COMPLETE;
     job->completion = flags & FI_COMPLETION;

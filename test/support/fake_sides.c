@@ -96,6 +96,7 @@ static void stop(struct prs_link *link)
 static int post(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
     fake(queue->link)->posted += count;
+    fake(queue->link)->last = first + count - 1;
     return 0;
 }
 
@@ -116,7 +117,7 @@ static int poll_link(struct prs_link *link, struct prs_event *events)
     if (!at->posted)
         return 0;
     at->posted = 0;
-    events[0] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = at->queue.id, .value = at->done++};
+    events[0] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = at->queue.id, .value = at->last};
     if (!answers || link->stopped)
         events[0] = (struct prs_event){.kind = PRS_EVENT_ERROR, .queue = at->queue.id, .text = "no answer"};
     return 1;

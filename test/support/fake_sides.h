@@ -13,7 +13,7 @@ enum { PATHS = 3, A = 0 /* offers */, B = 1 };
 struct fake_link {
     struct prs_link base;
     struct prs_queue queue, *list[1];
-    uint32_t number, connected_to, posted, done;
+    uint32_t number, connected_to, posted, last;
     uint8_t mtu, reads;      /* that the queue was connected with */
     int polls_until_flushed; /* after it was stopped */
 };

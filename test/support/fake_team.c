@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "test/support/fake_team.h"
+#include "transport/connect/team_loss.h"
 #include "transport/order/op.h"
 #include "transport/util/error.h"
 
@@ -33,6 +34,8 @@ struct prs_team {
     uint64_t random;
     uint32_t asks, most;
     uint32_t hold_looks, hold_ms;
+    uint32_t tells; /* calls of prs_team_tell_loss() */
+    bool told_now;
     int error;  /* atomic */
     int hold;   /* atomic */
     int asleep; /* atomic: in a slow call of progress */
@@ -254,6 +257,20 @@ int prs_team_settle(struct prs_team *team, uint32_t context)
     if (error)
         return prs_fail(error, "rank 0 to rank 1: the peer is dead");
     return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* a signal that is done has been raised */
+}
+
+int prs_team_tell_loss(struct prs_team *team, uint32_t context_id, bool now)
+{
+    (void)context_id;
+    team->tells++;
+    team->told_now |= now;
+    return now || team->tells > team->options.tells ? 0 : PRS_AGAIN;
+}
+
+uint32_t fake_team_tells(const struct prs_team *team, bool *now)
+{
+    *now = team->told_now;
+    return team->tells;
 }
 
 int prs_team_progress(struct prs_team *team, uint32_t context)

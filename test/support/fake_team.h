@@ -13,6 +13,7 @@ struct fake_team_options {
     uint32_t connect_asks; /* how often a peer first returns PRS_AGAIN */
     bool ignore_groups;    /* break the rule, to see that a test notices */
     bool drain;            /* the result of prs_team_drains() */
+    uint32_t tells;        /* how often prs_team_tell_loss() returns PRS_AGAIN */
 };
 
 struct prs_team *fake_team_open(const struct fake_team_options *options);
@@ -26,10 +27,12 @@ void fake_team_hold(struct prs_team *team, bool hold);
 void fake_team_hold_for(struct prs_team *team, uint32_t looks, uint32_t ms);
 /* Has one of these calls begun? */
 bool fake_team_is_asleep(const struct prs_team *team);
-/* Ops that the team still has: their owners must not free them. */
+/* The number of ops that the team still uses: their owners must not free them. */
 uint32_t fake_team_in_flight(const struct prs_team *team);
 /* The error with which the peer was failed; 0: none. */
 int fake_team_peer_error(const struct prs_team *team, uint32_t rank);
+/* How often the team was asked to tell of a loss; *now: at once, in one of these calls. */
+uint32_t fake_team_tells(const struct prs_team *team, bool *now);
 /* The most puts that were in flight at once. */
 uint32_t fake_team_most_in_flight(const struct prs_team *team);
 

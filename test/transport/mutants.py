@@ -15,9 +15,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import Linker, first_failure, rules, run_bounded, try_all  # noqa: E402
 
 SOURCES = [f"transport/connect/{name}" for name in ("listener.c", "connector.c", "team.c", "team_connect.c",
-                                                    "team_progress.c", "team_state.h")]
+                                                    "team_loss.c", "team_progress.c", "team_state.h")]
 SUPPORT = [f"test/transport/{name}.c" for name in ("ends", "pair", "main")]
-SUITES = ("connect", "callers", "refuse", "team", "ranks", "rounds")
+SUITES = ("connect", "callers", "refuse", "team", "ranks", "lost_rank", "rounds")
 LIMIT_S = 120  # of one test
 
 

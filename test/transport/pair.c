@@ -29,6 +29,7 @@ struct pair_shared {
     uint32_t listening;
     uint32_t arrived[2];
     uint64_t value[2];
+    uint32_t said[2];
 };
 
 struct hello { /* private data */
@@ -343,6 +344,16 @@ uint64_t pair_swap(struct pair *pair, uint64_t value)
     other = pair->shared->value[!pair->side];
     pair_barrier(pair);
     return other;
+}
+
+void pair_say(struct pair *pair)
+{
+    __atomic_store_n(&pair->shared->said[pair->side], 1, __ATOMIC_RELEASE); /* pairs with pair_has_said() */
+}
+
+bool pair_has_said(const struct pair *pair)
+{
+    return __atomic_load_n(&pair->shared->said[!pair->side], __ATOMIC_ACQUIRE);
 }
 
 struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags)

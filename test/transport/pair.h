@@ -16,7 +16,7 @@ struct pair_shared;
 struct pair_spec {
     int rails[2];        /* of A (connects) and B (listens); 0: one */
     int queues_per_rail; /* 0: one */
-    const char *hca[2];  /* NCCL_IB_HCA of A and B; NULL: as it is */
+    const char *hca[2];  /* NCCL_IB_HCA of A and B; NULL: unchanged */
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
     uint32_t max_ops;
@@ -24,7 +24,7 @@ struct pair_spec {
     bool b_dies;          /* B may end without a farewell, as by pair_vanish() */
     bool exclusive_adds;  /* as in struct prs_peer_options */
     bool no_signals[2];   /* likewise, of A and B */
-    bool no_atomics[2];   /* of A and B: the transport takes its NICs for such without atomics */
+    bool no_atomics[2];   /* of A and B: the transport treats the NICs as without atomics */
 };
 
 /* One of the two processes. */
@@ -86,6 +86,9 @@ bool pair_in_order(const struct pair *pair);
 void pair_barrier(struct pair *pair);
 /* Exchange a 64-bit value with the other side; both call it. */
 uint64_t pair_swap(struct pair *pair, uint64_t value);
+/* Tell the other side something once, and ask whether it has done so. Neither makes progress. */
+void pair_say(struct pair *pair);
+bool pair_has_said(const struct pair *pair);
 
 struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags);
 /* Start the put or signal, making progress while the peer returns PRS_BUSY. */

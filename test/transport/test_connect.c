@@ -56,7 +56,7 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
     }
     cr_assert_leq(open_files(), files + 4, "%d, and %d after 20 cycles: libfabric may still have a socket or two",
                   open_files(), files);
-    /* What is lost in each cycle is lost in each fifth. A pool of libfabric may grow once, when a host is busy. */
+    /* A leak in each cycle shows in each fifth. A pool of libfabric may grow once, when a host is busy. */
     /* The sanitizers' memory grows: one keeps freed memory for a while, the other its state of unmapped words. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     cr_assert_lt(least_more, 1024 / 5, "%ld pages more in each fifth", least_more);
@@ -143,7 +143,8 @@ static _Noreturn void exit_with_open_connections(void)
     exit(7);
 }
 
-/* A NCCL job may do so: the threads of the transport run while exit() unloads libraries that they call. */
+/* A NCCL job may exit with open connections: the transport's threads run while exit() unloads libraries that they
+ * call. */
 Test(connect, a_program_may_exit_with_open_connections)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -161,7 +162,7 @@ Test(connect, a_program_may_exit_with_open_connections)
     }
 }
 
-/* By loopback, where no network has it. */
+/* Over loopback, since no network of the test has IPv6. */
 Test(connect, a_listener_on_ipv6_is_reached, .fini = close_default)
 {
     struct prs_listener *listener;
@@ -239,7 +240,7 @@ Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .init = open_de
     prs_listener_close(other);
 }
 
-Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_default)
+static void connect_to_nobody(void)
 {
     struct prs_connector *connector;
     struct prs_listener *listener;
@@ -254,6 +255,21 @@ Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_
         r = prs_connector_step(connector, &peer);
     cr_assert_eq(r, -ECONNREFUSED, "%d %s", r, prs_error_text());
     cr_assert(strstr(prs_error_text(), "ended"), "%s", prs_error_text());
+}
+
+Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_default)
+{
+    connect_to_nobody();
+}
+
+/* A listener of another host may have told it, which is no process that has ended. */
+Test(connect, a_loopback_address_that_refuses_is_called_one, .fini = close_default)
+{
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    open_default();
+    connect_to_nobody();
+    cr_assert(strstr(prs_error_text(), "loopback") && strstr(prs_error_text(), "NCCL_SOCKET_IFNAME"), "%s",
+              prs_error_text());
 }
 
 /* A listener that accepts TCP but never answers. */
@@ -380,7 +396,7 @@ Test(connect, silent_strangers_give_way_to_a_peer, .fini = close_default)
     prs_listener_close(listener);
 }
 
-/* Whatever the limit of a connection is, and without others that wait. */
+/* It is dropped regardless of a connection's limit, even if no others wait. */
 Test(connect, a_silent_stranger_is_dropped_after_seconds, .init = open_default, .fini = close_default)
 {
     uint64_t began = prs_clock_ms();

@@ -14,17 +14,23 @@
 
 static const struct prs_nic_device fake = {&prs_nic_rc, "fake0", &fake_verbs.device};
 
-Test(domain, a_device_without_atomics_has_no_adds)
+Test(domain, a_device_without_atomics_has_no_adds_and_each_claim_is_told)
 {
     static const enum ibv_atomic_cap caps[] = {IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB};
+    static const enum prs_atomic_scope claims[] = {PRS_ATOMIC_NONE, PRS_ATOMIC_NIC, PRS_ATOMIC_CPU};
+    static const struct prs_config config = {.gid_index = -1};
 
     for (int i = 0; i < 3; i++) {
         struct prs_domain *domain;
+        struct prs_rail rail;
+        char why[256] = "";
 
         fake_verbs_install();
         fake_verbs.attr.atomic_cap = caps[i];
         cr_assert_eq(prs_domain_open(&fake, &domain), 0, "%s", prs_error_text());
         cr_assert_eq(domain->adds, caps[i] != IBV_ATOMIC_NONE);
+        cr_assert_eq(prs_rail_probe(domain, 1, &config, &rail, why, sizeof(why)), 0, "%s", why);
+        cr_assert_eq(rail.info.atomic_scope, claims[i], "%u", rail.info.atomic_scope);
         prs_domain_close(domain);
     }
 }

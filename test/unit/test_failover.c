@@ -30,7 +30,7 @@ static void must_fail(int r, int error, const char *text)
     close_sides();
 }
 
-/* Let B continue until the path has this stage. */
+/* Let B continue until the path has reached this stage. */
 static void step_until(enum prs_path_stage stage)
 {
     for (int i = 0; path_at(B)->stage != stage; i++) {
@@ -70,7 +70,7 @@ Test(failover, without_a_rail_that_both_have_the_peer_fails)
     must_fail(prs_failover_read(peer_of(B)), -ENETDOWN, "no rail is left: the other side lost it: the other cable");
 }
 
-/* Or the other side has lost its count: then what we send again may have arrived already. */
+/* Or the other side has lost its count; then messages that we send again may have arrived already. */
 Test(failover, a_side_that_took_more_than_was_sent_ends_the_peer)
 {
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN, .taken = {5}};
@@ -123,7 +123,8 @@ Test(failover, a_side_that_does_not_say_what_it_has_taken_ends_the_peer)
     must_fail(prs_failover_step(peer_of(B)), -ETIMEDOUT, "has not said within 60000 ms");
 }
 
-/* No thread could be started to watch it. What it would have polled is kept for the owner, which closes first. */
+/* No thread could be started to watch it. Events that the thread would have polled are kept for the owner, which closes
+ * first. */
 Test(failover, events_that_are_kept_end_with_the_peer)
 {
     open_sides();
@@ -223,8 +224,8 @@ Test(failover, a_note_may_come_in_pieces_and_a_stream_that_ends_in_one_is_lost)
     close_sides();
 }
 
-/* The other side cannot fail over, so it has nothing to say but a farewell. */
-Test(failover, a_peer_without_failover_takes_no_notes)
+/* The other side cannot fail over, so the only valid notes are a farewell and a loss. */
+Test(failover, a_peer_without_failover_takes_no_other_notes)
 {
     struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
 
@@ -232,4 +233,91 @@ Test(failover, a_peer_without_failover_takes_no_notes)
     prs_failover_close(peer_of(B));
     say(&note);
     must_fail(prs_failover_read(peer_of(B)), -EPROTO, "sent a byte 0x44");
+}
+
+/* ---- the other side has lost another rank ---- */
+
+/* Side B reads a note in pieces, and keeps it. */
+static void read_loss(uint32_t rank, char filling)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_LOST, .rank = rank};
+    size_t part = 43;
+
+    memset(note.loss, filling, sizeof(note.loss)); /* without an end */
+    for (size_t at = 0; at < sizeof(note); at += part) {
+        if (part > sizeof(note) - at)
+            part = sizeof(note) - at;
+        cr_assert_eq(send(peer_of(A)->stream_fd, (char *)&note + at, part, 0), (ssize_t)part);
+        cr_assert_eq(prs_failover_read(peer_of(B)), PRS_AGAIN);
+    }
+    cr_assert_eq(prs_health_check(peer_of(B)), 0, "what was sent before may not be raised yet: %s",
+                 peer_of(B)->error_text);
+}
+
+static void end_after_loss(uint32_t rank, const char *text)
+{
+    read_loss(rank, 'z');
+    read_loss(rank + 1, 'y'); /* changes nothing */
+    cr_assert_eq(peer_of(B)->loss->rank, rank);
+    cr_assert_eq(peer_of(B)->loss->why[PRS_LOSS_TEXT - 1], 0);
+    peer_of(B)->loss->since_ns -= 1000000000;
+    must_fail(prs_health_check(peer_of(B)), -ECONNRESET, text);
+}
+
+Test(failover, a_loss_ends_a_peer_for_which_nothing_arrives_any_more)
+{
+    open_sides();
+    end_after_loss(7, " has lost rank 7: zzz");
+}
+
+Test(failover, a_loss_is_told_without_failover_too)
+{
+    open_sides();
+    prs_failover_close(peer_of(B));
+    end_after_loss(UINT32_MAX - 1, " has lost rank 4294967294: zzz");
+}
+
+/* The side that has lost a rank may close at once. */
+Test(failover, a_farewell_does_not_hide_a_loss)
+{
+    const char farewell = PRS_NOTE_FAREWELL;
+
+    open_sides();
+    read_loss(7, 'z');
+    cr_assert_eq(send(peer_of(A)->stream_fd, &farewell, 1, 0), 1);
+    cr_assert_eq(prs_health_check(peer_of(B)), 0, "%s", peer_of(B)->error_text);
+    cr_assert(peer_of(B)->remote_closed);
+    peer_of(B)->loss->since_ns -= 1000000000;
+    must_fail(prs_health_check(peer_of(B)), -ECONNRESET, " has lost rank 7: zzz");
+}
+
+Test(failover, a_rail_may_be_lost_after_a_loss)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_DOWN};
+
+    open_sides();
+    read_loss(7, 'z');
+    say(&note);
+    cr_assert_eq(prs_failover_read(peer_of(B)), PRS_AGAIN);
+    cr_assert_eq(path_at(B)->stage, PRS_PATH_DRAINING);
+    close_sides();
+}
+
+Test(failover, a_loss_is_told_once_and_without_the_rails_of_the_lost_connection)
+{
+    static struct prs_peer failed = {.error_text = "no answer; peer 10.0.0.1 over one rail",
+                                     .description = "peer 10.0.0.1 over one rail"};
+    char byte;
+
+    open_sides();
+    prs_note_tell_loss(peer_of(A), 3, &failed);
+    cr_assert_eq(prs_failover_read(peer_of(B)), PRS_AGAIN);
+    cr_assert_eq(peer_of(B)->loss->rank, 3);
+    cr_assert_str_eq(peer_of(B)->loss->why, "no answer");
+    prs_note_tell_loss(peer_of(A), 4, &failed);
+    cr_assert_lt(recv(peer_of(B)->stream_fd, &byte, 1, MSG_DONTWAIT), 0, "it was told twice");
+    peer_of(B)->remote_closed = true;
+    prs_note_tell_loss(peer_of(B), 4, &failed);
+    cr_assert_lt(recv(peer_of(A)->stream_fd, &byte, 1, MSG_DONTWAIT), 0, "it was told though it had closed");
+    close_sides();
 }

@@ -258,6 +258,73 @@ Test(proxy, a_dead_peer_ends_every_wait_with_its_error)
     close_fixture();
 }
 
+/* ---- a rank that has lost another tells the others ---- */
+
+static void fail_with_ranks_to_tell(uint32_t tells)
+{
+    struct fake_team_options team = busy_team;
+    bool now;
+
+    team.tells = tells;
+    open_fixture(&team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    cr_assert_geq(prs_proxy_step(f.proxy), 0);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+    cr_assert_eq(fake_team_tells(f.team, &now), 0, "waits on the device come first");
+}
+
+/* The team has transfers in flight that are to end before. */
+Test(proxy, after_an_error_the_team_is_told_until_all_ranks_know)
+{
+    bool now = false;
+
+    fail_with_ranks_to_tell(3);
+    for (int i = 0; i < 10; i++)
+        cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_tells(f.team, &now), 3 + 1);
+    cr_assert_not(now, "they knew before the proxy closed");
+    fake_team_close(f.team);
+}
+
+Test(proxy, one_that_closes_after_an_error_tells_at_once)
+{
+    bool now = false;
+
+    fail_with_ranks_to_tell(UINT32_MAX);
+    cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_tells(f.team, &now), 2);
+    cr_assert(now, "nobody is told");
+    fake_team_close(f.team);
+}
+
+Test(proxy, the_transfers_in_flight_delay_what_is_told_for_a_second, .timeout = 120)
+{
+    bool now = false;
+
+    fail_with_ranks_to_tell(UINT32_MAX);
+    while (!now) {
+        cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+        (void)fake_team_tells(f.team, &now);
+        sched_yield();
+    }
+    close_fixture();
+}
+
+Test(proxy, without_an_error_nobody_is_told)
+{
+    bool now;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    cr_assert_geq(prs_proxy_step(f.proxy), 0);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_tells(f.team, &now), 0);
+    fake_team_close(f.team);
+}
+
+/* ---- waits without an end ---- */
+
 /* The test does not step this proxy, as if it had been killed. */
 Test(proxy, without_a_proxy_a_wait_ends_and_says_for_what)
 {

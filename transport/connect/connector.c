@@ -22,7 +22,7 @@ enum stage { STAGE_PAUSE, STAGE_TCP, STAGE_REPLY, STAGE_CONNECT, STAGE_READY };
 struct prs_connector {
     struct prs_fabric *fabric;
     struct prs_rail_set rails;
-    bool standby;                               /* the last of rails is one */
+    bool standby;                               /* the last rail of `rails` is a standby rail */
     struct prs_rail_address own[PRS_MAX_RAILS]; /* of rails, as HELLO says */
     struct prs_setup_options setup;
     enum stage stage;
@@ -132,15 +132,15 @@ static void say_hello(struct prs_connector *connector)
         connector->deadline_ns = UINT64_MAX;
 }
 
-/* The network may only be away for a while. */
+/* Such an error may pass: the network may be unreachable for a short time only. */
 static bool is_passing(int error)
 {
     return error == -ECONNRESET || error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
-/* The stream was lost before the answer. A listener with more callers than it can talk to hangs up on those that have
- * said nothing for long, and a host that was cut off forgets its connections. Nothing is made yet, so call again: a
- * listener that has ended then refuses. One that always hangs up, because the cookie is wrong, does so until the limit.
+/* The stream was lost before the answer. A listener with too many callers closes connections that have been silent for
+ * long, and a host that was cut off forgets its connections. No queue exists yet, so connect again: if the listener has
+ * ended, that is refused. If the cookie is wrong, the listener closes each connection until the limit has passed.
  * Return PRS_AGAIN, or the error: the limit has passed. */
 static int call_again(struct prs_connector *connector, int error)
 {
@@ -164,6 +164,16 @@ static int call_again(struct prs_connector *connector, int error)
     return PRS_AGAIN;
 }
 
+static const char *likely_cause(int error, const char *remote)
+{
+    if (error != -ECONNREFUSED)
+        return "is NCCL_SOCKET_IFNAME an interface that the peer reaches?";
+    return !strncmp(remote, "127.", 4) || !strncmp(remote, "[::1]", 5)
+               ? "has the listening process ended? From another host no loopback address can be reached: see "
+                 "NCCL_SOCKET_IFNAME there"
+               : "has the listening process ended?";
+}
+
 /* Run the stages from the pause to the listener's reply. Return 0 (the reply is in stream.in), PRS_AGAIN or -errno. */
 static int call_listener(struct prs_connector *connector)
 {
@@ -180,8 +190,7 @@ static int call_listener(struct prs_connector *connector)
             return PRS_AGAIN;
         if (r < 0)
             return prs_fail(r, "cannot connect to %s: %s; %s", connector->stream.remote, strerror(-r),
-                            r == -ECONNREFUSED ? "has the listening process ended?"
-                                               : "is NCCL_SOCKET_IFNAME an interface that the peer reaches?");
+                            likely_cause(r, connector->stream.remote));
         if (!r)
             say_hello(connector);
     }
@@ -276,7 +285,7 @@ static const char *stage_text(enum stage stage)
                                   : "the network between the rails";
 }
 
-/* The listener has replied and waits for our queues: tell it why they do not come. Keeps the error text. */
+/* The listener has replied and waits for our queues: tell it why we send none. Keeps the error text. */
 static void send_refusal(struct prs_connector *connector, int error)
 {
     struct prs_wire_refusal refusal = {.error = error};
@@ -287,7 +296,7 @@ static void send_refusal(struct prs_connector *connector, int error)
         prs_error_repeat(error, refusal.text);
 }
 
-/* Nothing has come. Return PRS_AGAIN, or -ETIMEDOUT. */
+/* Nothing has arrived. Return PRS_AGAIN, or -ETIMEDOUT. */
 static int wait_more(struct prs_connector *connector)
 {
     uint64_t now_ns = prs_clock_ns();

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "transport/connect/team_loss.h"
 #include "transport/host/cuda.h"
 #include "transport/gpu/dispatch.h"
 #include "transport/host/affinity.h"
@@ -21,10 +22,11 @@
 
 enum {
     DEFAULT_SLOTS = 1024,
-    CLOSE_MS = 1000,     /* for what is in flight at close: far more than a round trip */
-    CLOSE_ROUND_MS = 10, /* most that one round at close is charged: time off the core does not count as waiting */
-    IDLE_SPINS = 2000,   /* rounds without work after which the thread yields */
-    THREAD_MS = 5000,    /* limit for one round of the thread, which never blocks but may be kept off its core */
+    CLOSE_MS = 1000, /* limit for requests in flight at close or after an error: far more than a round trip takes */
+    /* one round at close counts as at most this long, since time that the thread spends off its core is no waiting */
+    CLOSE_ROUND_MS = 10,
+    IDLE_SPINS = 2000, /* rounds without work after which the thread yields */
+    THREAD_MS = 5000,  /* limit for one round of the thread, which never blocks but may be kept off its core */
     THREAD_NAP_NS = 20000,
 };
 
@@ -39,6 +41,8 @@ struct prs_proxy {
     uint64_t *device_map; /* the device's copy; map itself without CUDA */
     pthread_t thread;
     bool running;
+    bool told;                  /* after an error: the other ranks know of a lost one */
+    uint64_t tell_until_ns;     /* they are told at this time at the latest; 0: no error yet */
     int ended;                  /* atomic: the thread has left its loop */
     uint32_t dropping;          /* atomic: index of the window that the thread shall drop, plus one; 0: none */
     uint32_t asked;             /* atomic: number of the last prs_proxy_settle() */
@@ -57,7 +61,7 @@ static int set_error(struct prs_proxy *proxy, int error, const char *text)
     pthread_mutex_lock(&proxy->error_lock);
     if (__atomic_load_n(&proxy->error, __ATOMIC_RELAXED) == 0) {
         snprintf(proxy->text, sizeof(proxy->text), "%s", text);
-        /* [proxy-error] The text is whole before the error is seen. Pairs with prs_proxy_check() and
+        /* [proxy-error] The text is complete before the error is seen. Pairs with prs_proxy_check() and
          * prs_proxy_error(). */
         __atomic_store_n(&proxy->error, error, __ATOMIC_RELEASE);
         /* [proxy-failed] Stored before the ring's error: a thread that reads the error in the ring finds this too.
@@ -102,12 +106,27 @@ const char *prs_proxy_error(struct prs_proxy *proxy)
 
 /* ---- the loop ---- */
 
+/* After an error: if a rank was lost, the others would wait for what this one does not send any more. */
+static void tell_ranks(struct prs_proxy *proxy, bool now)
+{
+    uint64_t now_ns = prs_now_ns();
+
+    if (proxy->told)
+        return;
+    if (!proxy->tell_until_ns)
+        proxy->tell_until_ns = now_ns + 1000000ull * CLOSE_MS;
+    proxy->told =
+        prs_team_tell_loss(proxy->options.team, proxy->options.context_id, now || now_ns >= proxy->tell_until_ns) == 0;
+}
+
 int prs_proxy_step(struct prs_proxy *proxy)
 {
     int r = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* [proxy-error] */
 
-    if (r)
+    if (r) {
+        tell_ranks(proxy, false);
         return prs_error_repeat(r, proxy->text);
+    }
     r = prs_dispatch_step(&proxy->dispatch);
     if (r < 0)
         return set_error(proxy, r, prs_error_text());
@@ -128,7 +147,7 @@ static void drop_asked(struct prs_proxy *proxy)
     }
 }
 
-/* Answer prs_proxy_settle(): between two rounds too, because only this thread may use the peers. */
+/* Answer prs_proxy_settle(). This too happens between two rounds, because only this thread may use the peers. */
 static void settle_asked(struct prs_proxy *proxy)
 {
     uint32_t asked = __atomic_load_n(&proxy->asked, __ATOMIC_RELAXED);
@@ -156,7 +175,7 @@ static void *run(void *argument)
         drop_asked(proxy);
         settle_asked(proxy);
         r = prs_proxy_step(proxy);
-        if (r < 0)
+        if (r < 0 && proxy->told)
             break;
         idle = r > 0 ? 0 : idle + 1;
         if (idle > IDLE_SPINS)
@@ -378,7 +397,7 @@ int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms)
     return r;
 }
 
-/* Make the tables that the device reads: where windows are mapped, and their sizes, with room for later windows. */
+/* Make the tables that the device reads, with room for later windows: where each window is mapped, and its size. */
 static int make_map(struct prs_proxy *proxy)
 {
     uint32_t world = proxy->device.world;
@@ -425,7 +444,8 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     return 0;
 }
 
-/* Let the commands that were taken end, for at most CLOSE_MS and while nothing has failed. Cancel the rest. */
+/* Wait until the commands that were taken are complete, for at most CLOSE_MS and only while nothing has failed. Cancel
+ * the rest. */
 static void end_commands(struct prs_proxy *proxy)
 {
     uint64_t last_ns = prs_now_ns(), waited_ns = 0;
@@ -453,6 +473,8 @@ void prs_proxy_close(struct prs_proxy *proxy)
     __atomic_store_n(&proxy->stop, 1, __ATOMIC_RELAXED);
     if (proxy->running)
         pthread_join(proxy->thread, NULL); /* its loop never blocks, so this takes one round at most */
+    if (__atomic_load_n(&proxy->error, __ATOMIC_RELAXED))
+        tell_ranks(proxy, true);
     end_commands(proxy);
     if (proxy->options.cuda) {
         prs_cuda_unmap_host(proxy->ring.control);

@@ -23,7 +23,7 @@
 #include <perseus/perseus.h>
 
 enum {
-    PRS_WIRE_VERSION = 8, /* of handles, handshakes and immediates together */
+    PRS_WIRE_VERSION = 9, /* version of handles, handshakes and immediates together */
     PRS_IMM_MAX_RUN = 32,
     PRS_IMM_MAX_PARTS = 64,
     PRS_IMM_MAX_SIZED_PARTS = 63,
@@ -31,7 +31,7 @@ enum {
 };
 
 enum prs_wire_bare {
-    PRS_BARE_COUNT = 0,  /* a put of the group whose interval the tag is */
+    PRS_BARE_COUNT = 0,  /* a put of the group to whose interval the tag belongs */
     PRS_BARE_RECORD = 1, /* a signal record was written to the slot that the tag numbers */
     PRS_BARE_NOTE = 2,   /* a note has been sent on the TCP stream (failover.h) */
 };
@@ -63,7 +63,7 @@ static inline uint32_t prs_imm_make_bare(enum prs_wire_bare kind, uint32_t tag)
     return 1u << 31 | tag << 21 | (uint32_t)kind;
 }
 
-/* Is this a run of whole messages that no group counts? Then it has an id and a run only. */
+/* Is this a run of whole messages that counts for no group? It then has only an id and a run. */
 static inline bool prs_imm_is_run(uint32_t value)
 {
     return value < 1u << 15;

@@ -17,7 +17,7 @@
 
 enum {
     KEPT_ROOM = 256,  /* events, at first */
-    EXPECT_MS = 1000, /* so long after a note was announced, look for it at each call; later rarely */
+    EXPECT_MS = 1000, /* for so long after a note was announced, look for it at each call; after that, rarely */
 };
 
 int prs_failover_open(struct prs_peer *peer)
@@ -36,6 +36,8 @@ void prs_failover_close(struct prs_peer *peer)
         free(peer->failover->kept);
     prs_lines_free(peer->failover);
     peer->failover = NULL;
+    free(peer->loss);
+    peer->loss = NULL;
 }
 
 /* ---- fence ---- */
@@ -112,17 +114,43 @@ bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_not
     if (!peer->failover || note->path >= peer->path_count)
         return false;
     path = &peer->failover->path[note->path];
-    /* What was sent before a side gave the path up comes before it says so, since the stream keeps order. */
+    /* The stream keeps order, so notes that a side sent before it gave the path up arrive before the note that it
+     * did. */
     /* MUTANT(peer) a note is about the queues in use: s/note->epoch == path->epoch &&// */
     /* MUTANT(peer) a path is told of once: s/&& !path->told// */
     return (note->type == PRS_NOTE_DOWN && note->epoch == path->epoch && !path->told) ||
            prs_recovery_expects(peer, note);
 }
 
+/* Return 0 or -errno (the peer has failed). */
+static int make_loss(struct prs_peer *peer)
+{
+    if (!peer->loss)
+        peer->loss = calloc(1, sizeof(*peer->loss));
+    return peer->loss ? 0 : prs_peer_fail(peer, -ENOMEM, "no memory for what the peer at %s says", peer->remote);
+}
+
+/* Keep the note; the owner fails the peer later (health.c). Return 0 or -errno (the peer has failed). */
+static int take_loss(struct prs_peer *peer, const struct prs_wire_note *note)
+{
+    int r = make_loss(peer);
+
+    /* MUTANT(peer) the first loss counts: s/|| peer->loss->since_ns// */
+    if (r || peer->loss->since_ns)
+        return r;
+    peer->loss->rank = note->rank;
+    /* MUTANT(peer) what a note says has an end: s/PRS_LOSS_TEXT - 1/PRS_LOSS_TEXT/ */
+    memcpy(peer->loss->why, note->loss, PRS_LOSS_TEXT - 1); /* the last byte stays 0 */
+    peer->loss->since_ns = prs_clock_ns();
+    return 0;
+}
+
 static int take_note(struct prs_peer *peer, struct prs_wire_note *note)
 {
     char why[sizeof(note->why) + 32];
 
+    if (note->type == PRS_NOTE_LOST)
+        return take_loss(peer, note);
     if (note->type == PRS_NOTE_FAILED) {
         note->why[sizeof(note->why) - 1] = 0;
         return prs_peer_fail(peer, -ECONNRESET, "the peer at %s has failed: %s", peer->remote, note->why);
@@ -145,11 +173,13 @@ static int take_note(struct prs_peer *peer, struct prs_wire_note *note)
 
 int prs_failover_read(struct prs_peer *peer)
 {
-    struct prs_failover none = {0}, *at = peer->failover ? peer->failover : &none;
+    struct prs_failover *failover = peer->failover;
+    struct prs_wire_note begun = {0}; /* without failover, the first byte */
 
     for (;;) {
-        ssize_t n = recv(peer->stream_fd, (char *)&at->in + at->in_bytes,
-                         at->in_bytes ? sizeof(at->in) - at->in_bytes : 1, MSG_DONTWAIT);
+        uint32_t none = 0, *have = failover ? &failover->in_bytes : peer->loss ? &peer->loss->in_bytes : &none;
+        struct prs_wire_note *in = failover ? &failover->in : peer->loss ? &peer->loss->in : &begun;
+        ssize_t n = recv(peer->stream_fd, (char *)in + *have, *have ? sizeof(*in) - *have : 1, MSG_DONTWAIT);
         int r;
 
         if (n < 0)
@@ -157,18 +187,26 @@ int prs_failover_read(struct prs_peer *peer)
         if (n == 0)
             return -ECONNRESET;
         /* MUTANT(peer) a farewell closes: s/peer->remote_closed = true;// */
-        if (at->in.type == PRS_NOTE_FAREWELL) {
+        if (in->type == PRS_NOTE_FAREWELL) {
             peer->remote_closed = true;
             return 0;
         }
-        at->in_bytes += (uint32_t)n;
-        if (!peer->failover)
-            return prs_peer_fail(peer, -EPROTO, "the peer at %s sent a byte %#x", peer->remote, at->in.type);
+        /* MUTANT(peer) without failover only a loss is told: s/in->type != PRS_NOTE_LOST/false/ */
+        if (!failover && in->type != PRS_NOTE_LOST)
+            return prs_peer_fail(peer, -EPROTO, "the peer at %s sent a byte %#x", peer->remote, in->type);
+        if (in == &begun) {
+            r = make_loss(peer);
+            if (r)
+                return r;
+            peer->loss->in.type = begun.type;
+            have = &peer->loss->in_bytes;
+        }
+        *have += (uint32_t)n;
         /* MUTANT(peer) a note is whole: delete */
-        if (at->in_bytes < sizeof(at->in))
+        if (*have < sizeof(*in))
             continue;
-        at->in_bytes = 0;
-        r = take_note(peer, &at->in);
+        *have = 0;
+        r = take_note(peer, in);
         if (r)
             return r;
     }
@@ -202,7 +240,7 @@ bool prs_failover_keep_events(struct prs_peer *peer, uint32_t path)
 
         count = peer->nic->poll(peer->link[path], events);
         if (count <= 0)
-            return failover->kept_count != before; /* an error comes again at the owner's poll */
+            return failover->kept_count != before; /* the owner's poll will return the error again */
         for (int i = 0; i < count; i++)
             if (events[i].kind != PRS_EVENT_ERROR || events[i].queue >= peer->queues)
                 failover->kept[failover->kept_count++] = events[i];
@@ -218,7 +256,7 @@ bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path)
     if (!link->unflushed)
         return peer->nic->drained(link);
     if (prs_failover_keep_events(peer, path))
-        return false; /* the owner must take these events first */
+        return false; /* the owner must first take these events */
     peer->nic->end(link);
     return true;
 }
@@ -265,7 +303,7 @@ int prs_failover_lose_loopback(struct prs_peer *peer, uint32_t path)
 
 static int finish_replay(struct prs_peer *peer, uint32_t path)
 {
-    /* The loopback queue of a NIC that flushes nothing does not say that it has failed. */
+    /* If the NIC flushes nothing, its loopback queue does not report that it has failed. */
     int r =
         peer->order.path[path].probe == PRS_PROBE_FAILED || peer->link[path]->unflushed ? end_loopback(peer, path) : 0;
 
@@ -284,7 +322,7 @@ static int replay(struct prs_peer *peer, uint32_t path)
 
     prs_failover_set_stage(peer->failover, path, PRS_PATH_DOWN);
     prs_recovery_allow(peer, path);
-    if (prs_order_path_is_lost(&peer->order, path)) /* new queues, over which nothing was sent yet */
+    if (prs_order_path_is_lost(&peer->order, path)) /* new queues over which nothing has been sent yet */
         return finish_replay(peer, path);
     r = prs_order_path_down(&peer->order, path, lost->taken, &replay);
     /* MUTANT(peer) nobody takes more than was sent: delete */
@@ -316,12 +354,12 @@ static int step_path(struct prs_peer *peer, uint32_t path)
                        : prs_peer_fail(peer, -EIO, "%s did not flush its queues within %d ms after: %s",
                                        peer->link[path]->rail->info.name, PRS_FAILOVER_DRAIN_MS, lost->why);
         prs_failover_tell(peer, path);
-        (void)prs_order_knock(&peer->order); /* without room for it, the other side looks a little later */
+        (void)prs_order_knock(&peer->order); /* if there is no room for it, the other side looks a little later */
     }
     if (lost->told)
         return replay(peer, path);
     if (prs_order_path_is_lost(&peer->order, path))
-        return 0; /* nobody waits for it: nothing was sent over these queues */
+        return 0; /* nobody waits for this: nothing was sent over these queues */
     /* MUTANT(peer) the other side answers in time: delete */
     if (now_ns - lost->since_ns >= peer->fabric->config.timeout_ms * 1000000ull)
         return prs_peer_fail(

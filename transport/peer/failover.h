@@ -14,7 +14,11 @@
  *
  * The owner of a peer may have no reason to poll it: it has nothing to send or to receive there. So a thread of the
  * process (watch.c) answers for it: it fences, drains and tells. What it polls meanwhile it keeps for the owner, who
- * alone takes arrivals and completions, uses the order engine, and replays. */
+ * alone takes arrivals and completions, uses the order engine, and replays.
+ *
+ * The stream also carries a note of another kind: the other side has lost some other rank, so it sends nothing more
+ * (connect/team_loss.h). What has arrived may not be taken yet, so the note is only kept, and ends the peer once
+ * nothing has come for long (health.c). */
 #ifndef TRANSPORT_FAILOVER_H
 #define TRANSPORT_FAILOVER_H
 
@@ -23,26 +27,31 @@
 
 struct prs_peer;
 
-enum { PRS_FAILOVER_DRAIN_MS = 10000 /* a NIC flushes a queue in far less */ };
+enum {
+    PRS_FAILOVER_DRAIN_MS = 10000, /* a NIC flushes a queue in far less */
+    PRS_LOSS_TEXT = 384,
+};
 
-/* How far a path is, on this side. What it carries is enum prs_path_use, which the order engine owns: it is stopped
- * from DRAINING on (where the thread has fenced the path, once the owner knows), lost from DOWN on, and used again with
- * UP. New queues may be lost too: a path then drains and agrees that is lost already. */
+/* The state of the agreement about a path, on this side. The order engine's enum prs_path_use says what the path
+ * carries: it is stopped from DRAINING on (if the thread has fenced the path: as soon as the owner knows), lost from
+ * DOWN on, and used again from UP on. New queues may be lost too: then a path drains and agrees although it is already
+ * lost. */
 enum prs_path_stage {
     PRS_PATH_UP,
     PRS_PATH_DRAINING,
     PRS_PATH_AGREEING, /* the other side was told */
     PRS_PATH_DOWN,
-    PRS_PATH_JOINED, /* it has new queues, which receive; it sends when the other side says that it does too */
+    /* it has new queues, which receive. It sends once the other side has said that its queues work, too */
+    PRS_PATH_JOINED,
 };
 
-/* How far the side that offers new queues is. */
+/* The state of an attempt, on the side that offers new queues. */
 enum prs_attempt {
     PRS_ATTEMPT_NONE,
     PRS_ATTEMPT_OFFERED,
     PRS_ATTEMPT_CONNECTING, /* the other side has accepted */
-    PRS_ATTEMPT_TRYING,     /* a write of no bytes is on its way over each queue */
-    PRS_ATTEMPT_GIVEN_UP,   /* the other side was told; until it answers */
+    PRS_ATTEMPT_TRYING,     /* a write of no bytes is in flight on each queue */
+    PRS_ATTEMPT_GIVEN_UP,   /* the other side was told; wait for its answer */
     PRS_ATTEMPT_ENDED,      /* the owner is to close the queues */
 };
 
@@ -54,6 +63,7 @@ enum prs_note_type {
     PRS_NOTE_OFFER = 'O',    /* the sender has new queues for it */
     PRS_NOTE_ACCEPT = 'A',   /* the sender has new queues too, and has connected them to those offered */
     PRS_NOTE_READY = 'R',    /* the sender's queues are connected and work: the path may be used */
+    PRS_NOTE_LOST = 'L',     /* the sender has lost another rank, and sends nothing more; with or without failover */
 };
 
 struct prs_wire_note {
@@ -69,6 +79,10 @@ struct prs_wire_note {
         struct { /* OFFER, ACCEPT */
             struct prs_nic_address where;
             struct prs_nic_address queue[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+        };
+        struct { /* LOST */
+            uint32_t rank;
+            char loss[PRS_LOSS_TEXT];
         };
     };
 };
@@ -88,10 +102,10 @@ struct prs_failover_path {
     uint64_t since_ns;
     char why[320];
     /* Recovery. */
-    uint8_t epoch; /* of the queues that link[] has, or of the last that were given up */
+    uint8_t epoch; /* epoch of the queues in link[], or of the last queues that were given up */
     uint64_t lost_ns;
-    uint64_t again_ns; /* not before that; while an attempt connects or tries, not after that */
-    uint8_t failures;  /* attempts in a row that have failed, some at most */
+    uint64_t again_ns; /* no new attempt before this time; while an attempt connects or tries: its limit */
+    uint8_t failures;  /* failed attempts in a row, up to a maximum */
     enum prs_attempt attempt;
     bool asked;     /* the other side offers queues: those in `theirs` */
     bool accepted;  /* the other side has accepted ours, and `theirs` has its own */
@@ -104,18 +118,27 @@ struct prs_failover_path {
 struct prs_failover {
     /* Protects this struct, the stream, and the completion queues and receives of the links. The owner holds
      * it while it makes progress or fails the peer. What is not protected belongs to the owner. */
-    struct prs_light_lock lock; /* this and the next three: of each progress, on one cache line */
+    struct prs_light_lock lock; /* each progress uses this and the next three, which are on one cache line */
     bool attended;              /* the thread has done something since the owner's last progress */
     uint32_t away;              /* paths that are not UP */
     uint64_t expect_until_ns;   /* a note is on its way; 0: none that we know of */
     struct prs_event *kept;     /* what the thread has polled, for the owner */
     uint32_t kept_count, kept_room;
     struct prs_watched watched; /* for watch.c */
-    uint32_t looks;             /* since the last look after them */
+    uint32_t looks;             /* progress calls since the last look at the paths */
     uint64_t look_ns;           /* when the next is due */
     struct prs_wire_note in;
     uint32_t in_bytes;
     struct prs_failover_path path[PRS_MAX_RAILS];
+};
+
+/* What a peer has been told by a note LOST. */
+struct prs_loss {
+    uint64_t since_ns; /* 0: the note has not come completely */
+    uint32_t rank;
+    char why[PRS_LOSS_TEXT];
+    struct prs_wire_note in; /* where nothing else is read: without failover */
+    uint32_t in_bytes;
 };
 
 static inline void prs_failover_set_stage(struct prs_failover *failover, uint32_t path, enum prs_path_stage stage)
@@ -132,7 +155,7 @@ static inline bool prs_failover_is_agreeing(const struct prs_failover *failover,
 
 /* Make the state, if the peer's order engine can replace a path. Return 0 or -ENOMEM. */
 int prs_failover_open(struct prs_peer *peer);
-/* Undo prs_failover_open(), for a connection whose other side cannot fail over. */
+/* Undo prs_failover_open(), for a connection whose other side cannot fail over, and forget all notes. */
 void prs_failover_close(struct prs_peer *peer);
 
 /* Move the queues of a path to the error state, so that nothing of the other side arrives there any more. */
@@ -142,8 +165,8 @@ void prs_failover_told(struct prs_peer *peer, const struct prs_wire_note *note);
 /* May the other side send this note now? DOWN, OFFER, ACCEPT and READY only; of DOWN not whether another path is
  * left. */
 bool prs_failover_expects(const struct prs_peer *peer, const struct prs_wire_note *note);
-/* Poll a path that is given up, and keep the events for the owner. Flushed requests are no news to it. Return true if
- * there are new ones. */
+/* Poll a path that is given up, and keep the events for the owner. The owner need not know of flushed requests. Return
+ * true if there are new ones. */
 bool prs_failover_keep_events(struct prs_peer *peer, uint32_t path);
 /* Is it known what has arrived over the path? Where the NIC flushes nothing, take what is there, and end its queues. */
 bool prs_failover_is_drained(struct prs_peer *peer, uint32_t path);
@@ -161,10 +184,10 @@ void prs_failover_expect_note(struct prs_peer *peer);
 /* Read notes, and continue with the paths that are given up as far as possible now. Return 0 or -errno (the peer has
  * failed). */
 int prs_failover_step(struct prs_peer *peer);
-/* For paths that may come back, now and then. Return 0 or -errno (the peer has failed). */
+/* To be called now and then: look after lost paths that may come back. Return 0 or -errno (the peer has failed). */
 int prs_failover_recover(struct prs_peer *peer);
-/* Go on with paths that are given up or come back. Not only when nothing arrives: a busy peer may never be idle. Return
- * 0 or -errno (the peer has failed). */
+/* Continue with paths that are given up or come back. Call it also while something arrives, since a busy peer may never
+ * be idle. Return 0 or -errno (the peer has failed). */
 int prs_failover_attend(struct prs_peer *peer);
 /* Read what has come on the stream, up to a farewell. Return 0 (it has come), PRS_AGAIN, or -errno: the stream has
  * ended without it, or the peer has failed. */

@@ -18,6 +18,7 @@ enum {
     /* Wait this long for the farewell of the other side after its queues are gone. */
     FAREWELL_MS = 500,
     TOUCH_MS = 1000, /* between two writes that ask whether the peer is alive */
+    LOSS_MS = 500,   /* after a note LOST: what had arrived before it is taken and raised in far less */
 };
 
 static bool is_last_path(const struct prs_peer *peer)
@@ -29,7 +30,7 @@ static bool is_last_path(const struct prs_peer *peer)
     return living <= 1;
 }
 
-/* What would let another rail replace one that is lost? */
+/* Advice for the user: which setting would let another rail replace a lost one? */
 static const char *advice(const struct prs_peer *peer)
 {
     const struct prs_config *config = &peer->fabric->config;
@@ -46,7 +47,7 @@ static const char *advice(const struct prs_peer *peer)
                                 : "";
 }
 
-/* May it be the rail, rather than the request? */
+/* May the rail be the cause of this error, rather than the request? */
 static bool is_of_rail(int error)
 {
     return error == -ETIMEDOUT || error == -ECONNRESET || error == -ENODEV;
@@ -92,7 +93,7 @@ static bool has_awaited_requests(const struct prs_order *order)
     return order->held_count != 0;
 }
 
-/* Where a failure is kept that waits for a farewell. */
+/* Where the path's failure is kept while it waits for a farewell. */
 static struct prs_event *failure_on_path_of(struct prs_peer *peer, const struct prs_event *failure)
 {
     return &peer->failure[peer->order.queue[failure->queue].path];
@@ -109,8 +110,8 @@ static const struct prs_event *kept_failure(const struct prs_peer *peer)
 }
 
 /* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
- * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
- * A farewell may still be on its way: wait for it, but not here. */
+ * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error. Its
+ * farewell may still arrive, so keep the failure until then. */
 static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
 {
     struct prs_event *kept = failure_on_path_of(peer, failure);
@@ -124,7 +125,7 @@ static void suspend_failure(struct prs_peer *peer, const struct prs_event *failu
     }
 }
 
-/* May another rail do what this request could not? Not if the request itself is wrong. */
+/* Can another rail carry this request? Not if the request itself is wrong. */
 static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
 {
     uint32_t path = peer->order.queue[failure->queue].path;
@@ -138,7 +139,8 @@ static bool replace_path(struct prs_peer *peer, const struct prs_event *failure)
     return failure->queue < peer->queues || !prs_failover_lose_loopback(peer, path);
 }
 
-/* The other side lives: give up all paths whose failure was kept. Return false: one cannot be replaced, and stays. */
+/* The other side is alive: give up all paths whose failure was kept. Return false if one of them cannot be replaced; it
+ * is kept. */
 static bool replace_failed_paths(struct prs_peer *peer)
 {
     for (uint32_t path = 0; path < peer->path_count; path++) {
@@ -151,7 +153,7 @@ static bool replace_failed_paths(struct prs_peer *peer)
     return true;
 }
 
-/* Is it not known yet whether the other side has closed? Its farewell comes shortly after its queues are gone. A NIC
+/* Is it still unknown whether the other side has closed? Its farewell comes shortly after its queues are gone. A NIC
  * that retries for seconds reports that later; some providers of libfabric report it at once. */
 static bool may_have_closed(const struct prs_peer *peer)
 {
@@ -163,7 +165,7 @@ int prs_health_judge(struct prs_peer *peer, const struct prs_event *failure)
     bool away = failure->error == -ETIMEDOUT || failure->error == -ECONNRESET;
     const struct prs_event *kept;
 
-    /* Where connections share an endpoint, it goes on after a close: then the key is wrong. */
+    /* A shared endpoint continues after one connection has closed, so this error means a wrong key. */
     if (failure->error == -EREMOTEIO && peer->nic->fails_early)
         away = may_have_closed(peer) || peer->remote_closed;
     if (away && (may_have_closed(peer) || !has_awaited_requests(&peer->order))) {
@@ -244,7 +246,8 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
         peer->remote_gone = true;
         return has_awaited_requests(&peer->order) ? fail_closed(peer) : 0;
     }
-    r = prs_failover_read(peer); /* when it comes: an error, at the next check, only if we still send or wait */
+    /* once it has arrived, the next check returns an error only if this side still sends or waits */
+    r = prs_failover_read(peer);
     if (r >= 0 || peer->error)
         return peer->error;
     if (r != -ECONNRESET && r != -EPIPE) /* a killed process causes these, too */
@@ -253,13 +256,24 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
                          peer->remote);
 }
 
-/* waiting: someone waits for transfers of this path or for arrivals. A port that is down is replaced at once, if it can
- * be, but is an error only after the NIC's retries. */
+/* The other side has said that it sends nothing more. Its requests were complete by then, and nothing has arrived for
+ * long. */
+static PRS_COLD int end_after_loss(struct prs_peer *peer)
+{
+    const struct prs_loss *loss = peer->loss;
+
+    if (!loss->since_ns || prs_clock_ns() - loss->since_ns < LOSS_MS * 1000000ull || prs_records_busy(peer))
+        return 0;
+    return prs_peer_fail(peer, -ECONNRESET, "the peer at %s has lost rank %u: %s", peer->remote, loss->rank, loss->why);
+}
+
+/* waiting: a caller waits for transfers of this path or for arrivals. A port that is down is replaced at once, if it
+ * can be, but is an error only after the NIC's retries. */
 static int check_rail(struct prs_peer *peer, uint32_t path, bool waiting)
 {
     int rail = peer->path[path].local_rail;
 
-    if (prs_peer_lost_path(peer, path)) /* nothing waits for a link that is unflushed: failover.c ends it */
+    if (prs_peer_lost_path(peer, path)) /* an unflushed link needs no check: failover.c ends it */
         return peer->link[path]->unflushed || prs_order_probe_idle(&peer->order, path)
                    ? 0
                    : prs_fabric_check_rail(peer->fabric, rail, UINT64_MAX);
@@ -293,6 +307,8 @@ int prs_health_check(struct prs_peer *peer)
     if (peer->records && peer->records->raise.refused_ns)
         return prs_records_raise(peer); /* a signal waits for another peer of this process */
     r = check_rails(peer, has_awaited_requests(&peer->order));
+    if (!r && peer->loss)
+        r = end_after_loss(peer);
     return r < 0 ? r : check_peer_alive(peer);
 }
 
@@ -303,7 +319,7 @@ int prs_peer_check_remote(struct prs_peer *peer)
     if (peer->error)
         return prs_peer_error_again(peer);
     prs_peer_lock(peer);
-    r = check_rails(peer, true); /* the other side may be unable to reach us */
+    r = check_rails(peer, true); /* perhaps the other side cannot reach us */
     prs_peer_unlock(peer);
     if (r)
         return r;

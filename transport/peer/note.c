@@ -26,3 +26,18 @@ void prs_note_tell_failure(struct prs_peer *peer, const char *why)
     snprintf(note.why, sizeof(note.why), "%s", why);
     prs_note_send(peer, &note);
 }
+
+void prs_note_tell_loss(struct prs_peer *peer, uint32_t rank, const struct prs_peer *failed)
+{
+    struct prs_wire_note note = {.type = PRS_NOTE_LOST, .rank = rank};
+    const char *rest = strstr(failed->error_text, failed->description);
+
+    if (peer->told_of_loss || peer->stream_fd < 0 || peer->remote_closed)
+        return;
+    peer->told_of_loss = true;
+    /* Which rails the connection had is of no use elsewhere. */
+    snprintf(note.loss, sizeof(note.loss), "%.*s",
+             rest > failed->error_text + 2 ? (int)(rest - failed->error_text - 2) : (int)sizeof(note.loss),
+             failed->error_text);
+    prs_note_send(peer, &note);
+}

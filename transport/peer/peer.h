@@ -23,9 +23,9 @@ enum {
 /* A pair of rails. */
 struct prs_path {
     int local_rail;    /* index in the fabric */
-    uint32_t position; /* of this rail in the set of the caller; that of a standby rail comes after it */
+    uint32_t position; /* index of this rail in the caller's set; a standby rail comes after all of that set */
     struct prs_rail_address own;
-    struct prs_wire_rail peer; /* as the other side described it */
+    struct prs_wire_rail peer; /* the remote rail, as the other side described it */
 };
 
 /* Peers of one thread that want to make progress though nothing has arrived for them. */
@@ -34,25 +34,27 @@ struct prs_peer_list {
 };
 
 struct prs_peer {
-    /* Used by every call. An idle peer reads this line and the first of the order engine. */
+    /* Every call uses this cache line. A poll of an idle peer reads only this line and the first one of the order
+     * engine. */
     int error; /* 0 or the sticky -errno */
     uint16_t unposted;
     uint16_t path_count;
     bool measured;                   /* several paths: completions are timed */
-    bool offers;                     /* it has connected: where a path comes back, it makes the first step */
+    bool offers;                     /* this side has connected; when a path comes back, it takes the first step */
     bool exclusive_adds;             /* as in struct prs_peer_options */
     bool no_signals;                 /* likewise */
-    bool unlisted;                   /* there is a list, and it is not in it */
+    bool unlisted;                   /* there is a list, and the peer is not in it */
     bool shares;                     /* its thread polls shared completion queues for it */
     bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
-    uint32_t idle_polls;             /* who sets it to PRS_PEER_IDLE_POLLS gets a check at the next poll */
-    uint32_t idle_start; /* of idle_polls after a poll that found something: high while something is to be watched */
+    uint32_t idle_polls;             /* set it to PRS_PEER_IDLE_POLLS to have a check at the next poll */
+    /* value of idle_polls after a poll that found something; high while the TCP stream must be watched */
+    uint32_t idle_start;
     struct prs_failover *failover; /* NULL: a lost rail ends the peer */
     const struct prs_nic_ops *nic;
     struct prs_records *records; /* NULL: neither side sends its signals as records */
     uint64_t rail_mask;          /* rails of the fabric that the paths use: a region must be on all of them */
     struct prs_link *link[PRS_MAX_RAILS];
-    struct prs_queue *queue[PRS_ORDER_MAX_QUEUES]; /* the first one on the second line */
+    struct prs_queue *queue[PRS_ORDER_MAX_QUEUES]; /* the first queue is on the second cache line */
     struct prs_order order;
     /* Of messages. */
     prs_notify_fn *on_notify;
@@ -60,7 +62,7 @@ struct prs_peer {
     struct prs_arrivals *arriving; /* NULL: the caller takes no notifications */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     uint32_t idle_looks; /* at the clock */
-    uint64_t checked_ns; /* the last check of the stream */
+    uint64_t checked_ns; /* when the stream was last checked */
     /* Of its thread. */
     struct prs_peer_list *list;
     struct prs_peer *next_listed;
@@ -81,10 +83,13 @@ struct prs_peer {
     int stream_fd;               /* TCP, open as long as the peer: it ends when the other process dies */
     /* the network of the TCP stream failed: RDMA writes show whether the other side is alive */
     bool stream_lost;
-    bool remote_closed; /* its farewell has arrived */
-    bool remote_gone;   /* and long afterwards nothing more has arrived */
-    uint64_t touch_ns;  /* when the next such write is due */
-    /* a request has failed, for which no caller waits, or too early; until this time a farewell may explain it */
+    bool remote_closed;    /* its farewell has arrived */
+    bool remote_gone;      /* the other side has closed, and nothing more has arrived for long */
+    bool told_of_loss;     /* this side has sent a note LOST */
+    struct prs_loss *loss; /* the other side has sent one; NULL: not a byte of it */
+    uint64_t touch_ns;     /* when the next of these writes is due */
+    /* a request has failed that no caller waits for, or before a farewell could arrive; a farewell until this time
+     * explains it */
     uint64_t farewell_ns;
     struct prs_event failure[PRS_MAX_RAILS]; /* by path: the first such failure, if its kind is PRS_EVENT_ERROR */
     char remote[PRS_ADDRESS_TEXT];
@@ -97,7 +102,7 @@ static_assert(offsetof(struct prs_peer, link[1]) == PRS_LINE && offsetof(struct 
                   offsetof(struct prs_peer, on_notify) % PRS_LINE == 0,
               "what a message uses of a peer is on three cache lines, without the order engine");
 
-/* The peer wants to make progress at the next round of its thread. */
+/* Put the peer on the list, so that its thread calls prs_peer_attend() in its next round. */
 static inline void prs_peer_want_progress(struct prs_peer *peer)
 {
     if (!peer->unlisted)
@@ -107,7 +112,7 @@ static inline void prs_peer_want_progress(struct prs_peer *peer)
     peer->list->first = peer;
 }
 
-/* Is the path given up, so that failures of its queues are no news? */
+/* Is the path given up? Failures of its queues then need no handling. */
 static inline bool prs_peer_lost_path(const struct prs_peer *peer, uint32_t path)
 {
     return peer->failover && peer->failover->path[path].stage != PRS_PATH_UP &&
@@ -117,19 +122,20 @@ static inline bool prs_peer_lost_path(const struct prs_peer *peer, uint32_t path
 /* Post what was admitted. Return 0 or -errno (the peer has failed). */
 int prs_peer_post(struct prs_peer *peer);
 
-/* Where peers of one thread share completion queues (decisions/0017), it polls those and calls these functions in place
- * of prs_peer_progress(). */
+/* Where peers of one thread share completion queues (decisions/0017), the thread polls those and calls these functions
+ * instead of prs_peer_progress(). */
 
 /* The thread polls this group. From now on events of the peer reach it, and it joins the list when it wants to make
  * progress: always, if not all of its completion queues are of the group. Return 0 or -ENOMEM. */
 int prs_peer_adopt(struct prs_peer *peer, const struct prs_cq_group *cqs, struct prs_peer_list *list);
-/* Handle events of this link of it; count may be the -errno of polling. Return 0 or -errno: the peer has failed now. */
+/* Handle events of this link of the peer; count may be the -errno of polling. Return 0 or -errno: the peer has failed
+ * now. */
 int prs_peer_handle(struct prs_peer *peer, struct prs_link *link, const struct prs_event *events, int count);
 /* Make progress on a peer that was taken from the list of peers that want progress. The peer joins the list again if it
  * still wants progress. Return how much was done, or the sticky -errno. */
 int prs_peer_attend(struct prs_peer *peer);
-/* Now and then: if nothing has arrived since the last call, are the other process and the rails alive? Return 0 or
- * -errno. */
+/* To be called now and then. If nothing has arrived since the last call, check that the other process and the rails are
+ * alive. Return 0 or -errno. */
 int prs_peer_look(struct prs_peer *peer);
 
 #endif
