@@ -33,6 +33,7 @@ size_t fuzz_seed(uint32_t n, uint8_t *out, size_t room)
         message = (struct message){.kind = kinds[n][i],
                                    .trial = TRIAL_SET,
                                    .count = 100,
+                                   .queues = 1,
                                    .policy = "drain",
                                    .cookie = COOKIE,
                                    .rails.count = 1};

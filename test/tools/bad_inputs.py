@@ -121,11 +121,6 @@ INPUTS = [
         r"cannot listen on 192\.0\.2\.1 port 18517: Cannot assign", lines=2),
     Bad(70, ["sh", "-c", "echo '{bad' | $0", PLOT], 1, r"perseus-plot: <stdin>, line 1: not JSON", lines=1),
     Bad(71, ["sh", "-c", "echo bad | $0", PLOT], 1, r"perseus-plot: <stdin>: no line of it is a JSON object", lines=1),
-    *(Bad(72 + i, ["sh", "-c", '"$0" "$@" > /dev/full', *words], 1,
-          "cannot write all of the output: No space left on device", lines=1)
-      for i, words in enumerate(([NETBENCH, "--help"], [PERF, "--help"], ["tools/perseus-sim", "--help"],
-                                 [INFO, "--help"], [HWCHECK, "--help"], [CTL, "--help"], [RUN, "--help"]))),
-    Bad(108, ["sh", "-c", '"$0" --version >/dev/full', RUN], 1, "softnic-run: cannot write all of the output", lines=1),
     Bad(79, ["sh", "-c", """echo '{"rows": 3}' | $0""", PLOT], 1, r"no row of putsignal", lines=1),
     Bad(80, ["sh", "-c", """echo '{"op": "putsignal"}' | $0""", PLOT], 1, r"a row cannot be drawn, KeyError 'policy'",
         lines=1),
@@ -133,6 +128,11 @@ INPUTS = [
     *(Bad(82 + i, ["sh", "-c", """printf '{"op": "x", "bytes": %d, "busbw_GBps": 1}\n' 8 64 | $0 """ + to, PLOT], 1,
           r"cannot write all of the output: No space left", lines=1)
       for i, to in enumerate(("-o /dev/full", ">/dev/full"))),
+    *(Bad(116 + i, ["sh", "-c", f"{row} | $0", PLOT], 1, said, lines=1)
+      for i, (row, said) in enumerate((
+          ("""echo '{"op": "x", "bytes": 1e999, "busbw_GBps": 1}'""", "a row cannot be drawn, OverflowError"),
+          ("""printf '{"a":%s\\n' "$(printf %099999d 0 | tr 0 '[')\"""", "<stdin>, line 1: not JSON: ")))),
+    Bad(118, [INFO, "--job", ""], 2, "--job '': not the id of a process", lines=1),
     Bad(84, [PERF, "putsignal", "extra"], 2, r"'extra': one operation only", lines=1),
     Bad(85, ["tools/perseus-sim", "trace", "/x.trace"], 2, r"'/x\.trace': one workload only", lines=1),
     Bad(86, ["tools/perseus-sim", "trace"], 2, r"trace needs --trace FILE", lines=1),
@@ -155,6 +155,34 @@ INPUTS = [
         never="modprobe", lines=9),
     Bad(105, ["tools/perseus-sim", "putsignal", "--kernel", "moe"], 2, r"--kernel is not for putsignal: fused: ",
         lines=1),
+    *(Bad(110 + i, ["tools/perseus-sim", *words.split()], 2, said, lines=1)
+      for i, (words, said) in enumerate((
+          ("fused --tokens 64", "--tokens is not for fused --kernel reduce_scatter: moe, fused moe: "),
+          ("fused --kernel moe --size 512", "--size is not for fused --kernel moe: fused products, fused attention: "),
+          ("fused --kernel attention --band-pairs 2", "--band-pairs is not for fused --kernel attention: fused pro"),
+          ("fused --kernel attention --rows-per-put 2", "--rows-per-put is not for fused --kernel attention: fused m"),
+          ("nccl --group peer", "--group is not for nccl: putsignal, moe, alltoall: "),
+          ("moe --warmup 2", "--warmup is not for moe: putsignal: ")))),
+    *(Bad(119 + i, ["tools/perseus-sim", *words.split()], 2, said, lines=1)
+      for i, (words, said) in enumerate((
+          ("nccl --iter=2", "--iterations is not for nccl: putsignal"),
+          ("putsignal --set link_gbps=nan", "link_gbps nan: want 0.001 to "),
+          ("putsignal --set link_gbps=1..nan", "link_gbps '1..nan': want a number"),
+          ("putsignal --set link_gbps=" + 40 * "0" + "1", "link_gbps '0*1': want a number"),
+          ("alltoall --lose-rail -1:0:1", "--lose-rail '-1:0:1': want R:N:US"),
+          ("alltoall --lose-rail 4294967297:0:1", "--lose-rail '4294967297:0:1': want R:N:US")))),
+    *(Bad(125 + i, ["sh", "-c", f"echo '{line}' | $0 trace --trace {file}", "tools/perseus-sim"], 1, said, lines=2)
+      for i, (line, file, said) in enumerate((
+          ("nan 0 put 1 8 0", "/dev/stdin", "/dev/stdin:1: a time is from 0"),
+          ("inf 0 put 1 8 0", "/dev/stdin", "/dev/stdin:1: a time is from 0"),
+          ("", "/tmp", "cannot read the trace '/tmp': Is a directory")))),
+    *(Bad(128 + i, [FUSED, "--kernel", *words.split()], 2, said, lines=1)
+      for i, (words, said) in enumerate((
+          ("gemm --shape 8x8x8x8", "--shape '8x8x8x8': want "), ("gemm --shape 8x8x8,", "--shape '8x8x8,': want "),
+          ("gemm --shape -8x8x8", "--shape '-8x8x8': want "), ("gemm --shape 0x8x8", "--shape '0x8x8': want "),
+          ("moe --preset 8x8x8x8x8", "--preset '8x8x8x8x8': want "), ("moe --zipf nan", "--zipf 'nan': want "),
+          ("moe --zipf -1", "--zipf '-1': want "), ("gemm --shape 8x8x8 --tokens 8", "--tokens, .*: want --kernel moe"),
+          ("gemm --shape 8x8x8 --causal", "--causal, .*: want --kernel attention")))),
     *(Bad(106 + i, ["tools/perseus-sim", "putsignal", "--cluster", file], 2, file + ": has no .*is it a cluster file",
           lines=1) for i, file in enumerate(("/dev/null", "/tmp/"))),
     *(Bad(94 + i, [*IN_WORLD, "sh", "-c", '"$0" "$@" --peers 1 --iterations 2 >/dev/full', PERF, op], 1,
@@ -177,6 +205,9 @@ INPUTS = [
               "--messages 2000 >/dev/full; r=$?; rm -r $d; exit $r", "tools/perseus-compare", PLUGIN], 1,
         "perseus-compare: cannot write all of the output: No space left", lines=1),
     Bad(93, ["sh", "-c", f"exec {ROOT}/tools/dev/rooms.py /nonexistent"], 2, r"/nonexistent: no build folder with"),
+    Bad(137, ["sh", "-c", f"echo '{{bad' | {ROOT}/tools/dev/record.py x --machine m --command c"], 1,
+        "record: <stdin>, line 1: not JSON: ", lines=1),
+    Bad(138, ["sh", "-c", f"exec {ROOT}/tools/sim/study.py"], 2, "want a name, or --list"),
 ]
 
 
@@ -224,6 +255,12 @@ def common_style(build):
         yield (f"{path.name} --version",
                None if done.returncode == 0 and re.fullmatch(path.name + r" \d+\.\d+\.\d+\S*\n", done.stdout) else
                f"exit {done.returncode}: {done.stdout}{done.stderr}")
+        for option in ("--help", "--version"):
+            done = run(build, ["sh", "-c", '"$0" "$1" >/dev/full', path, option])
+            yield (f"{path.name} {option} >/dev/full",
+                   None if done.returncode == 1 and len(done.stderr.splitlines()) == 1 and
+                   "cannot write all of the output: No space left" in done.stderr else
+                   f"exit {done.returncode}: {done.stderr}")
         done = run(build, [path, "--no-such-option"])
         yield f"{path.name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
             len(done.stderr.splitlines()) <= 2 and not done.stdout else f"exit {done.returncode}: {done.stderr}"
@@ -237,6 +274,9 @@ def scripts():
         done = run(path.parent, [path, "--help"])
         yield (f"tools/{name} --help",
                None if done.returncode == 0 and done.stdout.startswith(f"tools/{name}") else f"exit {done.returncode}")
+        if name in ("check", "demo", "dev/release"):
+            done = run(path.parent, [path, ""])
+            yield f"tools/{name} ''", None if done.returncode == 2 and not done.stdout else f"exit {done.returncode}"
         done = run(path.parent, [path, "--no-such-option"])
         yield f"tools/{name} --no-such-option", None if done.returncode == 2 and "--no-such-option" in done.stderr and \
             len(done.stderr.splitlines()) == 1 and not done.stdout else f"exit {done.returncode}: {done.stderr}"

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from ports import free_port  # noqa: E402
@@ -16,11 +17,11 @@ from quiet import Disturbed, best_of  # noqa: E402
 LIMIT_S, SKIP = 200, 77
 
 
-def check(*world, pairs=1000, more=(), there=(), around="", json_wanted=True, on_softnic=True, **env):
+def check(*world, pairs=1000, queues=1, more=(), there=(), around="", json_wanted=True, on_softnic=True, **env):
     """The report, the exit status, and what was said, of a check between two nodes of such a world. there: variables of
     the other node; around: shell commands, in which `check` stands for the check."""
     words = [sys.argv[2], "--port", str(free_port()), *(["--json"] if json_wanted else []), "--pairs", str(pairs),
-             *more, "--launch", " ".join(["env", "SOFTNIC_NODE=0", *there]), "127.0.0.1"]
+             "--queues", str(queues), *more, "--launch", " ".join(["env", "SOFTNIC_NODE=0", *there]), "127.0.0.1"]
     script = 'check() { SOFTNIC_NODE=1 "$0" "$@"; }\n' + (around or 'check "$@"')
     run = [sys.argv[1], "--quiet", "--nodes", "2", *world, "--"] if on_softnic else []
     done = subprocess.run([*run, "sh", "-c", script, *words], capture_output=True, text=True, timeout=LIMIT_S,
@@ -46,6 +47,90 @@ def rails_that_keep_order_are_found_good():
                 assert one[kind]["ran"] and one[kind]["late"] == one[kind]["wrong"] == 0, one
 
 
+def each_rail_is_tried_with_several_queues_at_once():
+    told, status, said = check("--nics", "2", pairs=300, queues=4)
+    assert status == 0 and told["good"] and len(told["several_queues"]) == 2, (told, said)
+    for alone, loaded in zip(told["rails"], told["several_queues"]):
+        assert (alone["queues"], loaded["queues"]) == (1, 4) and loaded["chosen"] == alone["chosen"], loaded
+        assert loaded["here"]["rail"] == alone["here"]["rail"], loaded
+        assert not alone["adds_of_all_queues"]["ran"], alone
+        tried = [loaded[name] for name in ("immediate_after_write", "empty_write", "adds_of_all_queues")]
+        for one in tried + [one[kind] for one in loaded["policies"] for kind in ("write", "atomic")]:
+            assert one["ran"] and one["late"] == one["wrong"] == 0, (one, loaded)
+    text, status, said = check(pairs=300, queues=3, json_wanted=False)
+    assert status == 0 and "rail 0 <-> rail 0, 3 queues at once:\n" in text, (text, said)
+    assert re.search("adds of all queues to one word: +none of 300 was lost\n", text), (text, said)
+    told, status, said = check(pairs=300)
+    assert status == 0 and not told["several_queues"], (told, said)
+    # What is wrong with several queues is a fault, also where nothing else is.
+    told, status, said = check("--odd-empty", pairs=300, queues=2)
+    assert status == 1 and told["several_queues"][0]["empty_write"]["wrong"] == 300, (told, said)
+
+
+def empty_writes_are_tried():
+    """They carry an immediate and no bytes. A NIC that says otherwise is found."""
+    told, status, said = check("--nics", "2", pairs=300)
+    assert status == 0 and all(told[key]["empty_write"]["ran"] for key in ("all_rails",)), (told, said)
+    for rail in told["rails"]:
+        assert rail["empty_write"]["ran"] and rail["empty_write"]["late"] == rail["empty_write"]["wrong"] == 0, rail
+    told, status, said = check("--odd-empty", pairs=300)
+    rail = told["rails"][0]
+    assert status == 1 and not told["good"] and rail["empty_write"]["wrong"] == 300, (rail, said)
+    assert rail["immediate_after_write"]["wrong"] == 0, "writes with bytes have their sizes"
+    text, status, said = check("--odd-empty", pairs=300, json_wanted=False)
+    assert status == 1 and re.search("empty write too.*BROKEN: 0 of 300 late, 300 wrong", text), (text, said)
+
+
+def adds_that_the_cpu_loses_are_found():
+    """The software NIC of another process reads a word and writes the sum, so it loses adds of the CPU. Where the
+    receiver raises signals itself, none can be lost. It is no fault: IBV_ATOMIC_HCA promises no more."""
+    def lost():
+        told, status, said = check(pairs=5000)
+        rail = told["rails"][0]
+        assert status == 0 and told["good"] and rail["adds_beside_cpu"]["ran"], (rail, said)
+        return rail["adds_beside_cpu"]["wrong"]
+    best_of(6, lost, lambda seen: seen > 0)
+    told, status, said = check(pairs=5000, there=("PERSEUS_ORDER=counted",), PERSEUS_ORDER="counted")
+    rail = told["rails"][0]
+    assert status == 0 and rail["chosen"].startswith("counted "), (rail, said)
+    assert rail["adds_beside_cpu"]["ran"] and not rail["adds_beside_cpu"]["wrong"], rail
+    text, status, said = check(pairs=5000, json_wanted=False)
+    wanted = "adds of the NIC and of the CPU to one word: +(LOST: [0-9]+; only one of both|none was lost)"
+    assert re.search(wanted, text), (text, said)
+
+
+def what_nics_claim_of_their_atomics_is_told():
+    """Beside what was measured: a claim that does not hold is a fault, and what holds without one is not promised. The
+    NIC of the receiver counts."""
+    heading = "adds of the NIC and of the CPU to one word: +"
+    for words, claim, text_wanted, beside in (
+            (("--atomic-cap", "glob"), "cpu", "also with the CPU (GLOB)", "none was lost, as .* claims .GLOB."),
+            ((), "nic", "among the NIC's own requests (HCA)", "none was lost; not promised: .* HCA"),
+            (("--atomic-cap", "none"), "none", "none", "none was lost; the NIC there has no atomics, so the CPU adds")):
+        # Under `counted` the receiver's own NIC adds, in place, so nothing is lost.
+        env = {"there": ("PERSEUS_ORDER=counted",), "PERSEUS_ORDER": "counted"}
+        told, status, said = check(*words, pairs=200, **env)
+        sides = [told["rails"][0][side]["atomics"] for side in ("here", "there")]
+        assert status == 0 and told["good"] and sides == [claim, claim], (told, said)
+        text, status, said = check(*words, pairs=200, json_wanted=False, **env)
+        assert status == 0 and f"atomics claimed: {text_wanted}; there: {text_wanted}\n" in text, (text, said)
+        assert re.search(heading + beside, text), (text, said)
+
+    def broken():
+        told, status, said = check("--atomic-cap", "glob", "--nics", "2", pairs=5000)
+        lost = [rail["adds_beside_cpu"]["wrong"] > 0 for rail in (*told["rails"], told["all_rails"])]
+        assert told["good"] == (status == 0) == (not any(lost)), (told, said)
+        return lost
+    best_of(6, broken, any)
+
+    def said_broken():
+        text, status, said = check("--atomic-cap", "glob", pairs=5000, json_wanted=False)
+        found = re.search(heading + "BROKEN, LOST: [0-9]+; only one of both .* whatever the NIC there claims", text)
+        assert bool(found) == (status == 1), (text, said)
+        return found
+    best_of(6, said_broken, bool)
+
+
 def what_the_fence_waits_for_is_found():
     """It is told from times: unclear where others have the cores."""
     for fence, found in (("spec", "reads and atomics"), ("strict", "all earlier requests")):
@@ -57,14 +142,18 @@ def what_the_fence_waits_for_is_found():
 
 
 def a_network_without_order_is_seen_and_counted_holds_on_it():
-    told, status, said = check("--efa", "--jitter", "500us", pairs=500)
+    told, status, said = check("--efa", "--jitter", "500us", pairs=500, queues=4)
     rail = told["rails"][0]
     assert rail["chosen"].startswith("counted ") and not policy(rail, "in_order")["write"]["ran"], rail
+    assert rail["there"]["atomics"] == "none" and not rail["adds_beside_cpu"]["wrong"], rail
     assert "counted or drain" in policy(rail, "in_order")["write"]["error"], rail
     assert rail["immediate_after_write"]["ran"] and rail["immediate_after_write"]["late"] > 0, (rail, said)
     for name in ("counted", "drain"):
         assert policy(rail, name)["write"]["ran"] and policy(rail, name)["write"]["late"] == 0, rail
     assert status == 0 and told["good"], (status, said)
+    loaded = told["several_queues"][0]
+    assert all(policy(loaded, name)["atomic"]["ran"] for name in ("counted", "drain")), loaded
+    assert loaded["adds_of_all_queues"]["ran"] and not loaded["adds_of_all_queues"]["wrong"], loaded
 
 
 def hosts_with_unlike_rails_are_checked():
@@ -127,12 +216,13 @@ def strangers_are_refused_and_the_check_goes_on():
         right = subprocess.run([*ask, *command[1:]], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert right.returncode == 0 and "all that Perseus relies on held" in right.stdout, right
         said = server.stderr.read()
-        assert server.wait(LIMIT_S) == 0 and said.count("refused a client") == 2 and "another cookie" in said, said
+        assert server.wait(LIMIT_S) == 0 and "another cookie" in said, said
+        assert said.count("refused the client at 127.0.0.1: ") == 2, said
 
 
 def a_provider_of_libfabric_is_checked_too():
     for provider in ("net", "tcp"):
-        told, status, said = check(pairs=300, on_softnic=False, PERSEUS_PROVIDER=provider, NCCL_IB_HCA="=lo",
+        told, status, said = check(pairs=300, queues=2, on_softnic=False, PERSEUS_PROVIDER=provider, NCCL_IB_HCA="=lo",
                                    NCCL_SOCKET_IFNAME="lo")
         if told and told["rails"]:
             break
@@ -142,6 +232,8 @@ def a_provider_of_libfabric_is_checked_too():
     rail = told["rails"][0]
     assert status == 0 and told["good"] and rail["here"]["device"] == "lo:1", (told, said)
     assert rail["here"]["network_mtu"] > 0 and rail["here"]["counters"] > 0, rail["here"]
+    assert rail["here"]["atomics"] == rail["there"]["atomics"] == "nic", rail
+    assert told["several_queues"][0]["adds_of_all_queues"]["ran"], told
     assert policy(rail, "counted")["atomic"]["ran"] and not policy(rail, "nic_fence")["write"]["ran"], rail
 
 
@@ -150,10 +242,29 @@ def a_host_that_does_not_listen_is_named():
     assert status == 1 and told is None and "127.0.0.1 port" in said and "refused" in said and "--listen" in said, said
     told, status, said = check_alone("no.such.host.invalid")
     assert status == 1 and "no.such.host.invalid" in said, said
+    alone = ("unshare", "-rn")
+    if subprocess.run([*alone, "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+        told, status, said = check_alone("192.0.2.1", *alone)
+        assert status == 1 and "192.0.2.1 port" in said and "unreachable: is the address right, and is there a route" \
+            in said, said
 
 
-def check_alone(host):
-    done = subprocess.run([sys.argv[1], "--quiet", "--", sys.argv[2], "--json", "--port", str(free_port()),
+def rails_without_a_way_are_named_soon():
+    """Each trial would wait for half a minute. One is enough, and the side that waits is told."""
+    begin = time.monotonic()
+    told, status, said = check("--loss", "100%", "--nics", "2", pairs=100, queues=4)
+    took = time.monotonic() - begin
+    assert status == 1 and not told["good"] and took < 100, (took, told, said)
+    for rail in (*told["rails"], told["all_rails"]):
+        assert "retry counter exceeded" in rail["error"] and not rail["latency_us"], rail
+        assert not any(one["write"]["ran"] for one in rail["policies"]), rail
+    assert not told["several_queues"], told
+    text, status, said = check("--loss", "100%", pairs=100, json_wanted=False)
+    assert status == 1 and "  not reachable: transport retry counter exceeded" in text, (text, said)
+
+
+def check_alone(host, *around):
+    done = subprocess.run([sys.argv[1], "--quiet", "--", *around, sys.argv[2], "--json", "--port", str(free_port()),
                            "--cookie", "1", host], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return json.loads(done.stdout) if done.stdout.strip() else None, done.returncode, done.stderr
 

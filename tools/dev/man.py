@@ -30,12 +30,19 @@ def page(name, version, text):
 
 
 def main(program, version):
-    done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-                          env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LC_ALL": "C.UTF-8"})
+    try:
+        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                              env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LC_ALL": "C.UTF-8"})
+    except OSError as e:
+        sys.exit(f"man.py: {program}: {e.strerror}")
+    except subprocess.TimeoutExpired:
+        sys.exit(f"man.py: {program} --help: has not ended within 60 s")
     if done.returncode != 0 or not done.stdout.strip():
         sys.exit(f"{program} --help: exit {done.returncode}, {done.stderr.strip() or 'no text'}")
     sys.stdout.write(page(pathlib.Path(program).name, version, done.stdout))
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] == "--help":
+        sys.exit(__doc__)
     main(*sys.argv[1:])

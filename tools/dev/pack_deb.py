@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pack_deb.py BUILD OUT: Debian packages of a build folder whose prefix is /usr, one a row of PACKAGES that was built.
+"""usage: pack_deb.py BUILD OUT
 
-Each file that Meson installs, but for the documents, goes into exactly one package. Dependencies come from
-dpkg-shlibdeps. DEBFULLNAME and DEBEMAIL name the maintainer, as for Debian's own tools."""
+Debian packages of a build folder whose prefix is /usr, one a row of PACKAGES that was built. Each file that Meson
+installs, but for the documents, goes into exactly one package. Dependencies come from dpkg-shlibdeps. DEBFULLNAME and
+DEBEMAIL name the maintainer, as for Debian's own tools."""
 import collections
 import email.utils
 import fnmatch
@@ -149,6 +150,10 @@ def control(tree, package, version, maintainer, architecture):
 
 def main(build, out):
     build, out = pathlib.Path(build).resolve(), pathlib.Path(out).resolve()
+    if not (build / "build.ninja").exists():
+        sys.exit(f"pack_deb.py: {build}: no build folder of Meson")
+    if not out.is_dir():
+        sys.exit(f"pack_deb.py: {out}: no folder")
     version = json.loads(run("meson", "introspect", build, "--projectinfo"))["version"]
     maintainer = "{} <{}>".format(os.environ.get("DEBFULLNAME", "The Perseus maintainers"),
                                   os.environ.get("DEBEMAIL", "perseus@users.noreply.github.com"))

@@ -57,6 +57,8 @@ def platform_tag(files):
 def softnic(version, prefix, out):
     """Writes the wheel, and returns its path."""
     files = sorted(path for path in prefix.rglob("*") if path.is_file() and not path.is_symlink())
+    if not files:
+        raise ValueError(f"{prefix}: a folder with what `meson install` put there is wanted, and it has no file")
     name = f"perseus_softnic-{version}"
     tag = f"py3-none-{platform_tag(files)}"
     contents = []  # (name in the wheel, bytes, mode)
@@ -101,7 +103,7 @@ def main():
             print(softnic(options.what[0], *map(pathlib.Path, options.what[1:])))
         else:
             parser.error("want VERSION PREFIX OUT, or --tag FILE...")
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         sys.exit(f"pack_wheel.py: {e}")
 
 

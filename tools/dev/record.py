@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -24,9 +25,19 @@ def main():
     parser.add_argument("--commit", help="of what was measured (default: HEAD)")
     parser.add_argument("--note", default="")
     args = parser.parse_args()
-    commit = (args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"],
-                                            capture_output=True, text=True, check=True).stdout.strip())
-    rows = [json.loads(line) for line in sys.stdin if line.lstrip().startswith("{")]
+    if not re.fullmatch(r"[\w.-]+", args.name):
+        parser.error(f"NAME {args.name!r}: want letters, digits, '-', '_' and '.'")
+    found = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", f"{args.commit or 'HEAD'}^{{commit}}"],
+                           capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        parser.error(f"--commit {args.commit}: {found.stderr.strip()}")
+    commit = args.commit or found.stdout.strip()
+    rows = []
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            rows += [json.loads(line)] if line.lstrip().startswith("{") else []
+        except ValueError as e:
+            sys.exit(f"record: <stdin>, line {number}: not JSON: {e}")
     if not rows:
         sys.exit("record: no JSON object on standard input")
     head = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": args.machine,

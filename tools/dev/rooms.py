@@ -76,6 +76,8 @@ def main():
     options = parser.parse_args()
     if not (pathlib.Path(options.build) / "transport/libperseus_transport.a").exists():
         parser.error(f"{options.build}: no build folder with transport/libperseus_transport.a (ninja -C BUILD)")
+    if not (pathlib.Path(options.rooms_of) / "transport").is_dir():
+        parser.error(f"--rooms-of {options.rooms_of}: no transport/ there")
     table = calls(options.build, files_of(options.rooms_of))
     print("| calls | " + " | ".join(ROOMS) + " |")
     print("|---" * (len(ROOMS) + 1) + "|")

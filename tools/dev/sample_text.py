@@ -41,6 +41,8 @@ def main():
     parser.add_argument("--comments", type=int, default=30)
     parser.add_argument("--paragraphs", type=int, default=10)
     options = parser.parse_args()
+    if min(options.comments, options.paragraphs) < 0:
+        parser.error(f"{min(options.comments, options.paragraphs)}: want no number below 0")
     names = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
     code = [ROOT / n for n in names if n.endswith((".c", ".h", ".cu", ".cuh", ".cpp"))]
     prose = [ROOT / n for n in names if n.endswith(".md")]

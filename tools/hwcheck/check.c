@@ -23,7 +23,8 @@ static void show(const char *what, uint32_t rail, const char *policy)
         fprintf(stderr, "\r\033[Kperseus-hwcheck: %s %u, %s", what, rail, policy);
 }
 
-/* One request and its answer. Return 0, or -errno with a text: of the connection, or of the other side. */
+/* Send one request and receive its answer. Return 0, or -errno with a text that comes from the connection or from the
+ * other side. */
 static int ask(const struct run *run, struct message *message, char *text, size_t bytes)
 {
     int r = control_send(run->control, message);
@@ -32,7 +33,9 @@ static int ask(const struct run *run, struct message *message, char *text, size_
         r = control_receive(run->control, message);
     if (r)
         snprintf(text, bytes, "the other side: %s",
-                 r == -EPROTO ? "it is another program, or another version" : strerror(-r));
+                 r == -EPROTO      ? "it is another program, or another version"
+                 : r == -ETIMEDOUT ? "it does not answer: does it serve another check, or hang?"
+                                   : strerror(-r));
     else if (message->status)
         snprintf(text, bytes, "the other side: %s", message->text);
     return r ? r : message->status;
@@ -41,9 +44,9 @@ static int ask(const struct run *run, struct message *message, char *text, size_
 /* ---- one connection ---- */
 
 static int open_link(const struct run *run, const struct prs_rail_set *here, const struct prs_rail_set *there,
-                     const char *policy, struct link *link, char *text, size_t bytes)
+                     const char *policy, uint32_t queues, struct link *link, char *text, size_t bytes)
 {
-    struct message message = {.kind = MESSAGE_OPEN, .rails = *there};
+    struct message message = {.kind = MESSAGE_OPEN, .rails = *there, .queues = queues};
     struct place_of_memory mine;
     char why[256] = "";
     int opened, r = link_open(link, run->fabric, here, &mine);
@@ -57,13 +60,14 @@ static int open_link(const struct run *run, const struct prs_rail_set *here, con
     if (r)
         return r;
     link->remote = message.memory;
-    opened = link_connect(link, run->fabric, here, &message.handle, policy);
+    link->control = run->control;
+    opened = link_connect(link, run->fabric, here, &message.handle, policy, queues);
     if (opened)
         snprintf(why, sizeof(why), "%s", prs_error_text());
     message = (struct message){.kind = MESSAGE_OPEN, .status = opened, .memory = mine};
     r = ask(run, &message, text, bytes);
     if (opened)
-        snprintf(text, bytes, "%s", why); /* the cause is here, and what the other side says follows from it */
+        snprintf(text, bytes, "%s", why); /* the cause is on this side; the other side's error only follows from it */
     return opened ? opened : r;
 }
 
@@ -76,6 +80,7 @@ static void close_link(const struct run *run, struct link *link)
     link_close(link);
 }
 
+/* Over a link on which one has failed, all others fail as it did. */
 static void try_one(const struct run *run, struct link *link, enum trial_kind kind, uint32_t count,
                     struct attempt *attempt)
 {
@@ -83,39 +88,53 @@ static void try_one(const struct run *run, struct link *link, enum trial_kind ki
     int r;
 
     attempt->tried = true;
+    if (link->failure[0]) {
+        snprintf(attempt->text, sizeof(attempt->text), "%s", link->failure);
+        return;
+    }
     trial_prepare(link);
     if (ask(run, &message, attempt->text, sizeof(attempt->text)))
         return;
     r = trial_send(link, kind, count, &attempt->outcome);
     if (r)
-        snprintf(attempt->text, sizeof(attempt->text), "%s",
-                 prs_peer_error(link->peer)[0] ? prs_peer_error(link->peer) : strerror(-r));
+        link_say_failure(link, r, attempt->text, sizeof(attempt->text));
+    message = (struct message){.kind = MESSAGE_STOP};
+    if (r)
+        control_send(run->control, &message); /* the other side need not wait */
     message = (struct message){0};
     if (control_receive(run->control, &message) && !r)
         snprintf(attempt->text, sizeof(attempt->text), "the other side ended");
-    else if (message.status && !r)
+    else if (message.status && (!r || message.status != -ETIMEDOUT))
         snprintf(attempt->text, sizeof(attempt->text), "the other side: %s", message.text);
     attempt->outcome.late = message.late;
     attempt->outcome.wrong = message.wrong;
+    snprintf(link->failure, sizeof(link->failure), "%s", attempt->text);
 }
 
 /* ---- one pair of rails, or of sets of rails ---- */
 
-/* What is tried once, under the chosen policy. */
+/* Run the trials that are made once, under the chosen policy. */
 static void try_chosen(const struct run *run, struct link *link, struct pair_report *report)
 {
-    enum { MOST = 2000 };
+    enum { MOST = 2000, MOST_ADDS = 5000 };
     const uint32_t pairs = run->options->pairs;
     size_t length;
 
-    snprintf(report->path, sizeof(report->path), "%s", prs_peer_describe(link->peer));
+    snprintf(report->path, sizeof(report->path), "%s", prs_peer_describe(link->peer[0]));
     try_one(run, link, TRIAL_LATENCY, pairs < MOST ? pairs : MOST, &report->latency);
+    snprintf(report->text, sizeof(report->text), "%s", report->latency.text);
+    if (report->text[0])
+        return;
     try_one(run, link, TRIAL_BANDWIDTH, 1, &report->bandwidth);
     length = strlen(report->bandwidth.text);
-    if (length && !report->latency.text[0])
+    if (length)
         snprintf(report->bandwidth.text + length, sizeof(report->bandwidth.text) - length,
                  " (small packets arrive: does every switch carry packets of the path MTU?)");
     try_one(run, link, TRIAL_NOTIFY, pairs, &report->notify);
+    try_one(run, link, TRIAL_EMPTY, pairs, &report->empty);
+    if (link->queues > 1)
+        try_one(run, link, TRIAL_SHARED, pairs, &report->shared);
+    try_one(run, link, TRIAL_BESIDE, pairs < MOST_ADDS ? pairs : MOST_ADDS, &report->beside);
 }
 
 static void check_policy(const struct run *run, const struct prs_rail_set *here, const struct prs_rail_set *there,
@@ -126,8 +145,11 @@ static void check_policy(const struct run *run, const struct prs_rail_set *here,
     struct link link = {0};
     int r;
 
-    show(report->is_of_all ? "all rails of" : "rail", report->rail_here, policy_names[index]);
-    r = open_link(run, here, there, policy_names[index], &link, text, sizeof(text));
+    show(report->is_of_all    ? "all rails of"
+         : report->queues > 1 ? "several queues of rail"
+                              : "rail",
+         report->rail_here, policy_names[index]);
+    r = open_link(run, here, there, policy_names[index], report->queues, &link, text, sizeof(text));
     policy->set.tried = policy->add.tried = true;
     if (r) {
         snprintf(policy->set.text, sizeof(policy->set.text), "%s", text);
@@ -155,7 +177,7 @@ static void check_policies(const struct run *run, const struct prs_rail_set *her
 
         report->policy[p].is_chosen =
             !strncmp(report->chosen, policy_names[p], length) && report->chosen[length] == ' ';
-        if (report->policy[p].is_chosen || !report->is_of_all)
+        if (!report->text[0] && (report->policy[p].is_chosen || !report->is_of_all))
             check_policy(run, here, there, p, report);
     }
 }
@@ -180,6 +202,19 @@ static void check_pair(struct run *run, struct pair_report *report)
         snprintf(report->there.grown, sizeof(report->there.grown), "%s", message.side.grown);
 }
 
+/* What each queue does while others of the rail are loaded, too. */
+static void check_loaded(const struct run *run, const struct pair_report *pair, struct pair_report *report)
+{
+    const struct prs_rail_set here = {.count = 1, .rail = {(int)pair->rail_here}};
+    const struct prs_rail_set there = {.count = 1, .rail = {(int)pair->rail_there}};
+
+    report->rail_here = pair->rail_here;
+    report->rail_there = pair->rail_there;
+    report->queues = run->options->queues;
+    report->there.atomic_scope = pair->there.atomic_scope;
+    check_policies(run, &here, &there, report);
+}
+
 /* ---- all rails ---- */
 
 static struct prs_rail_set first_rails(uint32_t count)
@@ -191,16 +226,21 @@ static struct prs_rail_set first_rails(uint32_t count)
     return set;
 }
 
-/* As a job has them: the transport pairs the rails. */
+/* Check all rails together, paired by the transport as in a job. */
 static void check_all(const struct run *run, struct report *report)
 {
     const struct prs_rail_set here = first_rails(report->rails_here), there = first_rails(report->rails_there);
 
     report->all.is_of_all = true;
+    report->all.queues = 1;
+    report->all.there.atomic_scope = PRS_ATOMIC_CPU; /* of all: what each of them claims at least */
+    for (uint32_t i = 0; i < report->pairs; i++)
+        if (report->pair[i].there.atomic_scope < report->all.there.atomic_scope)
+            report->all.there.atomic_scope = report->pair[i].there.atomic_scope;
     check_policies(run, &here, &there, &report->all);
 }
 
-/* Each pair that was not checked. */
+/* Check whether each remaining pair of rails is reachable. */
 static void check_reach(const struct run *run, struct report *report)
 {
     enum { FEW = 100 };
@@ -218,7 +258,7 @@ static void check_reach(const struct run *run, struct report *report)
             continue;
         *reach = (struct reach){.rail_here = a, .rail_there = b, .latency.tried = true};
         show("rail", a, "with another rail there");
-        if (!open_link(run, &here, &there, policy_names[DRAIN], &link, reach->latency.text,
+        if (!open_link(run, &here, &there, policy_names[DRAIN], 1, &link, reach->latency.text,
                        sizeof(reach->latency.text)))
             try_one(run, &link, TRIAL_LATENCY, FEW, &reach->latency);
         close_link(run, &link);
@@ -239,7 +279,10 @@ static void check_rails(struct run *run, struct report *report)
     for (uint32_t i = 0; i < report->pairs; i++) {
         report->pair[i].rail_here = i % here;
         report->pair[i].rail_there = i % there;
+        report->pair[i].queues = 1;
         check_pair(run, &report->pair[i]);
+        if (run->options->queues > 1 && !report->pair[i].text[0])
+            check_loaded(run, &report->pair[i], &report->loaded[i]);
     }
     if (report->pairs > 1)
         check_all(run, report);

@@ -7,7 +7,8 @@
 
 struct check_options {
     const char *host, *cookie;
-    uint32_t pairs; /* transfers of each trial of order */
+    uint32_t pairs;  /* transfers of each trial of order */
+    uint32_t queues; /* of a rail at once; 1: not several */
     bool all_pairs, json;
 };
 

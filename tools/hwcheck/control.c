@@ -14,7 +14,7 @@
 
 #include "transport/util/clock.h"
 
-enum { MAGIC = 0x50687732, BACKLOG = 4, START_MS = 30000 };
+enum { MAGIC = 0x50687736, BACKLOG = 4, START_MS = 30000 };
 
 void control_set_limit(int fd, uint32_t limit_ms)
 {
@@ -64,6 +64,14 @@ static bool still_runs(int pipe)
     return !(reader.revents & POLLERR);
 }
 
+static const char *likely_cause(int error, bool launched)
+{
+    return error == -EHOSTUNREACH || error == -ENETUNREACH ? "is the address right, and is there a route to it?"
+           : error == -ETIMEDOUT                           ? "is the host up, and does no firewall drop the packets?"
+           : launched                                      ? "what --launch started does not listen"
+                                                           : "does 'perseus-hwcheck --listen' run there?";
+}
+
 static int open_socket(const char *host, const char *port, bool to_listen, int launched)
 {
     const struct addrinfo wanted = {
@@ -82,7 +90,7 @@ static int open_socket(const char *host, const char *port, bool to_listen, int l
     freeaddrinfo(list);
     if (r < 0 && !to_listen)
         fprintf(stderr, "perseus-hwcheck: %s port %s: %s: %s\n", host, port, strerror(-r),
-                launched < 0 ? "does 'perseus-hwcheck --listen' run there?" : "what --launch started does not listen");
+                likely_cause(r, launched >= 0));
     else if (r < 0)
         fprintf(stderr, "perseus-hwcheck: cannot listen on %s port %s: %s\n", host ? host : "any address", port,
                 strerror(-r));
@@ -118,6 +126,16 @@ int control_accept(int listener, int owner)
     }
     set_limits(fd);
     return fd;
+}
+
+void control_peer(int fd, char *text, size_t bytes)
+{
+    struct sockaddr_storage address;
+    socklen_t length = sizeof(address);
+
+    if (getpeername(fd, (struct sockaddr *)&address, &length) ||
+        getnameinfo((struct sockaddr *)&address, length, text, (socklen_t)bytes, NULL, 0, NI_NUMERICHOST))
+        snprintf(text, bytes, "an unknown address");
 }
 
 int control_send(int fd, struct message *message)

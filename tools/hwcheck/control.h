@@ -5,20 +5,33 @@
 
 #include <perseus/perseus.h>
 
-enum { CONTROL_LIMIT_MS = 60000, COOKIE_BYTES = 65 };
+enum { CONTROL_LIMIT_MS = 60000, COOKIE_BYTES = 65, QUEUES_MOST = 16 };
 
-/* RAIL: describe a rail, and begin to count what its network loses; GROWN: what that is. */
+/* RAIL: describe a rail, and begin to count what its network loses; GROWN: what that is. STOP: the client has given up
+ * the trial that runs; it is not answered. */
 enum message_kind {
     MESSAGE_HELLO = 1,
     MESSAGE_RAIL,
     MESSAGE_OPEN,
     MESSAGE_RUN,
+    MESSAGE_STOP,
     MESSAGE_CLOSE,
     MESSAGE_GROWN,
     MESSAGE_BYE
 };
 
-enum trial_kind { TRIAL_LATENCY = 1, TRIAL_BANDWIDTH, TRIAL_SET, TRIAL_ADD, TRIAL_NOTIFY };
+/* EMPTY: as NOTIFY, by writes of no bytes. SHARED: all queues add to one word. BESIDE: so does the CPU. */
+enum trial_kind {
+    TRIAL_LATENCY = 1,
+    TRIAL_BANDWIDTH,
+    TRIAL_SET,
+    TRIAL_ADD,
+    TRIAL_NOTIFY,
+    TRIAL_EMPTY,
+    TRIAL_SHARED,
+    TRIAL_BESIDE,
+    TRIAL_LAST = TRIAL_BESIDE
+};
 
 /* What a side tells the other about its rail and its memory. */
 struct place_of_memory {
@@ -26,24 +39,26 @@ struct place_of_memory {
     struct prs_keys data_keys, words_keys;
 };
 
-/* What a side tells of a rail, and of itself. */
+/* What a side tells about a rail, and about itself. */
 struct side {
     char host[64], interface[160];
     char device[96], gid[64], link[16];
-    char settings[192]; /* that the kernel has for the port */
+    char settings[192]; /* settings that the kernel has for the port */
     char grown[384];    /* counters that have grown */
     uint32_t rail_count, speed_mbps, path_mtu, network_mtu, traffic_class, counters;
+    uint32_t atomic_scope; /* enum prs_atomic_scope */
 };
 
 /* A request, or the answer to it. Both sides are this program, of the same version: HELLO checks that. */
 struct message {
     uint32_t magic, bytes;
     uint32_t kind;
-    int32_t status; /* of an answer: 0 or -errno, with a text */
+    int32_t status; /* in an answer: 0 or -errno, with a text */
     char text[256];
     char cookie[COOKIE_BYTES];
-    struct prs_rail_set rails; /* of the side that is asked; RAIL, GROWN: the first one */
+    struct prs_rail_set rails; /* rails of the side that is asked; RAIL, GROWN: the first of them */
     uint32_t trial, count;
+    uint32_t queues; /* of OPEN: 1 to QUEUES_MOST */
     char policy[16];
     struct prs_handle handle;
     struct place_of_memory memory;
@@ -56,9 +71,11 @@ struct message {
 int control_connect(const char *host, const char *port, int launched);
 /* host: the address to listen on; NULL: all of IPv4. */
 int control_listen(const char *host, const char *port);
-/* Wait for the next client, without limit; or until there is input on `owner`, which has ended then: -ECANCELED. owner
- * -1: nobody. */
+/* Wait for the next client, without limit; or return -ECANCELED when there is input on `owner`, because the owner has
+ * then ended. owner -1: there is none. */
 int control_accept(int listener, int owner);
+/* The address of the other side, as text. */
+void control_peer(int fd, char *text, size_t bytes);
 /* Of each call from now on, in seconds' steps. */
 void control_set_limit(int fd, uint32_t limit_ms);
 

@@ -2,6 +2,7 @@
 #include "tools/hwcheck/link.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,9 +15,8 @@ static void count_notification(void *user, uint32_t id, uint64_t bytes)
 {
     struct link *link = user;
 
-    (void)id;
-    link->notified++;
-    link->odd += bytes != SMALL_BYTES;
+    link->notified[id % SLOTS]++;
+    link->odd += bytes != link->announced_bytes;
 }
 
 static struct prs_peer_options options_of(struct link *link, const char *policy)
@@ -58,13 +58,13 @@ static void pause_briefly(void)
     nanosleep(&(struct timespec){0, 100000}, NULL);
 }
 
-int link_accept(struct link *link, struct prs_listener *listener, const char *policy, int control)
+static int accept_one(struct link *link, struct prs_listener *listener, const struct prs_peer_options *options,
+                      int control)
 {
-    struct prs_peer_options options = options_of(link, policy);
     uint64_t start = prs_clock_ms();
     int r;
 
-    while ((r = prs_accept(listener, &options, &link->peer)) == PRS_AGAIN) {
+    while ((r = prs_accept(listener, options, &link->peer[link->queues])) == PRS_AGAIN) {
         if (control_has_input(control))
             return -ECANCELED;
         if (prs_clock_ms() - start > CONTROL_LIMIT_MS)
@@ -74,23 +74,63 @@ int link_accept(struct link *link, struct prs_listener *listener, const char *po
     return r;
 }
 
-int link_connect(struct link *link, struct prs_fabric *fabric, const struct prs_rail_set *rails,
-                 const struct prs_handle *handle, const char *policy)
+int link_accept(struct link *link, struct prs_listener *listener, const char *policy, uint32_t queues, int control)
 {
     struct prs_peer_options options = options_of(link, policy);
-    struct prs_connector *connector;
-    int r = prs_connect(fabric, rails, handle, &options, &connector);
+    int r = 0;
 
-    while (!r && (r = prs_connector_step(connector, &link->peer)) == PRS_AGAIN) {
-        r = 0; /* the connector has its own time limit */
-        pause_briefly();
+    for (; !r && link->queues < queues; link->queues += !r)
+        r = accept_one(link, listener, &options, control);
+    return r;
+}
+
+int link_connect(struct link *link, struct prs_fabric *fabric, const struct prs_rail_set *rails,
+                 const struct prs_handle *handle, const char *policy, uint32_t queues)
+{
+    struct prs_peer_options options = options_of(link, policy);
+    int r = 0;
+
+    for (; !r && link->queues < queues; link->queues += !r) {
+        struct prs_connector *connector;
+
+        r = prs_connect(fabric, rails, handle, &options, &connector);
+        while (!r && (r = prs_connector_step(connector, &link->peer[link->queues])) == PRS_AGAIN) {
+            r = 0; /* the connector has its own time limit */
+            pause_briefly();
+        }
     }
     return r;
 }
 
+int link_progress(struct link *link)
+{
+    for (uint32_t i = 0; i < link->queues; i++) {
+        int r = prs_peer_progress(link->peer[i]);
+
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+void link_say_failure(const struct link *link, int r, char *text, size_t bytes)
+{
+    const char *error = r == -ETIMEDOUT ? "nothing arrives: do the NICs reach each other (subnets of their GIDs, VLAN, "
+                                          "partition, filters of UDP port 4791)?"
+                                        : strerror(-r);
+
+    for (uint32_t i = 0; i < link->queues; i++)
+        if (prs_peer_error(link->peer[i])[0]) {
+            error = prs_peer_error(link->peer[i]);
+            break;
+        }
+    snprintf(text, bytes, "%s", error);
+}
+
 void link_close(struct link *link)
 {
-    prs_peer_close(link->peer);
+    for (uint32_t i = 0; i < link->queues; i++)
+        prs_peer_close(link->peer[i]);
     prs_region_release(link->data_region);
     prs_region_release(link->words_region);
     free(link->data);

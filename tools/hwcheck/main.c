@@ -31,6 +31,8 @@ static const struct option_row rows[] = {
     {OPTION_TEXT, "bind", "ADDRESS", "with --listen: take clients on this address only", FIELD(bind)},
     {OPTION_NUMBER, "port", "PORT", "TCP port of the side that listens (18517)", FIELD(port), 1, 65535},
     {OPTION_NUMBER, "pairs", "N", "transfers of each trial of order (10000)", FIELD(check.pairs), 100, 100000000},
+    {OPTION_NUMBER, "queues", "N", "try each rail with so many queues at once, too (4); 1: do not", FIELD(check.queues),
+     1, QUEUES_MOST},
     {OPTION_SET, "all-pairs", NULL, "also try each rail with each of the other host's; a pair without a way takes long",
      FIELD(check.all_pairs), 1},
     {OPTION_SET, "json", NULL, "one JSON object, to attach to a report", FIELD(check.json), 1},
@@ -41,10 +43,10 @@ static const struct option_table table = {
     "usage: perseus-hwcheck [options] --launch 'ssh HOST' HOST   on one host; or\n"
     "       perseus-hwcheck [options] --listen                   on one host, and then what it prints on another:\n"
     "       perseus-hwcheck [options] --cookie COOKIE HOST\n"
-    "Checks each pair of rails between two hosts, and all rails together: reachability, latency, bandwidth, packets,\n"
-    "counters of loss and congestion, and what the ordering policies assume: that a write or an atomic does not pass "
-    "an\n"
-    "earlier write, and what the fence flag waits for.\n",
+    "Checks each pair of rails between two hosts, with one queue and with several at once, and all rails together:\n"
+    "reachability, latency, bandwidth, packets, counters of loss and congestion, what NICs claim of their atomics,\n"
+    "and what the ordering policies assume: that a write or an atomic does not pass an earlier write, and what the\n"
+    "fence flag waits for.\n",
     "Variables as for a job (NCCL_IB_HCA, NCCL_IB_TC, PERSEUS_PROVIDER, ...): with --launch, 'ssh HOST env "
     "NAME=VALUE'.\n"
     "Exit status 1: something that Perseus relies on did not hold, or could not be tried.\n"
@@ -56,7 +58,7 @@ static const struct option_table table = {
 
 /* ---- the side that listens ---- */
 
-/* From the first line of stdin. Return 0, or -EINVAL after printing why. */
+/* Read the cookie from the first line of stdin. Return 0, or -EINVAL after printing why. */
 static int read_cookie(char *cookie, size_t bytes)
 {
     if (fgets(cookie, (int)bytes, stdin)) {
@@ -86,6 +88,7 @@ static int serve_one(struct prs_fabric *fabric, int listener, int owner, const c
 {
     for (;;) {
         int r, control = control_accept(listener, owner);
+        char peer[64];
 
         if (control < 0)
             return control;
@@ -97,8 +100,9 @@ static int serve_one(struct prs_fabric *fabric, int listener, int owner, const c
                 fprintf(stderr, "perseus-hwcheck: the client: %s\n", strerror(-r));
             return r;
         }
+        control_peer(control, peer, sizeof(peer));
         close(control);
-        fprintf(stderr, "perseus-hwcheck: refused a client: %s\n",
+        fprintf(stderr, "perseus-hwcheck: refused the client at %s: %s\n", peer,
                 r == -EACCES   ? "it has another cookie"
                 : r == -EPROTO ? "it is another program, or another version"
                                : strerror(-r));
@@ -175,7 +179,7 @@ static void refuse_wrong_words(const struct options *options, int words, int arg
 
 int main(int argc, char **argv)
 {
-    struct options options = {.port = PORT, .check.pairs = 10000};
+    struct options options = {.port = PORT, .check.pairs = 10000, .check.queues = 4};
     int words = option_table_parse(&table, &options, argc, argv), r;
     struct prs_fabric *fabric;
     char port[16];
@@ -183,7 +187,7 @@ int main(int argc, char **argv)
     snprintf(port, sizeof(port), "%u", options.port);
     refuse_wrong_words(&options, words, argc, argv);
     options.check.host = argv[words];
-    signal(SIGPIPE, SIG_IGN); /* of a command of --launch that has ended */
+    signal(SIGPIPE, SIG_IGN); /* writing to a --launch command that has ended must not kill this process */
     r = prs_fabric_open(NULL, &fabric);
     if (r) {
         fprintf(stderr, "perseus-hwcheck: %s (see perseus-info)\n", prs_error_text());

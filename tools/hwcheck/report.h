@@ -11,7 +11,7 @@ enum { IN_ORDER, NIC_FENCE, COUNTED, DRAIN };
 /* One trial; text is "" when it ran. */
 struct attempt {
     bool tried;
-    char text[256];
+    char text[512];
     struct outcome outcome;
 };
 
@@ -20,20 +20,22 @@ struct policy_report {
     struct attempt set, add;
 };
 
-/* A rail of each side, or all rails of both: then only the chosen policy is tried. */
+/* A rail of each side, by one queue or several at once; or all rails of both: then only the chosen policy is tried. */
 struct pair_report {
     bool is_of_all;
+    uint32_t queues; /* 0: nothing was tried */
     uint32_t rail_here, rail_there;
-    char text[256]; /* why nothing could be tried; "" else */
+    char text[512]; /* why nothing could be tried; "" else */
     struct side here, there;
     char chosen[256]; /* policy, and why */
-    char path[512];   /* of the chosen policy's connection, in words */
+    char path[512];   /* the path of the chosen policy's connection, in words */
     bool adaptive_routing;
-    struct attempt latency, bandwidth, notify;
+    struct attempt latency, bandwidth, notify, empty, beside;
+    struct attempt shared; /* by several queues */
     struct policy_report policy[POLICIES];
 };
 
-/* Another pair of rails: only whether it is reachable. */
+/* Another pair of rails, of which only reachability was checked. */
 struct reach {
     uint32_t rail_here, rail_there;
     struct attempt latency;
@@ -42,11 +44,12 @@ struct reach {
 struct report {
     const char *host; /* as given */
     char other_version[32];
-    uint32_t count; /* of the transfers of a trial */
+    uint32_t count; /* number of transfers in a trial */
     uint32_t rails_here, rails_there;
     uint32_t pairs;
     struct pair_report pair[RAILS_MAX];
-    struct pair_report all; /* tried if one side has several rails */
+    struct pair_report loaded[RAILS_MAX]; /* the same rails, by several queues */
+    struct pair_report all;               /* tried if one side has several rails */
     uint32_t reaches;
     struct reach reach[RAILS_MAX * RAILS_MAX];
 };

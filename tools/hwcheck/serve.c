@@ -26,6 +26,7 @@ void describe_rail(struct prs_fabric *fabric, int rail, struct network *network,
     side->speed_mbps = info.speed_mbps;
     side->path_mtu = info.mtu;
     side->traffic_class = info.traffic_class;
+    side->atomic_scope = info.atomic_scope;
     network_begin(network, info.name, info.port);
     side->network_mtu = network_mtu(network);
     network_settings(network, side->settings, sizeof(side->settings));
@@ -44,7 +45,7 @@ static int refuse(struct message *answer, int error)
     return 0;
 }
 
-/* Rails that there are, and one at least? */
+/* Do all these rails exist, and is there at least one? */
 static bool is_rail_set(struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
     bool good = rails->count >= 1 && rails->count <= PRS_MAX_RAILS;
@@ -64,6 +65,8 @@ static int open_link(struct prs_fabric *fabric, int control, struct link *link, 
     link_close(link);
     if (!is_rail_set(fabric, &request->rails))
         r = -ENODEV;
+    if (request->queues < 1 || request->queues > QUEUES_MOST)
+        r = -EINVAL;
     if (!r)
         r = link_open(link, fabric, &request->rails, &answer.memory);
     if (!r)
@@ -72,11 +75,11 @@ static int open_link(struct prs_fabric *fabric, int control, struct link *link, 
         refuse(&answer, r);
     sent = control_send(control, &answer);
     if (!sent && !r)
-        r = link_accept(link, listener, request->policy, control);
+        r = link_accept(link, listener, request->policy, request->queues, control);
     prs_listener_close(listener);
     if (sent || answer.status)
         return sent;
-    /* The client says how its side went, and with which memory; then it hears of this side. */
+    /* The client tells its result and its memory; then it gets this side's. */
     sent = control_receive(control, &theirs);
     if (sent)
         return sent;
@@ -93,19 +96,21 @@ static int run_trial(int control, struct link *link, const struct message *reque
     struct outcome outcome = {0};
     int r;
 
-    if (!link->peer || request->count < 1 || request->count > PAIRS_MAX || request->trial < TRIAL_LATENCY ||
-        request->trial > TRIAL_NOTIFY)
+    if (!link->queues || request->count < 1 || request->count > PAIRS_MAX || request->trial < TRIAL_LATENCY ||
+        request->trial > TRIAL_LAST)
         answer.status = -EINVAL;
     else
         trial_prepare(link);
+    link->control = control;
     r = control_send(control, &answer); /* ready */
     if (r || answer.status)
         return r;
     r = trial_receive(link, (enum trial_kind)request->trial, request->count, &outcome);
     answer.late = outcome.late;
     answer.wrong = outcome.wrong;
+    answer.status = r;
     if (r)
-        refuse(&answer, r);
+        link_say_failure(link, r, answer.text, sizeof(answer.text));
     return control_send(control, &answer);
 }
 
@@ -122,7 +127,7 @@ int welcome(struct prs_fabric *fabric, int control, const char *cookie)
         return r;
     control_set_limit(control, CONTROL_LIMIT_MS);
     snprintf(wanted, sizeof(wanted), "%s", cookie);
-    for (int i = 0; i < COOKIE_BYTES; i++) /* to the end: the time must not tell how much was right */
+    for (int i = 0; i < COOKIE_BYTES; i++) /* compare all bytes, so that the time does not tell how many were right */
         differs |= (unsigned char)request.cookie[i] ^ (unsigned char)wanted[i];
     if (request.kind != MESSAGE_HELLO || differs)
         r = -EACCES;
@@ -137,7 +142,7 @@ int welcome(struct prs_fabric *fabric, int control, const char *cookie)
     return r ? r : sent;
 }
 
-/* All but OPEN and RUN, which answer by themselves. */
+/* Answer all requests except OPEN and RUN, which have functions of their own. */
 static int answer_short(struct prs_fabric *fabric, int control, struct link *link, struct network *network,
                         const struct message *request)
 {
@@ -168,7 +173,7 @@ int serve(struct prs_fabric *fabric, int control)
             r = open_link(fabric, control, &link, &request);
         else if (request.kind == MESSAGE_RUN)
             r = run_trial(control, &link, &request);
-        else
+        else if (request.kind != MESSAGE_STOP)
             r = answer_short(fabric, control, &link, &network, &request);
     }
     link_close(&link);

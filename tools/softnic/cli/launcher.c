@@ -83,7 +83,9 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
         config->retry_cap_ns = o->retry_cap_ns;
     config->seed = o->seed;
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
+    config->atomic_cap = o->atomic_cap;
     config->copier = o->copier;
+    config->odd_empty = o->odd_empty;
     config->efa = o->efa;
     config->nics = (uint32_t)o->nics;
     config->nodes = (uint32_t)o->nodes;
@@ -126,7 +128,7 @@ static int make_world(struct run *run)
     char id[32];
     struct sn_config config;
 
-    /* Not "softnic.<number>...": such are the default worlds of users. */
+    /* Not "softnic.<number>...", because the default worlds of users have such names. */
     snprintf(id, sizeof(id), "run.%d", getpid());
     sn_sweep_path(run->options.name ? run->options.name : id, run->path, sizeof(run->path));
     config_from_options(&config, &run->options);
@@ -184,7 +186,7 @@ enum { SANITIZED = 0 };
 #endif
 
 /* Let the command's calls of the CUDA driver wait where nobody is kept waiting (doc/softnic.md, "What a copy may wait
- * for"). Programs on a host without a CUDA driver are left alone, and the copier has no need of it. */
+ * for"). Does nothing on a host without a CUDA driver, or with the copier, which needs no such waits. */
 static int set_audit(const struct run *run)
 {
     const char *old = getenv("LD_AUDIT");
@@ -222,7 +224,8 @@ static int set_environment(const void *arg)
     return r ? r : set_audit(run);
 }
 
-/* Runs in the child: go where the command of the world's maker is, so that each can reach the other's memory. */
+/* Runs in the child: enter the namespaces of the command of the world's maker, so that each can reach the other's
+ * memory. */
 static bool enter_makers_namespaces(struct run *run)
 {
     uint32_t pid;

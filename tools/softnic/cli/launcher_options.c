@@ -14,7 +14,7 @@
 
 enum {
     EXIT_HELP = 1,  /* status 0, see the header */
-    EXIT_USAGE = 3, /* status 2, as in shell utilities */
+    EXIT_USAGE = 3, /* exit status 2 plus one; 2 is usual for shell utilities */
     NODES_MOST = 64,
 };
 
@@ -25,11 +25,13 @@ enum kind {
     LOSS,
     DURATION,
     FENCE,
+    ATOMIC_CAP,
     NAME,
     QUIET,
     COPIER,
     PLAIN_CUDA,
     EFA,
+    ODD_EMPTY,
     NO_SYSFS,
     HELP,
     VERSION
@@ -58,11 +60,14 @@ static const struct flag {
     {"fence-cost", DURATION, offsetof(struct sn_launcher_options, fence_cost_ns), 0, 0,
      "1us time added by a fenced request (off)"},
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
+    {"atomic-cap", ATOMIC_CAP, 0, 0, 0,
+     "none|hca|glob what the NICs claim of their atomics, which stay what they are (hca)"},
     {"copier", COPIER, 0, 0, 0, "             a process of the NIC's own copies GPU memory, see doc/softnic.md (off)"},
     {"plain-cuda", PLAIN_CUDA, 0, 0, 0,
      "         leave the command's calls of the CUDA driver alone, see doc/softnic.md"},
     {"efa", EFA, 0, 0, 0,
      "             the NICs are EFA devices of AWS: SRD queue pairs, no order; see doc/softnic.md (off)"},
+    {"odd-empty", ODD_EMPTY, 0, 0, 0, "          wrong on purpose: an empty write reports a byte (off)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
     {"retry-cap", DURATION, offsetof(struct sn_launcher_options, retry_cap_ns), 0, 0,
@@ -121,6 +126,8 @@ static int refuse(const struct flag *flag, const char *value, int why)
         fprintf(stderr, "is not a time: a number followed by ns, us, ms or s, such as 2us, or off\n");
     else if (flag->kind == FENCE)
         fprintf(stderr, "is neither spec nor strict\n");
+    else if (flag->kind == ATOMIC_CAP)
+        fprintf(stderr, "is neither none nor hca nor glob\n");
     else
         fprintf(stderr, "is not a name: 1 to 64 letters, digits, '_', '-' and '.', not starting with '.'\n");
     return EXIT_USAGE;
@@ -151,6 +158,18 @@ static int parse_list(struct sn_launcher_list *list, const struct flag *flag, co
     return r;
 }
 
+static int parse_atomic_cap(const char *text, uint32_t *cap)
+{
+    static const char *const names[] = {"none", "hca", "glob"}; /* as in enum ibv_atomic_cap */
+
+    for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(text, names[i])) {
+            *cap = i;
+            return 0;
+        }
+    return -EINVAL;
+}
+
 static int apply(struct sn_launcher_options *o, const struct flag *flag, const char *value)
 {
     uint64_t *number = (uint64_t *)((char *)o + flag->offset);
@@ -176,8 +195,15 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         o->model_given = true;
         r = o->fence_strict || !strcmp(value, "spec") ? 0 : -EINVAL;
         break;
+    case ATOMIC_CAP:
+        o->model_given = true;
+        r = parse_atomic_cap(value, &o->atomic_cap);
+        break;
     case COPIER:
         o->copier = true;
+        break;
+    case ODD_EMPTY:
+        o->odd_empty = true;
         o->model_given = true;
         break;
     case PLAIN_CUDA:
@@ -214,7 +240,7 @@ int sn_launcher_options_parse(struct sn_launcher_options *o, int argc, char **ar
     struct option table[NUM_FLAGS + 1] = {{0}};
     int index = 0, c;
 
-    *o = (struct sn_launcher_options){.nics = 1, .nodes = 1, .seed = 1};
+    *o = (struct sn_launcher_options){.nics = 1, .nodes = 1, .seed = 1, .atomic_cap = 1};
     for (int i = 0; i < NUM_FLAGS; i++) {
         table[i].name = flags[i].name;
         table[i].has_arg = flags[i].kind < QUIET ? required_argument : no_argument;

@@ -10,7 +10,7 @@ enum { SN_NICS_MOST = 16 };
 /* One value for each NIC of a node, in order. The last one also applies to the rest. */
 struct sn_launcher_list {
     uint64_t value[SN_NICS_MOST];
-    uint64_t count; /* as given; all values are filled in */
+    uint64_t count; /* values given on the command line; the rest are filled in */
 };
 
 struct sn_launcher_options {
@@ -19,12 +19,14 @@ struct sn_launcher_options {
     uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
     uint64_t retry_cap_ns; /* 0: the world's default */
     bool fence_strict;
+    uint32_t atomic_cap; /* enum ibv_atomic_cap: 1 is HCA */
     bool copier;
+    bool odd_empty;
     bool plain_cuda;
     bool efa;
     bool model_given; /* an option that shapes the world was given */
     bool quiet, no_sysfs;
-    const char *name; /* of the world; NULL: by process id */
+    const char *name; /* name of the world; NULL: made from the process id */
     char **command;
 };
 

@@ -36,7 +36,8 @@ struct sn_cqe sn_responder_cqe(const struct sn_qp *qp, const struct sn_qp_shm *t
     return (struct sn_cqe){.wr_id = w->recv_wr_id,
                            .status = status,
                            .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-                           .byte_len = (uint32_t)sn_responder_bytes(qp, w),
+                           .byte_len =
+                               (uint32_t)sn_responder_bytes(qp, w) + (!w->length && sn_self->world->config.odd_empty),
                            .imm = w->imm,
                            .qp_num = target->qpn,
                            .src_qp = qp->qpn,
@@ -219,7 +220,7 @@ void sn_responder_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
 {
     struct sn_mr_shm *window = w->opcode == IBV_WR_SEND_WITH_INV ? sn_window_find(target, w->imm) : NULL;
 
-    if (window) /* the only initiator that could use it is this one */
+    if (window) /* this initiator is the only one that could use the window */
         __atomic_store_n(&window->key, 0, __ATOMIC_SEQ_CST);
     sn_responder_count(qp, target, w->opcode == IBV_WR_RDMA_READ, w->length);
     if (sn_takes_receive(w->opcode))

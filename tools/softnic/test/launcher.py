@@ -62,6 +62,7 @@ def bad_options_are_refused_by_name_and_value():
             (["--nics", "16", "--nodes", "64", "--", "true"], "--nics 16 and --nodes 64"),
             (["--seed", "99999999999999999999", "--", "true"], "--seed"),
             (["--fence", "never", "--", "true"], "--fence: 'never'"),
+            (["--atomic-cap", "all", "--", "true"], "--atomic-cap: 'all' is neither none nor hca nor glob"),
             (["--name", "../x", "--", "true"], "--name: '../x'"), (["--wr-cost"], "wr-cost"),
             (["--unheard-of"], "unheard-of"), (["--rate", "1G,,2G", "--nics", "3", "--", "true"], "--rate: '1G,,2G'"),
             (["--rate", "1G,2G", "--", "true"], "--rate: 2 values"),

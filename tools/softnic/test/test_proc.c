@@ -320,6 +320,31 @@ static char state_of(pid_t pid)
     return state;
 }
 
+static void ask_of_parents_device(int fd, void *context)
+{
+    struct ibv_device_attr attr;
+
+    cr_assert_eq(ibv_query_device(context, &attr), 0);
+    tell(fd, &attr, sizeof(attr));
+}
+
+Test(proc, a_forked_child_asks_what_its_parents_device_can_do)
+{
+    struct ibv_device_attr attr, of_child;
+    struct end end;
+    pid_t pid;
+    int fd;
+
+    end_open(&end, NULL);
+    cr_assert_eq(ibv_query_device(end.ctx, &attr), 0);
+    pid = spawn(ask_of_parents_device, end.ctx, &fd);
+    hear(fd, &of_child, sizeof(of_child));
+    cr_assert_eq(memcmp(&of_child, &attr, sizeof(attr)), 0);
+    reap(pid);
+    close(fd);
+    end_close(&end);
+}
+
 Test(proc, a_process_lives_as_long_as_one_of_its_threads)
 {
     uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;

@@ -232,7 +232,7 @@ int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr)
                                      .max_qp_rd_atom = SN_MAX_RD_ATOMIC,
                                      .max_res_rd_atom = SN_MAX_RD_ATOMIC * SN_MAX_QPS,
                                      .max_qp_init_rd_atom = SN_MAX_RD_ATOMIC,
-                                     .atomic_cap = IBV_ATOMIC_HCA,
+                                     .atomic_cap = (enum ibv_atomic_cap)dev->atomic_cap,
                                      .max_ah = 1 << 16,
                                      .max_srq = SN_MAX_SRQS,
                                      .max_srq_wr = SN_MAX_SRQ_WR,

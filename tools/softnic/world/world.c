@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <infiniband/verbs.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +48,8 @@ uint64_t sn_now_ns(void)
 
 void sn_config_default(struct sn_config *config)
 {
-    *config = (struct sn_config){.retry_cap_ns = RETRY_CAP_NS, .nics = 1, .nodes = 1, .seed = 1};
+    *config = (struct sn_config){
+        .retry_cap_ns = RETRY_CAP_NS, .nics = 1, .nodes = 1, .seed = 1, .atomic_cap = IBV_ATOMIC_HCA};
 }
 
 void sn_world_path(char *path, size_t bytes)
@@ -124,6 +126,7 @@ static void device_init(struct sn_world *world, uint32_t index)
 
     snprintf(dev->name, sizeof(dev->name), world->config.efa ? "efa_%u" : "softnic%u", index);
     dev->efa = world->config.efa;
+    dev->atomic_cap = world->config.atomic_cap;
     memcpy(&dev->guid, guid, sizeof(guid));
     dev->lid = index + 1;
     dev->node = index / world->config.nics;
@@ -268,7 +271,7 @@ static const char *damaged_field(const struct sn_world *world)
     return NULL;
 }
 
-/* What any file may hold must be what this version's programs rely on. */
+/* Check that a file, which may hold anything, has what programs of this version rely on. */
 static int world_check(const struct sn_world *world, const struct stat *st)
 {
     const char *damaged;

@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 9,
+    SN_WORLD_VERSION = 10,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -30,11 +30,11 @@ enum {
     SN_ARENA_CLASSES = 20,  /* 4 KiB << class */
     SN_IPC_BLOB = 128,
     SN_MAX_SGE = 32,
-    SN_MAX_SPANS = SN_MAX_SGE + 1, /* of a copy: the buffers, and the header of a datagram */
+    SN_MAX_SPANS = SN_MAX_SGE + 1, /* spans of a copy: the buffers, and the header of a datagram */
     SN_AGENT_SLOTS = 32,           /* jobs that one agent carries out at a time */
     SN_AGENT_ORDER = 64,
     SN_ATOMIC_LOCKS = 64,
-    SN_MAX_INITIATORS = 7, /* at work on one queue pair at a time; others wait */
+    SN_MAX_INITIATORS = 7, /* initiators at work on one queue pair at a time; others wait */
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -58,7 +58,7 @@ enum sn_fence_meaning { SN_FENCE_SPEC = 0, SN_FENCE_STRICT = 1 };
 
 /* What is modelled. All zero: the model is off, and requests execute as fast as the machine can. */
 struct sn_config {
-    uint64_t rate_bps;         /* of each direction of each cable, at the start; 0: unlimited */
+    uint64_t rate_bps;         /* rate of each direction of each cable, at the start; 0: unlimited */
     uint64_t latency_ns;       /* one way, of each cable, at the start */
     uint64_t wr_cost_ns;       /* NIC occupancy per work request */
     uint64_t doorbell_cost_ns; /* added for each posting call */
@@ -72,7 +72,8 @@ struct sn_config {
     uint32_t cables_differ; /* some cable has, or has had, a rate, a latency or losses of its own */
     uint32_t copier;        /* a process of the NIC's own copies device memory (copier.h) */
     uint32_t efa;           /* the devices are AWS's EFA: SRD queue pairs, no RC */
-    uint32_t pad[2];
+    uint32_t odd_empty;     /* on purpose wrong: an empty write with immediate reports a byte */
+    uint32_t atomic_cap;    /* enum ibv_atomic_cap that devices report */
 };
 static_assert(sizeof(struct sn_config) == 96, "shared layout");
 
@@ -102,9 +103,10 @@ struct sn_dev {
     uint64_t nic_free_at, tx_free_at, rx_free_at;
     uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
-    uint32_t efa;  /* as in sn_config */
-    uint32_t dead; /* sn_device_kill() */
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 104 - 8];
+    uint32_t efa;        /* as in sn_config */
+    uint32_t dead;       /* sn_device_kill() */
+    uint32_t atomic_cap; /* as in sn_config */
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 104 - 12];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -153,7 +155,7 @@ struct sn_cqe {
     uint32_t queue_upto; /* send queue position that this completion frees up to */
     uint32_t is_recv;
     uint64_t time_ns;
-    uint32_t src_dev; /* of a receive: the sender's device */
+    uint32_t src_dev; /* for a receive: the sender's device */
     uint32_t sl;
 };
 static_assert(sizeof(struct sn_cqe) == 64, "one cache line each");
@@ -266,7 +268,7 @@ static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
 /* A job for an agent (agent.h). */
 struct sn_agent_span {
     uint64_t addr, length;
-    uint32_t key; /* of the registration; 0: plain host memory */
+    uint32_t key; /* key of the registration; 0: plain host memory */
     uint32_t kind;
 };
 static_assert(sizeof(struct sn_agent_span) == 24, "shared layout");
@@ -315,10 +317,10 @@ static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_age
 
 /* The process that copies device memory for all: copier.h. */
 struct sn_copier_shm {
-    uint32_t proc; /* index + 1; 0: not there */
+    uint32_t proc; /* process index + 1; 0: there is no copier */
     uint32_t bell; /* futex: counts changes that the copier should look at */
     /* By process. wanted: the generation of a process that wants an agent; serves: of one that has an agent; else 0.
-     * They do not stand with the agents, so that looking at all of them touches no other pages. */
+     * They are stored apart from the agents, so that looking at all of them touches no other pages. */
     uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
 };
 static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");
@@ -348,7 +350,7 @@ struct sn_world {
     uint64_t arena_off; /* first byte of ring space */
     uint64_t arena_next;
     uint64_t arena_free[SN_ARENA_CLASSES];
-    struct sn_lock atomic_locks[SN_ATOMIC_LOCKS]; /* for remote atomics, by address (atomic.h) */
+    struct sn_lock atomic_locks[SN_ATOMIC_LOCKS]; /* locks for remote atomics, by address (atomic.h) */
     struct sn_proc procs[SN_MAX_PROCS];
     struct sn_dev devs[SN_MAX_DEVS];
     uint32_t ctx_free[SN_MAX_CTXS], cq_free[SN_MAX_CQS], qp_free[SN_MAX_QPS], srq_free[SN_MAX_SRQS],
