@@ -34,12 +34,12 @@ def read_rows(file):
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return rows
         rows = []
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     for number, line in enumerate(text.splitlines(), 1):
         try:
             rows += [json.loads(line)] if line.startswith("{") else []
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             sys.exit(f"perseus-plot: {file.name}, line {number}: not JSON: {e}")
     if not rows:
         sys.exit(f"perseus-plot: {file.name}: no line of it is a JSON object, as --json of perseus-perf, perseus-nccl "
@@ -219,9 +219,21 @@ def draw(rows):
     return "\n".join(parts) + "\n</svg>\n"
 
 
+def full(file, error):
+    """Ends: what was to be written is not all there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # so that Python does not try again at exit
+    sys.exit(f"perseus-plot: {file.name}: cannot write all of the output: {error.strerror}")
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the options)\n")
+
+    def _print_message(self, message, file=None):  # argparse's own says nothing of a full disk
+        try:
+            print(message, end="", file=file or sys.stderr, flush=True)
+        except OSError as e:
+            full(file or sys.stderr, e)
 
 
 def main():
@@ -235,14 +247,13 @@ def main():
     rows = [row for file in args.results for row in read_rows(file)]
     try:
         drawn = draw(rows)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as e:
         sys.exit(f"perseus-plot: a row cannot be drawn, {type(e).__name__} {e}: was it printed by this version?")
     try:
         args.out.write(drawn)
         args.out.flush()
     except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), args.out.fileno())  # so that Python does not try again at exit
-        sys.exit(f"perseus-plot: {args.out.name}: cannot write all of the output: {e.strerror}")
+        full(args.out, e)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,13 @@ SOFTNIC, NETBENCH, PLUGIN, INFO = sys.argv[1:]
 COMMAND = [SOFTNIC, "--quiet", "--nics", "1", "--", NETBENCH, "--plugin", PLUGIN]
 
 
-def last_texts(bench, folder):
-    """{file: its last text while the ranks ran}; a file is gone when its rank has ended."""
+def last_texts(bench, folder, end, are_enough):
+    """{file: its last text while the ranks ran}, which end once the texts are enough; a file is gone when its rank has
+    ended."""
     texts = {}
     while bench.poll() is None:
+        if are_enough(texts):
+            end.touch()
         for path in folder.glob("*.prom"):
             try:
                 texts[path] = path.read_text()
@@ -44,12 +47,27 @@ def read(text):
     return sums
 
 
+def carried_by_rail(text):
+    carried = collections.Counter()
+    for rail, bytes_ in re.findall(r'perseus_bytes_total\{table="net",rail="(\w+):1"\} (\d+)', text):
+        carried[rail] += int(bytes_)
+    return carried
+
+
+def standby_has_carried(text):
+    """On both sides."""
+    pairs = set(re.findall(r'perseus_puts_total\{table="net",rails="(\w+):1\+(\w+):1"\}', text))
+    return len(pairs) == 2 and all(carried_by_rail(text)[standby] for _, standby in pairs)
+
+
 def standby_rail_is_counted():
     """A connection has one rail; its port fails, and the bytes go on over the rail that stands by."""
     world = f"metrics{os.getpid()}"
     command = [SOFTNIC, "--quiet", "--nodes", "2", "--nics", "2", "--retry-cap", "400ms", "--name", world, "--",
                NETBENCH, "--plugin", PLUGIN, "--nodes", "2", *OPTIONS]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as elsewhere:
+        end = pathlib.Path(elsewhere, "end")
+        command += ["--until", end]
         env = {**os.environ, "PERSEUS_METRICS": name, "PERSEUS_STANDBY_RAIL": "1",
                "NCCL_IB_TIMEOUT": "10"}
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
@@ -61,15 +79,12 @@ def standby_rail_is_counted():
             assert first, bench.communicate(timeout=200)[0]
             subprocess.run([pathlib.Path(SOFTNIC).with_name("softnicctl"), "--world", world, "link", first[1], "down"],
                            timeout=60, check=True)
-            text = "".join(last_texts(bench, pathlib.Path(name)).values())
+            text = "".join(last_texts(bench, pathlib.Path(name), end,
+                                      lambda texts: standby_has_carried("".join(texts.values()))).values())
             output = bench.communicate(timeout=200)[0]
         assert bench.returncode == 0 and " is lost: " in output, output
-    carried = collections.Counter()
-    for rail, bytes_ in re.findall(r'perseus_bytes_total\{table="net",rail="(\w+):1"\} (\d+)', text):
-        carried[rail] += int(bytes_)
-    print(dict(carried))
-    pairs = set(re.findall(r'perseus_puts_total\{table="net",rails="(\w+):1\+(\w+):1"\}', text))
-    assert len(pairs) == 2 and all(carried[standby] for _, standby in pairs), text
+    print(dict(carried_by_rail(text)))
+    assert standby_has_carried(text), text
 
 
 def job(pid, **env):
@@ -78,12 +93,22 @@ def job(pid, **env):
     return done.returncode, done.stdout, done.stderr
 
 
+def total(texts):
+    return sum((read(text) for text in texts.values()), collections.Counter())
+
+
+def are_busy(texts):
+    sums = total(texts)
+    return (len(texts) == 2 and sums["perseus_puts_total"] > 0 and sums["perseus_bytes_total"] >= 1 << 20
+            and sums["perseus_completions_total"] > 0 and sums["perseus_notifications_total"] > 0)
+
+
 def main():
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as elsewhere:
+        folder, end = pathlib.Path(name), pathlib.Path(elsewhere, "end")
         env = {**os.environ, "PERSEUS_METRICS": name}
-        with subprocess.Popen([*COMMAND, *OPTIONS], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True) as bench:
+        with subprocess.Popen([*COMMAND, *OPTIONS, "--until", end], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) as bench:
             shown = []
             while bench.poll() is None and not shown:
                 for path in folder.glob("perseus-*.prom"):
@@ -91,16 +116,15 @@ def main():
                     status, text, _ = job(pid)
                     shown = [text] if status == 0 and "perseus_doorbells_total" in text else shown
                 time.sleep(0.05)
-            texts = last_texts(bench, folder)
+            texts = last_texts(bench, folder, end, are_busy)
             output = bench.communicate(timeout=200)[0]
         assert bench.returncode == 0, output
         assert shown, "perseus-info --job showed nothing while the ranks ran"
         assert len(texts) == 2 and not list(folder.iterdir()), (list(texts), list(folder.iterdir()))
-        sums = sum((read(text) for text in texts.values()), collections.Counter())
+        sums = total(texts)
         print(dict(sums))
-        assert sums["perseus_puts_total"] > 0 and sums["perseus_bytes_total"] >= 1 << 20, sums
+        assert are_busy(texts), sums
         assert 0 < sums["perseus_doorbells_total"] <= sums["perseus_work_requests_total"], sums
-        assert sums["perseus_completions_total"] > 0 and sums["perseus_notifications_total"] > 0, sums
     status, _, said = job(os.getpid())
     assert status == 1 and "without PERSEUS_METRICS" in said, said
     status, _, said = job("me")
@@ -111,6 +135,6 @@ def main():
             and "PERSEUS_METRICS=/nowhere: cannot write" in missing.stdout + missing.stderr), missing.stderr
 
 
-OPTIONS = ["--op", "sendrecv", "--sizes", "256K:256K", "--iters", "3000", "--check"]
+OPTIONS = ["--op", "sendrecv", "--sizes", "256K:256K", "--iters", "30000", "--check"]  # ended earlier
 main()
 standby_rail_is_counted()

@@ -56,6 +56,13 @@ def main():
         good = status != 0 and "bytes are wrong" in said
         print("ok" if good else "FAIL", "a fault is found in turns, too", "" if good else said)
         failed += not good
+    for options in ((), ("--peer", plugin)):
+        status, rows, said = run(netbench, plugin, *options, "--ranks", "3", "--sizes", "8:512:x64", "--iters",
+                                 "1000000", "--until", plugin)
+        done = [row["iterations"] for row in rows if "iterations" in row]
+        good = status == 0 and len(done) == (4 if options else 2) and all(0 < n < 1000 for n in done)
+        print("ok" if good else "FAIL", "it ends once a file exists:", *options, "" if good else f"{rows} {said}")
+        failed += not good
     for fault, (words, *more) in FAULTS.items():
         status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", *more,
                                  fault=fault)

@@ -111,6 +111,12 @@ def main(softnic_run, softnicctl, libdir):
             raise AssertionError(pack_wheel.softnic("1.2.3", tree, folder))
         except ValueError as e:
             assert "cannot need libibverbs.so.1" in str(e), e
+        done = subprocess.run([sys.executable, pack_wheel.__file__, "1.2.3", folder / "nothing", folder],
+                              capture_output=True, text=True)
+        assert done.returncode == 1 and "nothing: a folder with what `meson install`" in done.stderr, done
+        done = subprocess.run([sys.executable, pack_wheel.__file__, "--tag", folder / "nothing"],
+                              capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.startswith("pack_wheel.py: [Errno 2] No such file"), done
     return 0
 
 

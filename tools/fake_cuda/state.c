@@ -2,8 +2,7 @@
 #include "tools/fake_cuda/state.h"
 
 #include <fcntl.h>
-#include <sched.h>
-#include <stdio.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,15 +15,16 @@ static struct range ranges[RANGES];
 static uint64_t next_id = 1;
 static int refused;
 
-/* Failures and counts of this process, or of several. */
+enum { CALLS = 64 };
+
+/* Failures and counts of this process, or of several. Without a lock: tests kill and stop processes anywhere. */
 struct failures {
-    int locked;
-    char call[32]; /* the next call to fail */
+    uint64_t call; /* the next one to fail */
     int result, after;
     struct {
-        char name[32];
+        uint64_t call;
         int calls;
-    } table[64];
+    } table[CALLS];
 };
 static struct failures own, *failures = &own;
 
@@ -41,15 +41,14 @@ static __attribute__((constructor)) void failures_share(void)
     close(fd);
 }
 
-static void failures_lock(void)
+/* What the shared memory has of a call's name (FNV-1a); never 0. */
+static uint64_t key_of(const char *call)
 {
-    while (__atomic_exchange_n(&failures->locked, 1, __ATOMIC_ACQUIRE))
-        sched_yield();
-}
+    uint64_t key = 14695981039346656037u;
 
-static void failures_unlock(void)
-{
-    __atomic_store_n(&failures->locked, 0, __ATOMIC_RELEASE); /* pairs with the exchange above */
+    for (; *call; call++)
+        key = (key ^ (uint8_t)*call) * 1099511628211u;
+    return key ? key : 1;
 }
 
 void fakeCudaFail(const char *call, int result)
@@ -59,43 +58,40 @@ void fakeCudaFail(const char *call, int result)
 
 void fakeCudaFailLater(const char *call, int after, int result)
 {
-    failures_lock();
-    snprintf(failures->call, sizeof(failures->call), "%s", call);
-    failures->result = result;
-    failures->after = after;
-    failures_unlock();
+    __atomic_store_n(&failures->call, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&failures->result, result, __ATOMIC_RELAXED);
+    __atomic_store_n(&failures->after, after, __ATOMIC_RELAXED);
+    __atomic_store_n(&failures->call, key_of(call), __ATOMIC_RELEASE); /* [fake-failure]: after the two above */
 }
 
-/* The counter of that call. The caller has the lock. */
-static int *calls_of_locked(const char *call)
+/* The counter of that call. */
+static int *calls_of(uint64_t key)
 {
-    int i = 0;
-
-    while (failures->table[i].name[0] && strcmp(failures->table[i].name, call) && i < 63)
-        i++;
-    snprintf(failures->table[i].name, sizeof(failures->table[i].name), "%s", call);
-    return &failures->table[i].calls;
+    for (int i = 0; i < CALLS - 1; i++) {
+        uint64_t other = 0;
+        if (__atomic_compare_exchange_n(&failures->table[i].call, &other, key, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED) ||
+            other == key)
+            return &failures->table[i].calls;
+    }
+    return &failures->table[CALLS - 1].calls;
 }
 
 int fakeCudaCalls(const char *call)
 {
-    failures_lock();
-    int calls = *calls_of_locked(call);
-    failures_unlock();
-    return calls;
+    return __atomic_load_n(calls_of(key_of(call)), __ATOMIC_RELAXED);
 }
 
 int fake_failure(const char *call)
 {
-    int result = OK;
-    failures_lock();
-    ++*calls_of_locked(call);
-    if (!strcmp(call, failures->call) && failures->after-- == 0) {
-        result = failures->result;
-        failures->call[0] = '\0';
-    }
-    failures_unlock();
-    return result;
+    uint64_t key = key_of(call);
+
+    __atomic_fetch_add(calls_of(key), 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&failures->call, __ATOMIC_ACQUIRE) != key || /* pairs with [fake-failure] */
+        __atomic_fetch_sub(&failures->after, 1, __ATOMIC_RELAXED) != 0)
+        return OK;
+    __atomic_store_n(&failures->call, 0, __ATOMIC_RELAXED);
+    return __atomic_load_n(&failures->result, __ATOMIC_RELAXED);
 }
 
 void fakeCudaCounts(struct fake_counts *out)

@@ -14,7 +14,8 @@ same bits over poison each time. With --nodes, under softnic-run, ranks are on e
 same NICs, and a row says what our launch puts, signals, fences and sends under PERSEUS_ORDER. On sampled tokens, ours
 and NCCL's way are compared with the layer in double precision: `error` is the root of the mean square error over that
 of the result, `error_ratio` ours over theirs. Where our plan takes one kernel, for few tokens, "kernels" is our other
-path, --path 1. JSON, one row each. Exit status 77 without GPUs or torch.
+path, --path 1; where sums return beside the second product, "late" is --returns 1. JSON, one row each. Exit status 77
+without GPUs or torch.
 
 With --dtype e4m3 our weights are quantised in blocks of 128 x 128 beforehand, and our launch quantises the tokens. The
 peers stay in bf16, and so does "bf16", our own layer. `error` is then that from the layer in double precision of the
@@ -37,6 +38,7 @@ from timed import Way, time_all  # noqa: E402
 SAMPLED_TOKENS = 16
 SILU, E4M3 = 4, 4  # enum prs_activation, enum prs_dtype
 KERNELS, ONE = 1, 2  # enum prs_moe_path
+LATE, EARLY = 1, 2  # enum prs_moe_returns
 MOST_ERROR = 1.2  # of NCCL's way
 # Of e4m3: an activation between two of its numbers may become either, because sums before it were rounded. Some in a
 # hundred do, by a tenth: 0.017 to 0.024 of the whole, the more the fewer columns an expert has.
@@ -254,6 +256,10 @@ def measure(args, preset, count, zipf, hosts):
     if ours.info.tuning.path == ONE:
         kernels = open_ours(argparse.Namespace(**{**vars(args), "path": KERNELS}), hosts, sizes, args.dtype, tensors)
         ways["kernels"] = Way(kernels.layer)
+    late = None
+    if kernels is None and ours.info.tuning.returns == EARLY:
+        late = open_ours(argparse.Namespace(**{**vars(args), "returns": LATE}), hosts, sizes, args.dtype, tensors)
+        ways["late"] = Way(late.layer)
     beside = None
     if args.beside:
         beside = open_ours(argparse.Namespace(**{**vars(args), "library": args.beside}), hosts, sizes, args.dtype,
@@ -297,6 +303,9 @@ def measure(args, preset, count, zipf, hosts):
         row |= {"path": ONE, "kernels_usec": round(usec["kernels"], 1),
                 "kernels_predicted_usec": round(kernels.info.predicted_us, 1)}
         kernels.close()
+    if late:
+        row["late_usec"] = round(usec["late"], 1)
+        late.close()
     if beside:
         row["beside_usec"] = round(usec["beside"], 1)
         beside.close()

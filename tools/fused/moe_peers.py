@@ -38,7 +38,7 @@ SAMPLED_ROWS = 192
 Shape, Tuning, Info, Batch, Traffic = (
     structs[f"prs_{name}"] for name in ("moe_shape", "moe_tuning", "moe_info", "moe_batch", "fused_traffic"))
 # of the command line, for the fields of Tuning
-OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes", "path")
+OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes", "path", "returns")
 
 
 def node_of(args):

@@ -33,6 +33,18 @@ static bool parse_kernel(void *options, const char *name)
     return attention || moe || o->kernels != before;
 }
 
+/* Numbers with x between them, and nothing else. */
+static bool parse_sizes(const char *text, uint32_t *const *sizes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t size;
+        if ((i && *text++ != 'x') || !option_number(&text, &size) || !size || size > UINT32_MAX)
+            return false;
+        *sizes[i] = (uint32_t)size;
+    }
+    return !*text;
+}
+
 static bool parse_shape(void *options, const char *text)
 {
     struct bench_options *o = (struct bench_options *)options;
@@ -40,9 +52,11 @@ static bool parse_shape(void *options, const char *text)
     struct prs_attention_shape *t = &o->attention.shapes[o->attention.shape_count];
     if (o->shape_count == BENCH_MAX_SHAPES || o->attention.shape_count == BENCH_MAX_SHAPES)
         return false;
-    if (sscanf(text, "%ux%ux%ux%ux%u", &t->batch, &t->heads_q, &t->heads_kv, &t->seq, &t->head_dim) == 5)
+    uint32_t *const attention[] = {&t->batch, &t->heads_q, &t->heads_kv, &t->seq, &t->head_dim};
+    uint32_t *const product[] = {&s->m, &s->n, &s->k};
+    if (parse_sizes(text, attention, 5))
         return ++o->attention.shape_count;
-    return sscanf(text, "%ux%ux%u", &s->m, &s->n, &s->k) == 3 && ++o->shape_count;
+    return parse_sizes(text, product, 3) && ++o->shape_count;
 }
 
 static bool parse_preset(void *options, const char *text)
@@ -54,7 +68,8 @@ static bool parse_preset(void *options, const char *text)
     for (const struct bench_moe_shape &p : PRESETS)
         if (!strcmp(text, p.name))
             *s = p;
-    if (!s->name && sscanf(text, "%ux%ux%ux%u", &s->hidden, &s->columns, &s->experts, &s->top_k) != 4)
+    uint32_t *const sizes[] = {&s->hidden, &s->columns, &s->experts, &s->top_k};
+    if (!s->name && !parse_sizes(text, sizes, 4))
         return false;
     if (!s->name)
         s->name = "custom";
@@ -77,8 +92,9 @@ static bool parse_zipf(void *options, const char *text)
     char *end;
     if (m->zipf_count == BENCH_MOE_LIST)
         return false;
-    m->zipf[m->zipf_count++] = strtod(text, &end);
-    return end != text && !*end;
+    double skew = strtod(text, &end);
+    m->zipf[m->zipf_count++] = skew;
+    return end != text && !*end && skew >= 0 && skew <= 4;
 }
 
 static const char *const C_DTYPES[] = {"same", "fp32", NULL}, *const DTYPES[] = {"bf16", "fp16", "e4m3", NULL};
@@ -95,7 +111,7 @@ static const struct option_row ROWS[] = {
     {OPTION_PARSED, "tokens", "N", "MoE: tokens of each rank; may be repeated, up to 8 times",
      OPTION_PARSED_BY(parse_tokens)},
     {OPTION_PARSED, "zipf", "S",
-     "MoE: expert i is chosen in proportion to 1 / i^S (default 0); may be repeated, up to 8 times",
+     "MoE: expert i is chosen in proportion to 1 / i^S, 0-4 (default 0); may be repeated, up to 8 times",
      OPTION_PARSED_BY(parse_zipf)},
     {OPTION_CHOICE, "layout", "kn|nk|both", "B as [K,N] (default), [N,K] or both", FIELD(layouts), 0, 0, LAYOUTS},
     {OPTION_CHOICE, "dtype", "bf16|fp16|e4m3", "products: of the matrices; e4m3: --layout nk", FIELD(dtype), 0, 0,
@@ -230,8 +246,10 @@ static void check_kernels(struct bench_options *o)
         option_table_refuse(&TABLE, "--loopback: not with --keep-gathered, since one rank's rows come from it alone");
     if (a->causal && o->loopback)
         option_table_refuse(&TABLE, "--loopback: not with --causal, whose ranks do not send alike");
-    if (a->backward && !a->on)
-        option_table_refuse(&TABLE, "--backward: wants --kernel attention");
+    if ((a->causal || a->heads_first || a->backward) && !a->on)
+        option_table_refuse(&TABLE, "--causal, --heads-first, --backward: want --kernel attention");
+    if ((o->moe.shape_count || o->moe.token_count || o->moe.zipf_count || o->moe.ragged) && !o->moe.on)
+        option_table_refuse(&TABLE, "--preset, --tokens, --zipf, --ragged: want --kernel moe");
     if (a->backward && (o->loopback || o->soak || o->replay || o->nodes > 1))
         option_table_refuse(&TABLE, "--backward: not with --loopback, --soak, --replay or --nodes");
     for (uint32_t i = 0; i < a->shape_count; i++) {

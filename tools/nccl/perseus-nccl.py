@@ -45,9 +45,21 @@ EXAMPLES = """examples:
 """
 
 
+def full(error):
+    """Ends: what was to be printed is not all there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+    sys.exit(f"perseus-nccl: cannot write all of the output: {error.strerror}")
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the options)\n")
+
+    def _print_message(self, message, file=None):  # argparse's own says nothing of a full disk
+        try:
+            print(message, end="", file=file or sys.stderr, flush=True)
+        except OSError as e:
+            full(e)
 
 
 class Stopped(Exception):
@@ -472,8 +484,7 @@ def main():
         print_all(args, samples, table)
         sys.stdout.flush()
     except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
-        sys.exit(f"perseus-nccl: cannot write all of the output: {e.strerror}")
+        full(e)
     return 0 if sound and table else 1
 
 

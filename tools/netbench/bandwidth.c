@@ -45,25 +45,26 @@ struct times {
     double least, p50, p99, most;
 };
 
-/* Of all iterations. An iteration takes as long as it does for its slowest rank. */
-static struct times summarize(const struct options *options, struct job *job)
+/* Summarizes all iterations. The time of an iteration is that of its slowest rank. */
+static struct times summarize(const struct options *options, struct job *job, int iterations)
 {
     double *slowest = job_usec(job, 0);
 
     for (int rank = 1; rank < options->ranks; rank++) {
         const double *other = job_usec(job, rank);
 
-        for (int i = 0; i < options->iters; i++)
+        for (int i = 0; i < iterations; i++)
             slowest[i] = other[i] > slowest[i] ? other[i] : slowest[i];
     }
-    qsort(slowest, options->iters, sizeof(*slowest), by_value);
-    return (struct times){slowest[0], slowest[options->iters / 2], slowest[(options->iters * 99 - 1) / 100],
-                          slowest[options->iters - 1]};
+    qsort(slowest, iterations, sizeof(*slowest), by_value);
+    return (struct times){slowest[0], slowest[iterations / 2], slowest[(iterations * 99 - 1) / 100],
+                          slowest[iterations - 1]};
 }
 
-void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes)
+void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes,
+                          int iterations)
 {
-    struct times usec = summarize(options, job);
+    struct times usec = summarize(options, job, iterations);
     double alg = usec.p50 > 0 ? bytes / usec.p50 / 1e3 : 0, bus;
     uint64_t errors = 0;
 
@@ -77,9 +78,8 @@ void bandwidth_print_size(const struct options *options, const struct net *net, 
                    "busbw_GBps:%.4f,"
                    "checked:%hhd,errors:%llu}\n",
                    net->file, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
-                   options->comms, options->outstanding, options->per_receive, options->chunk_bytes, bytes,
-                   options->iters, usec.least, usec.p50, usec.p99, usec.most, alg, bus, options->check,
-                   (unsigned long long)errors);
+                   options->comms, options->outstanding, options->per_receive, options->chunk_bytes, bytes, iterations,
+                   usec.least, usec.p50, usec.p99, usec.most, alg, bus, options->check, (unsigned long long)errors);
     else
         printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu%s%s\n", bytes, "v", net->version, usec.p50, usec.p99, alg,
                bus, (unsigned long long)errors, options->peer ? "  " : "", options->peer ? net->name : "");

@@ -9,7 +9,7 @@
 
 enum { RATIOS_MAX = 8192 };
 
-/* Times of the plugin by those of the peer, each of two slices that followed each other. */
+/* Ratios of the plugin's times to the peer's, each from two successive slices. */
 struct ratios {
     int count;
     double value[RATIOS_MAX];
@@ -17,12 +17,13 @@ struct ratios {
 
 void bandwidth_print_head(const struct options *options);
 /* The times of all ranks are in the job, and are sorted there. */
-void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes);
+void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes,
+                          int iterations);
 
-/* Median and quartiles of the ratios, which it sorts. */
+/* Print median and quartiles of the ratios, which are sorted here. */
 void bandwidth_print_ratio(const struct options *options, size_t bytes, struct ratios *ratios);
 
-/* What rank 0 held after the first rounds and after the last. */
+/* Print what rank 0 held after the first rounds and after the last. */
 void bandwidth_print_holding(const struct options *options, const struct holding *before, const struct holding *now);
 
 #endif

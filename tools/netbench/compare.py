@@ -28,9 +28,21 @@ RUNS = 2  # netbench runs one iteration before the timed ones, so with one timed
 COUNTERS = ["send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv"]
 
 
+def full(error):
+    """Ends: what was to be printed is not all there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+    sys.exit(f"perseus-compare: cannot write all of the output: {error.strerror}")
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists the options)\n")
+
+    def _print_message(self, message, file=None):  # argparse's own says nothing of a full disk
+        try:
+            print(message, end="", file=file or sys.stderr, flush=True)
+        except OSError as e:
+            full(e)
 
 
 def tool(name):
@@ -200,8 +212,7 @@ def main():
             try:
                 print(text, flush=True)
             except OSError as e:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
-                sys.exit(f"perseus-compare: cannot write all of the output: {e.strerror}")
+                full(e)
     return 0
 
 

@@ -22,9 +22,9 @@ struct rank_state {
 
 struct job {
     int ranks, comms;
-    uint32_t stop;                /* a rank failed: all end */
-    uint32_t arrived, generation; /* barrier */
-    bool slice_is_over;           /* rank 0 writes it between two barriers */
+    uint32_t stop;                   /* a rank failed: all end */
+    uint32_t arrived, generation;    /* barrier */
+    bool slice_is_over, told_to_end; /* rank 0 writes them between two barriers */
     struct rank_state rank[RANKS_MAX];
     struct meeting *meeting; /* [receiver][sender][comm] */
     double *usec;            /* [rank][iteration] */

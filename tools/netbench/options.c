@@ -34,6 +34,8 @@ static const struct option_row rows[] = {
     {OPTION_SET, "check", NULL, "compare every byte of every iteration, timed or not", FIELD(check), 1},
     {OPTION_NUMBER, "iters", "N", "timed iterations a size (default 20)", FIELD(iters), 1, ITERS_MAX},
     {OPTION_NUMBER, "warmup", "N", "iterations before them (default 5)", FIELD(warmup), 0, ITERS_MAX},
+    {OPTION_TEXT, "until", "FILE", "end a size earlier, once FILE exists: it is looked for after some iterations",
+     FIELD(until)},
     {OPTION_NUMBER, "comms", "C", "channels that share the work (default 1)", FIELD(comms), 1, COMMS_MAX},
     {OPTION_NUMBER, "outstanding", "K", "receives posted ahead on each comm, 1 to 32 (default 8)", FIELD(outstanding),
      1, OUTSTANDING_MAX},

@@ -11,15 +11,16 @@ enum { RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, MULTI_MAX = 8, ITER
 
 struct options {
     const char *plugin;
-    const char *peer; /* NULL, or a second plugin that runs by turns with the first */
+    const char *peer; /* NULL, or a second plugin, which alternates with the first */
     int api;          /* 0: the newest table that the plugin has */
     enum op op;
     int ranks, nodes, comms, outstanding, iters, warmup;
     int per_receive; /* buffers of one NCCL receive (multi-receive) */
     int yield;       /* idle passes of the progress thread between two calls of sched_yield() */
     int timeout_s;
+    const char *until;   /* NULL, or a file: a size ends once it exists */
     int rounds;          /* how often everything is opened, used and closed */
-    int setup_timeout_s; /* of connecting, and of waiting for all ranks; 0 while parsing: as timeout_s */
+    int setup_timeout_s; /* limit of connecting, and of waiting for all ranks; 0 while parsing: as timeout_s */
     size_t chunk_bytes;
     bool odd, check, json, fuse, flush, churn;
     struct option_list sizes;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tools/netbench/buffers.h"
 #include "tools/netbench/connection.h"
@@ -17,7 +18,7 @@
 #include "tools/netbench/rank_state.h"
 
 enum {
-    SLICE_USEC = 10000, /* of a plugin, when two run by turns */
+    SLICE_USEC = 10000, /* time slice of a plugin, when two alternate */
     SLICE_TIMES = 65536,
     SETTLED_MOST = 100,
 };
@@ -112,7 +113,8 @@ static void await_phase(struct rank *rank, enum phase phase)
 {
     pthread_mutex_lock(&rank->lock);
     while (rank->phase < phase)
-        pthread_cond_wait(&rank->changed, &rank->lock); /* ends, since every call of the service thread has a limit */
+        pthread_cond_wait(&rank->changed, &rank->lock); /* this wait ends, since every call of the service thread has
+                                                         * a limit */
     pthread_mutex_unlock(&rank->lock);
 }
 
@@ -154,7 +156,8 @@ static void *serve(void *argument)
     await_phase(rank, SERVICE_CLOSING);
     if (r < 0)
         rank->service_result = r;
-    /* NCCL's order: first registrations, then the memory, then the comms, which may still refer to it. */
+    /* NCCL's order: registrations are closed first, then the memory is freed, then comms are closed, although they may
+     * still refer to the memory. */
     r = connection_deregister(rank->streams, rank->stream_count);
     buffers_unmap(rank);
     r |= connection_close(rank->streams, rank->stream_count);
@@ -168,24 +171,32 @@ static void *serve(void *argument)
 /* Where a side is in the iterations of one size. */
 struct turn {
     int done;
+    bool told_to_end;
     uint64_t errors;
 };
 
 static bool is_finished(const struct rank *rank, const struct turn *turn)
 {
-    return turn->done >= rank->options->warmup + rank->options->iters;
+    return turn->told_to_end || turn->done >= rank->options->warmup + rank->options->iters;
 }
 
-/* All ranks end a slice after the same batch: rank 0 decides. Return whether it is over, or -errno. */
-static int ask_whether_over(struct rank *rank, double start)
+/* All ranks end a slice, or a size, after the same batch: rank 0 decides. Return whether the slice is over, or
+ * -errno. */
+static int ask_whether_over(struct rank *rank, double start, struct turn *turn)
 {
+    const struct options *options = rank->options;
     int r;
 
-    if (rank->id == 0)
-        rank->job->slice_is_over = job_now() - start > SLICE_USEC;
-    r = job_barrier(rank->job,
-                    rank->options->setup_timeout_s); /* the next batch has one before the word is written again */
-    return r < 0 ? r : rank->job->slice_is_over;
+    if (rank->id == 0) {
+        rank->job->slice_is_over = options->peer && job_now() - start > SLICE_USEC;
+        rank->job->told_to_end = options->until && turn->done > options->warmup && access(options->until, F_OK) == 0;
+    }
+    /* the next batch passes a barrier before the words change again */
+    r = job_barrier(rank->job, options->setup_timeout_s);
+    if (r < 0)
+        return r;
+    turn->told_to_end = rank->job->told_to_end;
+    return rank->job->slice_is_over;
 }
 
 static int by_value(const void *a, const void *b)
@@ -214,8 +225,8 @@ static int run_slice(struct rank *rank, size_t bytes, struct turn *turn, double 
             if (i >= 0)
                 sorted[timed++] = usec[i];
         turn->done += ran;
-        if (rank->options->peer && !is_finished(rank, turn))
-            over = ask_whether_over(rank, start);
+        if ((rank->options->peer || rank->options->until) && !is_finished(rank, turn))
+            over = ask_whether_over(rank, start, turn);
         if (over < 0)
             return over;
     }
@@ -224,7 +235,8 @@ static int run_slice(struct rank *rank, size_t bytes, struct turn *turn, double 
     return 0;
 }
 
-/* Add one ratio of two slices that followed each other: A, B, then B, A, so that a slow drift cancels out. */
+/* Add the ratio of two successive slices. Their order alternates (A, B, then B, A), so that a slow drift cancels
+ * out. */
 static int run_pair(struct rank *sides, int count, size_t bytes, struct turn *turns, int index, struct ratios *ratios)
 {
     double median[SIDES_MAX] = {0};
@@ -268,7 +280,7 @@ static int run_size(struct rank *sides, int count, size_t bytes)
         rank->job->rank[rank->id].errors = turns[side].errors;
         r = job_barrier(rank->job, rank->options->setup_timeout_s);
         if (r == 0 && rank->prints)
-            bandwidth_print_size(rank->options, &rank->net, rank->job, bytes);
+            bandwidth_print_size(rank->options, &rank->net, rank->job, bytes, turns[side].done - rank->options->warmup);
         if (r == 0)
             r = job_barrier(rank->job, rank->options->setup_timeout_s);
     }

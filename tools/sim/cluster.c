@@ -87,20 +87,22 @@ static const struct row *find(const char *name, size_t length)
     return NULL;
 }
 
-/* Read "value" or "low..high". The middle of a range is the geometric one: what is unknown is unknown by a factor. */
+/* Read "value" or "low..high". The middle of a range is the geometric mean, since values are uncertain by a factor. */
 static bool read_value(const char *text, const struct row *row, enum sim_band band, double *out)
 {
     const char *dots = strstr(text, "..");
     char first[32], *end;
     double low, high;
 
-    snprintf(first, sizeof(first), "%.*s", dots ? (int)(dots - text) : (int)strlen(text), text);
+    if (snprintf(first, sizeof(first), "%.*s", dots ? (int)(dots - text) : (int)strlen(text), text) >=
+        (int)sizeof(first))
+        return false;
     low = high = strtod(first, &end);
     if (end == first || *end)
         return false;
     if (dots) {
         high = strtod(dots + 2, &end);
-        if (end == dots + 2 || *end || high < low)
+        if (end == dots + 2 || *end || !(high >= low))
             return false;
     }
     if (band == SIM_BAND_MIDDLE)
@@ -125,7 +127,7 @@ static int set(struct sim_cluster *cluster, const char *where, const char *name,
         fprintf(stderr, "perseus-sim: %s: %s '%s': want a number, or low..high\n", where, row->name, text);
         return -EINVAL;
     }
-    if (value < row->least || value > row->most) {
+    if (!(value >= row->least && value <= row->most)) { /* NaN is neither */
         fprintf(stderr, "perseus-sim: %s: %s %g: want %g to %g\n", where, row->name, value, row->least, row->most);
         return -EINVAL;
     }
@@ -185,7 +187,7 @@ int sim_cluster_read(const char *path, enum sim_band band, struct sim_cluster *o
         }
     }
     fclose(file);
-    if (!r && !found) { /* all values would be the initial ones */
+    if (!r && !found) { /* no file was read, so all values would be the initial ones */
         fprintf(stderr, "perseus-sim: %s: has no \"name value  # source\": is it a cluster file?\n", path);
         r = -EINVAL;
     }

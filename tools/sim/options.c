@@ -39,13 +39,19 @@ static bool parse_loss(void *to, const char *text)
 {
     struct sim_loss *loss = &((struct options *)to)->loss;
     double at_us, back_us = 0;
-    int end = 0, back_end = 0,
-        found = sscanf(text, "%u:%u:%lf%n:%lf%n", &loss->rail, &loss->node, &at_us, &end, &back_us, &back_end);
+    uint64_t rail, node;
+    int end = 0, back_end = 0, found;
 
-    if (found < 3 || text[found == 4 ? back_end : end] || !(at_us >= 0 && at_us < 1e9) ||
-        (found == 4 && !(back_us > at_us && back_us < 1e9)))
+    if (!option_number(&text, &rail) || *text++ != ':' || !option_number(&text, &node) || *text++ != ':' ||
+        rail > UINT32_MAX || node > UINT32_MAX)
+        return false;
+    found = sscanf(text, "%lf%n:%lf%n", &at_us, &end, &back_us, &back_end);
+    if (found < 1 || text[found == 2 ? back_end : end] || !(at_us >= 0 && at_us < 1e9) ||
+        (found == 2 && !(back_us > at_us && back_us < 1e9)))
         return false;
     loss->wanted = true;
+    loss->rail = (uint32_t)rail;
+    loss->node = (uint32_t)node;
     loss->at_ps = (uint64_t)(at_us * 1e6);
     loss->back_ps = (uint64_t)(back_us * 1e6);
     return true;
@@ -64,7 +70,8 @@ static const struct option_row rows[] = {
      1, 1024},
     {OPTION_CHOICES, "policy", "LIST", "drain,nic_fence,in_order,counted,auto (the first four that the NIC keeps)",
      FIELD(policies), 0, 0, policy_names},
-    {OPTION_NUMBERS, "group", "LIST", "coupled, peer or a number of puts per group, as in perseus-perf (coupled,peer)",
+    {OPTION_NUMBERS, "group", "LIST",
+     "putsignal, moe, alltoall: coupled, peer or a number of puts per group, as in perseus-perf (coupled,peer)",
      FIELD(groups), 1, GROUP_PUTS_MAX, group_names},
     {OPTION_NUMBERS, "bytes", "LIST",
      "putsignal, alltoall: of each transfer; nccl: all-reduce: of the buffer, all-to-all: of each pair (4K)",
@@ -87,7 +94,8 @@ static const struct option_row rows[] = {
      65536},
     {OPTION_CHOICE, "kernel", "NAME", "fused: reduce_scatter, allreduce, allgather, attention or moe (reduce_scatter)",
      FIELD(kernel), 0, 0, fused_kernel_names},
-    {OPTION_NUMBER, "size", "N", "fused: M = N = K, or keys (8192)", FIELD(size), 256, 1 << 20},
+    {OPTION_NUMBER, "size", "N", "fused products, fused attention: M = N = K, or keys (8192)", FIELD(size), 256,
+     1 << 20},
     {OPTION_NUMBER, "tiles-per-signal", "N", "fused products: tiles, or strips, that share a put and a signal (8)",
      FIELD(tiles_per_signal), 1, 4096},
     {OPTION_NUMBER, "band-pairs", "N", "fused products: pairs of row tiles in a band (2)", FIELD(band_pairs), 1, 4096},
@@ -112,7 +120,7 @@ static const struct option_row rows[] = {
      "GPU)",
      OPTION_PARSED_BY(parse_loss)},
     {OPTION_NUMBER, "iterations", "N", "putsignal (3)", FIELD(iterations), 1, 1000000},
-    {OPTION_NUMBER, "warmup", "N", "iterations before them (1)", FIELD(warmup), 0, 1000000},
+    {OPTION_NUMBER, "warmup", "N", "putsignal: iterations before them (1)", FIELD(warmup), 0, 1000000},
     {OPTION_NUMBER, "seed", "N", "of everything random (1)", FIELD(seed), 0, UINT32_MAX},
     {OPTION_SET, "explain", NULL, "where the time of the slowest rank went", FIELD(explain), 1},
     {OPTION_SET, "statistics", NULL, "events, events a second of user time, memory", FIELD(statistics), 1},
@@ -159,9 +167,19 @@ const char *options_group_name(uint64_t group, char *text, uint32_t bytes)
     return text;
 }
 
+/* Whether a text begins with this kind of kernel, or with none, which stands for all. */
+static bool is_of_kernel(const char *text, enum fused_kernel kernel)
+{
+    const char *name = kernel < FUSED_ATTENTION ? "products" : fused_kernel_names[kernel];
+    const char *word = text + strspn(text, " ");
+    size_t length = strcspn(word, " ,:;(");
+
+    return !length || (length == strlen(name) && !strncmp(name, word, length));
+}
+
 /* A help text begins with the workloads that its option is for, as in "moe, fused moe: ..."; another one may follow a
- * semicolon. A text that begins with no workload is of an option for all. */
-static bool is_for(const char *help, const char *workload)
+ * semicolon. A text that begins with no workload belongs to an option for all of them. */
+static bool is_for(const char *help, const char *workload, enum fused_kernel kernel)
 {
     bool is_limited = false;
 
@@ -174,7 +192,7 @@ static bool is_for(const char *help, const char *workload)
                 is_workload |= strlen(workload_names[i]) == length && !strncmp(workload_names[i], word, length);
             if (!is_workload)
                 break;
-            if (strlen(workload) == length && !strncmp(workload, word, length))
+            if (strlen(workload) == length && !strncmp(workload, word, length) && is_of_kernel(word + length, kernel))
                 return true;
             is_limited = true;
             word = word[next] == ',' ? word + next + 2 : NULL;
@@ -182,13 +200,33 @@ static bool is_for(const char *help, const char *workload)
     return !is_limited;
 }
 
-static void refuse_foreign(int argc, char **argv, const char *workload)
+/* The row of an option, by its name or the beginning of it. NULL: the word is no option. */
+static const struct option_row *row_of(const char *word)
 {
-    for (int i = 1; i < argc; i++)
-        for (uint32_t k = 0; k < table.count; k++)
-            if (!strncmp(argv[i], "--", 2) && strcspn(argv[i] + 2, "=") == strlen(rows[k].name) &&
-                !strncmp(argv[i] + 2, rows[k].name, strlen(rows[k].name)) && !is_for(rows[k].help, workload))
-                option_table_refuse(&table, "--%s is not for %s: %s", rows[k].name, workload, rows[k].help);
+    size_t length = strncmp(word, "--", 2) ? 0 : strcspn(word + 2, "=");
+    const struct option_row *found = NULL;
+
+    for (uint32_t k = 0; k < table.count && length; k++) {
+        if (strncmp(word + 2, rows[k].name, length))
+            continue;
+        if (!rows[k].name[length])
+            return &rows[k];
+        found = &rows[k];
+    }
+    return found;
+}
+
+static void refuse_foreign(int argc, char **argv, const struct options *o)
+{
+    bool is_fused = o->workload == WORK_FUSED;
+
+    for (int i = 1; i < argc; i++) {
+        const struct option_row *row = row_of(argv[i]);
+
+        if (row && !is_for(row->help, o->workload_name, o->kernel))
+            option_table_refuse(&table, "--%s is not for %s%s%s: %s", row->name, o->workload_name,
+                                is_fused ? " --kernel " : "", is_fused ? fused_kernel_names[o->kernel] : "", row->help);
+    }
 }
 
 void options_parse(int argc, char **argv, struct options *o)
@@ -227,7 +265,7 @@ void options_parse(int argc, char **argv, struct options *o)
     o->workload_name = workload_names[o->workload];
     if (!o->workload_name)
         option_table_refuse(&table, "'%s': want putsignal, moe, alltoall, fused, nccl or trace", argv[words]);
-    refuse_foreign(argc, argv, o->workload_name);
+    refuse_foreign(argc, argv, o);
     if (!strcmp(o->workload_name, "trace") && !o->trace)
         option_table_refuse(&table, "trace needs --trace FILE, as perseus-perf putsignal --trace writes it");
     if (o->ring_slots & (o->ring_slots - 1))

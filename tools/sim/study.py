@@ -71,6 +71,8 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--program", default=ROOT / "build/tools/perseus-sim")
     args = parser.parse_args()
+    if not args.name and not args.list:
+        parser.error("want a name, or --list")
     for name, runs in STUDIES.items():
         if args.list:
             print(name, *(f"\n    perseus-sim {' '.join(run)}" for run in runs))

@@ -21,9 +21,9 @@ struct state {
     const struct work *work;
     struct line *line;
     uint32_t lines, next;
-    uint32_t *follows; /* [line]: of a put, the line of its signal, or UINT32_MAX */
-    uint32_t *signal;  /* [line]: of a signal, its number in the ledger plus 1 */
-    uint32_t *left;    /* [rank]: signals that have not come */
+    uint32_t *follows; /* [line of a put]: the line of its signal, or UINT32_MAX */
+    uint32_t *signal;  /* [line of a signal]: its number in the ledger plus 1 */
+    uint32_t *left;    /* [rank]: signals that have not arrived */
     struct fused_end end;
 };
 
@@ -59,6 +59,8 @@ static int add_line(struct state *state, const struct line *line, const char *pa
         return refuse(path, number, "no such pair of ranks; --nodes says how many there are");
     if (line->bytes >= SIM_PUT_STRIDE)
         return refuse(path, number, "a put of 2 GB or more");
+    if (!(line->us >= 0 && line->us < 1e9)) /* NaN is neither */
+        return refuse(path, number, "a time is from 0 to 1e9 us");
     if (state->lines && line->us < state->line[state->lines - 1].us)
         return refuse(path, number, "earlier than the line before");
     grown = realloc(state->line, (state->lines + 1) * sizeof(*grown));
@@ -90,13 +92,18 @@ static int read_trace(struct state *state, const char *path)
                 ? add_line(state, &line, path, number)
                 : refuse(path, number, "want \"us rank put PEER BYTES GROUP\" or \"us rank signal PEER GROUP\"");
     }
+    if (!r && ferror(file)) {
+        fprintf(stderr, "perseus-sim: cannot read the trace '%s': %s\n", path, strerror(errno));
+        r = -EINVAL;
+    }
     fclose(file);
     if (!r && !state->lines)
         r = refuse(path, number, "no command");
     return r;
 }
 
-/* Find the signal of each put: backwards, the last seen of its rank, peer and group. */
+/* Find the signal of each put. Lines are read backwards, so it is the last seen signal of the put's rank, peer and
+ * group. */
 static int link_lines(struct state *state)
 {
     state->follows = malloc(state->lines * sizeof(*state->follows));
