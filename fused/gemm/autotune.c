@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Timing the candidates of a shape, on the caller's buffers, or when a plan opens for which nothing was measured. */
+/* Times the candidates of a shape: on the caller's buffers, or when a plan opens for whose shape nothing was
+ * measured. */
 #include <errno.h>
 #include <float.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ struct trial {
     cudaEvent_t events[2];
 };
 
-/* What a rank says of a candidate. */
+/* What a rank reports about a candidate. */
 struct heard {
     float ms; /* of one launch */
     uint32_t late;
@@ -79,14 +80,14 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_ge
     return count;
 }
 
-/* What the model says of a candidate; FLT_MAX: it cannot run. */
+/* The time that the model predicts for a candidate; FLT_MAX: it cannot run. */
 static double predicted(const struct trial *t, const struct prs_gemm_tuning *tuning, uint32_t clusters)
 {
     struct prs_gemm_info info = {.reason = NULL};
     return prs_tuning_choose(t->ctx, t->shape, tuning, NULL, clusters, &info) ? FLT_MAX : info.predicted_us;
 }
 
-/* Sorts the fused candidates, those that the model thinks fast first, as the time may not be enough for all. */
+/* Sorts the fused candidates by predicted time, the fastest first, because there may not be time for all. */
 static int order(const struct trial *t, struct prs_gemm_tuning *list, uint32_t count)
 {
     double us[MAX_CANDIDATES];
@@ -109,7 +110,7 @@ static int order(const struct trial *t, struct prs_gemm_tuning *list, uint32_t c
     return 0;
 }
 
-/* heard gets the slowest rank's time, and whether any rank is late. */
+/* Collective. *heard gets the slowest rank's time, and whether any rank is late. */
 static int hear(const struct trial *t, float ms, struct heard *heard)
 {
     struct heard mine = {ms / (float)t->rounds, prs_clock_ns() >= t->until_ns};
@@ -145,8 +146,8 @@ static int time_plan(const struct trial *t, struct prs_gemm_plan *plan, float *m
     return r;
 }
 
-/* tuning->path and columns become what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which a rank
- * has not. */
+/* tuning->path and columns become what the plan has decided. -ENOTSUP: the unfused path needs cuBLASLt, which some rank
+ * lacks. */
 static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning, struct heard *heard)
 {
     struct prs_gemm_plan *plan;
@@ -156,15 +157,15 @@ static int time_candidate(const struct trial *t, struct prs_gemm_tuning *tuning,
         return r;
     tuning->path = plan->info.tuning.path;
     tuning->columns = plan->info.tuning.columns;
-    r = prs_ranks_agree(t->ctx, time_plan(t, plan, &ms)); /* a rank that failed has no time to give */
+    r = prs_ranks_agree(t->ctx, time_plan(t, plan, &ms)); /* a rank that failed has no time to report */
     if (!r)
         r = hear(t, ms, heard);
     prs_gemm_plan_close(plan);
     return r;
 }
 
-/* The fastest candidate, and its time, DBL_MAX: none yet; other_us: that of the fastest one of the other path, 0: none
- * was timed. */
+/* The fastest candidate and its time (DBL_MAX: none yet). other_us: the time of the other path's fastest candidate; 0:
+ * none was timed. */
 struct fastest {
     struct prs_gemm_tuning tuning;
     double us, other_us;
@@ -212,27 +213,27 @@ static int time_candidates(const struct trial *t, struct fastest *best)
     return r;
 }
 
-/* Keeps what was found in the tuning file, where each rank finds it when it opens its next plan. */
+/* Writes the result to the tuning file, where each rank finds it when it opens its next plan. */
 static int keep(const struct trial *t, const struct fastest *best)
 {
     int r = t->ctx->config.rank == 0 ? prs_table_append(t->ctx, t->shape, &best->tuning, best->us, best->other_us) : 0;
     return prs_ranks_agree(t->ctx, r);
 }
 
-/* Times the candidates, and keeps the best in the tuning file. */
+/* Collective: times the candidates, and keeps the best in the tuning file. */
 static int run(struct trial *t, struct fastest *best)
 {
-    int r = prs_cuda_check(cudaEventCreate(&t->events[0]), "cudaEventCreate");
-    if (r)
-        return r;
-    r = prs_cuda_check(cudaEventCreate(&t->events[1]), "cudaEventCreate");
+    int r = 0;
+    for (uint32_t i = 0; i < 2 && r == 0; i++)
+        r = prs_cuda_check(cudaEventCreate(&t->events[i]), "cudaEventCreate");
+    r = prs_ranks_agree(t->ctx, r); /* a rank without events would leave the others waiting */
     if (!r)
         r = time_candidates(t, best);
     if (!r)
         r = keep(t, best);
-    if (t->events[1])
-        (void)cudaEventDestroy(t->events[1]);
-    (void)cudaEventDestroy(t->events[0]);
+    for (uint32_t i = 0; i < 2; i++)
+        if (t->events[i])
+            (void)cudaEventDestroy(t->events[i]);
     return r;
 }
 
@@ -296,7 +297,7 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Bytes of the scales of a matrix of `rows` rows, of which a block has `block`. */
+/* Bytes of the scales of a matrix of `rows` rows, with `block` rows to a block. */
 static uint64_t scales_of(const struct prs_gemm_shape *s, uint64_t rows, uint32_t block)
 {
     switch (s->scaling) {
@@ -345,7 +346,7 @@ static void place_operands(const struct prs_gemm_shape *s, const struct matrices
         operands->scale_a_pitch = scale_pitch(s);
 }
 
-/* Collective. *there: all ranks have memory and values; where one has not, none measures, which is no error. */
+/* Collective. *there: all ranks have memory and values. If one lacks them, no rank measures, and that is no error. */
 static int take_matrices(struct prs_fused *ctx, struct matrices *x, bool *there)
 {
     uint64_t filled = x->a + x->b + x->scale_a + x->scale_b;
@@ -376,8 +377,8 @@ static bool measures(const struct prs_fused *ctx, const struct prs_gemm_shape *s
            shape->k != 0;
 }
 
-/* Collective: times candidates on memory of its own. It begins none after ctx->measure_ms. Waits for all work of the
- * device. found->source is PRS_TABLE_NONE where memory is too short on some rank. 0 or -errno. */
+/* Collective: times candidates on memory of its own. It begins no candidate after ctx->measure_ms. Waits for all work
+ * of the device. found->source is PRS_TABLE_NONE where memory is too short on some rank. 0 or -errno. */
 static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, struct prs_table_found *found)
 {
     struct prs_gemm_shape own = *shape;
@@ -416,7 +417,8 @@ static int measure(struct prs_fused *ctx, const struct prs_gemm_shape *shape, st
     return r;
 }
 
-/* Opened again with what is measured: only the first opening finds out that the ranks have nothing that was. */
+/* The plan is opened again with the measured tuning, because only the first opening shows that no rank has a measured
+ * one. */
 int prs_gemm_plan_open(struct prs_fused *ctx, const struct prs_gemm_shape *shape, const struct prs_gemm_tuning *tuning,
                        struct prs_gemm_plan **out)
 {

@@ -2,18 +2,22 @@
 #include "fused/gemm/table.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "fused/gemm/schedule.h"
 #include "fused/gemm/tuning.h"
 #include "transport/util/error.h"
+#include "transport/util/log.h"
 
 static const double NEAR = 0.5, OTHER_LAYOUT = 0.25, OTHER_SCALING = 0.25, OTHER_GPU = 0.3;
 
-enum { MOST_LINE = 256 };
+enum { MOST_LINE = 256, MOST_FILE = 16 << 20 /* bytes: some 160000 lines */ };
 
 /* Version, GPU, SMs, operation, m, n, k, B is [n, k], world, nodes : struct prs_gemm_tuning, microseconds, scaling,
  * microseconds of the other path, columns of a tile. Lines of version 7 have no columns, which are 256, those of
@@ -87,9 +91,9 @@ static uint32_t pairs_of(uint32_t m, uint32_t world)
     return prs_ceil_div(prs_ceil_div(m, world), PRS_PAIR_M);
 }
 
-/* The entry is the nearest yet to this class, of `rows` rows. The model carries its times over to them, each path's by
- * itself: for a few rows more the fused path takes no longer, or a wave of units longer, and the unfused one a little
- * longer. So the faster path may be another than the entry's. */
+/* The entry is the nearest so far to this class, which has `rows` rows. The model carries its times over to these rows,
+ * for each path separately: with a few more rows the fused path takes the same time or a wave of units longer, and the
+ * unfused path a little longer. So the faster path may differ from the entry's. */
 static void take(const struct search *s, const struct entry *e, uint32_t class, uint32_t rows)
 {
     enum prs_gemm_path path = e->tuning.path;
@@ -110,7 +114,7 @@ static void take(const struct search *s, const struct entry *e, uint32_t class, 
     }
     found->us[class] = (float)us[t->path];
     found->ratio[class] = prs_table_ratio(t, us[t->path], us[other]);
-    /* A band that was a whole block stays one, of any launch. */
+    /* If a band was a whole block, it is a whole block in every launch. */
     if (t->band >= pairs_of(e->m, e->world))
         t->band = pairs_of(s->shape->m, e->world);
 }
@@ -147,12 +151,32 @@ static void search_text(struct search *s, const char *text)
     }
 }
 
+/* Opens the file if it can be read to its end: a device has no end, and a pipe may wait for a writer. NULL: there is no
+ * file, or the log says why it is not used. */
+static FILE *open_to_read(const char *path)
+{
+    struct stat at;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *f = NULL;
+    if (fd < 0)
+        return NULL; /* nothing has been tuned yet */
+    if (fstat(fd, &at) || !S_ISREG(at.st_mode))
+        PRS_WARN("fused: PERSEUS_FUSED_TUNING names %s, which is not a file: it is not read", path);
+    else if (at.st_size > MOST_FILE)
+        PRS_WARN("fused: PERSEUS_FUSED_TUNING names %s, of more than %d bytes: it is not read", path, MOST_FILE);
+    else
+        f = fdopen(fd, "r");
+    if (!f)
+        (void)close(fd);
+    return f;
+}
+
 static void search_file(struct search *s, const char *path)
 {
     char line[MOST_LINE];
-    FILE *f = fopen(path, "re");
+    FILE *f = open_to_read(path);
     if (!f)
-        return; /* nothing has been tuned yet */
+        return;
     while (fgets(line, sizeof(line), f))
         consider(s, line, PRS_TABLE_FILE);
     (void)fclose(f);
@@ -163,7 +187,7 @@ void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *sh
     struct search s = {.ctx = ctx, .shape = shape, .found = found};
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     *found = (struct prs_table_found){.source = PRS_TABLE_NONE};
-    if (shape->k == 0) /* no line is of sums alone */
+    if (shape->k == 0) /* no line is for a sum without a product */
         return;
     for (uint32_t i = 0; i < PRS_TABLE_CLASSES; i++)
         s.nearest[i] = NEAR;
@@ -173,7 +197,7 @@ void prs_table_find(const struct prs_fused *ctx, const struct prs_gemm_shape *sh
         search_file(&s, path);
 }
 
-/* The path of an entry is the faster one. */
+/* The entry's path is the faster of the two. */
 float prs_table_ratio(const struct prs_gemm_tuning *t, double us, double other_us)
 {
     bool fused = t->path == PRS_GEMM_PATH_FUSED;
@@ -192,10 +216,11 @@ int prs_table_append(const struct prs_fused *ctx, const struct prs_gemm_shape *s
     char gpu[sizeof(ctx->gpu)];
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
-    int written;
+    int fd, written;
     if (!path || shape->k == 0)
         return 0;
-    f = fopen(path, "ae");
+    fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666); /* a pipe may have no reader */
+    f = fd < 0 ? NULL : fdopen(fd, "a");
     if (!f)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));

@@ -33,7 +33,7 @@ struct prs_moe_far {
     uint64_t *signals;   /* this rank's words, which peers set to the epoch; kernels poll the low halves like flags */
     uint8_t *relay;      /* this rank's: rows from and for other nodes; see route.h */
     uint32_t *tokens;    /* this rank's [b][i]: the token that is row i of those for the node at distance b */
-    uint32_t *counters;  /* this rank's: rows and puts so far, out and then back; zero between launches */
+    uint32_t *counters;  /* this rank's counts of rows and puts, on the way out and then back; zero between launches */
     uint8_t *forwarding; /* this rank's: the forwarding tables of a dispatch, [distance of the sender's node] */
     uint32_t *near;      /* this rank's [expert here]: prs_route_near_blocks() of each expert */
     uint32_t message_window, relay_window, signal_window;
@@ -44,18 +44,18 @@ struct prs_moe_far {
 struct prs_moe_claims {
     /* The routing kernel: chunks that are claimed, counted and sent; parts of what is received that are claimed. */
     uint32_t chunks, counted, sent, parts;
-    uint32_t wrong, wrong_places,
-        wrong_token; /* wrong choices, and entries of the map; ~ of the first token with one */
+    /* Wrong choices, wrong entries of the map, and ~ of the first token with one. */
+    uint32_t wrong, wrong_places, wrong_token;
     uint32_t absent; /* choices of experts that have no place */
     /* The product's kernel: units; lists of deliveries; rows. */
     uint32_t units, deliveries, pushed, relayed, forwarded;
-    uint32_t returned,
-        combined;  /* combine: deliveries added up for their senders; own tokens. `forwarded`: relayed rows */
+    /* Combine: deliveries added up for their senders, and this rank's tokens. `forwarded` counts relayed rows. */
+    uint32_t returned, combined;
     uint32_t left; /* CTAs that have ended */
 };
 
 struct prs_moe_args {
-    CUtensorMap rows;    /* of all experts here: the product's A */
+    CUtensorMap rows;    /* rows of all experts here: A of the product */
     CUtensorMap experts; /* their weights: one plane each */
     CUtensorMap out;
     struct prs_route route;
@@ -76,13 +76,14 @@ struct prs_moe_args {
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
-    uint32_t ends;       /* not 0: this kernel is the last one of its launch. 2: the launch has no routing */
+    uint32_t ends;       /* not 0: this kernel is the last of its launch. 2: and the launch has no routing */
 
     /* Combine: */
     const uint8_t *results;  /* rows of the experts */
     const uint8_t *residual; /* or NULL */
     uint8_t *combined;       /* [token] */
     uint32_t unweighted;
+    uint32_t returns_early; /* layers on one node: sums return beside the second product (returns.cuh) */
 
     /* Gradients: */
     const uint8_t *beside; /* rows that dispatched rows are multiplied with, or NULL */
@@ -91,7 +92,7 @@ struct prs_moe_args {
     const struct prs_moe_row *origins; /* of the rows */
     float *returned;                   /* [token][slot] */
 
-    /* Activation, there and back (n: of its result): */
+    /* Activation, forward and backward (n: columns of its result): */
     const uint8_t *columns; /* of the first product */
     uint8_t *activated;     /* back: times the router weight */
     const uint8_t *of_activated;
@@ -107,6 +108,7 @@ struct prs_moe_args {
     /* This rank's memory: */
     uint64_t *chunks; /* [chunk][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *ready;  /* [block]: number of rows in place; the routing kernel clears it */
+    uint32_t *stored; /* [expert here]: tiles of the second product's result that are stored; cleared likewise */
     struct prs_moe_claims *claims;
 
     /* The same, shared by plans: */
@@ -120,9 +122,10 @@ struct prs_moe_args {
     uint32_t *end_flags[PRS_MAX_LOCAL_RANKS];     /* [peer's distance]: epoch of the last launch that it has ended */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* tokens of other ranks */
     uint32_t *staging_flags[PRS_MAX_LOCAL_RANKS]; /* [row]: epoch */
-    uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that come back, at the same places: for token i of p */
+    uint8_t *returns[PRS_MAX_LOCAL_RANKS];        /* sums that come back, at the same places, for token i of peer p */
     uint32_t *return_flags[PRS_MAX_LOCAL_RANKS];
-    struct prs_moe_far far; /* several nodes only */
+    uint32_t *returned_flags[PRS_MAX_LOCAL_RANKS]; /* [peer's distance]: epoch once all of its sums have arrived */
+    struct prs_moe_far far;                        /* several nodes only */
 
     uint32_t type; /* enum prs_dtype: of rows and weights; for the host, which chooses the kernels by it */
 
@@ -131,13 +134,13 @@ struct prs_moe_args {
     const float *token_scales; /* [token][block of H], or NULL */
     uint8_t *scaled_tokens;    /* this rank's memory: `tokens` */
     uint32_t hidden;           /* columns of a token */
-    struct prs_scales scales;  /* of the product; b: of all experts here */
+    struct prs_scales scales;  /* scales of the product; b: of all experts here */
     uint32_t quantises;        /* the product's result becomes rows of e4m3, at `activated`; for the host */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
-/* A row of e4m3: the numbers, a scale for each 128 of them, and a gap up to the next line of memory. So they travel and
- * lie in one piece, whatever moves the row, and no two rows share a line, of which one may come later. */
+/* A row of e4m3: the numbers, a scale for each 128 of them, and a gap up to the next line of memory. So they travel
+ * together, and no two rows, which may arrive at different times, share a cache line. */
 PRS_SHARED uint32_t prs_moe_scaled_bytes(uint32_t columns)
 {
     return (columns + columns / PRS_SCALE_BLOCK * 4 + 127) / 128 * 128;

@@ -15,122 +15,7 @@
 #ifndef PERSEUS_FUSED_COMBINE_CUH
 #define PERSEUS_FUSED_COMBINE_CUH
 
-#include "fused/core/element.cuh"
-#include "fused/moe/rows.cuh"
-
-enum {
-    PRS_COMBINE_WARPS = 16,
-    VECTORS_IN_FLIGHT = 4, /* that a lane loads of each term */
-    TERMS_IN_FLIGHT = 2
-};
-
-/* Of this lane: a row, and what it is multiplied by. */
-struct term {
-    const uint4 *row;
-    float weight;
-};
-
-/* TYPE, here and below: of rows and of sums. */
-template <int TYPE> PRS_DEVICE void add_vector(float *sum, uint4 x, float weight)
-{
-    float columns[element<TYPE>::in_vector];
-    unpack_vector<TYPE>(x, columns);
-#pragma unroll
-    for (uint32_t i = 0; i < element<TYPE>::in_vector; i++)
-        sum[i] += columns[i] * weight;
-}
-
-/* Adds up the rows of the lanes in `terms`, in the order of lanes, and `last`, which may be NULL or `to`; stores the
- * sum. */
-template <int TYPE>
-PRS_DEVICE void add_up(const struct prs_moe_args &args, const struct term &mine, uint32_t terms, const uint4 *last,
-                       uint4 *to)
-{
-    uint32_t lane = threadIdx.x % 32, vectors = args.route.row_bytes / 16;
-    for (uint32_t first = lane; first < prs_ceil_div(vectors, 32) * 32; first += 32 * VECTORS_IN_FLIGHT) {
-        float sum[VECTORS_IN_FLIGHT][element<TYPE>::in_vector] = {};
-        for (uint32_t left = terms; left != 0;) {
-            uint4 x[TERMS_IN_FLIGHT][VECTORS_IN_FLIGHT];
-            float weight[TERMS_IN_FLIGHT];
-#pragma unroll
-            for (int t = 0; t < TERMS_IN_FLIGHT; t++, left &= left - 1) {
-                bool there = left != 0; /* else zeros: no sum is -0, so they change none */
-                int from = there ? __ffs((int)left) - 1 : 0;
-                const uint4 *row = (const uint4 *)__shfl_sync(~0u, (unsigned long long)mine.row, from);
-                weight[t] = __shfl_sync(~0u, mine.weight, from);
-                weight[t] = there ? weight[t] : 0;
-#pragma unroll
-                for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
-                    x[t][i] = there && first + i * 32 < vectors ? row[first + i * 32] : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int t = 0; t < TERMS_IN_FLIGHT; t++)
-#pragma unroll
-                for (int i = 0; i < VECTORS_IN_FLIGHT; i++)
-                    add_vector<TYPE>(sum[i], x[t][i], weight[t]);
-        }
-#pragma unroll
-        for (int i = 0; i < VECTORS_IN_FLIGHT; i++) {
-            if (first + i * 32 >= vectors)
-                break;
-            if (last)
-                add_vector<TYPE>(sum[i], last[first + i * 32], 1.0f);
-            to[first + i * 32] = pack_vector<TYPE>(sum[i]);
-        }
-    }
-}
-
-PRS_DEVICE const uint4 *result_row(const struct prs_moe_args &args, uint32_t row)
-{
-    return (const uint4 *)(args.results + (uint64_t)row * args.route.row_bytes);
-}
-
-/* ---- at the owner of experts ---- */
-/* Where a sum for the peer at distance p goes: to the peer's memory, or, for another node, to that of the peer's
- * counterpart here, which adds up this node's sums. There the places are those of what it gets from the rank of the
- * peer's node with this rank's local number. from: the distance of that rank, or of this one, from the neighbour. */
-PRS_DEVICE uint32_t return_to(const struct prs_route *r, uint32_t p, uint32_t *from)
-{
-    uint32_t q = prs_route_neighbour(r, p), b = prs_route_node_of(r, p);
-    *from = prs_distance(prs_place_neighbour(&r->place, q), prs_place_counterpart(&r->place, b), r->place.world);
-    return q;
-}
-
-template <int TYPE>
-PRS_DEVICE void return_sum(const struct prs_moe_args &args, uint32_t epoch, const struct prs_route_delivery *delivery)
-{
-    const struct prs_route *r = &args.route;
-    uint32_t lane = threadIdx.x % 32, targets = delivery->targets, at = delivery->at, from;
-    uint32_t q = return_to(r, delivery->peer, &from);
-    struct term mine = {NULL, 1.0f};
-    if (lane < targets) {
-        mine.row = result_row(args, delivery->row[lane]);
-        if (args.unweighted == 0)
-            mine.weight = __uint_as_float(delivery->row[prs_route_weight_at(r) + lane]);
-    }
-    add_up<TYPE>(args, mine, targets == 0 ? 0 : ~0u >> (32 - targets), NULL,
-                 (uint4 *)(args.returns[q] + prs_route_staging_at(r, from, at)));
-    /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) a sum is flagged when all lanes have stored:
-     * delete */
-    __syncwarp();
-    if (lane == 0)
-        store_release_sys(args.return_flags[q] + prs_route_row_flag(r, from, at), epoch);
-}
-
-/* Own tokens' rows are not added up here: combine_token() reads them. The last deliveries are those of other nodes,
- * whose sums have the longest way: they come first. */
-template <int TYPE> PRS_DEVICE void return_sums(const struct prs_moe_args &args, uint32_t epoch)
-{
-    uint32_t deliveries = args.totals->deliveries;
-    /* MUTANT(emulator moe_combine/a_dispatch_is_combined_any_number_of_times) sums wait until the last ones were read:
-     * delete */
-    await_room(args, epoch);
-    for (uint32_t i; (i = claim_for_warp(&args.claims->returned)) < deliveries;) {
-        const struct prs_route_delivery *delivery = delivery_at(args, deliveries - 1 - i);
-        if (delivery->peer != 0)
-            return_sum<TYPE>(args, epoch, delivery);
-    }
-}
+#include "fused/moe/returns.cuh"
 
 /* Waits for the sum at place `at` among those from the peer at distance p. `neighbour`: index of the rank that sends
  * it. */
@@ -139,8 +24,10 @@ PRS_DEVICE const uint4 *await_sum(const struct prs_moe_args &args, uint32_t epoc
 {
     const struct prs_route *r = &args.route;
     uint32_t index = prs_route_row_flag(r, p, at);
-    /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) wait for the sums of others: delete */
-    await_word(args, args.return_flags[0] + index, epoch, PRS_AWAIT_SUM, neighbour, index);
+    if (args.returns_early == 0) /* else exchange_returned() has waited for all of them */
+        /* MUTANT(emulator moe_combine/many_launches_of_any_choices_are_right) wait for the sums of others:
+         * s/await_word/(void)/ */
+        await_word(args, args.return_flags[0] + index, epoch, PRS_AWAIT_SUM, neighbour, index);
     return (const uint4 *)(args.returns[0] + prs_route_staging_at(r, p, at));
 }
 
@@ -188,7 +75,7 @@ template <int TYPE> PRS_DEVICE_OUTLINED void relay_sums(const struct prs_moe_arg
 }
 
 /* ---- at the token's rank ---- */
-/* A sum that comes from another node. */
+/* Waits for a sum from another node. */
 PRS_DEVICE const uint4 *await_relayed(const struct prs_moe_args &args, uint32_t epoch, uint32_t b, uint32_t row)
 {
     const struct prs_route *r = &args.route;
@@ -205,7 +92,7 @@ PRS_DEVICE const uint4 *await_source(const struct prs_moe_args &args, uint32_t e
     return b == 0 ? await_sum(args, epoch, p, at, prs_place_after(&r->place, p)) : await_relayed(args, epoch, b, at);
 }
 
-/* The terms are those of the choices, then the residual. */
+/* The terms are the results of the choices, then the residual. */
 template <int TYPE> PRS_DEVICE void combine_token(const struct prs_moe_args &args, uint32_t epoch, uint32_t token)
 {
     const struct prs_route *r = &args.route;
@@ -239,7 +126,10 @@ __global__ void __launch_bounds__(PRS_COMBINE_WARPS * 32, 1)
     combine_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     uint32_t epoch = launch_epoch(&args.sync);
-    return_sums<TYPE>(args, epoch);
+    if (args.returns_early != 0)
+        exchange_returned(args, epoch);
+    else
+        return_sums<TYPE>(args, epoch);
     if (FAR)
         relay_sums<TYPE>(args, epoch);
     combine_tokens<TYPE>(args, epoch);

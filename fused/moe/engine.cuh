@@ -6,6 +6,7 @@
  *   warp 1         store_blocks     stores finished slabs
  *   warp 2         place_rows       delivers received rows to the experts
  *   warp 3         send_rows        sends this rank's tokens
+ *   warps 2 and 3  return_early     beside the second product of a layer: return sums of its results (returns.cuh)
  *   warps 4..11    multiply_blocks  two consumer warpgroups, 64 rows each */
 #ifndef PERSEUS_FUSED_MOE_ENGINE_CUH
 #define PERSEUS_FUSED_MOE_ENGINE_CUH
@@ -14,7 +15,7 @@
 #include "fused/core/multiply.cuh"
 #include "fused/core/scales.cuh"
 #include "fused/core/units.cuh"
-#include "fused/moe/rows.cuh"
+#include "fused/moe/returns.cuh"
 #include "fused/moe/scaled_rows.cuh"
 
 /* QUANTISES: the result is not stored as it is, but becomes rows of e4m3 (quantise.cuh). */
@@ -26,7 +27,7 @@ struct moe_engine : tile_columns<PRS_TILE_N, element<TYPE>::sum> {
     static constexpr bool reduces = false;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
-    /* The loading and the storing warp, of which there is none without results to store. */
+    /* The loading and the storing warp; there is no storing warp if there are no results to store. */
     static constexpr int unit_readers = CONSUMER_WARPS + (QUANTISES ? 1 : 2);
     static constexpr bool far = FAR; /* several nodes */
     static constexpr bool quantises = QUANTISES;
@@ -39,12 +40,19 @@ struct moe_tile {
     bool empty;      /* there is no such tile: the CTA only loads its half of the rows for the other one */
 };
 
+template <class E> PRS_DEVICE bool returns_early(const struct prs_moe_args &args)
+{
+    return !E::far && !E::quantises && args.returns_early != 0;
+}
+
 template <class E>
 PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_position &at,
                           struct prs_route_cursor *cursor, uint32_t unit, struct moe_tile *t)
 {
     /* Without dispatch the product waits for nothing. One pass is then enough, and reads each weight once. */
     const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
+    if (returns_early<E>(args)) /* the last expert first */
+        unit = args.totals->blocks * args.route.columns - 1 - unit;
     prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
     t->empty = t->column * prs_epilogue_columns(&args.epilogue, E::columns) >= args.n;
@@ -165,7 +173,7 @@ PRS_DEVICE void skip_tile(const struct cta_memory &m, struct pipeline *r, uint32
     hand_over_rest<E>(left, m, half, slabs);
 }
 
-/* Makes rows of e4m3 of a finished sum: a gated tile has 128 columns of them, others have twice as many. */
+/* Turns a finished sum into rows of e4m3: a gated tile gives 128 columns of them, others twice as many. */
 template <class E>
 PRS_DEVICE void quantise_tile(const struct prs_moe_args &args, const struct moe_tile &t, uint32_t half,
                               const float (&d)[E::accumulators])
@@ -229,10 +237,23 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
 }
 
 /* ---- warp 1 ---- */
+enum { NOTHING_STORED = ~0u };
+
+/* Counts a tile of an expert when its results have landed. expert: NOTHING_STORED before the first tile. */
+PRS_DEVICE void count_stored(const struct prs_moe_args &args, uint32_t expert)
+{
+    if (expert == NOTHING_STORED)
+        return;
+    /* MUTANT(emulator moe_combine/a_layer_returns_its_sums_early) a tile is counted when it has landed: delete */
+    bulk_wait_done<0>();
+    fence_release_gpu(); /* [moe-stored]: the tile, before the count that await_experts() waits for */
+    add_relaxed_gpu(args.stored + expert, 1);
+}
+
 template <class E>
 PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_position &at)
 {
-    uint32_t units = args.totals->blocks * args.route.columns, phase[2] = {0, 0};
+    uint32_t units = args.totals->blocks * args.route.columns, phase[2] = {0, 0}, stored = NOTHING_STORED;
     struct prs_route_cursor cursor = {0};
     struct unit_memory queue = unit_memory_map(m);
     struct unit_pipeline taken = {0};
@@ -248,6 +269,8 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
                     continue;
                 mbarrier_wait(&m.c_full[half], phase[half]);
                 phase[half] ^= 1;
+                if (quarter == 0 && half == 0 && returns_early<E>(args))
+                    count_stored(args, stored); /* the tile before, which has landed meanwhile */
                 if (x < (int32_t)args.n)
                     tma_store_2d(&args.out, m.base + PRS_SMEM_C + half * PRS_SLAB, x,
                                  (int32_t)t.unit.block * PRS_TILE_M + half * 64);
@@ -256,7 +279,13 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
                 mbarrier_arrive(&m.c_empty[half]);
             }
         }
+        if (returns_early<E>(args) && t.empty)
+            add_relaxed_gpu(args.stored + t.unit.expert, 1);
+        else
+            stored = t.unit.expert;
     }
+    if (returns_early<E>(args))
+        count_stored(args, stored);
     bulk_wait_done<0>();
 }
 
@@ -275,10 +304,14 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
             store_blocks<E>(args, m, at);
         break;
     case 2:
+        if (returns_early<E>(args))
+            return_early<E::sum>(args, m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, at.epoch, E::cluster);
         if (args.dispatches != 0)
             place_rows<E::far>(args, {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0}, at.epoch, gridDim.x);
         break;
     default:
+        if (returns_early<E>(args))
+            return_early<E::sum>(args, m.base + PRS_SMEM_PUSH, at.epoch, E::cluster);
         if (first && args.dispatches != 0)
             send_rows<E::far>(args, {m.base + PRS_SMEM_PUSH, &m.pushed[0], 0}, at.epoch);
     }

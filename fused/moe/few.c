@@ -68,11 +68,13 @@ static uint64_t take(uint64_t *used, uint64_t bytes)
 
 /* Byte offsets in the plan's symmetric memory. What comes after `results` only its own rank uses. */
 struct layout {
-    uint64_t places, flags, rows, results, state, done, inner, bytes;
+    uint64_t places, flags, rows, results, state, done, inner, unscaled, stored, bytes;
 };
 
-static struct layout lay_out(const struct prs_route *r, const struct prs_few *few)
+static struct layout lay_out(const struct prs_moe_plan *p)
 {
+    const struct prs_route *r = &p->args.route;
+    const struct prs_few *few = &p->few;
     struct layout l = {0};
     uint64_t slots = prs_few_slot(r, 2, 0, 0), choices = prs_few_choices(r);
     uint64_t tiles = choices / PRS_FEW_TILE + (choices < r->experts_per_rank ? choices : r->experts_per_rank);
@@ -82,7 +84,11 @@ static struct layout lay_out(const struct prs_route *r, const struct prs_few *fe
     l.results = take(&l.bytes, prs_few_results_at(r, few->result_bytes, 2, 0));
     l.state = take(&l.bytes, sizeof(struct prs_few_state));
     l.done = take(&l.bytes, tiles * sizeof(uint32_t));
-    l.inner = take(&l.bytes, choices * few->inputs[1] * prs_element_bytes(PRS_MOE_TYPE));
+    l.inner = take(&l.bytes, tiles * few->inner_tile);
+    if (!prs_moe_is_scaled(p))
+        return l;
+    l.unscaled = take(&l.bytes, choices * few->inputs[1] * prs_element_bytes(PRS_MOE_TYPE));
+    l.stored = take(&l.bytes, tiles * (few->inputs[1] / PRS_SCALE_BLOCK) * sizeof(uint32_t));
     return l;
 }
 
@@ -90,7 +96,7 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
 {
     const struct prs_moe_args *a = &p->args;
     struct prs_few *few = &p->few;
-    uint32_t ctas;
+    uint32_t ctas, bytes = prs_element_bytes(a->type);
     int r;
     if (p->info.tuning.path != PRS_MOE_PATH_ONE)
         return 0;
@@ -108,15 +114,17 @@ int prs_few_decide(struct prs_moe_plan *p, uint32_t need)
         few->unit[i] = i == 0 && a->epilogue.gated ? PRS_FEW_WEIGHTS / 2 : PRS_FEW_WEIGHTS;
         few->units[i] = prs_ceil_div(few->columns[i], few->unit[i]);
     }
-    prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(&a->route, few).bytes);
+    few->inner_tile = prs_ceil_div(few->inputs[1] * bytes, PRS_FEW_STEP) * prs_few_inner_step(bytes);
+    prs_plan_need(&p->base, need, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL}, lay_out(p).bytes);
     return 0;
 }
 
-void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches)
+int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches)
 {
+    const struct prs_route *r = &p->args.route;
     struct prs_few *few = &p->few;
-    struct layout l = lay_out(&p->args.route, few);
-    for (uint32_t q = 0; q < p->args.route.place.local_ranks; q++) {
+    struct layout l = lay_out(p);
+    for (uint32_t q = 0; q < r->place.local_ranks; q++) {
         uint8_t *at = memory->at[q];
         few->places[q] = (uint32_t *)(at + l.places);
         few->row_flags[q] = (uint32_t *)(at + l.flags);
@@ -126,7 +134,17 @@ void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, c
     few->state = (struct prs_few_state *)(memory->at[0] + l.state);
     few->done = (uint32_t *)(memory->at[0] + l.done);
     few->inner = memory->at[0] + l.inner;
+    few->unscaled = memory->at[0] + l.unscaled;
+    few->stored = (uint32_t *)(memory->at[0] + l.stored);
     few->switches = switches ? (const uint64_t *)switches->at[0] : NULL;
+    struct prs_tensor slots = {.base = few->rows[0],
+                               .type = p->args.type,
+                               .columns = p->shape.hidden,
+                               .rows = prs_few_slot(r, 2, 0, 0),
+                               .pitch = r->row_bytes / prs_element_bytes(p->args.type),
+                               .box_rows = 1,
+                               .swizzled = true};
+    return prs_tensor_map_encode(&slots, &few->sent);
 }
 
 /* ---- launch ---- */

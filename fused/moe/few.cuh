@@ -4,7 +4,7 @@
  * All warps of a CTA send: they claim pieces of tokens. Then they read the places of all ranks and find the tiles of
  * this rank's experts. Then each has a role:
  *   warp 0        load_weights   fills the stages, ahead of the rows: it waits for no token
- *   warps 1..3    gather_rows    put the rows of a tile beside the weights
+ *   warps 1..3    gather_rows    have the rows of a tile put beside the weights (few_rows.cuh)
  *   warps 4..7    multiply_units the tensor cores: weights are A (64 rows), tokens are B (8, 16 or 32 rows)
  * At last all warps claim parts of this rank's tokens, and add up the results that have come.
  *
@@ -16,26 +16,8 @@
 
 #include "fused/core/epilogue.cuh"
 #include "fused/core/inbox_word.cuh"
-#include "fused/moe/few_route.cuh"
+#include "fused/moe/few_rows.cuh"
 #include "fused/moe/rows.cuh"
-
-PRS_DEVICE uint32_t few_units(const struct prs_few_args &args, const struct few_memory &m)
-{
-    return *m.tiles * (args.few.units[0] + args.few.units[1]);
-}
-
-/* Tile by tile, so that an expert's weights are read once and its first results are complete first. */
-PRS_DEVICE struct few_unit few_unit_at(const struct prs_few_args &args, const struct few_memory &m, uint32_t unit)
-{
-    uint32_t first = *m.tiles * args.few.units[0];
-    struct few_unit u;
-    u.product = unit >= first;
-    unit -= u.product != 0 ? first : 0;
-    u.index = unit / args.few.units[u.product];
-    u.block = unit % args.few.units[u.product];
-    u.tile = m.tile[u.index];
-    return u;
-}
 
 /* ---- warp 0 ---- */
 template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args, const struct few_memory &m)
@@ -68,184 +50,12 @@ template <class E> PRS_DEVICE void load_weights(const struct prs_few_args &args,
     }
 }
 
-/* ---- warps 1 to 3 ---- */
-/* Of a rank that was left out a piece may be missing. What is made of such a row goes to that rank alone. */
-PRS_DEVICE void await_piece(const struct prs_few_args &args, const struct few_launch &l, const uint32_t *flag,
-                            uint32_t source, uint32_t index)
-{
-    struct wait_clock clock = {0, 0};
-    for (;;) {
-        uint32_t seen = load_acquire_sys(flag);
-        if (seen == l.number || (asks_for_absent(clock, l.absent, source) && is_left_out(&args.moe.sync, source)) ||
-            !keep_waiting(&args.moe.sync, &clock, PRS_AWAIT_TOKEN, source, index, l.number, seen))
-            return;
-    }
-}
-
-/* Until the rows of the tile are there: all pieces of its tokens, or all units of the first product. */
-PRS_DEVICE void await_inputs(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                             const struct few_unit &u)
-{
-    const struct prs_route *r = &args.moe.route;
-    uint32_t pieces = args.few.pieces, lane = threadIdx.x % 32;
-    if (u.product != 0) {
-        /* MUTANT(emulator moe_few/few_tokens_take_one_launch) wait for the first product: delete */
-        wait_flag(&args.moe.sync, args.few.done + u.index, args.few.units[0], PRS_AWAIT_BLOCK, r->place.rank, u.index);
-    } else {
-        for (uint32_t i = lane; i < u.tile.rows * pieces; i += 32) {
-            uint32_t slot = m.list[u.tile.first + i / pieces] / r->choices;
-            uint32_t flag = (prs_few_slot(r, l.bank, 0, 0) + slot) * pieces + i % pieces;
-            await_piece(args, l, args.few.row_flags[0] + flag, slot / r->tokens, flag);
-        }
-    }
-    __syncwarp(); /* what one lane has waited for, all lanes read */
-}
-
-/* Where a lane's rows of a tile begin, in vectors; NO_ROW: the tile has fewer. Half of the warp loads a row, the other
- * half the next one. ROWS: as many as the tensor cores multiply. pitch: vectors from one row to the next. */
-enum { NO_ROW = ~0u };
-
-template <uint32_t ROWS>
-PRS_DEVICE void find_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_unit &u,
-                          uint32_t pitch, uint32_t (&at)[ROWS / 2])
-{
-    uint32_t choices = u.product != 0 ? 1 : args.moe.route.choices;
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS / 2; i++) {
-        uint32_t row = i * 2 + threadIdx.x % 32 / FEW_ROW_VECTORS;
-        at[i] = row < u.tile.rows ? m.list[u.tile.first + row] / choices * pitch : NO_ROW;
-    }
-}
-
-/* What a lane of a gatherer puts into a stage: a vector of each of its rows, and of e4m3 the scale of it. Rows that the
- * tile does not have are zeros. */
-template <uint32_t ROWS> struct gathered {
-    uint4 x[ROWS / 2];
-    float scale[ROWS / 2];
-};
-
-/* Rows as they lie. columns: of a row; e4m3: its scales come after them. */
-template <class E, uint32_t ROWS>
-PRS_DEVICE void take_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uint32_t vector, uint32_t columns,
-                          struct gathered<ROWS> *g)
-{
-    bool inside = vector < columns / element<E::type>::in_vector;
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS / 2; i++) {
-        bool has = inside && at[i] != NO_ROW;
-        g->x[i] = has ? from[at[i] + vector] : make_uint4(0, 0, 0, 0);
-        if (E::scaled)
-            g->scale[i] = has ? ((const float *)(from + at[i] + columns / element<E::type>::in_vector))[vector / 8] : 0;
-    }
-}
-
-/* e4m3: rows of the first product's results, 16 columns of each; eight lanes have the 128 that share a scale. Each load
- * waits for the L2 cache: many come before the first row is quantised. */
-template <class E, uint32_t ROWS>
-PRS_DEVICE void quantise_rows(const uint4 *from, const uint32_t (&at)[ROWS / 2], uint32_t vector, uint32_t columns,
-                              struct gathered<ROWS> *g)
-{
-    constexpr uint32_t each = element<E::result>::in_vector, all = element<E::type>::in_vector;
-    constexpr uint32_t vectors = all / each, batch = ROWS >= 32 ? ROWS / 4 : ROWS / 2;
-#pragma unroll
-    for (uint32_t first = 0; first < ROWS / 2; first += batch) {
-        uint4 loaded[batch * vectors];
-#pragma unroll
-        for (uint32_t i = 0; i < batch * vectors; i++) {
-            uint32_t row = vector < columns / all ? at[first + i / vectors] : NO_ROW;
-            loaded[i] = row != NO_ROW ? from[row + vector * vectors + i % vectors] : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < batch; i++) {
-            uint32_t to[all / 4];
-            float x[all];
-#pragma unroll
-            for (uint32_t v = 0; v < vectors; v++)
-                unpack_vector<E::result>(loaded[i * vectors + v], x + v * each);
-            /* MUTANT(emulator moe_fp8/layers_of_few_tokens_are_right) eight lanes have a block: s/<8>/<4>/ */
-            g->scale[first + i] = scale_of_largest(largest_of_lanes<8>(largest_magnitude(x)));
-            quantise(x, 1.0f / g->scale[first + i], to);
-            g->x[first + i] = make_uint4(to[0], to[1], to[2], to[3]);
-        }
-    }
-}
-
-/* Puts the rows into a stage, swizzled as the tensor cores want it. */
-template <class E, uint32_t ROWS>
-PRS_DEVICE void put_rows_in_stage(const struct few_memory &m, const struct pipeline &p, const struct gathered<ROWS> &g)
-{
-    uint32_t lane = threadIdx.x % 32, mine = lane % FEW_ROW_VECTORS;
-    uint32_t to =
-        smem_address(m.base) + p.stage * PRS_FEW_STAGE + PRS_FEW_STAGE_WEIGHTS + mine / 8 * (PRS_FEW_STAGE_ROWS / 2);
-    float *scales = m.scales + p.stage * PRS_FEW_STAGE_SCALES + mine / 8 * PRS_FEW_TILE;
-    mbarrier_wait(&m.empty[p.stage], p.phase ^ 1);
-    __syncwarp();
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS / 2; i++) {
-        uint32_t row = i * 2 + lane / FEW_ROW_VECTORS;
-        store_shared_v4(to + row * PRS_STAGE_ROW + ((mine % 8 ^ row % 8) << 4), g.x[i].x, g.x[i].y, g.x[i].z, g.x[i].w);
-        if (E::scaled && mine % 8 == 0)
-            scales[row] = g.scale[i];
-    }
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0)
-        mbarrier_arrive(&m.full[p.stage]);
-}
-
-/* The gatherers take turns from stage to stage. */
-struct gather_turn {
-    struct pipeline p;
-    uint32_t others; /* stages of other warps before the next one of this warp */
-};
-
-template <class E, uint32_t ROWS>
-PRS_DEVICE void gather_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                            const struct few_unit &u, struct gather_turn *turn)
-{
-    const struct prs_route *r = &args.moe.route;
-    uint32_t columns = args.few.inputs[u.product], at[ROWS / 2];
-    const uint8_t *slots = args.few.rows[0] + (uint64_t)prs_few_slot(r, l.bank, 0, 0) * r->row_bytes;
-    const uint4 *from = (const uint4 *)(u.product != 0 ? args.few.inner : slots);
-    find_rows<ROWS>(args, m, u, u.product != 0 ? columns * element<E::result>::bytes / 16 : r->row_bytes / 16, at);
-    for (uint32_t first = 0; first < columns; first += E::step, pipeline_next<E::stages>(&turn->p)) {
-        uint32_t vector = first / element<E::type>::in_vector + threadIdx.x % FEW_ROW_VECTORS;
-        struct gathered<ROWS> g;
-        if (turn->others-- != 0)
-            continue;
-        turn->others = FEW_GATHERERS - 1;
-        if (E::scaled && u.product != 0)
-            quantise_rows<E, ROWS>(from, at, vector, columns, &g);
-        else
-            take_rows<E, ROWS>(from, at, vector, columns, &g);
-        put_rows_in_stage<E, ROWS>(m, turn->p, g);
-    }
-}
-
-template <class E>
-PRS_DEVICE void gather_rows(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l)
-{
-    uint32_t units = few_units(args, m);
-    struct unit_pipeline taken = {0};
-    struct gather_turn turn = {{0, 0}, threadIdx.x / 32 - 1};
-    for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
-        struct few_unit u = few_unit_at(args, m, unit);
-        await_inputs(args, m, l, u);
-        if (u.tile.rows <= 8)
-            gather_unit<E, 8>(args, m, l, u, &turn);
-        else if (u.tile.rows <= 16)
-            gather_unit<E, 16>(args, m, l, u, &turn);
-        else
-            gather_unit<E, 32>(args, m, l, u, &turn);
-    }
-}
-
 /* ---- warps 4 to 7 ---- */
-/* d: thread t holds, of rows of weights t / 32 * 16 + t % 32 / 4 and 8 further down, two tokens of every eight. Gated,
- * the first of them is a gate's, and the other one the same row of up. */
+/* d: thread t holds two tokens of every eight, for row t / 32 * 16 + t % 32 / 4 of the weights and the row 8 further
+ * down. If gated, the first of these rows is of the gate, and the other is the same row of up. */
 template <int TYPE, uint32_t ROWS>
-PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_unit &u,
-                            const float (&d)[ROWS / 2])
+PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_unit &u, const float (&d)[ROWS / 2],
+                            uint8_t *out)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     bool gated = u.product == 0 && args.moe.epilogue.gated != 0;
@@ -260,7 +70,7 @@ PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_me
     }
 #pragma unroll
     for (uint32_t i = 0; i < ROWS / 4; i++) {
-        uint8_t *row = m.out + (i / 2 * 8 + lane % 4 * 2 + i % 2) * PRS_FEW_OUT_PITCH;
+        uint8_t *row = out + (i / 2 * 8 + lane % 4 * 2 + i % 2) * PRS_FEW_OUT_PITCH;
         if (gated) {
             store_element<TYPE>(row, warp * 8 + lane / 4, x[0][i] * x[1][i]);
         } else {
@@ -270,40 +80,52 @@ PRS_DEVICE void finish_unit(const struct prs_few_args &args, const struct few_me
     }
 }
 
-/* Where a vector of the result of a choice goes: to the second product, or to the inbox of the token's rank. */
-PRS_DEVICE void deliver_vector(const struct prs_few_args &args, const struct few_launch &l, const struct few_unit &u,
-                               uint32_t choice, uint32_t vector, uint4 x)
+/* Where a vector of a row of the first product's results goes: to the input of the second product, or, with e4m3, to
+ * memory where it is quantised. */
+template <class E>
+PRS_DEVICE void keep_vector(const struct prs_few_args &args, const struct few_unit &u, uint32_t row, uint32_t vector,
+                            uint4 x)
+{
+    if (E::scaled)
+        ((uint4 *)args.few.unscaled)[(u.tile.first + row) * (args.few.columns[0] / 8) + vector] = x;
+    else
+        *inner_at<E>(args, u.index, row, vector) = x;
+}
+
+/* Sends a vector of the result of a choice to the inbox of the token's rank. */
+PRS_DEVICE void send_vector(const struct prs_few_args &args, const struct few_launch &l, uint32_t choice,
+                            uint32_t vector, uint4 x)
 {
     const struct prs_route *r = &args.moe.route;
-    if (u.product == 0) {
-        ((uint4 *)args.few.inner)[(uint64_t)choice * (args.few.columns[0] / 8) + vector] = x;
-        return;
-    }
     uint32_t slot = choice / r->choices, q = prs_place_distance(&r->place, slot / r->tokens);
     uint8_t *to = args.few.results[q] + prs_few_results_at(r, args.few.result_bytes, l.bank, slot % r->tokens) +
                   (uint64_t)(choice % r->choices) * args.few.result_bytes;
     store_relaxed_sys_v4((uint4 *)to + vector, sent_vector(x));
 }
 
+/* out: alternates between two buffers from unit to unit, so that no thread need wait until all have read the last
+ * one. */
+template <class E>
 PRS_DEVICE void deliver_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                             const struct few_unit &u)
+                             const struct few_unit &u, const uint8_t *out)
 {
-    uint32_t t = threadIdx.x % 128, vectors = args.few.unit[u.product] / 8, first = u.block * vectors;
-    barrier_sync(FEW_BARRIER, FEW_CONSUMERS * 32);
-    for (uint32_t i = t; i < u.tile.rows * vectors; i += FEW_CONSUMERS * 32) {
+    uint32_t vectors = args.few.unit[u.product] / 8, first = u.block * vectors, all = u.tile.rows * vectors;
+    barrier_sync(FEW_BARRIER, PRS_FEW_CONSUMERS * 32);
+    for (uint32_t i = threadIdx.x % 128; i < all; i += PRS_FEW_CONSUMERS * 32) {
         uint32_t row = i / vectors, vector = i % vectors;
-        if (first + vector < args.few.columns[u.product] / 8)
-            deliver_vector(args, l, u, m.list[u.tile.first + row], first + vector,
-                           *(const uint4 *)(m.out + row * PRS_FEW_OUT_PITCH + vector * 16));
+        if (first + vector >= args.few.columns[u.product] / 8)
+            continue;
+        uint4 x = *(const uint4 *)(out + row * PRS_FEW_OUT_PITCH + vector * 16);
+        if (u.product == 0)
+            keep_vector<E>(args, u, row, first + vector, x);
+        else
+            send_vector(args, l, m.list[u.tile.first + row], first + vector, x);
     }
-    barrier_sync(FEW_BARRIER, FEW_CONSUMERS * 32); /* all have read the results, and stored them */
-    if (u.product == 0 && t == 0) {
-        fence_release_gpu(); /* [few-inner]: the unit's results, before the count that await_inputs() waits for */
-        add_relaxed_gpu(args.few.done + u.index, 1);
-    }
+    if (u.product == 0)
+        pass_on_inner<E>(args, u);
 }
 
-/* Issues the products of half a stage: a row of PRS_STAGE_ROW bytes of the weights and of the rows. */
+/* Issues the products of half a stage: PRS_STAGE_ROW bytes of each row of weights and of each row of tokens. */
 template <class E, int N>
 PRS_DEVICE void multiply_half(float (&d)[N], const struct few_memory &m, uint32_t stage, uint32_t half, bool add)
 {
@@ -333,14 +155,14 @@ PRS_DEVICE void multiply_rows(const struct few_memory &m, struct pipeline *p, ui
     registers_pin(d);
 }
 
-/* e4m3: the scales of a unit's weights, in the two blocks of 128 columns of a stage; first: of a thread's first row,
- * second: of the one 8 further down. */
+/* e4m3: the scales of a unit's weights, for the two blocks of 128 columns of a stage. first: of a thread's first row;
+ * second: of the row 8 further down. */
 struct weight_scales {
     float first[2], second[2];
 };
 
 struct weight_blocks {
-    const float *first, *second; /* of a unit's rows; one scale after the other along K */
+    const float *first, *second; /* scales of a unit's rows, one after the other along K */
     uint32_t count;              /* of blocks along K */
 };
 
@@ -368,7 +190,7 @@ PRS_DEVICE struct weight_scales load_weight_scales(const struct weight_blocks &w
     return s;
 }
 
-/* Adds the sum of 128 columns, times the scales of weights and tokens, to d. */
+/* Multiplies the sum of 128 columns by the scales of weights and tokens, and adds it to d. */
 template <uint32_t ROWS>
 PRS_DEVICE void promote_sum(float (&d)[ROWS / 2], const float (&held)[ROWS / 2], const float *scales, float first,
                             float second)
@@ -381,7 +203,7 @@ PRS_DEVICE void promote_sum(float (&d)[ROWS / 2], const float (&held)[ROWS / 2],
     }
 }
 
-/* Like multiply_rows(), of e4m3, whose sums are promoted to fp32 every 128 columns. */
+/* Like multiply_rows(), but for e4m3, whose sums are promoted to fp32 every 128 columns. */
 template <class E, uint32_t ROWS>
 PRS_DEVICE void multiply_scaled_rows(const struct few_memory &m, struct pipeline *p, uint32_t steps,
                                      const struct weight_blocks &w, float (&d)[ROWS / 2])
@@ -417,7 +239,7 @@ PRS_DEVICE void multiply_scaled_rows(const struct few_memory &m, struct pipeline
 
 template <class E, uint32_t ROWS>
 PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
-                              const struct few_unit &u, struct pipeline *p)
+                              const struct few_unit &u, struct pipeline *p, uint8_t *out)
 {
     uint32_t steps = __reduce_max_sync(~0u, prs_ceil_div(args.few.inputs[u.product], E::step));
     float d[ROWS / 2];
@@ -425,8 +247,8 @@ PRS_DEVICE void multiply_unit(const struct prs_few_args &args, const struct few_
         multiply_scaled_rows<E, ROWS>(m, p, steps, find_weight_scales(args, u), d);
     else
         multiply_rows<E, ROWS>(m, p, steps, d);
-    finish_unit<E::result, ROWS>(args, m, u, d);
-    deliver_unit(args, m, l, u);
+    finish_unit<E::result, ROWS>(args, u, d, out);
+    deliver_unit<E>(args, m, l, u, out);
 }
 
 template <class E>
@@ -437,25 +259,27 @@ PRS_DEVICE void multiply_units(const struct prs_few_args &args, const struct few
     struct pipeline p = {0, 0};
     for (uint32_t unit; (unit = unit_take(m.units, &taken, true)) < units;) {
         struct few_unit u = few_unit_at(args, m, unit);
+        /* MUTANT(emulator moe_few_order/of_a_layer_in_one_launch) units take two rooms in turn: s/taken.taken % 2/0/ */
+        uint8_t *out = m.out + taken.taken % 2 * PRS_FEW_OUT;
         if (u.tile.rows <= 8)
-            multiply_unit<E, 8>(args, m, l, u, &p);
+            multiply_unit<E, 8>(args, m, l, u, &p, out);
         else if (u.tile.rows <= 16)
-            multiply_unit<E, 16>(args, m, l, u, &p);
+            multiply_unit<E, 16>(args, m, l, u, &p, out);
         else
-            multiply_unit<E, 32>(args, m, l, u, &p);
+            multiply_unit<E, 32>(args, m, l, u, &p, out);
     }
 }
 
 /* ---- results ---- */
-/* For a wait for results, some of which are missing: 1 where a rank was left out and there is still nothing, so that
- * this result is 0; else 0. */
+/* Called in a wait for results of which some are missing. 1: the rank was left out and its result has still not
+ * arrived, so the result is 0. Else 0. */
 PRS_DEVICE_OUTLINED bool gives_nothing(const struct prs_few_args &args, const uint4 *at, uint32_t rank)
 {
     return is_left_out(&args.moe.sync, rank) && !has_arrived(load_relaxed_sys_v4(at));
 }
 
-/* A lane's vector of the results of up to FEW_TERMS choices. All are read before one is waited for. terms: bits of the
- * choices that have an expert. */
+/* Waits for a lane's vector of the results of up to FEW_TERMS choices. All are read once before the first wait. terms:
+ * a bit for each choice that has an expert. */
 PRS_DEVICE void await_results(const struct prs_few_args &args, const struct few_memory &m, const struct few_launch &l,
                               const uint4 *at, uint32_t terms, uint32_t choice, uint4 (&x)[FEW_TERMS])
 {
@@ -574,7 +398,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     uint32_t number = *(volatile uint32_t *)&args.few.state->launches + 1;
     struct few_launch l = {number, number & 1, absent_ranks(&args.moe.sync)};
     few_memory_init<E>(args, m);
-    send_tokens<E>(args, m, l); /* its first barrier lets all threads see what was initialised */
+    send_tokens<E>(args, m, l); /* the first barrier in it makes the initialised memory visible to all threads */
     take_places(args, m, l);
     __syncthreads();
     if (threadIdx.x < 32)
@@ -586,7 +410,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 1) few_kernel(const __grid_consta
     __syncthreads();
     if (threadIdx.x < 32)
         load_weights<E>(args, m);
-    else if (threadIdx.x < 128)
+    else if (threadIdx.x < (1 + PRS_FEW_GATHERERS) * 32)
         gather_rows<E>(args, m, l);
     else
         multiply_units<E>(args, m, l);

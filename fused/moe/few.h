@@ -7,9 +7,13 @@
  *   rows of an expert, in tiles of up to 32 --> first product, activation --> inner --> second product
  *   results --> the inbox of the token's rank: a row for each choice; that rank adds them up
  *
- * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16, and the warps
- * that gather them for the second one quantise them: a unit has fewer columns than share a scale. The scales of a
- * stage's rows lie after the last stage; those of weights are read from the caller's memory.
+ * Inner rows lie as the stages of the second product want them, tile by tile: [step of PRS_FEW_STEP bytes][half of
+ * PRS_STAGE_ROW bytes][row of the tile], swizzled; e4m3: after the rows of a step their scales, [half][row]. So the
+ * copy engine brings them. What no column of a row fills is zero: the memory is at first, and nobody writes there.
+ *
+ * e4m3. The warps that send a token quantise it. The results of the first product are rounded to bf16. A unit has fewer
+ * columns than share a scale: of the warps that have stored a part of such a block, the last one quantises it. The
+ * scales of a stage's rows lie after the last stage; those of weights are read from the caller's memory.
  *
  * No counts are exchanged: the slots are fixed, and each CTA finds the rows of its rank's experts in the places. A
  * *choice* is numbered over all ranks: (source rank * tokens + token) * top_k + slot.
@@ -29,29 +33,34 @@
 #include "fused/moe/args.h"
 
 enum {
-    PRS_FEW_MOST_CHOICES = 4096, /* of all ranks in one launch: shared memory holds them */
+    PRS_FEW_MOST_CHOICES = 4096, /* choices of all ranks in one launch: shared memory holds them */
     PRS_FEW_TILE = 32,           /* rows of an expert that are multiplied at a time: the N of the tensor cores */
-    PRS_FEW_WEIGHTS = 64,        /* rows of weights in a unit: their M */
+    PRS_FEW_WEIGHTS = 64,        /* rows of weights in a unit: the M of the tensor cores */
     PRS_FEW_STEP = 256,          /* bytes of rows and weights in a stage: two rows of PRS_STAGE_ROW */
     PRS_FEW_GROUP = 8,           /* rows of weights that come together: a gate's and an up's, by turns */
     PRS_FEW_PIECE = 1024,        /* columns of a token that a warp sends */
-    PRS_FEW_WARPS = 8,
+    PRS_FEW_GATHERERS = 7,       /* warps that bring rows */
+    PRS_FEW_CONSUMERS = 4,       /* warps that multiply */
+    PRS_FEW_WARPS = 1 + PRS_FEW_GATHERERS + PRS_FEW_CONSUMERS,
 };
+static_assert((1 + PRS_FEW_GATHERERS) % 4 == 0, "the warps that multiply are a warpgroup");
 
 /* Shared memory. */
 enum {
     PRS_FEW_STAGES = 8,        /* at most */
-    PRS_FEW_SCALED_STAGES = 7, /* of e4m3: scales take the place of the last one */
+    PRS_FEW_SCALED_STAGES = 7, /* stages with e4m3: scales take the place of the last stage */
     PRS_FEW_STAGE_WEIGHTS = PRS_FEW_WEIGHTS * PRS_FEW_STEP,
     PRS_FEW_STAGE_ROWS = PRS_FEW_TILE * PRS_FEW_STEP,
     PRS_FEW_STAGE = PRS_FEW_STAGE_WEIGHTS + PRS_FEW_STAGE_ROWS,
-    PRS_FEW_STAGE_SCALES = 2 * PRS_FEW_TILE,      /* floats: of 128 columns, then of the next 128 */
-    PRS_FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16, /* of a row of a unit's results; 16: other banks for the next row */
+    PRS_FEW_STAGE_SCALES = 2 * PRS_FEW_TILE, /* floats: of 128 columns, then of the next 128 */
+    /* bytes of a row of a unit's results; 16 more, so that the next row uses other banks */
+    PRS_FEW_OUT_PITCH = PRS_FEW_WEIGHTS * 2 + 16,
+    PRS_FEW_OUT = PRS_FEW_TILE * PRS_FEW_OUT_PITCH,
     PRS_FEW_MOST_TILES = PRS_FEW_MOST_CHOICES / PRS_FEW_TILE + PRS_ROUTE_MAX_EXPERTS,
     PRS_FEW_SMEM_OUT = PRS_FEW_STAGES * PRS_FEW_STAGE,
-    PRS_FEW_SMEM_BARRIERS = PRS_FEW_SMEM_OUT + PRS_FEW_TILE * PRS_FEW_OUT_PITCH,
+    PRS_FEW_SMEM_BARRIERS = PRS_FEW_SMEM_OUT + 2 * PRS_FEW_OUT, /* units use them in turn */
     PRS_FEW_SMEM_TILES = PRS_FEW_SMEM_BARRIERS + 512,
-    PRS_FEW_SMEM_COUNTS = PRS_FEW_SMEM_TILES + PRS_FEW_MOST_TILES * 8,
+    PRS_FEW_SMEM_COUNTS = PRS_FEW_SMEM_TILES + PRS_FEW_MOST_TILES * 4,
     PRS_FEW_SMEM_CODES = PRS_FEW_SMEM_COUNTS + PRS_ROUTE_MAX_EXPERTS * 4,
     PRS_FEW_SMEM_LIST = PRS_FEW_SMEM_CODES + PRS_FEW_MOST_CHOICES * 2,
     PRS_FEW_SMEM_BYTES = PRS_FEW_SMEM_LIST + PRS_FEW_MOST_CHOICES * 2
@@ -66,14 +75,19 @@ struct prs_few_state {
 /* [2]: of the first and the second product. */
 struct prs_few {
     CUtensorMap weights[2]; /* columns; a group's rows; gate and up; groups; experts */
+    CUtensorMap sent;       /* this rank's slots of both banks; a box is a row's part of a stage */
     uint32_t inputs[2];     /* columns of its rows: H and I */
-    const float *scales[2]; /* e4m3: of the weights, [expert here][rows of weights / 128][inputs / 128] */
+    const float *scales[2]; /* e4m3: scales of the weights, [expert here][rows of weights / 128][inputs / 128] */
     uint32_t columns[2];    /* of its results: I and H */
-    uint32_t unit[2];       /* of them in a unit: as many as it has rows of weights; gated: half as many */
-    uint32_t units[2];      /* of a tile */
+    /* columns of the results in a unit: as many as it has rows of weights; gated: half as many */
+    uint32_t unit[2];
+    uint32_t units[2]; /* of a tile */
     struct prs_few_state *state;
-    uint32_t *done;        /* [tile]: units of the first product whose results are stored; zero between launches */
-    uint8_t *inner;        /* [choice][I]: results of the first product, of bf16 */
+    uint32_t *done;        /* [tile]: parts of its inner rows that are stored; zero between launches */
+    uint8_t *inner;        /* [tile][inner_tile]: rows of the second product */
+    uint32_t inner_tile;   /* bytes of a tile's */
+    uint8_t *unscaled;     /* e4m3: [row of the list][I], results of the first product, of bf16 */
+    uint32_t *stored;      /* e4m3: [tile][I / 128]: warps that have stored there; zero between launches */
     uint32_t pieces;       /* of a token */
     uint32_t result_bytes; /* of a row of the second product's results */
     /* Symmetric memory; [q]: at neighbour q. */
@@ -97,13 +111,19 @@ PRS_SHARED uint32_t prs_few_slot(const struct prs_route *r, uint32_t bank, uint3
     return (bank * r->place.world + source) * r->tokens + token;
 }
 
-/* Words of a token: read four at a time. */
+/* Bytes of a step of a tile's inner rows. */
+PRS_SHARED uint32_t prs_few_inner_step(uint32_t element_bytes)
+{
+    return PRS_FEW_STAGE_ROWS + (element_bytes == 1 ? PRS_FEW_STAGE_SCALES * (uint32_t)sizeof(float) : 0);
+}
+
+/* Words of a token, a multiple of four because they are read four at a time. */
 PRS_SHARED uint32_t prs_few_place_words(const struct prs_route *r)
 {
     return (r->choices + 3) / 4 * 4;
 }
 
-/* The first of the results of a token, in the inbox of its rank. */
+/* Offset of the first result of a token, in the inbox of its rank. */
 PRS_SHARED uint64_t prs_few_results_at(const struct prs_route *r, uint32_t result_bytes, uint32_t bank, uint32_t token)
 {
     return ((uint64_t)bank * r->tokens + token) * r->choices * result_bytes;
@@ -114,7 +134,7 @@ PRS_SHARED uint32_t prs_few_choices(const struct prs_route *r)
     return r->place.world * r->tokens * r->choices;
 }
 
-/* What a place says in this launch. */
+/* The word that a place holds in this launch. */
 PRS_SHARED uint32_t prs_few_word(uint32_t launch, uint32_t expert)
 {
     return launch << 16 | expert;

@@ -11,9 +11,7 @@
 
 enum {
     FEW_THREADS = PRS_FEW_WARPS * 32,
-    FEW_GATHERERS = 3,                   /* warps 1 .. 3 */
-    FEW_CONSUMERS = 4,                   /* warps 4 .. 7 */
-    FEW_ROW_VECTORS = PRS_FEW_STEP / 16, /* of a row in a stage */
+    FEW_ROW_VECTORS = PRS_FEW_STEP / 16, /* vectors of a row in a stage */
     FEW_TERMS = 8,                       /* results that a lane reads at a time */
     FEW_BARRIER = 1                      /* the consumers' named barrier */
 };
@@ -29,20 +27,23 @@ template <int TYPE> struct few_engine {
     static constexpr uint32_t piece_vectors = PRS_FEW_PIECE * element<TYPE>::bytes / 16 / 32; /* of a lane */
     /* For units.cuh. */
     static constexpr int cluster = 1;
-    static constexpr int unit_readers = 1 + FEW_GATHERERS + FEW_CONSUMERS;
+    static constexpr int unit_readers = PRS_FEW_WARPS;
 };
 
 /* Up to PRS_FEW_TILE rows of one expert. */
 struct few_tile {
-    uint16_t expert, first, rows, pad; /* expert: among this rank's; first: in the list */
+    uint32_t expert : 10, first : 12, rows : 6; /* expert: its number among this rank's; first: position in the list */
 };
+static_assert(sizeof(struct few_tile) == 4 && PRS_ROUTE_MAX_EXPERTS <= 1 << 10 && PRS_FEW_MOST_CHOICES <= 1 << 12 &&
+                  PRS_FEW_TILE < 1 << 6,
+              "a word for each tile");
 
 struct few_memory {
-    uint8_t *base, *out;
+    uint8_t *base, *out;    /* out: [2][PRS_FEW_OUT] */
     uint64_t *full, *empty; /* [PRS_FEW_STAGES] */
     float *scales;          /* [stage][PRS_FEW_STAGE_SCALES] */
     struct unit_memory units;
-    uint32_t *claimed, *tiles, *blocks; /* blocks: of PRS_TILE_M rows, for the status */
+    uint32_t *claimed, *tiles, *blocks; /* blocks: blocks of PRS_TILE_M rows, for the status */
     struct few_tile *tile;
     uint32_t *count; /* [expert here] */
     uint16_t *code;  /* [choice]: its expert, of all ranks */
@@ -89,13 +90,14 @@ template <class E> PRS_DEVICE void few_memory_init(const struct prs_few_args &ar
     if (threadIdx.x == 32) {
         tensor_map_prefetch(&args.few.weights[0]);
         tensor_map_prefetch(&args.few.weights[1]);
+        tensor_map_prefetch(&args.few.sent);
     }
     if (threadIdx.x != 0)
         return;
     unit_memory_init<E>(m.units);
     for (int i = 0; i < E::stages; i++) {
         mbarrier_init(&m.full[i], 2); /* the weights, and the rows */
-        mbarrier_init(&m.empty[i], FEW_CONSUMERS);
+        mbarrier_init(&m.empty[i], PRS_FEW_CONSUMERS);
     }
     mbarrier_init_fence();
 }
@@ -246,9 +248,10 @@ PRS_DEVICE bool places_have_come(uint4 v, uint32_t launch)
            prs_few_has_come(v.w, launch);
 }
 
-/* Whether a rank, whose places of this launch are not here, has launched several kernels of MoE instead, which wait for
- * this rank. Then its routes have the number of this rank's next launch, since all launches count alike; or it has come
- * to a switch of plans that this rank has not come to (plan_switch.h). Places would have come before the switch. */
+/* Whether a rank whose places of this launch are missing has launched several kernels of MoE instead, which wait for
+ * this rank. If so, its routes have the number of this rank's next launch, since all launches are counted together; or
+ * it has reached a switch of plans that this rank has not reached (plan_switch.h). Its places would have arrived before
+ * that switch. */
 PRS_DEVICE_OUTLINED bool took_other_path(const struct prs_few_args &args, const uint4 *places, uint32_t launch,
                                          uint32_t source)
 {
@@ -270,8 +273,8 @@ PRS_DEVICE_OUTLINED void refuse_path(const struct prs_few_args &args, uint32_t l
     give_up(&args.moe.sync, PRS_FAULT_ABORTED, args.moe.route.place.rank, 0, 0, 0, 0);
 }
 
-/* Four places of a rank that was left out: of no expert, and written so where they were awaited, so that all CTAs see
- * the same, and never the number of an old launch when numbers come around. */
+/* Four places of a rank that was left out: they name no expert. They are also written to the memory that was polled, so
+ * that all CTAs see the same, and no old launch number can match after numbers have wrapped around. */
 PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
 {
     uint4 v = load_relaxed_sys_v4(at);
@@ -283,7 +286,8 @@ PRS_DEVICE_OUTLINED uint4 places_of_absent(uint4 *at, uint32_t launch)
     return v;
 }
 
-/* Waits for four places of a token; vector: of all. Those that do not come are of no expert. */
+/* Waits for four places of a token; vector: index among all vectors of places. Places that do not arrive name no
+ * expert. */
 PRS_DEVICE uint4 await_places(const struct prs_few_args &args, const struct few_launch &l, uint32_t vector)
 {
     const struct prs_route *r = &args.moe.route;
@@ -347,8 +351,7 @@ PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_mem
         }
         uint32_t at = carry + sum - mine, row = at & 0xffff, tile = at >> 16;
         for (uint32_t i = 0; i < rows; i += PRS_FEW_TILE)
-            m.tile[tile++] = {(uint16_t)e, (uint16_t)(row + i),
-                              (uint16_t)(rows - i < PRS_FEW_TILE ? rows - i : PRS_FEW_TILE), 0};
+            m.tile[tile++] = {e, row + i, rows - i < PRS_FEW_TILE ? rows - i : PRS_FEW_TILE};
         if (e < experts)
             m.count[e] = row;
         carry += __shfl_sync(~0u, sum, 31);
@@ -360,7 +363,7 @@ PRS_DEVICE void make_tiles(const struct prs_few_args &args, const struct few_mem
     }
 }
 
-/* In any order: no result depends on it, while an expert has one tile. */
+/* Lists rows in any order; order_rows() sorts them. */
 PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memory &m)
 {
     const struct prs_route *r = &args.moe.route;
@@ -369,25 +372,46 @@ PRS_DEVICE void list_rows(const struct prs_few_args &args, const struct few_memo
             m.list[atomicAdd(&m.count[m.code[choice] % r->experts_per_rank], 1u)] = (uint16_t)choice;
 }
 
-/* Where an expert has several tiles, all CTAs must have the same rows in each. */
-PRS_DEVICE void order_rows(const struct prs_few_args &args, const struct few_memory &m)
+/* For an expert with several tiles: lists its rows again, since rows may be in the wrong tile. */
+PRS_DEVICE void order_tiles(const struct prs_few_args &args, const struct few_memory &m, const struct few_tile &first)
 {
     const struct prs_route *r = &args.moe.route;
-    uint32_t lane = threadIdx.x % 32, choices = prs_few_choices(r);
-    for (uint32_t tile = threadIdx.x / 32; tile + 1 < *m.tiles; tile += PRS_FEW_WARPS) {
-        uint32_t expert = m.tile[tile].expert, at = m.tile[tile].first;
-        /* MUTANT(emulator moe_few/experts_with_many_rows_have_several_tiles) rows of several tiles are in order:
-         * s/m.tile[tile + 1].expert != expert/true/ */
-        if (m.tile[tile + 1].expert != expert || (tile != 0 && m.tile[tile - 1].expert == expert))
+    uint32_t lane = threadIdx.x % 32, choices = prs_few_choices(r), at = first.first;
+    uint32_t expert = first.expert + r->place.rank * r->experts_per_rank;
+    for (uint32_t i = 0; i < choices; i += 32) {
+        bool mine = i + lane < choices && m.code[i + lane] == expert;
+        uint32_t all = __ballot_sync(~0u, mine);
+        if (mine)
+            m.list[at + __popc(all & ((1u << lane) - 1))] = (uint16_t)(i + lane);
+        at += __popc(all);
+    }
+}
+
+PRS_DEVICE void order_tile(const struct few_memory &m, const struct few_tile &tile)
+{
+    uint32_t lane = threadIdx.x % 32, rows = tile.rows, place = 0;
+    uint32_t mine = lane < rows ? m.list[tile.first + lane] : ~0u;
+    for (uint32_t i = 0; i < rows; i++)
+        place += __shfl_sync(~0u, mine, i) < mine ? 1 : 0;
+    __syncwarp(); /* all lanes have read */
+    /* MUTANT(emulator moe_few/few_tokens_take_one_launch) rows of a tile are in order: s/place/lane/ */
+    if (lane < rows)
+        m.list[tile.first + place] = (uint16_t)mine;
+}
+
+/* All CTAs must have the same rows in each tile, in the same order: one stores inner rows where another reads them. */
+PRS_DEVICE void order_rows(const struct prs_few_args &args, const struct few_memory &m)
+{
+    for (uint32_t i = threadIdx.x / 32; i < *m.tiles; i += PRS_FEW_WARPS) {
+        struct few_tile tile = m.tile[i];
+        if (i != 0 && m.tile[i - 1].expert == tile.expert)
             continue;
-        expert += r->place.rank * r->experts_per_rank;
-        for (uint32_t first = 0; first < choices; first += 32) {
-            bool mine = first + lane < choices && m.code[first + lane] == expert;
-            uint32_t all = __ballot_sync(~0u, mine);
-            if (mine)
-                m.list[at + __popc(all & ((1u << lane) - 1))] = (uint16_t)(first + lane);
-            at += __popc(all);
-        }
+        /* MUTANT(emulator moe_few/experts_with_many_rows_have_several_tiles) rows of several tiles are in order:
+         * s/m.tile[i + 1].expert == tile.expert/false/ */
+        if (i + 1 < *m.tiles && m.tile[i + 1].expert == tile.expert)
+            order_tiles(args, m, tile);
+        else
+            order_tile(m, tile);
     }
 }
 

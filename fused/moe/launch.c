@@ -68,7 +68,7 @@ static int dispatch(struct prs_plan *base, cudaStream_t stream)
     return prs_moe_kernels_dispatch(&a, p->info.tuning.ctas, stream);
 }
 
-/* The rows that come back are results. */
+/* Arguments of combine: the rows that come back are results. */
 static struct prs_moe_args args_of_combine(const struct prs_moe_plan *p)
 {
     struct prs_moe_args a = p->args;
@@ -83,12 +83,13 @@ static int combine(struct prs_plan *base, cudaStream_t stream)
     return prs_moe_kernels_combine(&a, p->info.tuning.ctas, stream);
 }
 
-/* Of a layer: the last kernel ends the launch. */
+/* Combine of a layer: its last kernel ends the launch. */
 static int combine_and_end(struct prs_plan *base, cudaStream_t stream)
 {
     struct prs_moe_plan *p = prs_moe_self(base);
     struct prs_moe_args last = args_of_combine(p);
     last.ends = 1;
+    last.returns_early = p->down.returns_early;
     return prs_moe_kernels_combine(&last, p->info.tuning.ctas, stream);
 }
 
@@ -142,6 +143,10 @@ static int encode_layer(struct prs_moe_plan *p, const struct prs_moe_batch *b)
     r = prs_moe_encode_plain(p, &p->down, p->activations, &second, p->args.row_bytes);
     if (r)
         return r;
+    if (p->info.tuning.returns == PRS_MOE_RETURNS_EARLY) {
+        p->down.returns_early = 1;
+        p->down.route.row_bytes = prs_moe_result_bytes(p);
+    }
     if (prs_moe_is_scaled(p))
         return encode_quantising(p, &first);
     if (!b->kept_rows)
@@ -174,7 +179,7 @@ static int check_product(const struct prs_moe_plan *p, const struct prs_moe_batc
     return check_weight_scales(p, b->weight_scales, "weight_scales", true);
 }
 
-/* What every call with a batch needs of it. */
+/* Checks what every call needs of its batch. */
 static int check_out(const struct prs_moe_batch *b)
 {
     if ((uintptr_t)b->out % 16 != 0 || !b->out)
@@ -182,7 +187,7 @@ static int check_out(const struct prs_moe_batch *b)
     return prs_check_reserved(b, "struct prs_moe_batch");
 }
 
-/* Where a product says which rows it has made. */
+/* Checks the maps in which a product tells which rows it has made. */
 static int check_row_maps(const struct prs_moe_batch *b)
 {
     if (!b->rows || !b->expert_rows)

@@ -15,6 +15,8 @@ enum {
     LEAST_ROUTE_CTAS = 16,       /* with few choices, most of the time goes into reading them */
     MAX_ROUTE_CTAS = PRS_ROUTE_MAX_CHUNKS,
     FEW_TOKENS = 512,
+    EARLY_RETURN_RANKS = 4,
+    EARLY_RETURN_CHOICES = 4096 * 8,
 };
 
 /* ---- choices ---- */
@@ -126,6 +128,24 @@ static uint32_t result_columns(const struct prs_moe_shape *s)
     return s->gated ? s->columns / 2 : s->columns;
 }
 
+/* Returning sums beside the second product makes it longer. With many tokens, the added time is less than returning
+ * them afterwards takes. Time with early returns over time with late returns, on 4 x H100 (moe-returns-4xH100.json,
+ * moe-layer-fp8-peers-4xH100.json): 0.92 to 0.96 for 16384 tokens, 0.96 to 0.99 for 8192, 0.98 to 1.00 for 4096; 1.00
+ * to 1.03 for 2048, in runs without a results file. On 2 GPUs, 8192 tokens (moe-layer-few-fp8-2xH100.json): 1.04, since
+ * half of the rows stay. */
+static uint32_t choose_returns(const struct prs_moe_plan *p)
+{
+    const struct prs_moe_shape *s = &p->shape;
+    const struct prs_place *at = &p->base.ctx->place;
+    uint32_t wanted = p->info.tuning.returns;
+    if (!s->layer || at->nodes > 1 || at->world == 1)
+        return PRS_MOE_RETURNS_LATE;
+    if (wanted != PRS_MOE_RETURNS_AUTO)
+        return wanted;
+    return at->world < EARLY_RETURN_RANKS || s->tokens * s->top_k < EARLY_RETURN_CHOICES ? PRS_MOE_RETURNS_LATE
+                                                                                         : PRS_MOE_RETURNS_EARLY;
+}
+
 static void choose(struct prs_moe_plan *p)
 {
     struct prs_moe_tuning *t = &p->info.tuning;
@@ -140,6 +160,7 @@ static void choose(struct prs_moe_plan *p)
     prs_route_put_sizes(p->shape.tokens, row_bytes(&p->shape), &t->rows_per_put, &t->rows_per_signal);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
+    t->returns = choose_returns(p);
     if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
@@ -185,7 +206,7 @@ static void init_route(struct prs_moe_plan *p)
 }
 
 /* ---- memory ---- */
-/* Returns the next `bytes` bytes after base + *used; if base is NULL, it only counts them. */
+/* Returns the next `bytes` bytes after base + *used; if base is NULL, only counts them. */
 static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
 {
     void *at = !base ? NULL : base + *used;
@@ -193,7 +214,7 @@ static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
     return at;
 }
 
-/* What combine needs of a dispatch. */
+/* Lays out the maps that combine needs of a dispatch. */
 static uint64_t lay_out_maps(struct prs_moe_args *a, uint8_t *base)
 {
     const struct prs_route *r = &a->route;
@@ -216,8 +237,8 @@ void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps)
     (void)lay_out_maps(&p->args, maps ? (uint8_t *)(uintptr_t)maps : p->base.own.at);
 }
 
-/* What lasts, or is zero between launches, or must be a possible value in a launch that gave up. The plan's own maps
- * come first. */
+/* Lays out memory that must survive between launches, must be zero between launches, or must hold valid values even
+ * after a launch that gave up. The plan's own maps come first. */
 static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
 {
     const struct prs_route *r = &a->route;
@@ -227,6 +248,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     if (r->place.nodes > 1)
         a->far.counters = take(base, &used, 2ull * prs_route_back_counters(r) * sizeof(*a->far.counters));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
+    a->stored = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->stored));
     return used;
 }
 
@@ -237,8 +259,8 @@ static uint32_t wider_row(const struct prs_moe_plan *p)
     return token > result ? token : result;
 }
 
-/* What is written and read in one launch, but for the rows of prs_moe_gemm(): plans share it. Dispatch alone has no
- * rows: they go to the caller. */
+/* Lays out memory that is written and read within one launch, except for the rows of prs_moe_gemm(). Plans share it.
+ * Dispatch alone needs no rows here, because they go to the caller. */
 static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
 {
     struct prs_moe_args *a = &p->args;
@@ -246,7 +268,7 @@ static uint64_t lay_out_scratch(struct prs_moe_plan *p, uint8_t *base)
     uint64_t used = 0, rows = (uint64_t)r->blocks * PRS_TILE_M;
     a->value_rows = take(base, &used, rows * prs_moe_value_bytes(r));
     a->value_sums = take(base, &used, (uint64_t)r->tokens * prs_moe_value_bytes(r));
-    if (a->n != 0) /* of a layer: then its results */
+    if (a->n != 0) /* then, for a layer, its results */
         a->row_bytes = take(base, &used, rows * (p->shape.layer ? wider_row(p) : r->row_bytes));
     if (p->shape.layer)
         p->activations = take(base, &used, rows * prs_moe_row_bytes(a->type, a->n));
@@ -276,7 +298,8 @@ static int open_tables(struct prs_moe_plan *p)
 /* The kinds of memory that a plan needs:
  * - MESSAGES: route.h.
  * - STAGING: tokens from other ranks. Without RETURNS also the results that come back for this rank's tokens.
- * - FLAGS: one for each sender of messages, one for the end of each rank, then one for each row of STAGING and RETURNS.
+ * - FLAGS: one for each sender of messages, the end of each rank, and the end of its sums; then one for each row of
+ *   STAGING and RETURNS.
  * - RETURNS: only a layer has it, for results that come back.
  * - RELAY, SIGNALS: only between nodes: tokens and results on their way, and signal words.
  * - SWITCH: plan_switch.h. FEW: few.h. */
@@ -321,7 +344,7 @@ static void need_shared(struct prs_moe_plan *p)
     prs_plan_need(&p->base, STAGING, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_STAGING},
                   several ? staging_bytes(r, layer ? r->row_bytes : wider_row(p)) : 0);
     prs_plan_need(&p->base, FLAGS, (struct prs_need){PRS_SYMMETRIC_CLEAN, false, NULL},
-                  (2 * r->place.world + (layer ? 2 : 1) * rows) * sizeof(uint32_t));
+                  (3 * r->place.world + (layer ? 2 : 1) * rows) * sizeof(uint32_t));
     prs_plan_need(&p->base, RETURNS, (struct prs_need){PRS_SYMMETRIC_DATA, false, PRS_POOL_RETURNS},
                   several && layer ? staging_bytes(r, prs_moe_result_bytes(p)) : 0);
     if (several)
@@ -342,14 +365,16 @@ static int place(struct prs_plan *base)
         a->messages[q] = memory[MESSAGES]->at[q];
         a->message_flags[q] = (uint32_t *)memory[FLAGS]->at[q];
         a->end_flags[q] = a->message_flags[q] + r->place.world;
-        a->staging_flags[q] = a->end_flags[q] + r->place.world;
+        a->returned_flags[q] = a->end_flags[q] + r->place.world;
+        a->staging_flags[q] = a->returned_flags[q] + r->place.world;
         a->staging[q] = memory[STAGING] ? memory[STAGING]->at[q] : NULL;
-        /* Combine alone is a launch of its own, whose sums come when all ranks have ended the dispatch. */
+        /* Combine alone is a separate launch, whose sums arrive after all ranks have ended the dispatch, so STAGING can
+         * hold them. */
         a->returns[q] = memory[RETURNS] ? memory[RETURNS]->at[q] : a->staging[q];
         a->return_flags[q] = a->staging_flags[q] + (memory[RETURNS] ? prs_route_row_flag(r, r->place.world, 0) : 0);
     }
     if (memory[FEW])
-        prs_few_place(prs_moe_self(base), memory[FEW], memory[SWITCH]);
+        return prs_few_place(prs_moe_self(base), memory[FEW], memory[SWITCH]); /* on one node only */
     if (r->place.nodes == 1)
         return 0;
     a->far.device = base->ctx->network->device;
@@ -379,6 +404,7 @@ static void add_terms(struct prs_moe_plan *p)
     prs_plan_term(&p->base, "passes", far ? t->passes : 0);
     prs_plan_term(&p->base, "layer", s->layer != 0);
     prs_plan_term(&p->base, "path", t->path);
+    prs_plan_term(&p->base, "returns", t->returns);
     prs_plan_term(&p->base, "bytes of arguments", sizeof(p->args));
 }
 
@@ -392,6 +418,8 @@ static int decide(struct prs_plan *base, const struct prs_hint *agreed)
         r = prs_check_reserved(&p->wanted, "struct prs_moe_tuning");
     if (!r)
         r = check_shape(base->ctx, &p->shape);
+    if (!r && p->wanted.returns > PRS_MOE_RETURNS_EARLY)
+        r = prs_fail(-EINVAL, "fused: MoE tuning: returns %u is not known", p->wanted.returns);
     if (r)
         return r;
     p->info.tuning = p->wanted;
@@ -426,6 +454,8 @@ static const char *awaited(uint32_t what)
         return "the end of the launch before";
     case PRS_AWAIT_SUM:
         return "a token's result";
+    case PRS_AWAIT_EXPERT:
+        return "an expert's results";
     default:
         return NULL;
     }

@@ -10,7 +10,7 @@
 #include "fused/core/plan.h"
 #include "fused/moe/few.h"
 
-/* Of results, and of tokens, rows and weights unless they are e4m3. */
+/* The type of results, and of tokens, rows and weights unless they are e4m3. */
 enum { PRS_MOE_TYPE = PRS_DTYPE_BF16 };
 
 struct prs_moe_plan {
@@ -19,7 +19,7 @@ struct prs_moe_plan {
     struct prs_moe_info info;
     struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
     struct prs_moe_args down; /* a layer's second product */
-    /* Its first one, where that is kept, or quantises its result; or a product of prs_moe_multiply(). */
+    /* The first product of a layer, if its result is kept or quantised; or a product of prs_moe_multiply(). */
     struct prs_moe_args first;
     bool first_is_n_k;    /* of the latter */
     uint8_t *activations; /* [capacity, I], in scratch memory: between a layer's products */
@@ -57,17 +57,17 @@ static inline uint32_t prs_moe_result_bytes(const struct prs_moe_plan *p)
     return p->shape.hidden * prs_element_bytes(PRS_MOE_TYPE);
 }
 
-/* 0, or -EINVAL: the plan is of e4m3, which has no gradients. what: the call. */
+/* 0, or -EINVAL if the plan is of e4m3, which has no gradients. what: the name of the call. */
 int prs_moe_check_gradients(const struct prs_moe_plan *p, const char *what);
 
-/* Takes the caller's maps; NULL: the plan's own. */
+/* Lets the next launch use the caller's maps; NULL: the plan's own. */
 void prs_moe_use_maps(struct prs_moe_plan *p, const void *maps);
 
-/* Enqueues one launch. steps: as in prs_plan_launch(). ends: see struct prs_moe_args. Without dispatch and end it is
- * local. */
+/* Enqueues one launch. steps: as in prs_plan_launch(). ends: as in struct prs_moe_args. A launch that neither
+ * dispatches nor ends is local to this rank. */
 int prs_moe_launch(struct prs_moe_plan *p, prs_launch_step_fn *const *steps, bool dispatches, uint32_t ends,
                    cudaStream_t stream);
-/* A step: rows that only fill an expert's last 128 become zeros. */
+/* A launch step: sets rows that only fill an expert's last block of 128 to zero. */
 int prs_moe_clear_fill(struct prs_plan *base, cudaStream_t stream);
 
 /* The experts' matrices of a product, [k, n] each, or [n, k]. */
@@ -78,13 +78,13 @@ struct prs_moe_matrices {
     const float *scales; /* e4m3: [n / 128, k / 128] each */
 };
 
-/* Tensor maps of the matrices and of the results, which have args->n columns, and the scales. rows: memory of the
- * product's A. */
+/* Encodes tensor maps of the matrices and of the results, which have args->n columns, and sets the scales. rows: memory
+ * of the product's A. */
 int prs_moe_encode_product(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
                            const struct prs_moe_matrices *m, void *to);
-/* The tensor map of the product's A. */
+/* Encodes the tensor map of the product's A. */
 int prs_moe_encode_rows(const struct prs_moe_plan *p, const void *rows, uint32_t columns, CUtensorMap *map);
-/* All of a product of rows [capacity, k] without an epilogue. */
+/* Encodes everything for a product of rows [capacity, k] without an epilogue. */
 int prs_moe_encode_plain(const struct prs_moe_plan *p, struct prs_moe_args *args, const void *rows,
                          const struct prs_moe_matrices *m, void *to);
 int prs_moe_enqueue_product(struct prs_moe_plan *p, const struct prs_moe_args *args, bool n_k, cudaStream_t stream);
@@ -98,7 +98,7 @@ int prs_few_choose(struct prs_moe_plan *p, const struct prs_hint *agreed);
  * is several kernels. */
 int prs_few_decide(struct prs_moe_plan *p, uint32_t need);
 /* For place(). switches: the words of plan_switch.h, or NULL. */
-void prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches);
+int prs_few_place(struct prs_moe_plan *p, const struct prs_symmetric *memory, const struct prs_symmetric *switches);
 /* Whether prs_few_layer() runs this layer. All ranks must agree. */
 bool prs_few_runs(const struct prs_moe_plan *p, const struct prs_moe_batch *b);
 /* Enqueues a layer, with the operands that p->args has. */

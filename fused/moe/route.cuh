@@ -147,8 +147,9 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
     args.sent[(uint64_t)p * r->tokens + place] = token;
 }
 
-/* Where the result of a choice comes from, if from another rank: its sum of this token's rows comes with the lead; from
- * another node, that of all its ranks comes with the relay lead. receive_entry() writes sources that are own rows. */
+/* Writes where the result of a choice comes from, if it comes from another rank: that rank's sum of this token's rows
+ * comes with the lead; the sum of all ranks of another node comes with the relay lead. receive_entry() writes the
+ * sources that are rows of this rank. */
 PRS_DEVICE void write_source(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct routing_chunk &at, uint32_t choice)
 {
@@ -247,12 +248,13 @@ PRS_DEVICE void send_chunks(const struct prs_moe_args &args, const struct route_
 /* ---- receive ---- */
 /* The same tables, with other contents; [p][expert here] unless the line says otherwise. */
 enum {
-    ROW_BASE = 0,   /* where the sender's rows of the expert begin among all */
+    ROW_BASE = 0,   /* where the sender's rows of the expert begin among all rows */
     LEAD_BASE = 1,  /* where its leads begin */
     LEAD_FIRST = 2, /* position of the expert's first lead among the sender's entries */
     ROWS = 3,       /* [expert here] */
     BLOCKS = 4,     /* [expert here]; later: first block */
-    DELIVERIES = 5  /* [expert here] leads of this node's senders, then of the others; later: first delivery */
+    /* [expert here]: leads of this node's senders, then of the others; later the expert's first delivery */
+    DELIVERIES = 5
 };
 enum { TOTAL_BLOCKS = 0, TOTAL_DELIVERIES = 1, TOTAL_SENT = 2 };
 static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
@@ -307,7 +309,7 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
     return true;
 }
 
-/* The rows of an expert that there is room for. */
+/* How many rows of an expert there is room for. */
 PRS_DEVICE uint32_t kept_rows(const struct prs_moe_args &args, const struct route_memory &m, uint32_t expert)
 {
     return prs_route_kept(&args.route, m.table[BLOCKS][expert], m.table[ROWS][expert]);
@@ -353,6 +355,7 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
         if (threadIdx.x % 32 == 0) {
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
+            args.stored[e] = 0;
             if (args.expert_map)
                 args.expert_map[e] = x;
             if (r->place.nodes > 1) { /* the rows from this node come before those of the first sender on another one */
@@ -414,7 +417,7 @@ PRS_DEVICE void receive_entries(const struct prs_moe_args &args, const struct ro
             receive_entry(args, m, bank, p, i);
 }
 
-/* Forwarding tables serve the way back too, so they become part of the maps. */
+/* Forwarding tables are also needed on the way back, so they become part of the maps. */
 PRS_DEVICE void keep_forwarding(const struct prs_moe_args &args, uint32_t bank, uint32_t part)
 {
     const struct prs_route *r = &args.route;
@@ -452,7 +455,7 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     struct route_memory m = route_memory_map(args, dynamic_shared());
     uint32_t epoch = launch_epoch(&args.sync), last = count_chunks(args, m, epoch);
     send_chunks(args, m, epoch, last);
-    receive(args, m, epoch); /* its first step lets all threads read the tables, which it uses again */
+    receive(args, m, epoch); /* its first step lets all threads finish reading the tables, which it reuses */
 }
 
 #endif

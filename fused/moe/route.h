@@ -9,15 +9,15 @@
  *
  * Experts are numbered over all ranks; rank r owns experts_per_rank of them, from r * experts_per_rank on. With a map,
  * these numbers are *places*, and the router chooses among other, logical numbers. The sender looks up a choice's place
- * once (prs_route_place()); everything after that knows places only and calls them experts. A *choice*
- * is one (token, slot of its top-k) and makes one output row at the owner of its expert. A token travels to an owner
- * once, whatever the number of its choices there: its *entry* lists them as *targets*. The *lead* is the choice with
- * the lowest expert among them. A sender sorts the tokens for an owner by the lead's expert, then by token, so that the
- * rows of the first experts, which the owner computes first, are complete first. It numbers its choices of each expert
- * (`index`) without knowing the counts of other ranks; the owner adds where the sender's part of the expert begins. The
- * owner turns each entry into a *delivery*: the place of the received row and the rows that it is copied to.
+ * once (prs_route_place()); everything after that knows places only and calls them experts. A *choice* is one (token,
+ * slot of its top-k) and makes one output row at the owner of its expert. A token travels to an owner once, whatever
+ * the number of its choices there: its *entry* lists them as *targets*. The *lead* is the choice with the lowest expert
+ * among them. A sender sorts the tokens for an owner by the lead's expert, then by token, so that the rows of the first
+ * experts, which the owner computes first, are complete first. It numbers its choices of each expert (`index`) without
+ * knowing the counts of other ranks; the owner adds where the sender's part of the expert begins. The owner turns each
+ * entry into a *delivery*: the place of the received row and the rows that it is copied to.
  *
- * Peers are named by distance: p = (rank of the peer - own rank) modulo world; 0 is the own rank. So are nodes.
+ * Peers are named by distance: p = (rank of the peer - own rank) modulo world; 0 is this rank. So are nodes.
  *
  * Several nodes (geometry.h). A token crosses to another node once, to the counterpart of its sender there, which gives
  * it to all ranks of its node that own one of the experts. The choice that comes first in the order of that node
@@ -36,9 +36,10 @@
 enum prs_moe_awaited {
     PRS_AWAIT_ROUTES = 16, /* a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* a rank's row */
-    PRS_AWAIT_BLOCK = 18,  /* rows of a block, from this rank's own other CTAs */
+    PRS_AWAIT_BLOCK = 18,  /* rows of a block, from other CTAs of this rank */
     PRS_AWAIT_END = 20,    /* that a rank has ended the previous launch */
-    PRS_AWAIT_SUM = 21     /* a rank's sum of the results of a token */
+    PRS_AWAIT_SUM = 21,    /* a rank's sum of the results of a token */
+    PRS_AWAIT_EXPERT = 22  /* an expert's results, from this rank's own CTAs */
 };
 
 enum {
@@ -56,8 +57,8 @@ enum {
      * puts of 115 KB take 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with all rows in one group, minus 2980 us
      * of the product). */
     PRS_ROUTE_PUT_BYTES = 512 << 10,
-    PRS_ROUTE_MOST_GROUPS = 32,  /* several, so that the first experts need not wait for the last rows */
-    PRS_ROUTE_LEAST_GROUP = 128, /* not fewer rows, because a signal takes as long as a put */
+    PRS_ROUTE_MOST_GROUPS = 32,  /* several groups, so that the first experts need not wait for the last rows */
+    PRS_ROUTE_LEAST_GROUP = 128, /* at least so many rows, because a signal takes as long as a put */
 };
 
 /* bf16 operations per microsecond on all SMs of an H200, in products of an expert's blocks. */
@@ -68,13 +69,13 @@ struct prs_route {
     uint32_t experts, experts_per_rank;
     uint32_t choices;   /* k */
     uint32_t tokens;    /* the most that any rank may have */
-    uint32_t blocks;    /* of PRS_TILE_M rows: the capacity of this rank */
-    uint32_t columns;   /* column tiles of the result, or pairs of them: units in one row block */
+    uint32_t blocks;    /* capacity of this rank, in blocks of PRS_TILE_M rows */
+    uint32_t columns;   /* units in one row block: column tiles of the result, or pairs of them */
     uint32_t row_bytes; /* of a token */
     uint32_t chunks;    /* of a rank's tokens: CTAs of the routing kernel claim them */
     uint32_t put;       /* between nodes: rows that one put moves */
     uint32_t group;     /* between nodes: rows that one signal stands for; a multiple of `put` */
-    uint32_t passes;    /* several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
+    uint32_t passes;    /* for several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
     /* A map has `replicas` places for each of `logical` experts. logical 0: no map, an expert's number is its place. */
     uint32_t logical, replicas;
 };
@@ -96,7 +97,7 @@ static_assert(sizeof(struct prs_route_entry) == 16 && sizeof(struct prs_route_ta
 /* A received row: where it lies, and the rows that it is copied to. After the rows come as many router weights
  * (prs_route_weight_at()). The same delivery says what is added up for the sender on the way back. */
 struct prs_route_delivery {
-    uint32_t peer, at; /* peer 0: own token `at`; else row `at` of those that the peer sends */
+    uint32_t peer, at; /* peer 0: this rank's token `at`; else row `at` of those that the peer sends */
     uint32_t targets;
     uint32_t pad;
     uint32_t row[4]; /* as many as choices, rounded up to 4 */
@@ -104,14 +105,16 @@ struct prs_route_delivery {
 
 /* One term of a token's result, for each of its choices. */
 struct prs_route_source {
-    uint32_t peer; /* 0: own row `at`, times the weight; else the sum that the peer sends back for its row `at` */
+    /* 0: this rank's row `at`, times the weight; else the sum that the peer sends back for its row `at` */
+    uint32_t peer;
     uint32_t at;
     float weight;
     uint32_t pad;
 };
 static_assert(sizeof(struct prs_route_source) == 16, "written as 16-byte vectors");
 
-/* Choose the rows that one put moves, and those that one signal stands for, where they are 0; bring both into range. */
+/* Chooses the rows that one put moves, and those that one signal stands for, where they are 0, and limits both to their
+ * range. */
 PRS_SHARED void prs_route_put_sizes(uint32_t tokens, uint32_t row_bytes, uint32_t *put, uint32_t *group)
 {
     uint32_t most = tokens < 1 ? 1 : tokens;
@@ -141,7 +144,8 @@ PRS_SHARED uint32_t prs_route_weight_at(const struct prs_route *r)
     return 4 * prs_ceil_div(r->choices, 4);
 }
 
-/* Each sender has a message in each bank: the numbers of rows and leads of each expert here, then the entries. */
+/* Bytes of the counts in a message. Each sender has a message in each bank: the numbers of rows and leads of each
+ * expert here, then the entries. */
 PRS_SHARED uint64_t prs_route_counts_bytes(const struct prs_route *r)
 {
     return (uint64_t)r->experts_per_rank * 8;
@@ -287,7 +291,7 @@ PRS_SHARED uint32_t prs_route_back_counters(const struct prs_route *r)
     return prs_route_group_counter(r, r->place.nodes, 0);
 }
 
-/* `count` rows are cut into pieces of `size`: the number of rows in the piece that holds `row`. */
+/* The number of rows in the piece that holds `row`, when `count` rows are cut into pieces of `size`. */
 PRS_SHARED uint32_t prs_route_piece_rows(uint32_t row, uint32_t size, uint32_t count)
 {
     uint32_t left = count - row / size * size;
@@ -331,7 +335,7 @@ PRS_SHARED int32_t prs_route_place(const struct prs_route *r, const int32_t *map
     }
 }
 
-/* The same in 16 bits: an expert, or PRS_ROUTE_NONE. */
+/* The place in 16 bits: an expert, or PRS_ROUTE_NONE. */
 PRS_SHARED uint16_t prs_route_expert(int32_t place)
 {
     return (uint16_t)(place < 0 ? PRS_ROUTE_NONE : place);
@@ -378,7 +382,7 @@ PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const uint1
     return r->choices;
 }
 
-/* Tokens of a chunk when this rank has `count`. */
+/* How many tokens a chunk has if this rank has `count`. */
 PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t count)
 {
     return prs_ceil_div(count, r->chunks);
@@ -399,10 +403,12 @@ struct prs_route_unit {
     uint32_t column; /* tile, or pair of tiles */
 };
 
-/* Where the search for a unit's expert stands. A CTA's units come in ascending order, so the search never goes back. */
+/* Where the search for a unit's expert stands. With two passes it never goes back: a CTA's units come in ascending
+ * order. */
 struct prs_route_cursor {
     uint32_t expert;
-    uint32_t far, before; /* far: 1 in the second of two passes; before: blocks of this pass before the expert's */
+    /* far: 1 in the second of two passes; before: how many blocks of this pass come before the expert's */
+    uint32_t far, before;
 };
 
 PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_moe_expert_rows *e)
@@ -438,18 +444,32 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, co
     return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
 }
 
-/* Finds unit `at`, which must exist and must not be smaller than in the cursor's last call. The order is expert by
- * expert, so that an expert's weights are read from memory once, and within an expert in rasters of PRS_RASTER row
- * blocks. near: prs_route_near_blocks() of each expert; those blocks come in a first pass, all others in a second.
- * NULL: one pass. */
+/* The expert that a block belongs to: the last one that begins at or before it. Those without rows begin where the next
+ * one does. */
+PRS_SHARED uint32_t prs_route_block_expert(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
+                                           uint32_t block)
+{
+    uint32_t expert = 0;
+    for (uint32_t left = r->experts_per_rank; left > 1;) {
+        uint32_t half = left / 2;
+        /* MUTANT(model route) moe, an expert begins with its first block: s/<=/</ */
+        expert += experts[expert + half].first_row / PRS_TILE_M <= block ? half : 0;
+        left -= half;
+    }
+    return expert;
+}
+
+/* Finds unit `at`, which must exist and, with `near`, must not be smaller than in the cursor's last call. The order is
+ * expert by expert, so that an expert's weights are read from memory once, and within an expert in rasters of
+ * PRS_RASTER row blocks. near: prs_route_near_blocks() of each expert; those blocks come in a first pass, all others in
+ * a second. NULL: one pass. */
 PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
                                const uint32_t *near, struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
 {
     uint32_t block = at / r->columns, begin = 0, blocks, rows, first, left;
     const struct prs_moe_expert_rows *e;
     if (!near) {
-        while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
-            c->expert++;
+        c->expert = prs_route_block_expert(r, experts, block);
         blocks = prs_route_expert_blocks(&experts[c->expert]);
         c->before = experts[c->expert].first_row / PRS_TILE_M;
     } else {

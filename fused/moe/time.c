@@ -6,15 +6,12 @@
 #include "fused/core/machine.h"
 #include "fused/moe/few.h"
 
-/* Both were fitted to Qwen3-30B on 2 and 4 GPUs and DeepSeek-V3 on 4, with 1 to 128 tokens a rank, beyond the time of
- * reading weights (doc/fused-notes.md, "One launch for few tokens"). */
-static const double ONE_US = 32;     /* the launch, and three waits for other ranks */
-static const double LAYER_US = 105;  /* five kernels, each after the end of the one before, and their waits */
+/* The first two are the times in addition to reading weights. They were fitted to Qwen3-30B on 2 and 4 GPUs and
+ * DeepSeek-V3 on 4, with 1 to 128 tokens for each rank (doc/fused-notes.md, "One launch for few tokens"). */
+static const double ONE_US = 32; /* the launch, and three waits for other ranks */
+/* five kernels, each of which begins after the previous one has ended, and their waits */
+static const double LAYER_US = 105;
 static const double ROUTING_US = 25; /* counts, offsets, maps: of a dispatch with its product */
-
-/* One kernel of e4m3: what each row of a tile adds to the time of the tile's weights, since the warps that gather rows
- * for the second product quantise them. Fitted to moe-layer-few-fp8-4xH200.json. */
-static const double QUANTISED_ROW = 0.07;
 
 enum { BF16_BYTES = 2 };
 
@@ -47,12 +44,12 @@ struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint3
     link = (double)t.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
     t.product =
         prs_compute_us(2.0 * larger(blocks, hit) * PRS_TILE_M * s->hidden * s->columns, PRS_MOE_FLOPS_PER_US, PRS_SMS);
-    /* The tensor cores take as long for as many bytes; not measured for e4m3. */
+    /* The tensor cores take the same time for the same number of bytes; that was not measured for e4m3. */
     t.product *= element_bytes / 2.0;
     weights = (hit * s->columns + rows * 3) * row_bytes / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     t.product = larger(t.product, weights);
     t.all = ROUTING_US + larger(t.product, link);
-    if (s->layer) { /* the second product; then results are read, and sums travel */
+    if (s->layer) { /* the second product; after it results are read, and sums sent */
         double result_bytes = (double)s->hidden * BF16_BYTES;
         t.all += LAYER_US - ROUTING_US + t.product * inner_columns(s) / s->columns +
                  larger(rows * result_bytes / PRS_MEMORY_BYTES_PER_US, link * result_bytes / row_bytes);
@@ -60,13 +57,11 @@ struct prs_moe_time prs_moe_time_of_kernels(const struct prs_moe_shape *s, uint3
     return t;
 }
 
-/* Each tile takes as long as reading its weights, also where they come from L2. Each choice's result travels. */
+/* Each tile takes as long as reading its weights, even if they come from L2. Each choice's result is sent. */
 double prs_moe_time_of_one(const struct prs_moe_shape *s, uint32_t world, uint32_t element_bytes)
 {
     double row_bytes = (double)s->hidden * BF16_BYTES, rows = (double)s->tokens * s->top_k;
     double hit = hit_experts(s, world), tiles = larger(hit, rows / PRS_FEW_TILE + hit / 2);
     double weights = (s->columns + inner_columns(s)) * s->hidden * element_bytes / PRS_MEMORY_BYTES_PER_US;
-    double slower = element_bytes == BF16_BYTES ? 0 : QUANTISED_ROW * rows / tiles;
-    return ONE_US + tiles * weights * (1 + slower) +
-           rows * (world - 1) / world * row_bytes / PRS_ROW_STORE_BYTES_PER_US;
+    return ONE_US + tiles * weights + rows * (world - 1) / world * row_bytes / PRS_ROW_STORE_BYTES_PER_US;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E; with a map these are
- * places for experts (batch->placement). Each rank has up to `tokens` rows of `hidden` columns and, for each row, the
- * top_k experts that its router chose and their weights. Every token travels once to each rank that owns one of its
- * experts, or once to a node, whose ranks pass it on. There each (token, expert) becomes one row of
+ * MoE dispatch fused with the experts' product, and combine. Rank r owns experts r * E/W ... of E; with a map these
+ * are places for experts (batch->placement). Each rank has up to `tokens` rows of `hidden` columns and, for each row,
+ * the top_k experts that its router chose and their weights. Every token travels once to each rank that owns one of
+ * its experts, or once to a node, whose ranks pass it on. There each (token, expert) becomes one row of
  *
  *     out[capacity, columns] = activation(token [hidden] times weights of the expert [hidden, columns])
  *
@@ -13,17 +13,18 @@
  * nodes, each beginning with the rank of the same local rank as this one.
  *
  * A launch is two kernels in one stream, after one of a single warp. Routing computes counts, offsets and maps on the
- * GPU. The product starts each block of 128 rows of an expert as soon as its rows have arrived. The host takes no part.
+ * GPU. The product starts each block of 128 rows of an expert as soon as its rows have arrived. The host takes no
+ * part.
  *
  * FP8. In a plan with dtype PRS_DTYPE_E4M3, weights are e4m3 [E/W, N, H] (weights_transposed), with a float for each
- * 128 x 128 of them. Tokens are quantised, by the launch or by the caller, with a float for each 128 of a row; a row
- * and its scales travel together. A number stands for itself times its scale. Sums of 128 products are scaled and
- * added in fp32. In a layer, the activation is applied to the sums of the first product, and its result is quantised
- * again in the tensor cores' registers. Results, what combine adds up, and the residual are bf16. H is a multiple of
- * 128, N of 128, gated of 256. Without gradients.
- * Quantising: the scale of 128 numbers is their largest magnitude / 448, and at least 2^-126, so that zeros stay zeros
- * and no number saturates. A number that is not one stays so, alone. An infinity makes its scale infinite, and all
- * products with its block not-a-numbers. */
+ * 128 x 128 of them. Tokens are quantised, by the launch or by the caller, with a float for each 128 numbers of a row;
+ * a row and its scales travel together. An e4m3 number stands for its value times its scale. Sums of 128 products are
+ * scaled and added in fp32. In a layer, the activation is applied to the sums of the first product, and its result is
+ * quantised again in the tensor cores' registers. Results, what combine adds up, and the residual are bf16. H is a
+ * multiple of 128, N of 128, gated of 256. Without gradients. Quantising: the scale of 128 numbers is their largest
+ * magnitude / 448, and at least 2^-126, so that zeros stay zeros and no number saturates. A not-a-number stays one,
+ * and does not affect the others. An infinity makes its scale infinite, so all products with its block are
+ * not-a-numbers. */
 #ifndef PERSEUS_MOE_H
 #define PERSEUS_MOE_H
 
@@ -48,7 +49,7 @@ struct prs_moe_shape {
     /** 1: the first N / 2 columns of the weights are the gate; out has N / 2 columns, activation(gate) * up. N is then
      * a multiple of 16. */
     uint32_t gated;
-    uint32_t layer; /**< 1: a plan for prs_moe_layer(), too: memory for what lies between its two products */
+    uint32_t layer; /**< 1: the plan is also for prs_moe_layer(), with memory for the data between its two products */
     /** L, at most 1024: each dispatch comes with a map (batch->placement) of L experts, which the router chooses among,
      * to E places. 0: no map, an expert's number is its place. May differ between ranks, as `replicas` may. */
     uint32_t logical_experts;
@@ -58,9 +59,16 @@ struct prs_moe_shape {
     uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
+/** When prs_moe_layer() as several kernels returns the sums of results to the tokens' ranks. */
+enum prs_moe_returns {
+    PRS_MOE_RETURNS_AUTO = 0,  /**< chosen by the plan: early for many tokens on a node of 4 ranks or more */
+    PRS_MOE_RETURNS_LATE = 1,  /**< when the second product has ended */
+    PRS_MOE_RETURNS_EARLY = 2, /**< while the second product runs; on one node */
+};
+
 /** How prs_moe_layer() runs. */
 enum prs_moe_path {
-    PRS_MOE_PATH_AUTO = 0, /**< chosen by the plan: one kernel where that can run on all ranks and should be faster */
+    PRS_MOE_PATH_AUTO = 0, /**< chosen by the plan: one kernel if that can run on all ranks and should be faster */
     PRS_MOE_PATH_KERNELS = 1,
     PRS_MOE_PATH_ONE = 2 /**< one kernel, for few tokens: see prs_moe_layer() */
 };
@@ -76,8 +84,10 @@ struct prs_moe_tuning {
     uint32_t rows_per_put;    /**< at most rows_per_signal */
     /** 2: blocks without rows of other nodes are computed first, for half of the experts; 1: expert by expert. */
     uint32_t passes;
-    uint32_t path;                         /**< enum prs_moe_path, the same on all ranks */
-    uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
+    uint32_t path;                             /**< enum prs_moe_path, the same on all ranks */
+    uint32_t returns;                          /**< enum prs_moe_returns, the same on all ranks */
+    uint32_t unused;                           /**< 0 */
+    uint64_t reserved[PRS_RESERVED_WORDS - 1]; /**< 0 */
 };
 
 /** What a plan of MoE has decided. */
@@ -85,8 +95,9 @@ struct prs_moe_info {
     struct prs_moe_tuning tuning; /**< all fields decided */
     uint32_t capacity;
     uint64_t workspace_bytes; /**< device memory of this plan on this rank, in addition to the caller's */
-    uint64_t shared_bytes;    /**< what it shares with other plans of the context: counted in each of them */
-    /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are even. */
+    uint64_t shared_bytes;    /**< memory that it shares with other plans of the context, counted in each of them */
+    /** Per launch over NVLink from this rank, when all ranks have `tokens` tokens and choices are spread evenly over
+     * experts. */
     uint64_t sent_bytes;
     double predicted_us; /**< for the same */
     uint64_t maps_bytes; /**< of the maps of one dispatch */
@@ -112,11 +123,11 @@ struct prs_moe_expert_rows {
 struct prs_moe_status {
     uint32_t rows_needed;    /**< rows of out that all choices need; more than capacity: some were dropped */
     uint32_t rows_dropped;   /**< choices, of any rank, that found no room here: the last rows of the last experts */
-    uint32_t wrong_choices;  /**< of this rank's choices: E (with a map: L) or more. They count as no choice */
+    uint32_t wrong_choices;  /**< this rank's choices that name E (with a map: L) or more. They are ignored */
     uint32_t wrong_token;    /**< the first of this rank's tokens with a wrong choice or place; UINT32_MAX: none */
     uint32_t tokens_dropped; /**< what *count_on_device has beyond shape.tokens */
-    uint32_t absent_choices; /**< of this rank's choices: experts for which the map has no place. They are ignored */
-    uint32_t wrong_places;   /**< of this rank's choices: the map's place is E or more. They are ignored */
+    uint32_t absent_choices; /**< this rank's choices of experts for which the map has no place. They are ignored */
+    uint32_t wrong_places;   /**< this rank's choices for which the map has a place of E or more. They are ignored */
     uint32_t unused;
 };
 
@@ -135,8 +146,8 @@ struct prs_moe_batch {
      * ignored. */
     const uint32_t *count_on_device;
     struct prs_moe_status *status; /**< NULL, or written by the launch */
-    /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for what prs_moe_combine() and prs_moe_gemm() must
-     * know of this dispatch. NULL: it stays in the plan until the plan's next dispatch. */
+    /** NULL, or info.maps_bytes of device memory, 256-byte aligned, for the data about this dispatch that
+     * prs_moe_combine() and prs_moe_gemm() need. NULL: the plan keeps it until its next dispatch. */
     void *maps;
     /** Of a layer: the second product's weights, [E/W, I, H], or [E/W, H, I] with weights_transposed; I is N,
      * gated N / 2. */
@@ -146,13 +157,14 @@ struct prs_moe_batch {
      * blocks. */
     uint32_t clear_fill;
     /** With shape.logical_experts: [L, R], the places that hold each expert; negative: none. A choice goes to one of
-     * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in each
-     * run alike; an entry may stand there twice. An expert without any is absent: its choices count as none, tokens
-     * keep their other experts, and status->absent_choices says how many. Only the token's rank reads its map, when the
-     * launch runs. So the map may differ between ranks (one may list its own replica alone), and may be rewritten
-     * between two launches, also those of a captured graph. Places must hold the weights that the map says. */
+     * them: token t of rank r to entry (t + r) mod n of the n that are not negative, so that tokens take turns, in
+     * the same way in each run; an entry may appear twice. An expert without any is absent: its choices count as
+     * none, tokens keep their other experts, and status->absent_choices says how many. Only the token's rank reads
+     * its map, when the launch runs. So the map may differ between ranks (one may list its own replica alone), and
+     * may be rewritten between two launches, also those of a captured graph. Places must hold the weights that the
+     * map says. */
     const int32_t *placement;
-    /** Of a layer: NULL, or what gradients need, which then stays here: the tokens in the rows of their experts, bf16
+    /** Of a layer: NULL, or memory that keeps what gradients need: the tokens in the rows of their experts, bf16
      * [capacity, H], where rows that only fill an expert's last 128 are zeros; and the first product before its
      * activation, rounded, bf16 [capacity, N], where such rows are not defined. Both or neither. */
     void *kept_rows;
@@ -183,18 +195,18 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
 
 /** Another product, with other weights of the same shape, of the rows that the last prs_moe_dispatch_gemm() in this
  * stream brought here. Of the batch only weights and out are used. Not collective. The plans of MoE and attention of a
- * context share the memory of these rows: -EINVAL if another such plan was launched since. Graphs that are replayed in
- * another order than they were captured are not noticed. */
+ * context share the memory of these rows: -EINVAL if another such plan was launched since. A different order of
+ * replayed graphs is not noticed. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
-/** Dispatch for experts of the caller's: out gets the rows themselves, bf16 [capacity, H], in the order that is written
- * above. Of a plan of e4m3: [capacity] rows of info.row_bytes bytes, each H of e4m3, then H / 128 floats, its scales.
- * batch->weights is not used. By the rules of launches. */
+/** Dispatch for experts that the caller computes: out gets the rows themselves, bf16 [capacity, H], in the order
+ * described at the top. Of a plan of e4m3: [capacity] rows of info.row_bytes bytes, each H of e4m3, then H / 128
+ * floats, its scales. batch->weights is not used. By the rules of launches. */
 PRS_API int prs_moe_dispatch(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
 /** What prs_moe_combine() works on: device memory, 16-byte aligned. */
 struct prs_moe_results {
-    const void *rows;                      /**< bf16 [capacity, H]: what the experts made of the rows of a dispatch */
+    const void *rows;                      /**< bf16 [capacity, H]: the experts' results for the rows of a dispatch */
     void *out;                             /**< bf16 [count, H]; count: that of the dispatch */
     const void *residual;                  /**< bf16 [count, H], which is added; it may be out itself; or NULL */
     const void *maps;                      /**< as in the dispatch */
@@ -204,11 +216,11 @@ struct prs_moe_results {
 
 /** Combine: out = the sum of each token's rows, times their router weights, + residual. A rank adds up its experts'
  * rows of a token before they travel, so that each rank sends one row per token. Sums are fp32, in an order that the
- * choices alone determine; what another rank sends is rounded to bf16, and the result once more. Rows that a dispatch
+ * choices alone determine; a sum from another rank is rounded to bf16, and the result once more. Rows that a dispatch
  * has dropped, and slots without an expert, add nothing; a token without any gets the residual, or zeros.
  *
- * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row per node comes back: it
- * is rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
+ * Between nodes, a node's ranks add up their sums of a token before it travels, so that one row per node comes back:
+ * it is rounded once more. Any number of times after a dispatch, by all ranks alike, by the rules of launches. */
 PRS_API int prs_moe_combine(struct prs_moe_plan *plan, const struct prs_moe_results *results,
                             struct CUstream_st *stream);
 
@@ -217,7 +229,8 @@ struct prs_moe_again {
     const void *tokens;  /**< bf16 [count, H]; count: that of the dispatch. It may be NULL on a rank without tokens */
     void *out;           /**< bf16 [capacity, H] */
     const void *beside;  /**< bf16 [capacity, H], other rows of the same order; or NULL */
-    float *products;     /**< [capacity]: of each token's row, not weighted, with the row of beside; NULL without it */
+    float *products;     /**< [capacity]: the product of each token's row, not weighted, with the row of `beside`;
+                          * NULL without `beside` */
     const void *maps;    /**< as in the dispatch */
     uint32_t weighted;   /**< 1: rows are multiplied by their router weights, in fp32, and rounded once */
     uint32_t clear_fill; /**< as in the dispatch */
@@ -231,8 +244,8 @@ struct prs_moe_again {
  * prs_moe_return_values() brings them to the tokens. The gradient of the tokens of prs_moe_dispatch() is
  * prs_moe_combine() of the rows' gradients, unweighted.
  *
- * products are sums in fp32, in a fixed order; those of rows that only fill up are not defined. Any number of times
- * after a dispatch, by all ranks alike, by the rules of launches. */
+ * products are sums in fp32, in a fixed order; those of rows that only fill a block are not defined. Any number of
+ * times after a dispatch, by all ranks alike, by the rules of launches. */
 PRS_API int prs_moe_dispatch_again(struct prs_moe_plan *plan, const struct prs_moe_again *again,
                                    struct CUstream_st *stream);
 
@@ -245,8 +258,8 @@ struct prs_moe_values {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** A value of each row goes to the token and slot of the row. A slot without a row gets 0. Values arrive unchanged,
- * down to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the
+/** Brings one value of each row to the row's token and slot. A slot without a row gets 0. Values arrive unchanged, down
+ * to 2^-110 in size. H must be at least 3 top_k. Any number of times after a dispatch, by all ranks alike, by the
  * rules of launches. */
 PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_moe_values *values,
                                   struct CUstream_st *stream);
@@ -258,11 +271,11 @@ PRS_API int prs_moe_return_values(struct prs_moe_plan *plan, const struct prs_mo
  * With batch->kept_rows the first product is rounded before its activation, which is a kernel of its own.
  *
  * With PRS_MOE_PATH_ONE the layer is one kernel, made for few tokens: no kernel of a single warp comes before it, no
- * counts are exchanged, and a token's results are not rounded to travel. In e4m3, tokens are quantised by the warps
- * that send them, and the activated columns are rounded to bf16 before they are quantised. The plan needs one node,
- * weights_transposed, capacity 0 and W * tokens * top_k of at most 4096; opening it with that path is refused
- * otherwise. info.tuning.path says which path a plan has, info.reason why. The path follows from the plan's most
- * tokens, which all ranks know, and not from a launch's: for batches of different sizes open a plan for each.
+ * counts are exchanged, and a token's results are not rounded before they are sent. In e4m3, tokens are quantised by
+ * the warps that send them, and the activated columns are rounded to bf16 before they are quantised. The plan needs
+ * one node, weights_transposed, capacity 0 and W * tokens * top_k of at most 4096; opening it with that path is
+ * refused otherwise. info.tuning.path says which path a plan has, info.reason why. The path follows from the plan's
+ * most tokens, which all ranks know, and not from a launch's: for batches of different sizes open a plan for each.
  *
  * A launch with rows, expert_rows, maps or kept_rows takes the several kernels in any plan, so all ranks must pass
  * these, or none. A rank that runs one kernel while another one runs several ends with an error that names both. */
@@ -279,21 +292,23 @@ struct prs_moe_product {
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** Rows of any width, times the matrix of their expert. What becomes of rows that only fill up is not defined.
- * Gradients need it: weights transposed are the same memory with the other layout. By the rules of launches, but not
- * collective. */
+/** Multiplies rows of any width by the matrix of their expert. The results of rows that only fill a block are not
+ * defined. Gradients need it: weights transposed are the same memory with the other layout. By the rules of launches,
+ * but not collective. */
 PRS_API int prs_moe_multiply(struct prs_moe_plan *plan, const struct prs_moe_product *product,
                              struct CUstream_st *stream);
 
-/** What prs_moe_activation_back() works on: device memory, 16-byte aligned, all of it needed. I is N, gated N / 2. Set
- * all fields that are not named to 0, so that a later version can add some. */
+/** What prs_moe_activation_back() works on: device memory, 16-byte aligned; all pointers are needed. I is N, gated N /
+ * 2. Set all fields that are not named to 0, so that a later version can add some. */
 struct prs_moe_activation {
     const void *columns;                   /**< bf16 [capacity, N]: the first product before its activation */
-    const void *gradients;                 /**< bf16 [capacity, I]: of the activated columns, not weighted */
+    const void *gradients;                 /**< bf16 [capacity, I]: the gradients of the activated columns, not
+                                            * weighted */
     const struct prs_moe_row *rows;        /**< [capacity]: as the dispatch has written it to batch->rows */
     void *of_columns;                      /**< bf16 [capacity, N]: the gradients of `columns` */
     void *weighted;                        /**< bf16 [capacity, I]: the activated columns, times the router weight */
-    float *products;                       /**< [capacity]: of activated columns and `gradients`, not weighted */
+    float *products;                       /**< [capacity]: the product of activated columns and `gradients`, not
+                                            * weighted */
     const void *maps;                      /**< as in the dispatch; it may be NULL as there */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
@@ -301,8 +316,8 @@ struct prs_moe_activation {
 /** The gradients of a layer's activation, in one pass. For a row let h = activation(gate) * up, let w be its router
  * weight, and let u be its row of `gradients`: the gradient of the layer's result times down transposed. Then
  * of_columns are the gradients of gate and up for the gradient w u of h. weighted is w h. products is the sum of u h:
- * the gradient of w. All are computed in fp32 and rounded once. Rows that only fill up become zeros in both matrices,
- * for products over whole blocks. By the rules of launches, but not collective. */
+ * the gradient of w. All are computed in fp32 and rounded once. Rows that only fill a block become zeros in both
+ * matrices, for products over whole blocks. By the rules of launches, but not collective. */
 PRS_API int prs_moe_activation_back(struct prs_moe_plan *plan, const struct prs_moe_activation *activation,
                                     struct CUstream_st *stream);
 
@@ -317,17 +332,17 @@ struct prs_moe_loads {
     const double *loads;
     int32_t *placement;                    /**< [L, R]: the map; copy it to device memory for batch->placement */
     int32_t *held;                         /**< [E], or NULL: the expert whose weights each place must hold; -1: none */
-    double *rank_loads;                    /**< [W], or NULL: what each rank gets if the loads stay as they are */
+    double *rank_loads;                    /**< [W], or NULL: the load of each rank if the loads stay as they are */
     uint64_t reserved[PRS_RESERVED_WORDS]; /**< 0 */
 };
 
-/** A map for skewed loads: hot experts get several places, and ranks loads as even as can be. Local, on the host,
- * without a context; the same input gives the same map everywhere.
+/** A map for skewed loads: hot experts get several places, and the loads of ranks are as even as possible. Local, on
+ * the host, without a context; the same input gives the same map everywhere.
  *
- * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a replica
- * (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first, each to
- * the rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on Multiprocessing
- * Timing Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
+ * Each present expert has a place. Of the places that are left, each goes to the expert with the largest load a
+ * replica (the divisor method of Adams), while it has fewer than R and W. Then replicas are assigned, heaviest first,
+ * each to the rank with the least load that has room (longest processing time first; R. L. Graham, Bounds on
+ * Multiprocessing Timing Anomalies, 1969), replicas of an expert to different ranks. -EINVAL, -ENOMEM. */
 PRS_API int prs_moe_balance(const struct prs_moe_loads *loads);
 
 #ifdef __cplusplus

@@ -14,7 +14,7 @@ struct cta {
     uint32_t ended; /* atomic: roles that have ended, counted over all launches */
 };
 
-/* The rank that comes `p` later in the own node. */
+/* The rank that comes `p` later in this rank's node. */
 static uint32_t neighbour(const struct prs_attention_schedule *s, uint32_t p)
 {
     return s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks;
@@ -46,8 +46,8 @@ static uint32_t *arrival_of(struct attention_rank *r, uint32_t epoch, uint32_t i
 }
 
 /* ---- warp 1: send ---- */
-/* Where to count a message: peer 0 is the own rank; the message has then landed in its relay slot. forwards: 0, or 1 +
- * the group of rows of another node. */
+/* Where to count a message: peer 0 is this rank; the message has then landed in its relay slot. forwards: 0, or 1 + the
+ * group of rows of another node. */
 struct sent {
     uint32_t peer, index, forwards;
     uint32_t *to, value; /* to: NULL once it has landed */
@@ -198,7 +198,7 @@ static bool await_message(struct cta *c, const struct prs_attention_message *x, 
     return true;
 }
 
-/* A message lands at once, or only just before it is counted. */
+/* A message arrives at once, or only just before it is counted. */
 static void send_message(struct cta *c, const struct prs_attention_message *x, uint32_t epoch, struct queue *q)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
@@ -246,7 +246,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
 }
 
 /* ---- copy engines: one copy after the other, as on one stream ---- */
-/* The index at which they write a word: the same as in the sender's tensor. */
+/* The index at which copy engines write a word: the same as in the sender's tensor. */
 static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
                             uint32_t segment, uint32_t chunk)
 {
@@ -258,13 +258,15 @@ static void copy_group(struct cta *c, uint32_t epoch, uint32_t group, uint32_t d
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     struct attention_rank *there = &c->model->ranks[neighbour(s, s->place.world - distance)];
+    uint32_t *flag = &there->arrivals[prs_attention_copied(s, distance, group)];
+    /* MUTANT(model copied) a flag follows its rows: s/for (uint32_t i/watch_raise(flag, epoch); for (uint32_t i/ */
     for (uint32_t i = 0; i < prs_attention_group_pairs(s, group) * 2 * s->segments; i++) {
         uint32_t pair = group * s->group + i / s->segments / 2, kind = i / s->segments % 2, segment = i % s->segments;
         for (uint32_t chunk = 0; chunk < chunks_of(s); chunk++)
             there->staging[copied_word(s, distance, kind, pair, segment, chunk)] =
                 value_of(epoch, c->rank, pair, kind, segment, chunk);
     }
-    watch_raise(&there->arrivals[prs_attention_copied(s, distance, group)], epoch);
+    watch_raise(flag, epoch);
 }
 
 static bool copy_epoch(struct cta *c, uint32_t epoch)
@@ -282,9 +284,6 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     for (uint32_t group = 0; group < s->groups; group++)
         for (uint32_t distance = 1; distance < s->place.world; distance++) {
             watch_dawdle(&c->random[1]);
-            /* MUTANT(model copied) a flag stays behind its rows:
-             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->place.world -
-             * distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
             copy_group(c, epoch, group, distance);
         }
     return true;
@@ -453,7 +452,7 @@ static void deal_backward(struct attention_rank *r)
     }
 }
 
-/* Its value after FIRST_EPOCH launches. */
+/* Gives all flags of a rank the values that they have after FIRST_EPOCH launches. */
 static void init_rank(struct attention_rank *r, bool copied, bool backward)
 {
     const struct prs_attention_schedule *s = &r->s;
@@ -468,7 +467,7 @@ static void init_rank(struct attention_rank *r, bool copied, bool backward)
     r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
     r->arrivals = calloc((size_t)2 * arrivals, sizeof(uint32_t));
     r->arrival_words = arrivals;
-    r->credits = calloc(credits + 1, sizeof(uint32_t)); /* a node of one rank has none */
+    r->credits = calloc(credits + 1, sizeof(uint32_t)); /* a node of one rank has no credits */
     r->finished = calloc(2 * s->groups, sizeof(uint32_t));
     r->signals = calloc(words, sizeof(uint32_t));
     r->epoch = r->before = FIRST_EPOCH;

@@ -14,26 +14,23 @@
 
 enum { MAX_WORLD = 4, CTAS = 3, ROLES = 2 /* threads of a CTA */, IN_FLIGHT = 2 };
 
-#ifdef __SANITIZE_THREAD__
-enum { EPOCHS = 400 };
-#else
-enum { EPOCHS = 1200 };
-#endif
+enum { EPOCHS = MODEL_LAUNCHES };
 
 struct attention_rank {
     struct prs_attention_schedule s;
     struct prs_attention_deal deal;
-    struct prs_backward_shape shape;         /* backward */
-    uint32_t *left;                          /* plain: what each part leaves */
-    uint32_t *parts_done;                    /* atomic */
-    uint32_t *staging;                       /* plain: [stage][message of the segment] */
-    uint32_t *arrivals, *credits, *finished; /* atomic; arrivals: two banks; finished: read, then with forwarded */
-    uint32_t arrival_words;                  /* of a bank */
-    uint32_t pieces, messages;               /* atomic: claimed in this launch */
-    uint32_t before;                         /* plain: epoch of the previous launch */
-    uint32_t *signals;                       /* atomic; between nodes */
-    uint32_t epoch, exits;                   /* atomic; exits: threads */
-    uint32_t ended;                          /* atomic: CTAs, over all launches */
+    struct prs_backward_shape shape; /* backward */
+    uint32_t *left;                  /* plain: what each part leaves */
+    uint32_t *parts_done;            /* atomic */
+    uint32_t *staging;               /* plain: [stage][message of the segment] */
+    /* atomic; arrivals: two banks; finished: messages that were read, then read or forwarded */
+    uint32_t *arrivals, *credits, *finished;
+    uint32_t arrival_words;    /* of a bank */
+    uint32_t pieces, messages; /* atomic: claimed in this launch */
+    uint32_t before;           /* plain: epoch of the previous launch */
+    uint32_t *signals;         /* atomic; between nodes */
+    uint32_t epoch, exits;     /* atomic; exits: threads */
+    uint32_t ended;            /* atomic: CTAs, over all launches */
     struct nic nic;
 };
 

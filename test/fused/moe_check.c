@@ -115,14 +115,15 @@ static void add_traffic(struct rank *me, uint32_t epoch)
     }
 }
 
-/* The i-th sender of an expert's rows: node by node from the own on, in each from the own local rank on. */
+/* The i-th sender of an expert's rows: node by node, beginning with this rank's node, and on each node beginning with
+ * this rank's local rank. */
 static uint32_t sender(const struct prs_route *r, uint32_t i)
 {
     return (r->place.node + i / r->place.local_ranks) % r->place.nodes * r->place.local_ranks +
            (r->place.rank + i) % r->place.local_ranks;
 }
 
-/* Items, and blocks, of rows that do not cross come before all others. */
+/* Items and blocks of rows of this node come before all others. */
 static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
 {
     struct rank *me = &m->ranks[rank];
@@ -166,6 +167,9 @@ void model_check(struct model *m, uint32_t rank, uint32_t epoch)
     }
     if (me->dropped != dropped)
         watch_fail(&m->watch, "dropped rows", rank, epoch, rank, dropped, me->dropped);
+    for (row = me->r.blocks * PRS_TILE_M; row < ROWS; row++)
+        if (memcmp(&me->map[row], &(struct prs_moe_row){0}, sizeof(me->map[row])) != 0)
+            watch_fail(&m->watch, "row without room", rank, row, me->map[row].rank, 0, me->map[row].token);
     check_order(m, rank, epoch);
     me->drops += dropped != 0;
     add_traffic(me, epoch);

@@ -5,11 +5,7 @@
 
 #include "test/fused/moe_model.h"
 
-#ifdef __SANITIZE_THREAD__
-enum { EPOCHS = 500 };
-#else
-enum { EPOCHS = 1200 };
-#endif
+enum { EPOCHS = MODEL_LAUNCHES };
 
 static struct model *run_soundly(uint32_t nodes, uint32_t put, uint32_t group, uint32_t blocks_of_last,
                                  uint32_t resident)
@@ -70,7 +66,7 @@ Test(moe, nodes_hand_on_what_came_while_own_rows_are_still_going_out, .timeout =
     model_close(m);
 }
 
-/* It still forwards other nodes' rows to its neighbour. */
+/* Such a rank still forwards other nodes' rows to its neighbour. */
 Test(moe, nodes_with_a_rank_without_room_do_not_hold_up_the_others, .timeout = 600)
 {
     run_with_drops(2, 8, 56, LOCAL - 1); /* the last rank drops rows often, while its neighbour gets rows */

@@ -64,15 +64,18 @@ Test(moe_paths, experts_with_many_rows_take_several_kernels)
     }
 }
 
-/* In e4m3, measured on 4 H200s (doc/results/moe-layer-few-fp8-4xH200.json). */
+/* In e4m3, measured on 4 H100s (doc/results/moe-layer-fp8-peers-4xH100.json). Their memory has 0.7 of the bandwidth
+ * that plans expect. */
 Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
 {
     static const struct {
         uint32_t tokens, hidden, inner, experts, top_k;
         double one_us, several_us;
     } rows[] = {
-        {1, QWEN3_30B, 45.7, 106.2},    {8, QWEN3_30B, 80.6, 140.1},    {37, QWEN3_30B, 109.7, 152.2},
-        {128, QWEN3_30B, 216.7, 160.7}, {8, DEEPSEEK_V3, 592.2, 658.3}, {128, DEEPSEEK_V3, 1469.7, 884.9},
+        {8, QWEN3_30B, 91.8, 164.5},
+        {128, QWEN3_30B, 152.1, 188.3},
+        {8, DEEPSEEK_V3, 695.9, 862.9},
+        {128, DEEPSEEK_V3, 1010.7, 1149.5},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_moe_shape s =
@@ -80,6 +83,6 @@ Test(moe_paths, the_faster_path_of_e4m3_is_chosen)
         double one = prs_moe_time_of_one(&s, 4, 1);
         double several = prs_moe_time_of_kernels(&s, 4, s.hidden + s.hidden / 32, 1).all;
         cr_assert_eq(one < several, rows[i].one_us < rows[i].several_us, "row %zu: %g us, several %g", i, one, several);
-        cr_assert(one / rows[i].one_us > 0.64 && one / rows[i].one_us < 1.05, "row %zu: %g us", i, one);
+        cr_assert(one / rows[i].one_us > 0.6 && one / rows[i].one_us < 1, "row %zu: %g us", i, one);
     }
 }

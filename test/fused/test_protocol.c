@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels' protocol on threads, through thousands of launches: see model.h. */
+/* The kernels' protocol on threads, through hundreds of launches: see model.h. */
 #include <criterion/criterion.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "test/fused/model.h"
-
-#ifdef __SANITIZE_THREAD__
-enum { EPOCHS = 2000 };
-#else
-enum { EPOCHS = 3000 };
-#endif
 
 /* A run begins with op, nodes, m, n and k. */
 static void run_epochs(const struct model_run *shape, uint32_t epochs)
@@ -28,18 +21,9 @@ static void run_epochs(const struct model_run *shape, uint32_t epochs)
     model_close(m);
 }
 
-/* PRS_TEST_EPOCHS: fewer, as the quick form of the test runs them. */
-static uint32_t most_epochs(void)
-{
-    const char *fewer = getenv("PRS_TEST_EPOCHS");
-    int epochs = fewer ? atoi(fewer) : EPOCHS;
-    cr_assert(epochs >= 100 && epochs <= EPOCHS, "PRS_TEST_EPOCHS=%s", fewer);
-    return (uint32_t)epochs;
-}
-
 static void run_soundly(const struct model_run *shape)
 {
-    run_epochs(shape, most_epochs());
+    run_epochs(shape, MODEL_LAUNCHES);
 }
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
@@ -99,14 +83,14 @@ Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
 }
 
 /* ---- few resident clusters, any number of rows ---- */
-/* Whatever else holds the SMs of a rank, one cluster at a time gets through all work, and so does any number. */
+/* Any number of clusters at a time completes all work, even one, since other kernels may hold the other SMs. */
 static void run_with_few_clusters(const struct model_run *shape)
 {
     for (uint32_t resident = 1; resident < CLUSTERS; resident++) {
         struct model_run run = *shape;
         run.resident = resident;
         run.any_rows = resident == 1;
-        run_epochs(&run, most_epochs() / 10);
+        run_epochs(&run, MODEL_LAUNCHES / 10);
     }
 }
 
@@ -154,8 +138,7 @@ static void lose_a_node(uint32_t op)
         model_run(&(struct model_run){op, 2, WORLD * 512, 256, 64, .band = 1, .epochs = 100, .lost_after = 20});
     cr_assert_eq(watch_load(&m->watch.failed), 2);
     cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);
-    /* The lost rank that owed the sums or rows; or its neighbour, if that waits for the lost node and so sends
-     * nothing. */
+    /* The awaited rank is the lost one, or its neighbour, which waits for the lost node and so sends nothing. */
     cr_assert(waits < 2 && awaited != waits, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_leq(m->ranks[r].epoch - FIRST_EPOCH, 21, "rank %u went on to epoch %u", r, m->ranks[r].epoch);

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's table of tunings, and the file that comes before it. */
+/* The library's table of tunings, and the user's file, which has precedence. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fused/gemm/plan.h"
 #include "fused/gemm/table.h"
 #include "fused/gemm/tuning.h"
 #include "test/fused/product.h"
+#include "transport/util/log.h"
 
-/* In place of the library's table: what a sweep of 4 x H200 found. */
+/* Replaces the library's table: results of a sweep on 4 x H200. */
 const char *prs_table_shipped(void)
 {
     return "# operation m n k\n"
@@ -47,11 +50,11 @@ Test(table, a_shape_takes_the_entry_of_the_nearest_one)
 {
     static const struct {
         struct prs_gemm_shape shape;
-        double us; /* of the entry that is taken, 390 with two segments; 0: none */
+        double us; /* time of the entry that is taken, 390 with two segments; 0: no entry is taken */
     } cases[] = {{{PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 1}, 657},
                  {{PRS_GEMM_ALLGATHER, 1024, 14336, 8192, 1}, 390},
-                 {{PRS_GEMM_ALLGATHER, 1536, 14336, 8192, 1}, 657}, /* 0.42 from 2048, 0.58 from 1024 */
-                 {{PRS_GEMM_ALLGATHER, 1424, 14336, 8192, 1}, 390}, /* 0.48 from 1024, 0.52 from 2048 */
+                 {{PRS_GEMM_ALLGATHER, 1536, 14336, 8192, 1}, 657}, /* distance 0.42 from 2048 rows, 0.58 from 1024 */
+                 {{PRS_GEMM_ALLGATHER, 1424, 14336, 8192, 1}, 390}, /* distance 0.48 from 1024 rows, 0.52 from 2048 */
                  {{PRS_GEMM_ALLGATHER, 2048, 14336, 8192, 0}, 657}, /* 1/4 */
                  {{PRS_GEMM_ALLGATHER, 2500, 14336, 8192, 0}, 0},   /* 1/4 + 0.29 */
                  {{PRS_GEMM_ALLGATHER, 2500, 14336, 8192, 1}, 657},
@@ -73,7 +76,7 @@ Test(table, a_shape_takes_the_entry_of_the_nearest_one)
     }
 }
 
-/* An entry of another scaling is 1/4 away; one of 16-bit types is none for e4m3, nor the reverse. */
+/* An entry with another scaling has distance 1/4 more. Entries of 16-bit types do not serve e4m3, nor the reverse. */
 Test(table, e4m3_has_entries_of_its_own)
 {
     static const struct {
@@ -125,7 +128,7 @@ Test(table, another_gpu_with_as_many_sms_is_a_little_further)
     (void)unlink(path);
 }
 
-/* Alone both paths take as much longer. */
+/* With PRS_GEMM_ALONE both paths take longer by the same factor. */
 Test(table, a_product_alone_keeps_the_path_of_its_entry)
 {
     struct prs_fused ctx = four_h200();
@@ -154,6 +157,43 @@ Test(table, the_file_wins_over_the_library_where_both_are_as_near)
     cr_assert_float_eq(find(&ctx, shape).us[0], 650, 0.1);
     cr_assert_eq(find(&ctx, shape).tuning[0].mover, PRS_MOVED_BY_CTAS);
     unlink(path);
+}
+
+static void keep(void *user, int level, const char *file, int line, const char *text)
+{
+    (void)level, (void)file, (void)line;
+    (void)snprintf(user, 256, "%s", text);
+}
+
+/* A device without an end, a pipe that nobody writes to, a folder, and a file that takes long. */
+Test(table, what_cannot_be_read_to_its_end_is_named_and_not_read, .timeout = 20)
+{
+    char folder[] = "perseus-tuning-XXXXXX", pipe[64], large[64], said[256];
+    const char *const paths[] = {"/dev/zero", pipe, folder, large};
+    struct prs_gemm_shape shape = product(PRS_GEMM_ALLGATHER, 4096, 14336, 8192, 1);
+    struct prs_gemm_tuning mine = {.path = PRS_GEMM_PATH_FUSED};
+    struct prs_fused ctx = four_h200();
+    cr_assert_not_null(mkdtemp(folder));
+    (void)snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
+    (void)snprintf(large, sizeof(large), "%s/large", folder);
+    cr_assert_eq(mkfifo(pipe, 0600), 0);
+    setenv("PERSEUS_FUSED_TUNING", large, 1);
+    cr_assert_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), 0);
+    cr_assert_eq(find(&ctx, shape).source, PRS_TABLE_FILE);
+    cr_assert_eq(truncate(large, 1l << 40), 0);
+    prs_log_sink(keep, said);
+    for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++) {
+        said[0] = 0;
+        setenv("PERSEUS_FUSED_TUNING", paths[i], 1);
+        cr_expect_eq(find(&ctx, shape).source, PRS_TABLE_NONE, "%s", paths[i]);
+        cr_expect(strstr(said, "PERSEUS_FUSED_TUNING") && strstr(said, paths[i]), "%s: '%s'", paths[i], said);
+    }
+    setenv("PERSEUS_FUSED_TUNING", pipe, 1);
+    cr_expect_eq(prs_table_append(&ctx, &shape, &mine, 650, 0), -ENXIO, "nobody reads it");
+    prs_log_sink(NULL, NULL);
+    (void)unlink(pipe);
+    (void)unlink(large);
+    (void)rmdir(folder);
 }
 
 Test(table, narrow_tiles_are_kept_and_older_entries_had_wide_ones)

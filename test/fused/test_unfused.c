@@ -16,11 +16,7 @@
 
 enum { WORLD = 4, POISON = 0x7fc07fc0 };
 
-#ifdef __SANITIZE_THREAD__
-enum { EPOCHS = 1500 };
-#else
-enum { EPOCHS = 3000 };
-#endif
+enum { EPOCHS = MODEL_LAUNCHES };
 
 struct rank {
     struct model *model;
@@ -34,7 +30,7 @@ struct rank {
 
 struct model {
     struct rank ranks[WORLD];
-    struct prs_slice_bytes slice[2]; /* of launches by turns, the most rows first */
+    struct prs_slice_bytes slice[2]; /* slices of launches in turn, the most rows first */
     struct watch watch;
     uint32_t epochs;
 };
@@ -258,7 +254,7 @@ static void *run_rank(void *arg)
 /* ---- runs ---- */
 struct shape {
     uint32_t op, nodes;
-    uint64_t elements, fewer; /* of the whole matrix, in launches by turns; fewer: 0: in all as many */
+    uint64_t elements, fewer; /* elements of the whole matrix, in odd and even launches; fewer 0: always as many */
 };
 
 static void open_rank(struct model *m, uint32_t r, const struct shape *x)
@@ -361,7 +357,8 @@ Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
     run_soundly(PRS_GEMM_ALLREDUCE, 2, 10, 1);
 }
 
-/* With fewer rows slices and slots lie where in the last launch there was what a neighbour or the NIC still reads. */
+/* With fewer rows, slices and slots move to places from which a neighbour or the NIC may still read data of the last
+ * launch. */
 Test(unfused, launches_may_have_other_rows_than_the_last, .timeout = 900)
 {
     for (uint32_t nodes = 2; nodes <= 4; nodes += 2) {
@@ -380,7 +377,7 @@ static float number_of(uint32_t bf16)
     return f;
 }
 
-/* 0 stands for what has not arrived. Only not-a-numbers may travel as others. */
+/* 0 means: not arrived. Only not-a-numbers may arrive as other not-a-numbers. */
 Test(unfused, every_pair_of_elements_arrives_as_it_is_and_none_as_nothing)
 {
     for (uint32_t low = 0; low < 1 << 16; low++)

@@ -10,6 +10,13 @@
 
 /* Shortly before the epoch wraps. */
 #define FIRST_EPOCH 0xfffffff0u
+
+/* The launches of a model: the epoch wraps in the 16th. A sanitizer sees a race or a bad access in the first ones. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { MODEL_LAUNCHES = 200 };
+#else
+enum { MODEL_LAUNCHES = 600 };
+#endif
 /* How long to wait for a word. */
 enum { WAIT_SECONDS = 60 };
 enum { WATCH_THREADS = 64 }; /* threads that wait at a time, at most */
@@ -26,7 +33,7 @@ struct watch {
     uint32_t leaving;    /* atomic: how many of them are still there */
     uint32_t staying;    /* threads of the other nodes */
     uint32_t under_way;  /* atomic: commands that the NICs have still to do */
-    uint32_t failed;     /* atomic: 1 a thread gave up or found a wrong value, 2 and the text is complete */
+    uint32_t failed;     /* atomic; 1: a thread gave up or found a wrong value; 2: and the text is complete */
     char text[200];
     pthread_mutex_t lock; /* protects the list of waiting threads, which is kept only once a node is lost */
     const struct watch_word *waiting[WATCH_THREADS];
@@ -54,7 +61,7 @@ bool watch_leaves(struct watch *w, uint32_t launch);
 /* from: the rank that should have raised the flag, or sent the value. */
 void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
                 uint32_t seen);
-/* Waits until the flag has reached `want`. False: it gave up, or another thread failed. */
+/* Waits until the flag has reached `want`. False: the limit has passed, or another thread failed. */
 bool watch_wait(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
                 uint32_t from);
 /* Waits until it holds exactly `want`. */

@@ -71,6 +71,14 @@ UNSEEN = {
     ("moe/engine.cuh", "__syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */"):
         (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
     ("moe/engine.cuh", "bulk_wait_done<0>();"): (1, "the one at the end of a role: the launch ends after its stores"),
+    ("moe/few.cuh", "__syncwarp();"): (1, "the barrier of the unit, for which all lanes wait next, orders them"),
+    ("moe/few.cuh", "__syncwarp(); /* as in load_blocks() */"):
+        (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
+    ("moe/few.cuh", "fence_release_sys();"): (2, "it orders the look at the alarm, which no test of these raises"),
+    ("moe/few_rows.cuh", "__syncwarp(); /* as in load_blocks() */"):
+        (1, "lane 0, which loads, has waited itself; this one keeps the lanes' phases apart"),
+    ("moe/few_rows.cuh", "__syncwarp(); /* no byte comes before it is expected */"):
+        (1, "the copies need no order with the barrier's count; it keeps the count from falling below zero"),
     ("moe/few_route.cuh", "uint32_t its = load_acquire_sys(word); /* [plan-switch]: before the places are read once "
                           "more */"):
         (2, "no test of these has a rank that waits at a switch of plans while another one waits for its places"),

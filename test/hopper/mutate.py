@@ -26,8 +26,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def program_of(test):
-    """A test's program has the name of its suite, without "_nodes"; tests of "fused" stand without a suite."""
-    return test.rpartition("/")[0].removesuffix("_nodes") or "fused"
+    """A test's program has the name of its suite, without "_nodes"; tests of "fused" stand without a suite. That of
+    "X_order" is "order_X", with the checker of memory order."""
+    suite = test.rpartition("/")[0]
+    if suite.endswith("_order"):
+        return "order_" + suite.removesuffix("_order")
+    return suite.removesuffix("_nodes") or "fused"
+
+
+def library_of(test):
+    return "libhopper_order.a" if program_of(test).startswith("order_") else "libhopper_fused.a"
 
 
 def needs_nic(test):
@@ -72,10 +80,10 @@ def make(build, folder, rule):
     compile_line = compile_line.replace(" -Werror ", " ")  # the mutation may leave something unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
-    objects = [str(p) for p in (build / "tools/hopper/libhopper_fused.a.p").glob("*.o")
+    objects = [str(p) for p in (build / f"tools/hopper/{library_of(test)}.p").glob("*.o")
                if not p.name.endswith(f".._{kernels}.cpp.o")]
     subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
-    link_line = link_line.replace("tools/hopper/libhopper_fused.a", f"{folder}/fused.a")
+    link_line = link_line.replace(f"tools/hopper/{library_of(test)}", f"{folder}/fused.a")
     link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)
     subprocess.run(link_line, shell=True, cwd=build, check=True, capture_output=True)
     return folder / "test"

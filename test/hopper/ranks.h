@@ -19,8 +19,8 @@ extern "C" {
 
 enum {
     RANKS_MAX = 8,
-    RANKS_PATIENCE_MS = 3000, /* limit of waits that a busy host makes long */
-    RANKS_LOST_MS = 1000,     /* of waits for a rank of this node that never comes; the emulator computes until then */
+    RANKS_PATIENCE_MS = 3000, /* limit of waits that are long on a busy host */
+    RANKS_LOST_MS = 1000,     /* limit of waits for a lost rank of this node; the emulator computes until then */
 };
 
 /* The ranks' barrier and all-gather. Give ranks_allgather and a struct ranks_self to prs_fused_config. */
@@ -102,15 +102,15 @@ uint16_t ranks_bits(uint32_t dtype, float v); /* rounds to nearest even */
 float ranks_value(uint32_t dtype, uint16_t bits);
 void *ranks_upload_of(uint32_t dtype, uint32_t key, uint64_t count);
 
-/* A sum of products of e4m3 as Hopper's tensor cores make it, with the most that they may lose. They add 32 products at
- * a time to what they hold, cut all to 14 bits from the largest exponent among them, and then the sum to 14 bits: each
- * loses less than the last of these bits (tools/hopper/wgmma_math.cpp). */
+/* A sum of products of e4m3 as Hopper's tensor cores compute it, with the largest error that they may make. They add 32
+ * products at a time to what they hold, cut all to 14 bits from the largest exponent among them, and then the sum to 14
+ * bits: each loses less than the last of these bits (tools/hopper/wgmma_math.cpp). */
 struct ranks_fp8_sum {
     double held, held_lost; /* in the tensor cores' accumulator */
     double sum, lost;       /* what has been promoted */
 };
 void ranks_fp8_add(struct ranks_fp8_sum *s, const double *products, uint32_t count);
-/* Adds what is held, times a factor, to the sum, and clears it. */
+/* Adds the tensor cores' sum, times a factor, to the total, and clears it. */
 void ranks_fp8_promote(struct ranks_fp8_sum *s, double factor);
 
 enum ranks_residual { RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C };
@@ -120,10 +120,12 @@ struct ranks_product {
     struct prs_gemm_shape shape;
     struct prs_gemm_tuning tuning; /* path: PRS_GEMM_PATH_AUTO means fused here */
     uint32_t world, epochs, timeout_ms;
-    uint32_t replays;                      /* of a graph that holds all epochs; 0: launched without one */
-    uint32_t nodes;                        /* over which the ranks are split; 0: one */
-    bool apart;                            /* each on a node of softnic, as by ranks_run_apart() */
-    bool bias, keeps;                      /* keeps: the gathered A is written too */
+    uint32_t replays; /* replays of a graph of all epochs; 0: launched without a graph */
+    uint32_t nodes;   /* nodes over which the ranks are split; 0: one */
+    bool apart;       /* each on a node of softnic, as by ranks_run_apart() */
+    bool bias, keeps; /* keeps: the gathered A is written too */
+    /* the stream copies the result right after each launch, and the copy is checked */
+    bool copied;
     bool positive;                         /* A and B have numbers in [1, 2) */
     uint32_t scale_a_pitch, c_scale_pitch; /* c_scale_pitch: of a C in e4m3 */
     enum ranks_residual residual;
@@ -136,7 +138,7 @@ struct ranks_product {
 enum { RANKS_EPOCHS_MAX = 128 };
 struct ranks_verdict {
     uint64_t checked, beyond; /* elements; beyond: outside the bound of doc/fused-notes.md, or not written */
-    char first[160];          /* describes the first of those beyond */
+    char first[160];          /* describes the first such element */
     int result;               /* what the calls returned */
 };
 void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v);

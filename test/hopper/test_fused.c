@@ -138,6 +138,13 @@ Test(hopper, epochs_run_into_each_other, .timeout = 600)
     ranks_assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* A rank waits for the results of the others in each launch, also where a launch before it had as many. */
+Test(hopper, a_launch_ends_when_its_results_are_there, .timeout = 600)
+{
+    ranks_assert_right(&(struct ranks_product){
+        .shape = {PRS_GEMM_ALLREDUCE, 1024, 256, 64, 1}, .world = 2, .epochs = 6, .copied = true});
+}
+
 /* An all-gather by copy engines forks to other streams inside the graph. */
 Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
 {

@@ -61,8 +61,8 @@ static void open_measured(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-/* limit_ms: of the time in which candidates may begin. all: it is enough for all. Returns how many all-gathers there
- * were. */
+/* limit_ms: the time in which candidates may begin. all: it is enough for all candidates. Returns the number of
+ * all-gathers. */
 static unsigned measured_in(const char *limit_ms, uint32_t scaling, bool all)
 {
     double us, other_us;
@@ -94,7 +94,8 @@ static unsigned measured_in(const char *limit_ms, uint32_t scaling, bool all)
     return atomic_load(&found.met[0]);
 }
 
-/* A candidate is a plan that opens, and times that are exchanged. In 1 ms there is time for the first only. */
+/* Each candidate takes all-gathers: to open its plan, and to exchange its times. 1 ms is enough for the first candidate
+ * only. */
 Test(measured, a_plan_without_an_entry_is_measured_for_so_long_and_kept, .timeout = 200)
 {
     unsigned all = measured_in("60000", PRS_SCALING_NONE, true), first = measured_in("1", PRS_SCALING_NONE, false);
@@ -125,7 +126,7 @@ static void open_unkept(uint32_t rank, struct ranks_self *self, void *user)
     prs_fused_close(ctx);
 }
 
-/* Only the first rank writes it, and no rank goes on without what was measured. */
+/* Only the first rank writes the file. If that fails, no rank may use the measured tunings. */
 Test(measured, a_file_that_cannot_be_written_is_named_and_no_rank_has_a_plan, .timeout = 200)
 {
     struct unkept found = {.result = {0}};
@@ -137,6 +138,34 @@ Test(measured, a_file_that_cannot_be_written_is_named_and_no_rank_has_a_plan, .t
     cr_assert_not_null(strstr(found.text[0], "/nonexistent/tunings, which cannot be written"), "%s", found.text[0]);
     cr_assert_lt(found.result[1], 0);
     cr_assert_not_null(strstr(found.text[1], "rank 0"), "%s", found.text[1]);
+}
+
+static _Thread_local bool no_events;
+
+/* Replaces the emulator's call, which never fails (-Wl,--wrap). */
+cudaError_t __real_cudaEventCreate(cudaEvent_t *event);
+cudaError_t __wrap_cudaEventCreate(cudaEvent_t *event);
+cudaError_t __wrap_cudaEventCreate(cudaEvent_t *event)
+{
+    return no_events ? cudaErrorMemoryAllocation : __real_cudaEventCreate(event);
+}
+
+/* The second rank can make no event. */
+static void open_without_events(uint32_t rank, struct ranks_self *self, void *user)
+{
+    no_events = rank == 1;
+    open_unkept(rank, self, user);
+}
+
+Test(measured, a_rank_that_cannot_time_is_an_error_of_all_ranks, .timeout = 60)
+{
+    struct unkept found = {.result = {0}};
+    setenv("PERSEUS_FUSED_MEASURE_MS", "1", 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_without_events, &found);
+    cr_assert(found.result[0] == -ENOMEM && found.result[1] == -ENOMEM, "%d, %d", found.result[0], found.result[1]);
+    cr_assert_not_null(strstr(found.text[0], "rank 1 failed"), "%s", found.text[0]);
+    cr_assert_not_null(strstr(found.text[1], "cudaEventCreate failed"), "%s", found.text[1]);
 }
 
 /* The second rank looks for the tuning file in another folder than the first. */

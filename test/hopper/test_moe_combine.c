@@ -33,11 +33,13 @@ Test(moe_combine_order, of_sums_that_come_back, .timeout = 600)
     static const struct ranks_moe rows[] = {
         {2, 20, 72, 4, 2, 3, EVEN, .residual = true},
         {2, 20, 72, 4, 2, 3, EVEN, LAYER, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1},
+        {2, 20, 72, 4, 2, 3, EVEN, LAYER, .inner = 72, .activation = PRS_ACTIVATION_SILU, .gated = 1,
+         .tuning = {.returns = PRS_MOE_RETURNS_EARLY}},
     };
     ranks_moe_assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* The second time the same bits, without a dispatch in between. */
+/* The second combine must give the same bits, without a dispatch in between. */
 Test(moe_combine, a_dispatch_is_combined_any_number_of_times, .timeout = 600)
 {
     static const struct ranks_moe rows[] = {
@@ -113,7 +115,24 @@ Test(moe_combine, a_layer_of_many_rows_is_right, .timeout = 900)
     ranks_moe_assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* The second time the same bits. */
+/* Beside the second product: rows of several pieces, the last of which is shorter; pairs of SMs, one of which has no
+ * tile; tokens for which there is no room, and more deliveries than are claimed at a time. */
+Test(moe_combine, a_layer_returns_its_sums_early, .timeout = 900)
+{
+    static const struct ranks_moe rows[] = {
+        {2, 40, 1288, 4, 3, 6, EVEN, LAYER, .combines = 2, .inner = 72, .gated = 1,
+         .tuning = {.cluster = 1, .returns = PRS_MOE_RETURNS_EARLY}},
+        {4, 20, 1544, 8, 3, 6, ANY, LAYER, .combines = 2, .inner = 72, .residual = true,
+         .tuning = {.cluster = 2, .returns = PRS_MOE_RETURNS_EARLY}},
+        {2, 150, 520, 4, 2, 2, EVEN, LAYER, .combines = 2, .inner = 72, .gated = 1, .capacity_of_last = 128,
+         .tuning = {.returns = PRS_MOE_RETURNS_EARLY}},
+        {4, 40, 72, 8, 2, 3, ONE_EXPERT, LAYER, .combines = 2, .inner = 72, .k_n = 1,
+         .tuning = {.returns = PRS_MOE_RETURNS_EARLY}},
+    };
+    ranks_moe_assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* The second launch must give the same bits. */
 Test(moe_combine, a_layer_repeats_bit_by_bit_for_any_choices, .timeout = 900)
 {
     static const struct ranks_moe rows[] = {

@@ -486,7 +486,7 @@ Test(moe_fp8, rows_travel_with_their_scales, .timeout = 300)
 Test(moe_fp8, layers_are_right, .timeout = 300)
 {
     static const struct row rows[] = {
-        {2, 12, 256, 256, 4, 2, PRS_ACTIVATION_SILU, .gated = 1},
+        {2, 12, 640, 256, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.returns = PRS_MOE_RETURNS_EARLY}},
         {3, 8, 128, 256, 6, 2, PRS_ACTIVATION_SILU, .gated = 1, .quantised = true, .replayed = true},
         {1, 9, 384, 128, 3, 2, PRS_ACTIVATION_NONE},
     };
@@ -518,12 +518,13 @@ Test(moe_fp8_nodes, rows_and_layers_cross_between_nodes, .timeout = 300)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Every access checked for its order (memory_order.py). */
+/* Every access checked for its order (memory_order.py). At last all stages are used again, tokens have two pieces. */
 Test(moe_fp8_order, of_a_layer, .timeout = 300)
 {
     static const struct row rows[] = {
         {2, 12, 256, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1},
         {2, 6, 256, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.path = PRS_MOE_PATH_ONE}},
+        {2, 6, 1152, 128, 4, 2, PRS_ACTIVATION_SILU, .gated = 1, .tuning = {.path = PRS_MOE_PATH_ONE, .ctas = 1}},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }

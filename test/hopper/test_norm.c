@@ -84,7 +84,7 @@ static double part_of(const struct norm_case *t, uint32_t epoch, uint32_t rank, 
     return sum;
 }
 
-/* A row of the sum, before any norm. */
+/* Computes a row of the sum, before any norm. */
 static void sum_row(const struct norm_case *t, uint32_t epoch, uint32_t rank, uint32_t row, double *s, double *bound)
 {
     bool alone = t->shape.op == PRS_GEMM_ALONE;
@@ -184,7 +184,8 @@ static struct buffers bytes_end(const struct norm_case *t, uint32_t rows)
                             .scale = (float *)(scales * blocks * 4)};
 }
 
-/* Replaces what a launch wrote by a copy in host memory, and returns a hash of it. Nothing may be written behind. */
+/* Replaces what a launch wrote by a copy in host memory, and returns a hash of it. Nothing may be written after the
+ * result. */
 static uint64_t fetch(void **host, uint64_t bytes, uint64_t most, uint64_t hash)
 {
     uint64_t room = most + MARGIN;
@@ -204,7 +205,7 @@ static void check_launch(const struct norm_case *t, struct ranks_self *self, con
     uint32_t rows = launch_rows(t, epoch);
     struct buffers have = *x, end = bytes_end(t, rows), most = bytes_end(t, t->shape.m);
     uint64_t hash = 0xcbf29ce484222325ull, hashes[RANKS_MAX];
-    if (t->on_device) /* rows behind are undefined up to a multiple of 64 */
+    if (t->on_device) /* further rows are undefined up to a multiple of 64 */
         end.c = most.c;
     hash = fetch((void **)&have.c, (uint64_t)end.c, (uint64_t)most.c, hash);
     if (end.normed)
@@ -246,7 +247,7 @@ static void *symmetric(struct prs_fused *ctx, const struct norm_case *t, uint64_
     return at;
 }
 
-/* in_place: C begins as the residual, and where there is no product A is what is normed. */
+/* in_place: C initially holds the residual. Without a product, the normalised rows replace A. */
 static void make_buffers(struct launches *l, uint32_t rank)
 {
     const struct norm_case *t = l->t;
@@ -373,7 +374,7 @@ Test(norm, rows_are_normalised, .timeout = 600)
     assert_right((struct norm_case){.shape = SUM(3, 4232), .world = 2, .residual = true});
 }
 
-/* C may be the residual, and what is normed the sum's part. */
+/* C may be the residual's memory, and the normalised rows may be written over the rank's part of the sum. */
 Test(norm, rows_are_normalised_in_place, .timeout = 600)
 {
     static const uint32_t ROWS[] = {7, 1, 7};
@@ -392,12 +393,12 @@ Test(norm, rows_are_quantised, .timeout = 600)
         assert_right(t);
 }
 
-/* 23 rows take two hops, after which C is normalised; fewer take one. C and residual in fp32. */
+/* 21 rows take two hops, after which C is normalised; fewer than 20 take one. C and residual in fp32. */
 Test(norm, eight_ranks_normalise_after_two_hops, .timeout = 600)
 {
-    static const uint32_t ROWS[] = {16, 1, 23, 9};
+    static const uint32_t ROWS[] = {16, 1, 21, 9};
     struct norm_case t = {
-        .shape = SUM(23, 2048), .world = 8, .sms = 16, .rows = ROWS, .epochs = 4, .residual = true, .rounded = true};
+        .shape = SUM(21, 2048), .world = 8, .sms = 16, .rows = ROWS, .epochs = 4, .residual = true, .rounded = true};
     assert_right(t);
     t.shape.c_dtype = PRS_DTYPE_FP32, t.scaling = PRS_SCALING_ROWS, t.epochs = 1, t.sms = 4;
     assert_right(t);
@@ -482,7 +483,7 @@ Test(norm_order, of_rows, .timeout = 600)
                                     .in_place = true,
                                     .scaling = PRS_SCALING_ROWS});
     assert_right(
-        (struct norm_case){.shape = SUM(52, 1024), .world = 8, .residual = true, .rounded = true}); /* two hops */
+        (struct norm_case){.shape = SUM(41, 1024), .world = 8, .residual = true, .rounded = true}); /* two hops */
 }
 
 /* ---- several nodes: the real transport, over any verbs device (softnic in the suite) ---- */

@@ -138,10 +138,13 @@ Test(refused, a_layer_of_experts_that_no_kernel_can_run, .timeout = 300)
         {{.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1, .scaling = PRS_SCALING_BLOCKS},
          "only e4m3 has scales"},
     };
+    static const struct prs_moe_shape good = {.tokens = 4, .hidden = 64, .columns = 64, .experts = 2, .top_k = 1};
     struct prs_fused *ctx = ranks_open_alone();
     struct prs_moe_plan *plan;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         refused(prs_moe_plan_open(ctx, &rows[i].shape, NULL, &plan), -EINVAL, rows[i].telling);
+    refused(prs_moe_plan_open(ctx, &good, &(struct prs_moe_tuning){.returns = 7}, &plan), -EINVAL,
+            "returns 7 is not known");
     prs_fused_close(ctx);
 }
 
